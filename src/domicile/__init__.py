@@ -1,0 +1,1 @@
+"""Domicile: every key has exactly one live home in a cluster."""

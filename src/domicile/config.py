@@ -1,0 +1,106 @@
+"""Frozen settings with the defaults of PROTOCOLS.md, validated at construction (L2).
+
+Every limit a rule names has its default here. Values come from keywords or from the
+environment (`DOMICILE_TTL_S=2`). Imports errors only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from domicile.errors import ConfigError
+
+CLOCK_DRIFT = 0.001
+"""A1: clock rates differ by at most this fraction (rho)."""
+
+MAX_TICK_S = 0.25
+"""S4: the most by which one transaction may advance a store's clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Limits and timings of one node or client. Zero for a derived timing means "derive it"."""
+
+    # leases (L2)
+    ttl_s: float = 6.0
+    margin_s: float = 0.0
+    renew_s: float = 0.0
+    op_timeout_s: float = 0.0
+    # shards and their balance
+    shards: int = 256
+    balance_interval_s: float = 1.0
+    balance_limit: float = 0.1
+    min_nodes: int = 1
+    settle_s: float = 0.5
+    settle_max_s: float = 3.0
+    heard_s: float = 2.0
+    # messages
+    ask_timeout_s: float = 10.0
+    handler_timeout_s: float = 30.0
+    stop_timeout_s: float = 5.0
+    idle_s: float = 120.0
+    mailbox: int = 1_000
+    buffer: int = 1_000
+    hold_bytes: int = 16 * 1024 * 1024
+    window: int = 1_024
+    message_bytes: int = 4 * 1024 * 1024
+    chain: int = 16
+    # links and hand-off
+    link_timeout_s: float = 5.0
+    hold_timeout_s: float = 10.0
+    drain_deadline_s: float = 10.0
+    linger_s: float = 5.0
+    link_frames: int = 256
+
+    def __post_init__(self) -> None:
+        derived = _derive(self.ttl_s)
+        for name, value in derived.items():
+            if not getattr(self, name):
+                object.__setattr__(self, name, value)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value <= 0:
+                raise ConfigError(f"{field.name} must be positive, it is {value!r}")
+        if 2 * self.renew_s + self.op_timeout_s > self.ttl_s - self.margin_s + 1e-9:
+            raise ConfigError(
+                f"ttl_s={self.ttl_s} leaves no room for two renewals: 2·renew_s + op_timeout_s = "
+                f"{2 * self.renew_s + self.op_timeout_s:g} must be at most ttl_s − margin_s = "
+                f"{self.ttl_s - self.margin_s:g} (L2). Raise ttl_s or lower renew_s."
+            )
+        floor = CLOCK_DRIFT * self.ttl_s + MAX_TICK_S + self.stop_budget_s
+        if self.margin_s + 1e-9 < floor:
+            raise ConfigError(
+                f"margin_s={self.margin_s:g} is too short: it must be at least {floor:g} "
+                f"(drift + one store tick + stop budget, L2)."
+            )
+
+    @property
+    def stop_budget_s(self) -> float:
+        """How long after the deadline cancelled handlers may still clean up (L4)."""
+        return self.margin_s / 2
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Settings from `DOMICILE_<NAME>` variables; unset ones keep their defaults."""
+        source = os.environ if environ is None else environ
+        values: dict[str, float | int] = {}
+        for field in fields(cls):
+            name = f"DOMICILE_{field.name.upper()}"
+            if name in source:
+                kind = int if field.type == "int" else float
+                try:
+                    values[field.name] = kind(source[name])
+                except ValueError as error:
+                    raise ConfigError(
+                        f"{name}={source[name]!r} is not a number ({kind.__name__} expected)"
+                    ) from error
+        return cls(**values)  # type: ignore[arg-type]
+
+
+def _derive(ttl_s: float) -> dict[str, float]:
+    """L2's defaults for a ttl."""
+    margin_s = max(0.6, ttl_s / 6)
+    renew_s = min(ttl_s / 4, (ttl_s - margin_s) / 3)
+    return {"margin_s": margin_s, "renew_s": renew_s, "op_timeout_s": renew_s}

@@ -1,0 +1,81 @@
+"""Names of things: incarnations, entities, shards, and their keys in the store.
+
+An owner is always an incarnation, never a node id or an address (A5).
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple, NewType
+
+Incarnation = NewType("Incarnation", str)
+"""One run of a node or client: 128 random bits as 32 hex digits."""
+
+NOBODY = Incarnation("")
+
+CONFIG_KEY = b"config"
+LEADER_KEY = b"leader"
+NODES = b"nodes/"
+CLIENTS = b"clients/"
+MAP = b"map/"
+RELEASE = b"release/"
+DRAIN = b"drain/"
+WISH = b"wish/"
+
+
+class EntityKey(NamedTuple):
+    """The address of an entity."""
+
+    type: str
+    id: str
+
+
+class ShardKey(NamedTuple):
+    """A numbered partition of one role's entities: the unit that moves."""
+
+    role: str
+    shard: int
+
+
+def new_incarnation(random: Random) -> Incarnation:
+    """A fresh incarnation id."""
+    return Incarnation(f"{random.getrandbits(128):032x}")
+
+
+def node_key(incarnation: Incarnation) -> bytes:
+    """Where a node's record lives."""
+    return NODES + incarnation.encode()
+
+
+def client_key(incarnation: Incarnation) -> bytes:
+    """Where a client's record lives."""
+    return CLIENTS + incarnation.encode()
+
+
+def drain_key(node_id: str) -> bytes:
+    """Where the wish to empty a node lives."""
+    return DRAIN + node_id.encode()
+
+
+def wish_key(shard: ShardKey) -> bytes:
+    """Where an operator's wish for a shard's home (a node id) lives."""
+    return WISH + f"{shard.role}/{shard.shard}".encode()
+
+
+def parse_wish_key(key: bytes) -> ShardKey:
+    """The inverse of `wish_key`."""
+    role, shard = key[len(WISH) :].decode().rsplit("/", 1)
+    return ShardKey(role, int(shard))
+
+
+def release_key(incarnation: Incarnation, shard: ShardKey, epoch: int) -> bytes:
+    """Where an owner that cannot reach the leader leaves its release (H10)."""
+    return RELEASE + f"{incarnation}/{shard.role}/{shard.shard}@{epoch}".encode()
+
+
+def parse_release_key(key: bytes) -> tuple[Incarnation, ShardKey, int]:
+    """The inverse of `release_key`."""
+    incarnation, rest = key[len(RELEASE) :].decode().split("/", 1)
+    role, tail = rest.rsplit("/", 1)
+    shard, epoch = tail.split("@")
+    return Incarnation(incarnation), ShardKey(role, int(shard)), int(epoch)

@@ -1,0 +1,207 @@
+"""What travels between incarnations, as typed arrays (msgpack). Never pickled.
+
+A link is dialled by the sender of requests: `ToOwner` messages go out on it, `ToSender`
+messages come back on it. Within a link nothing overtakes (PROTOCOLS.md §3).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+from domicile.core.ids import Incarnation
+from domicile.core.shardmap import Entry
+
+
+class Wire(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
+    """Base of everything on the wire."""
+
+
+class Caller(msgspec.Struct, frozen=True, array_like=True):
+    """A handler that waits for the call carrying it (N1)."""
+
+    role: str
+    shard: int
+    type: str
+    id: str
+    shared: bool
+
+
+class Request(Wire, tag="q"):
+    """A tell or ask, stamped with the home that the sender believes in (H2)."""
+
+    role: str
+    shard: int
+    n: int
+    epoch: int
+    change: int
+    type: str
+    id: str
+    method: str
+    body: bytes
+    ask: bool
+    finishing: bool
+    ttl_s: float
+    chain: tuple[Caller, ...] = ()
+    key: str = ""
+
+
+class Flush(Wire, tag="f"):
+    """Return all my unstarted mail of this shard, then answer `Flushed` (H4). Request lane."""
+
+    role: str
+    shard: int
+    id: int
+
+
+class Goodbye(Wire, tag="g"):
+    """The sender of this leaves: stop writing to it, flush, acknowledge (H14)."""
+
+
+class GoodbyeAck(Wire, tag="ga"):
+    """Nothing more will be written to the leaving node by the sender of this."""
+
+
+class Released(Wire, tag="rel"):
+    """To the leader: this epoch of the shard is over here, finally (H10)."""
+
+    role: str
+    shard: int
+    epoch: int
+
+
+class AskRevert(Wire, tag="rev"):
+    """To the leader: a balancing move missed its drain deadline, take it back (H10)."""
+
+    role: str
+    shard: int
+    epoch: int
+
+
+class Told(Wire, tag="t"):
+    """From the leader: a stored entry (C3). Merged if newer, so it can only repeat history."""
+
+    role: str
+    shard: int
+    entry: Entry
+
+
+class Ping(Wire, tag="pi"):
+    """Are you there? (C7)"""
+
+    id: int
+
+
+ToOwner = Request | Flush | Goodbye | GoodbyeAck | Released | AskRevert | Told | Ping
+
+
+class Status(IntEnum):
+    """What became of an ask (I9)."""
+
+    OK = 0
+    FAILED = 1
+    REJECTED = 2
+    NOT_EXECUTED = 3
+    OVERLOADED = 4
+    MAYBE_EXECUTED = 5
+    CYCLE = 6
+
+
+class Reply(Wire, tag="a"):
+    """The outcome of one message. Tells get one only if they were refused."""
+
+    role: str
+    shard: int
+    n: int
+    status: Status
+    body: bytes
+
+
+class Started(Wire, tag="s"):
+    """These messages began to run, so they no longer count against the window."""
+
+    role: str
+    shard: int
+    ns: tuple[int, ...]
+
+
+class Return(Wire, tag="r"):
+    """These messages did not run and never will here; the entry says why (H3)."""
+
+    role: str
+    shard: int
+    ns: tuple[int, ...]
+    entry: Entry
+    released: bool
+
+
+class Flushed(Wire, tag="fd"):
+    """Everything written before that `Flush` has started or was returned (H5)."""
+
+    role: str
+    shard: int
+    id: int
+    entry: Entry
+    released: bool
+
+
+class Pong(Wire, tag="po"):
+    """I am here."""
+
+    id: int
+
+
+ToSender = Reply | Started | Return | Flushed | Pong
+
+Message = ToOwner | ToSender
+
+
+class Hello(Wire, tag="h"):
+    """The dialler's first word on a connection: which link this is, new or resumed, and how far."""
+
+    cluster: str
+    sender: Incarnation
+    receiver: Incarnation
+    address: str
+    link: str
+    session: int
+    resume: bool
+    received: int
+    protocol: int = 1
+
+
+class Welcome(Wire, tag="w"):
+    """The accepter's answer: it has everything up to `received`; resend the rest."""
+
+    received: int
+
+
+class Refused(Wire, tag="n"):
+    """The accepter's answer: this link cannot be resumed, or this is not the right door."""
+
+    reason: str
+
+
+class Frame(Wire, tag="m"):
+    """Numbered messages of one loop turn; `ack` is cumulative. No messages: a bare ack (`no` 0)."""
+
+    no: int
+    ack: int
+    messages: tuple[Message, ...]
+
+
+Packet = Hello | Welcome | Refused | Frame
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Packet] = msgspec.msgpack.Decoder(Packet)  # type: ignore[arg-type]
+
+
+def encode_packet(packet: Packet) -> bytes:
+    """The bytes of one packet."""
+    return _encoder.encode(packet)
+
+
+def decode_packet(data: bytes) -> Packet:
+    """A packet from its bytes; raises `msgspec.DecodeError` or `ValidationError` on garbage."""
+    return _decoder.decode(data)

@@ -1,0 +1,103 @@
+"""Who is home to which shard: entries with epochs, stored in blocks of 64.
+
+`change` numbers every change of one entry and never goes back, so two entries of a shard are
+ordered by it alone, wherever they came from (watch, leader, Return). The leader raises it in
+commits that are conditional on the block's revision, so no two entries share a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from domicile.core.ids import MAP, NOBODY, Incarnation, ShardKey
+
+BLOCK_SIZE = 64
+
+State = Literal["free", "serving", "moving"]
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One shard's place. Free: nobody ever owned it. Moving: `owner` drains, `to` is the wish."""
+
+    owner: Incarnation = NOBODY
+    epoch: int = 0
+    state: State = "free"
+    to: Incarnation = NOBODY
+    change: int = 0
+    previous: str = ""
+    """Node id of the last owner, preferred after a restart of everything (C8)."""
+
+
+FREE = Entry()
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """64 entries as stored under one key. `txn` finds a commit of unknown outcome (S1)."""
+
+    txn: str
+    entries: tuple[Entry, ...]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Block)
+
+
+def encode_block(block: Block) -> bytes:
+    """The stored form of a block."""
+    return _encoder.encode(block)
+
+
+def decode_block(value: bytes) -> Block:
+    """A block from its stored form."""
+    return _decoder.decode(value)
+
+
+def block_count(shards: int) -> int:
+    """How many blocks hold this many shards."""
+    return -(-shards // BLOCK_SIZE)
+
+
+def block_key(role: str, block: int) -> bytes:
+    """Where a block lives in the store."""
+    return MAP + f"{role}/{block:05d}".encode()
+
+
+def parse_block_key(key: bytes) -> tuple[str, int]:
+    """The inverse of `block_key`."""
+    role, block = key[len(MAP) :].decode().rsplit("/", 1)
+    return role, int(block)
+
+
+class ShardMap:
+    """A process's cached view. Entries only ever get newer; unknown shards are `FREE`."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: dict[ShardKey, Entry] = {}
+
+    def get(self, shard: ShardKey) -> Entry:
+        """The newest entry known."""
+        return self._entries.get(shard, FREE)
+
+    def merge(self, shard: ShardKey, entry: Entry) -> bool:
+        """Take `entry` if it is newer; True if it was."""
+        if entry.change <= self.get(shard).change:
+            return False
+        self._entries[shard] = entry
+        return True
+
+    def merge_block(self, role: str, number: int, block: Block) -> list[tuple[ShardKey, Entry]]:
+        """Take a whole block; what changed, in shard order."""
+        changed: list[tuple[ShardKey, Entry]] = []
+        for index, entry in enumerate(block.entries):
+            shard = ShardKey(role, number * BLOCK_SIZE + index)
+            if self.merge(shard, entry):
+                changed.append((shard, entry))
+        return changed
+
+    def __iter__(self) -> Iterator[tuple[ShardKey, Entry]]:
+        return iter(self._entries.items())

@@ -1,0 +1,108 @@
+"""What can be asked of a store in one commit, and what can come of it (S1, S7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_OPERATIONS = 64
+MAX_VALUE_BYTES = 512 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Condition: the key exists and was last written at this revision."""
+
+    key: bytes
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Condition: the key does not exist."""
+
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """Condition: the key exists, at whatever revision."""
+
+    key: bytes
+
+
+Condition = At | Absent | Present
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write a value; with a lease it disappears with that lease (never with an epoch in it, S6)."""
+
+    key: bytes
+    value: bytes
+    lease: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove a key; removing an absent one is no error."""
+
+    key: bytes
+
+
+Write = Put | Delete
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """All writes happened, at this revision."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A condition did not hold; nothing happened."""
+
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """It may have happened. Read again and look for the own transaction id."""
+
+
+Outcome = Committed | Conflict | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A stored value with the revisions of its creation and last write."""
+
+    key: bytes
+    value: bytes
+    created: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All items under a prefix, in key order, as of one store revision."""
+
+    revision: int
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One key's change as a watch delivers it; `item` is None for a deletion."""
+
+    key: bytes
+    item: Item | None
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Everything one commit changed under a watched prefix."""
+
+    revision: int
+    changes: tuple[Change, ...]

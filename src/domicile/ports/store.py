@@ -1,0 +1,55 @@
+"""The coordination store (DESIGN.md §4, S1–S9), modelled on etcd.
+
+Strongly consistent, with a store-wide rising revision. `domicile.testing.suites` defines what
+an implementation must do; `domicile.stores.memory` is the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from domicile.core.txn import Changes, Condition, Item, Listing, Outcome, Write
+
+
+class Store(Protocol):
+    """What Domicile needs of a store. Every call may raise `StoreUnavailable`."""
+
+    async def get(self, key: bytes) -> Item | None:
+        """The item under a key, linearizably."""
+        ...
+
+    async def list(self, prefix: bytes) -> Listing:
+        """All items under a prefix at one revision."""
+        ...
+
+    async def commit(self, conditions: Sequence[Condition], writes: Sequence[Write]) -> Outcome:
+        """All writes, if all conditions hold, atomically. A lost reply is `Unknown`, not an error.
+
+        A `Put` under a lease that is gone is a `Conflict` on its key.
+        """
+        ...
+
+    async def grant(self, lease: str, ttl_s: float) -> float:
+        """Start a lease under a caller-chosen id; the real ttl. Granting it again renews it."""
+        ...
+
+    async def renew(self, lease: str) -> float | None:
+        """The real ttl counted from now, or None if the lease is gone (S3)."""
+        ...
+
+    async def revoke(self, lease: str) -> None:
+        """End a lease; what is attached to it disappears in one commit."""
+        ...
+
+    def watch(self, prefix: bytes, from_revision: int) -> AsyncIterator[Changes]:
+        """Every later change (revision > from_revision) under a prefix, in order, none skipped.
+
+        Raises `WatchCompacted` if that is no longer possible, `StoreUnavailable` if the
+        connection is lost: resume from the last revision seen.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections. Leases live on until they expire."""
+        ...

@@ -1,0 +1,120 @@
+"""Connections (as a transport gives them) and links (as the runtime uses them).
+
+A connection is what TCP offers: ordered bytes that may stop at any time. A link is a numbered,
+acknowledged session between two incarnations that survives reconnects (PROTOCOLS.md §3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from domicile.core.ids import Incarnation
+from domicile.core.messages import ToOwner, ToSender
+
+
+class Connection(Protocol):
+    """One direction-agnostic pipe of packets. Never blocks; keeps no buffer past a guard (L3)."""
+
+    def send(self, data: bytes) -> None:
+        """Hand a packet to the kernel. After `close` or loss this does nothing."""
+        ...
+
+    def close(self) -> None:
+        """Stop. The peer's handler learns it; this end's `closed` is not called."""
+        ...
+
+
+class ConnectionHandler(Protocol):
+    """What happens on a connection. Called on this process's event loop, one at a time."""
+
+    def opened(self, connection: Connection) -> None:
+        """The connection stands; `received` may follow."""
+        ...
+
+    def received(self, data: bytes) -> None:
+        """One whole packet."""
+        ...
+
+    def closed(self, reason: str) -> None:
+        """The peer closed, the network broke, or dialling failed. Called at most once."""
+        ...
+
+
+class Transport(Protocol):
+    """Makes connections. `dial` never raises: failure is `handler.closed`."""
+
+    async def listen(self, accept: Callable[[], ConnectionHandler]) -> str:
+        """Start to accept; the address that peers can dial."""
+        ...
+
+    def dial(self, address: str, handler: ConnectionHandler) -> None:
+        """Connect to an address; `handler.opened` or `handler.closed` follows."""
+        ...
+
+    async def close(self) -> None:
+        """Stop accepting and close every connection, without a word to this end's handlers."""
+        ...
+
+
+class Peer(NamedTuple):
+    """Whom to dial: an incarnation (the identity) at an address (the way)."""
+
+    incarnation: Incarnation
+    address: str
+
+
+class LinkKey(NamedTuple):
+    """An incoming link: the dialling incarnation and its link id. A new link is a new session."""
+
+    sender: Incarnation
+    link: str
+
+
+class LinkEvents(Protocol):
+    """What the runtime hears from its links."""
+
+    def on_request(self, link: LinkKey, message: ToOwner) -> None:
+        """A message on a link that a peer dialled."""
+        ...
+
+    def on_answer(self, peer: Incarnation, message: ToSender) -> None:
+        """A message back on a link that this process dialled."""
+        ...
+
+    def on_link_lost(self, peer: Incarnation, reason: str) -> None:
+        """A dialled link is lost for good; what it carried unanswered is unknown (H6)."""
+        ...
+
+    def on_link_gone(self, link: LinkKey) -> None:
+        """An incoming link's state was dropped; its gates are void."""
+        ...
+
+
+class Links(Protocol):
+    """All links of one incarnation."""
+
+    def send(self, peer: Peer, message: ToOwner, *, control: bool = False) -> None:
+        """Queue on the link to a peer, dialling if need be. `control` may pass requests, never
+        the other way round: `Flush`, `Goodbye` and requests are never control."""
+        ...
+
+    def answer(self, link: LinkKey, message: ToSender) -> None:
+        """Queue on an incoming link, back to its sender. Dropped if that link is gone."""
+        ...
+
+    def forget(self, peer: Incarnation) -> None:
+        """The peer's record is gone: lose its links both ways, take no frame from it (I1b)."""
+        ...
+
+    def connected(self, peer: Incarnation) -> bool:
+        """Whether the dialled link to a peer has a live connection now."""
+        ...
+
+    def pending(self) -> bool:
+        """Whether anything sent is still unacknowledged (H14)."""
+        ...
+
+    def abort(self) -> None:
+        """This incarnation is fenced: close everything, send nothing more (L4)."""
+        ...

@@ -1,0 +1,1 @@
+"""Tools for testing programs built on Domicile: whole clusters in virtual time."""

@@ -1,0 +1,115 @@
+"""What happened in a run, as checkers judge it.
+
+A history is a list of events with their virtual time. The runtime reports what it does through
+the meter port; the simulator adds what the store, the journal, the network and the faults did.
+The checkers in `domicile.testing.checkers` read nothing else.
+
+Names used below: `inc` is the incarnation that acts; `role`, `shard` name a shard; `sender`, `n`
+name a message: the sending incarnation and its number in that shard (H1); `type`, `id` name an
+entity.
+
+=============  ==================================================================================
+kind           fields
+=============  ==================================================================================
+**processes**
+life           inc, node, hosts (bool: a node, not a client), limits (dict: buffer, window,
+               mailbox, chain)
+renewed        inc, sent_at, ttl, margin — an acknowledged renewal (L1), on the process's clock
+fenced         inc, reason — admits nothing from here on (L4)
+ended          inc — stopped by its own will (H14)
+gone           inc, peer — `inc` learned that `peer`'s record is gone
+taken          inc, peer, link, session, no — a frame was accepted from a peer
+**store**
+commit         by, revision, puts (list of (key, value, lease)), deletes (list of keys): applied
+expire         revision, deletes (list of keys): a lease ran out or was revoked
+**journal**
+claim          role, shard, epoch, owner, ok
+append         role, shard, epoch, owner, type, id, seq, count, append_id, ok, key
+**coordinator**
+leading        inc, revision (of the leader key) — won the election
+deposed        inc
+told           inc, to, role, shard, owner, epoch, state, change — an entry sent to a node (C3)
+**owner**
+open           inc, role, shard, epoch
+draining       inc, role, shard, epoch
+released       inc, role, shard, epoch
+closed         inc, role, shard, epoch — dropped without a release
+accept         inc, role, shard, epoch, sender, n, type, id, depth (mailbox length after it)
+return         inc, role, shard, epoch, sender, n
+dropped        inc, role, shard, sender, n, why — mail of a lost link, never to run
+start          inc, role, shard, epoch, sender, n, type, id, method, shared (bool)
+resume         inc, role, shard, epoch, sender, n, type, id — a suspended handler goes on
+finish         inc, role, shard, epoch, sender, n, type, id, how ("ok", "rejected", "failed",
+               "cancelled", "abandoned": never to be resumed)
+reply          inc, sender, role, shard, n — handed to the connection
+**sender**
+submit         inc, role, shard, n, type, id, method, ask (bool), chain (list of (type, id)),
+               held (messages queued for that shard after it), timeout (seconds)
+write          inc, role, shard, n, to, epoch, finishing (bool), open (unstarted on that link and
+               shard after it)
+outcome        inc, role, shard, n, outcome ("ok", "rejected", "failed", "not_executed",
+               "maybe_executed") — exactly one for each ask, at most one for a tell (refused)
+lost           inc, role, shard, n — a tell whose fate is unknown; the sender was told
+**faults**
+fault          fault (crash, freeze, thaw, partition, heal, cut, ...), node (index or None), inc
+quiet          from here on no fault is active or will be injected
+=============  ==================================================================================
+
+Timers of entities (`self.after`) run as messages of the owner itself: `sender` is "" and `n`
+counts down from -1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+
+class Event(NamedTuple):
+    """One thing that happened."""
+
+    at: float
+    kind: str
+    fields: dict[str, Any]
+
+
+_HASHED = ("commit", "expire", "start", "claim", "append")
+
+
+class History:
+    """Collects events; a `Meter`. The digest covers every frame, commit and handler start."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._hash = hashlib.blake2b(digest_size=16)
+        self.events: list[Event] = []
+        self.counts: Counter[str] = Counter()
+        self.closed = False
+
+    def count(self, name: str, value: int = 1) -> None:
+        """Add to a counter."""
+        self.counts[name] += value
+
+    def event(self, kind: str, /, **fields: Any) -> None:
+        """Note an event at the current virtual time."""
+        if self.closed:
+            return
+        at = self._now()
+        self.events.append(Event(at, kind, fields))
+        if kind in _HASHED:
+            self._hash.update(f"{at:.9f} {kind} {fields!r}\n".encode())
+
+    def frame(self, source: str, target: str, data: bytes) -> None:
+        """Note a packet put on the network: in the digest only, there are too many to keep."""
+        if not self.closed:
+            self._hash.update(f"{self._now():.9f} {source} {target} ".encode() + data)
+
+    def digest(self) -> str:
+        """The same seed gives the same digest, on every Python and under every hash seed."""
+        return self._hash.hexdigest()
+
+    def of(self, *kinds: str) -> Iterator[Event]:
+        """The events of some kinds, in order."""
+        return (event for event in self.events if event.kind in kinds)
