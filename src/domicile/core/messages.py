@@ -28,7 +28,7 @@ class Caller(msgspec.Struct, frozen=True, array_like=True):
     shared: bool
 
 
-class Request(Wire, tag="q"):
+class Request(Wire, frozen=True, tag="q"):
     """A tell or ask, stamped with the home that the sender believes in (H2)."""
 
     role: str
@@ -47,7 +47,7 @@ class Request(Wire, tag="q"):
     key: str = ""
 
 
-class Flush(Wire, tag="f"):
+class Flush(Wire, frozen=True, tag="f"):
     """Return all my unstarted mail of this shard, then answer `Flushed` (H4). Request lane."""
 
     role: str
@@ -55,15 +55,15 @@ class Flush(Wire, tag="f"):
     id: int
 
 
-class Goodbye(Wire, tag="g"):
-    """The sender of this leaves: stop writing to it, flush, acknowledge (H14)."""
+class Goodbye(Wire, frozen=True, tag="g"):
+    """The owner at the other end leaves: stop writing to it, flush, acknowledge (H14)."""
 
 
-class GoodbyeAck(Wire, tag="ga"):
+class GoodbyeAck(Wire, frozen=True, tag="ga"):
     """Nothing more will be written to the leaving node by the sender of this."""
 
 
-class Released(Wire, tag="rel"):
+class Released(Wire, frozen=True, tag="rel"):
     """To the leader: this epoch of the shard is over here, finally (H10)."""
 
     role: str
@@ -71,7 +71,7 @@ class Released(Wire, tag="rel"):
     epoch: int
 
 
-class AskRevert(Wire, tag="rev"):
+class AskRevert(Wire, frozen=True, tag="rev"):
     """To the leader: a balancing move missed its drain deadline, take it back (H10)."""
 
     role: str
@@ -79,7 +79,7 @@ class AskRevert(Wire, tag="rev"):
     epoch: int
 
 
-class Told(Wire, tag="t"):
+class Told(Wire, frozen=True, tag="t"):
     """From the leader: a stored entry (C3). Merged if newer, so it can only repeat history."""
 
     role: str
@@ -87,13 +87,13 @@ class Told(Wire, tag="t"):
     entry: Entry
 
 
-class Ping(Wire, tag="pi"):
+class Ping(Wire, frozen=True, tag="pi"):
     """Are you there? (C7)"""
 
     id: int
 
 
-ToOwner = Request | Flush | Goodbye | GoodbyeAck | Released | AskRevert | Told | Ping
+ToOwner = Request | Flush | GoodbyeAck | Released | AskRevert | Told | Ping
 
 
 class Status(IntEnum):
@@ -108,7 +108,7 @@ class Status(IntEnum):
     CYCLE = 6
 
 
-class Reply(Wire, tag="a"):
+class Reply(Wire, frozen=True, tag="a"):
     """The outcome of one message. Tells get one only if they were refused."""
 
     role: str
@@ -118,7 +118,7 @@ class Reply(Wire, tag="a"):
     body: bytes
 
 
-class Started(Wire, tag="s"):
+class Started(Wire, frozen=True, tag="s"):
     """These messages began to run, so they no longer count against the window."""
 
     role: str
@@ -126,7 +126,7 @@ class Started(Wire, tag="s"):
     ns: tuple[int, ...]
 
 
-class Return(Wire, tag="r"):
+class Return(Wire, frozen=True, tag="r"):
     """These messages did not run and never will here; the entry says why (H3)."""
 
     role: str
@@ -136,7 +136,7 @@ class Return(Wire, tag="r"):
     released: bool
 
 
-class Flushed(Wire, tag="fd"):
+class Flushed(Wire, frozen=True, tag="fd"):
     """Everything written before that `Flush` has started or was returned (H5)."""
 
     role: str
@@ -146,18 +146,18 @@ class Flushed(Wire, tag="fd"):
     released: bool
 
 
-class Pong(Wire, tag="po"):
+class Pong(Wire, frozen=True, tag="po"):
     """I am here."""
 
     id: int
 
 
-ToSender = Reply | Started | Return | Flushed | Pong
+ToSender = Reply | Started | Return | Flushed | Goodbye | Pong
 
 Message = ToOwner | ToSender
 
 
-class Hello(Wire, tag="h"):
+class Hello(Wire, frozen=True, tag="h"):
     """The dialler's first word on a connection: which link this is, new or resumed, and how far."""
 
     cluster: str
@@ -171,19 +171,19 @@ class Hello(Wire, tag="h"):
     protocol: int = 1
 
 
-class Welcome(Wire, tag="w"):
+class Welcome(Wire, frozen=True, tag="w"):
     """The accepter's answer: it has everything up to `received`; resend the rest."""
 
     received: int
 
 
-class Refused(Wire, tag="n"):
+class Refused(Wire, frozen=True, tag="n"):
     """The accepter's answer: this link cannot be resumed, or this is not the right door."""
 
     reason: str
 
 
-class Frame(Wire, tag="m"):
+class Frame(Wire, frozen=True, tag="m"):
     """Numbered messages of one loop turn; `ack` is cumulative. No messages: a bare ack (`no` 0)."""
 
     no: int
@@ -194,7 +194,7 @@ class Frame(Wire, tag="m"):
 Packet = Hello | Welcome | Refused | Frame
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Packet] = msgspec.msgpack.Decoder(Packet)  # type: ignore[arg-type]
+_decoder: msgspec.msgpack.Decoder[Packet] = msgspec.msgpack.Decoder(Packet)
 
 
 def encode_packet(packet: Packet) -> bytes:

@@ -1,1 +1,1 @@
-"""placeholder"""
+"""Durable entities: journals and what is built on them."""

@@ -1,1 +1,1 @@
-"""placeholder"""
+"""Coordination stores: implementations of `domicile.ports.store`. `memory` is the reference."""

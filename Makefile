@@ -1,0 +1,80 @@
+# Every target installs what it needs into .venv first. Needed beforehand: make and a Python
+# of at least 3.11 on PATH, with its venv module.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+PY := $(VENV)/bin/python
+UV := $(VENV)/bin/uv
+STAMP := $(VENV)/.ready
+COMPILE := $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 \
+	--no-header --no-annotate --no-emit-index-url
+
+SEEDS ?= 0:1000
+JOBS ?= 2
+
+ifneq ($(shell test -w "$$HOME" && echo yes),yes)
+export UV_CACHE_DIR ?= $(CURDIR)/$(VENV)/.cache/uv
+endif
+
+.PHONY: help setup check format test sim mutant bench docs lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv with the locked tools and this package
+
+$(STAMP): requirements/uv.txt requirements/dev.txt pyproject.toml
+	@$(PY) -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		for python in $(PYTHON) python3 python3.13 python3.12 python3.11 python; do \
+			"$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' \
+				2>/dev/null || continue; \
+			echo "making $(VENV) with $$python"; \
+			exec "$$python" -m venv --clear $(VENV); \
+		done; \
+		echo "No Python of at least 3.11 with the venv module is on PATH." >&2; \
+		echo "Install one, or name it: make setup PYTHON=/path/to/python3" >&2; \
+		exit 1; }
+	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt
+	$(UV) pip install --quiet --python $(PY) --require-hashes -r requirements/dev.txt
+	$(UV) pip install --quiet --python $(PY) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+check: setup ## format, lint, layers and types
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/lint-imports --no-cache
+	$(VENV)/bin/mypy
+	$(VENV)/bin/pyright
+
+format: setup ## let ruff rewrite what it can
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+test: setup ## the test suite (ARGS="-k lease" for a part of it)
+	$(PY) -m pytest $(ARGS)
+
+sim: setup ## 1,000 simulated seeds (SEEDS=A:B, JOBS=N)
+	$(PY) -m domicile.testing.campaign --seeds $(SEEDS) --jobs $(JOBS)
+
+mutant: setup ## plant a bug and see it found: PATCH=tests/mutants/name.patch
+	@test -n "$(PATCH)" || { echo "usage: make mutant PATCH=tests/mutants/name.patch" >&2; exit 2; }
+	$(PY) tests/mutants/run.py $(PATCH)
+
+bench: setup ## the benchmarks
+	$(PY) benchmarks/run.py
+
+docs: setup ## redraw the diagrams from the transition tables
+	$(PY) docs/generate.py
+
+lock: setup ## compile the requirement files anew
+	$(COMPILE) requirements/uv.in -o requirements/uv.txt
+	$(COMPILE) requirements/base.in -o requirements/base.txt
+	$(COMPILE) requirements/dev.in -o requirements/dev.txt
+
+clean: ## remove everything that can be made again
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .coverage
+	find src tests docs -type d -name __pycache__ -prune -exec rm -rf {} +

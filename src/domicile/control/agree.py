@@ -1,0 +1,129 @@
+"""A member's calls to the store, bounded and repeated, and the `config` all members agree on.
+
+Only `domicile.control.member` calls it. It must never write `config` unconditionally: two members
+that join at once with different roles both end up in it (PROTOCOLS.md §8.1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import TypeVar
+
+import msgspec
+
+from domicile.core.ids import CONFIG_KEY
+from domicile.core.members import Members
+from domicile.core.records import ConfigRecord, decode_record, encode_record
+from domicile.core.txn import Absent, At, Committed, Condition, Item, Outcome, Put, Unknown
+from domicile.errors import ConfigError, StoreUnavailable
+from domicile.ports.store import Store
+
+BACKOFF_MIN_S = 0.05
+BACKOFF_MAX_S = 0.5
+
+T = TypeVar("T")
+
+
+class Calls:
+    """Store calls of one incarnation: each ends in time, reads are repeated until it is over."""
+
+    def __init__(
+        self, store: Store, op_timeout_s: float, random: Random, over: asyncio.Event
+    ) -> None:
+        self.store = store
+        self.newest = 0
+        """The highest revision that the store ever showed this incarnation (S5)."""
+        self._op_timeout_s = op_timeout_s
+        self._random = random
+        self._over = over
+
+    async def bounded(self, call: Awaitable[T]) -> T:
+        """Await a call; `StoreUnavailable` if it takes too long."""
+        try:
+            async with asyncio.timeout(self._op_timeout_s):
+                return await call
+        except TimeoutError as error:
+            raise StoreUnavailable(
+                f"the store did not answer within {self._op_timeout_s:g} s; it is asked again"
+            ) from error
+
+    async def read(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Read until it works; `StoreUnavailable` only once the incarnation is over."""
+        failures = 0
+        while True:
+            try:
+                return await self.bounded(call())
+            except StoreUnavailable:
+                if self._over.is_set():
+                    raise
+            failures += 1
+            await self.pause(failures)
+
+    async def commit(self, condition: Condition, put: Put) -> Outcome:
+        """One conditional write. No answer is `Unknown`: the caller reads again (S1)."""
+        try:
+            outcome = await self.bounded(self.store.commit([condition], [put]))
+        except StoreUnavailable:
+            return Unknown()
+        if isinstance(outcome, Committed):
+            self.newest = max(self.newest, outcome.revision)
+        return outcome
+
+    async def pause(self, failures: int) -> None:
+        """Wait a little before trying again, longer the more often it failed."""
+        most_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(failures, 8))
+        await asyncio.sleep(self._random.uniform(BACKOFF_MIN_S, most_s))
+
+
+async def agree(calls: Calls, members: Members, shards: dict[str, int]) -> None:
+    """See to it that `config` holds these roles; `ConfigError` if it says otherwise.
+
+    Starts from what was listed. `StoreUnavailable` only once the incarnation is over.
+    """
+    config, revision = members.config, members.config_revision
+    failures = 0
+    while True:
+        wanted = _agreed(config, shards)
+        if wanted is None or wanted == config:
+            return
+        condition: Condition = At(CONFIG_KEY, revision) if revision else Absent(CONFIG_KEY)
+        outcome = await calls.commit(condition, Put(CONFIG_KEY, encode_record(wanted)))
+        if isinstance(outcome, Committed):
+            return
+        failures += 1
+        await calls.pause(failures)
+        config, revision = _read_config(await calls.read(lambda: calls.store.get(CONFIG_KEY)))
+
+
+def _read_config(item: Item | None) -> tuple[ConfigRecord | None, int]:
+    if item is None:
+        return None, 0
+    try:
+        return decode_record(item.value, ConfigRecord), item.revision
+    except msgspec.MsgspecError as error:
+        raise ConfigError(
+            f"the cluster's config record cannot be read ({error}); check that the store URL and "
+            "namespace are those of a Domicile cluster of this version"
+        ) from error
+
+
+def _agreed(config: ConfigRecord | None, shards: dict[str, int]) -> ConfigRecord | None:
+    """What `config` must be so that this member fits in; an error if it cannot."""
+    if config is None:
+        return ConfigRecord(dict(sorted(shards.items()))) if shards else None
+    own_hash = ConfigRecord({}).hash
+    if config.hash != own_hash:
+        raise ConfigError(
+            f"the cluster picks shards by {config.hash!r}, this process by {own_hash!r}; run the "
+            "version the cluster runs, or use another cluster"
+        )
+    for role, count in shards.items():
+        known = config.shards.get(role, count)
+        if known != count:
+            raise ConfigError(
+                f"role {role!r} has {known} shards in this cluster, this process is set to "
+                f"{count}; set shards={known} here, or use another cluster"
+            )
+    return ConfigRecord(dict(sorted({**config.shards, **shards}.items())), config.hash)

@@ -1,0 +1,264 @@
+"""The elected control plane: a coordinator inside a node (C1), as a shell around the core.
+
+The node feeds it what its watch and its links bring, and owns `run()`. It campaigns when the
+leader key is absent, and while it leads carries out what the core's coordinator wants. It must
+never decide about shards itself, nor act past the validity of its own leader lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from random import Random
+
+import msgspec
+
+from domicile.config import Settings
+from domicile.control.leadership import Leadership
+from domicile.core.coordinator import Heard, ReleasedBy, RevertAsked
+from domicile.core.election import RANK_STEP_S, campaign_at, eligible
+from domicile.core.ids import LEADER_KEY, NODES, Incarnation, ShardKey, node_key
+from domicile.core.messages import AskRevert, Released, ToOwner
+from domicile.core.records import LeaderRecord, NodeRecord, decode_record, encode_record
+from domicile.core.txn import (
+    Absent,
+    Changes,
+    Committed,
+    Item,
+    Listing,
+    Outcome,
+    Present,
+    Put,
+    Unknown,
+)
+from domicile.errors import StoreError
+from domicile.ports.clock import Clock
+from domicile.ports.meter import Meter
+from domicile.ports.store import Store
+
+REREAD_S = 0.05
+"""How soon a read that failed is tried again."""
+
+
+class Elected:
+    """One incarnation's part in the coordination of its cluster."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        clock: Clock,
+        meter: Meter,
+        settings: Settings,
+        random: Random,
+        me: Incarnation,
+        node_id: str,
+        guard: Callable[[], bool],
+        send: Callable[[Incarnation, ToOwner], None],
+        candidate: bool,
+    ) -> None:
+        self._store, self._clock, self._meter = store, clock, meter
+        self._settings, self._random = settings, random
+        self._me, self._node_id, self._guard, self._send = me, node_id, guard, send
+        self._campaigns = candidate
+        self._nodes: dict[Incarnation, tuple[NodeRecord, int]] = {}
+        self._absent_since: float | None = None
+        self._retry_at = float("-inf")
+        self._lease = ""
+        self._leadership: Leadership | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def leading(self) -> bool:
+        """Whether this process is the acting coordinator now."""
+        return self._leadership is not None and self._leadership.check()
+
+    # fed by the node
+
+    def on_listing(self, listing: Listing) -> None:
+        """The member listed the store, at first or again."""
+        self._nodes = {}
+        absent = True
+        for item in listing.items:
+            if item.key == LEADER_KEY:
+                absent = False
+            elif item.key.startswith(NODES):
+                self._put_node(item)
+        self._see_leader(absent)
+        if self._leadership is not None:
+            self._leadership.on_listing(listing)
+        self._wake()
+
+    def on_changes(self, changes: Changes) -> None:
+        """The member's watch brought a commit."""
+        for change in changes.changes:
+            if change.key == LEADER_KEY:
+                self._see_leader(change.item is None)
+            elif change.key.startswith(NODES):
+                self._see_node(change.key, change.item)
+        if self._leadership is not None:
+            self._leadership.on_changes(changes)
+        self._wake()
+
+    def on_released(self, node: Incarnation, released: Released) -> None:
+        """An owner says that an epoch is over (H10)."""
+        if self._leadership is not None:
+            shard = ShardKey(released.role, released.shard)
+            self._leadership.feed(ReleasedBy(node, shard, released.epoch))
+
+    def on_ask_revert(self, node: Incarnation, asked: AskRevert) -> None:
+        """An owner asks to take a move back (H10)."""
+        if self._leadership is not None:
+            shard = ShardKey(asked.role, asked.shard)
+            self._leadership.feed(RevertAsked(node, shard, asked.epoch))
+
+    def on_heard(self, node: Incarnation) -> None:
+        """A node answered a ping or said anything else (C7)."""
+        if self._leadership is not None:
+            self._leadership.feed(Heard(node))
+
+    def stop_campaigning(self) -> None:
+        """This node is about to leave: it leads on if it does, but tries no more (H14)."""
+        self._campaigns = False
+        self._wake()
+
+    async def resign(self) -> None:
+        """Stop leading and give the leader key back (H14). Harmless if it was not held."""
+        self.stop_campaigning()
+        if self._leadership is not None:
+            self._leadership.end("resigned")
+        await self._drop_lease()
+
+    # the owned task
+
+    async def run(self) -> None:
+        """Campaign and lead until cancelled, fenced, or done with campaigning."""
+        while await self._turn():
+            leadership = await self._campaign()
+            if leadership is not None:
+                self._leadership = leadership
+                try:
+                    await leadership.run()
+                finally:
+                    self._leadership = None
+            await self._drop_lease()
+
+    async def _turn(self) -> bool:
+        """Wait until this node may campaign; False if it never will again."""
+        while self._campaigns and self._guard():
+            at = self._campaign_at()
+            if at is not None and at <= self._clock.now():
+                return True
+            await self._wait(at)
+        return False
+
+    def _campaign_at(self) -> float | None:
+        at = campaign_at(self._me, self._candidates(), self._absent_since)
+        return None if at is None else max(at, self._retry_at)
+
+    def _candidates(self) -> dict[Incarnation, int]:
+        return {
+            node: created for node, (record, created) in self._nodes.items() if eligible(record)
+        }
+
+    async def _campaign(self) -> Leadership | None:
+        """Try once for the leader key; a leadership if it was won."""
+        now = self._clock.now()
+        self._retry_at = now + RANK_STEP_S * (1 + self._random.random())
+        self._lease = f"leader-{self._me}-{self._random.getrandbits(64):016x}"
+        try:
+            async with asyncio.timeout(self._settings.op_timeout_s):
+                ttl_s = await self._store.grant(self._lease, self._settings.ttl_s)
+        except (TimeoutError, StoreError):
+            return None
+        valid_until = now + ttl_s - self._settings.margin_s
+        revision = await self._take_key(valid_until)
+        if revision == 0 or not self._campaigns or not self._guard():
+            return None
+        return Leadership(
+            store=self._store,
+            clock=self._clock,
+            meter=self._meter,
+            settings=self._settings,
+            random=self._random,
+            me=self._me,
+            guard=self._guard,
+            send=self._send,
+            nodes=lambda: tuple(self._nodes),
+            lease=self._lease,
+            revision=revision,
+            valid_until=valid_until,
+        )
+
+    async def _take_key(self, valid_until: float) -> int:
+        """The revision of the leader key if it is ours now, else 0."""
+        value = encode_record(LeaderRecord(self._me, self._node_id))
+        outcome: Outcome = Unknown()
+        with suppress(TimeoutError, StoreError):
+            async with asyncio.timeout(self._settings.op_timeout_s):
+                outcome = await self._store.commit(
+                    (Absent(LEADER_KEY), Present(node_key(self._me))),
+                    (Put(LEADER_KEY, value, self._lease),),
+                )
+        if isinstance(outcome, Committed):
+            return outcome.revision
+        # S1. A commit that lands after this look finds its lease revoked and is refused.
+        while isinstance(outcome, Unknown) and self._clock.now() < valid_until:
+            try:
+                async with asyncio.timeout(self._settings.op_timeout_s):
+                    item = await self._store.get(LEADER_KEY)
+            except (TimeoutError, StoreError):
+                await asyncio.sleep(REREAD_S * (1 + self._random.random()))
+                continue
+            return item.revision if item is not None and item.value == value else 0
+        return 0
+
+    async def _drop_lease(self) -> None:
+        """Revoke the leader lease, once; if the store is away it runs out by itself."""
+        lease = self._lease
+        if not lease:
+            return
+        with suppress(TimeoutError, StoreError):
+            async with asyncio.timeout(self._settings.op_timeout_s):
+                await self._store.revoke(lease)
+        if self._lease == lease:
+            self._lease = ""
+
+    # what the watch says
+
+    def _put_node(self, item: Item) -> None:
+        with suppress(msgspec.MsgspecError):
+            record = decode_record(item.value, NodeRecord)
+            self._nodes[record.incarnation] = (record, item.created)
+
+    def _see_node(self, key: bytes, item: Item | None) -> None:
+        node = Incarnation(key[len(NODES) :].decode())
+        if item is None:
+            self._nodes.pop(node, None)
+            return
+        known = node in self._nodes
+        self._put_node(item)
+        if not known and self._leadership is not None:
+            self._leadership.ping((node,))
+
+    def _see_leader(self, absent: bool) -> None:
+        if not absent:
+            self._absent_since = None
+        elif self._absent_since is None:
+            self._absent_since = self._clock.now()
+
+    async def _wait(self, at: float | None) -> None:
+        """Until something changed or a time has come."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        timer = None if at is None else self._clock.call_at(at, self._wake)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,286 @@
+"""One leadership: a coordinator, its leader lease, and the tasks that carry out its effects.
+
+Made by the elected control plane once the leader key is won, and thrown away with everything it
+knows when it ends (C1). It must never act past `valid_until` (L1) nor after the guard said no.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from random import Random
+from typing import Any
+
+from domicile.config import Settings
+from domicile.core.coordinator import (
+    Arm,
+    Changed,
+    Commit,
+    CommitDone,
+    Coordinator,
+    Effect,
+    Event,
+    Listed,
+    ReadBack,
+    Reread,
+    Resign,
+    Tell,
+    Tick,
+)
+from domicile.core.ids import Incarnation
+from domicile.core.messages import Ping, Told, ToOwner
+from domicile.core.txn import Changes, Listing, Outcome, Unknown
+from domicile.errors import StoreError
+from domicile.ports.clock import Clock, Timer
+from domicile.ports.meter import Meter
+from domicile.ports.store import Store
+
+PING_S = 0.5
+"""How often a leader asks every node whether it is there (C7)."""
+
+RETRY_S = 0.05
+"""How soon a store call that failed is tried again."""
+
+BACKLOG = 10_000
+"""I6: commits that may pass while the first listing is under way."""
+
+
+class Leadership:
+    """Leads from construction until `end`. `run` owns all of its tasks."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        clock: Clock,
+        meter: Meter,
+        settings: Settings,
+        random: Random,
+        me: Incarnation,
+        guard: Callable[[], bool],
+        send: Callable[[Incarnation, ToOwner], None],
+        nodes: Callable[[], Sequence[Incarnation]],
+        lease: str,
+        revision: int,
+        valid_until: float,
+    ) -> None:
+        self._store, self._clock, self._meter = store, clock, meter
+        self._settings, self._random, self._me = settings, random, me
+        self._guard, self._send, self._nodes = guard, send, nodes
+        self._lease, self._valid_until = lease, valid_until
+        self._coordinator: Coordinator | None = Coordinator(me, revision, settings, random)
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tick: Timer | None = None
+        self._deadline: Timer | None = None
+        self._inbox: deque[Event] = deque()
+        self._stepping = False
+        self._backlog: list[Changes] | None = []
+        self._pings = 0
+        meter.event("leading", inc=me, revision=revision)
+
+    def check(self) -> bool:
+        """Whether this leadership still stands; compared on every use, never by a timer alone."""
+        if self._coordinator is None:
+            return False
+        if not self._guard():
+            self.end("fenced")
+            return False
+        if self._clock.now() >= self._valid_until:
+            self.end("the leader lease was not renewed in time")
+            return False
+        return True
+
+    def end(self, reason: str) -> None:
+        """Lead no longer, from this moment; what was known is discarded (C1)."""
+        if self._coordinator is None:
+            return
+        self._coordinator = None
+        self._inbox.clear()
+        self._backlog = None
+        for timer in (self._tick, self._deadline):
+            if timer is not None:
+                timer.cancel()
+        if not self._over.done():
+            self._over.set_result(None)
+        self._meter.count("leader.ended")
+        self._meter.event("deposed", inc=self._me, reason=reason)
+
+    async def run(self) -> None:
+        """Lead until it ends."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                self._spawn(self._list())
+                self._spawn(self._renew())
+                self._spawn(self._keep_pinging())
+                self._on_deadline()
+                try:
+                    await self._over
+                finally:
+                    for task in tuple(self._tasks):
+                        task.cancel()
+        finally:
+            self.end("stopped")
+
+    # events in
+
+    def on_listing(self, listing: Listing) -> None:
+        """The member listed the store again."""
+        if self._backlog is None:
+            self.feed(Listed(listing))
+
+    def on_changes(self, changes: Changes) -> None:
+        """The watch brought a commit; before the first listing it waits for that (C2)."""
+        if self._backlog is None:
+            self.feed(Changed(changes))
+            return
+        self._backlog.append(changes)
+        if len(self._backlog) > BACKLOG:
+            self.end("the store changes faster than it can be listed")
+
+    def feed(self, event: Event) -> None:
+        """Step the coordinator; what its effects cause in turn comes after them."""
+        self._inbox.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._inbox:
+                event = self._inbox.popleft()
+                if not self.check() or self._coordinator is None:
+                    self._inbox.clear()
+                    return
+                for effect in self._coordinator.step(event, self._clock.now()):
+                    self._perform(effect)
+        finally:
+            self._stepping = False
+
+    def ping(self, nodes: Sequence[Incarnation]) -> None:
+        """Ask nodes whether they are there."""
+        if not self.check():
+            return
+        self._pings += 1
+        for node in nodes:
+            if node != self._me:
+                self._send(node, Ping(self._pings))
+
+    # effects out
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Commit():
+                self._spawn(self._commit(effect))
+            case ReadBack():
+                self._spawn(self._read_back(effect))
+            case Tell():
+                self._tell(effect)
+            case Arm(at):
+                if self._tick is not None:
+                    self._tick.cancel()
+                self._tick = self._clock.call_at(at, lambda: self.feed(Tick()))
+            case Resign(reason):
+                self.end(reason)
+
+    def _tell(self, tell: Tell) -> None:
+        if not self.check():
+            return
+        (role, shard), entry = tell.shard, tell.entry
+        self._meter.event(
+            "told",
+            inc=self._me,
+            to=tell.to,
+            role=role,
+            shard=shard,
+            owner=entry.owner,
+            epoch=entry.epoch,
+            state=entry.state,
+            change=entry.change,
+        )
+        self._send(tell.to, Told(role, shard, entry))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """A child of `run`. Bounded: one commit or read per block, and three loops (H12)."""
+        if self._group is None or self._over.done():
+            work.close()
+            return
+        task = self._group.create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+
+    # tasks
+
+    async def _commit(self, commit: Commit) -> None:
+        if not self.check():
+            return
+        outcome: Outcome = Unknown()
+        try:
+            async with asyncio.timeout(self._settings.op_timeout_s):
+                outcome = await self._store.commit(commit.conditions, commit.writes)
+        except (TimeoutError, StoreError):
+            self._meter.count("leader.commit_unknown")
+        self.feed(CommitDone(commit.txn, outcome))
+
+    async def _read_back(self, read: ReadBack) -> None:
+        while self.check():
+            try:
+                async with asyncio.timeout(self._settings.op_timeout_s):
+                    item = await self._store.get(read.key)
+            except (TimeoutError, StoreError):
+                await asyncio.sleep(self._retry_s())
+                continue
+            self.feed(Reread(read.txn, item))
+            return
+
+    async def _list(self) -> None:
+        """C2: everything at one revision, then what the watch brought after it."""
+        while self.check():
+            try:
+                async with asyncio.timeout(self._settings.op_timeout_s):
+                    listing = await self._store.list(b"")
+            except (TimeoutError, StoreError):
+                await asyncio.sleep(self._retry_s())
+                continue
+            backlog, self._backlog = self._backlog or [], None
+            self.feed(Listed(listing))
+            for changes in backlog:
+                self.feed(Changed(changes))
+            return
+
+    async def _renew(self) -> None:
+        """Keep the leader lease; only acknowledged renewals count, from when they were sent."""
+        pause_s = self._settings.renew_s
+        while self.check():
+            await asyncio.sleep(pause_s * (0.9 + 0.2 * self._random.random()))
+            sent_at = self._clock.now()
+            try:
+                async with asyncio.timeout(self._settings.op_timeout_s):
+                    ttl_s = await self._store.renew(self._lease)
+            except (TimeoutError, StoreError):
+                pause_s = self._settings.renew_s / 4
+                continue
+            if ttl_s is None:
+                self.end("the leader lease is gone")
+                return
+            pause_s = self._settings.renew_s
+            until = sent_at + ttl_s - self._settings.margin_s
+            # The old deadline is compared first: a renewal that returns past it is too late.
+            if self.check():
+                self._valid_until = max(self._valid_until, until)
+
+    async def _keep_pinging(self) -> None:
+        while self.check():
+            self.ping(self._nodes())
+            await asyncio.sleep(PING_S)
+
+    def _on_deadline(self) -> None:
+        if self.check():
+            self._deadline = self._clock.call_at(self._valid_until, self._on_deadline)
+
+    def _retry_s(self) -> float:
+        return RETRY_S * (1 + self._random.random())

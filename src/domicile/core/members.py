@@ -1,0 +1,271 @@
+"""What one process knows of the cluster: nodes, clients, leader, config, wishes and the map.
+
+A member feeds it what the store says, listing or watch, and passes the returned facts on. It
+decides nothing and must never guess: what it holds was in the store at `revision`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from domicile.core.ids import (
+    CLIENTS,
+    CONFIG_KEY,
+    DRAIN,
+    LEADER_KEY,
+    MAP,
+    NODES,
+    WISH,
+    Incarnation,
+    ShardKey,
+    client_key,
+    drain_key,
+    node_key,
+    parse_wish_key,
+    wish_key,
+)
+from domicile.core.records import (
+    ClientRecord,
+    ConfigRecord,
+    LeaderRecord,
+    NodeRecord,
+    decode_record,
+)
+from domicile.core.shardmap import Entry, ShardMap, decode_block, parse_block_key
+from domicile.core.txn import Change, Changes, Item, Listing
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUp:
+    """A node registered."""
+
+    record: NodeRecord
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChanged:
+    """A node's record was rewritten: it leaves, or was evicted."""
+
+    record: NodeRecord
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """A node's record is gone, so that incarnation never acts again (C4 X)."""
+
+    incarnation: Incarnation
+    record: NodeRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ClientUp:
+    """A client registered."""
+
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    """A client's record is gone."""
+
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderChanged:
+    """Another coordinator acts, or none."""
+
+    record: LeaderRecord | None
+
+
+@dataclass(frozen=True, slots=True)
+class EntryChanged:
+    """A shard's entry is newer than what was known."""
+
+    shard: ShardKey
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSeen:
+    """What every member agrees on, at first sight and whenever it grows."""
+
+    record: ConfigRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A key or value that makes no sense; it changed nothing here."""
+
+    key: bytes
+    why: str
+
+
+Fact = (
+    NodeUp
+    | NodeChanged
+    | NodeGone
+    | ClientUp
+    | ClientGone
+    | LeaderChanged
+    | EntryChanged
+    | ConfigSeen
+    | Unreadable
+)
+
+# Departures before arrivals, arrivals before the entries that name them.
+_ORDER = (NODES, CLIENTS, CONFIG_KEY, LEADER_KEY, MAP, DRAIN, WISH)
+
+
+class Members:
+    """The view. `relist` replaces it, `apply` carries it forward; both return what is new."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self.nodes: dict[Incarnation, NodeRecord] = {}
+        self.created: dict[Incarnation, int] = {}
+        """Create revision of each node's record: the age by which candidates rank (C1)."""
+        self.clients: dict[Incarnation, ClientRecord] = {}
+        self.leader: LeaderRecord | None = None
+        self.leader_revision = 0
+        self.config: ConfigRecord | None = None
+        self.config_revision = 0
+        self.drains: dict[str, None] = {}
+        """Node ids that an operator wants empty, as keys."""
+        self.wishes: dict[ShardKey, str] = {}
+        """Node ids that an operator wants as homes."""
+        self.map = ShardMap()
+        self._types: dict[str, tuple[str, ...]] = {}
+
+    def relist(self, listing: Listing) -> list[Fact]:
+        """Take a whole listing of the store; what it lacks has vanished."""
+        present = {item.key: item for item in listing.items}
+        changes = [Change(key, None) for key in self._keys() if key not in present]
+        for incarnation, created in self.created.items():
+            item = present.get(node_key(incarnation))
+            if item is not None and item.created != created:
+                changes.append(Change(item.key, None))
+        changes += [Change(item.key, item) for item in listing.items]
+        return self._take(listing.revision, changes)
+
+    def apply(self, changes: Changes) -> list[Fact]:
+        """Take what one commit changed."""
+        return self._take(changes.revision, changes.changes)
+
+    def knows_type(self, role: str, kind: str) -> bool:
+        """Whether any registered node of a role serves an entity type."""
+        return kind in self.types(role)
+
+    def types(self, role: str) -> tuple[str, ...]:
+        """The entity types that registered nodes of a role serve, sorted."""
+        known = self._types.get(role)
+        if known is None:
+            found = {
+                kind: None
+                for record in self.nodes.values()
+                if role in record.roles
+                for kind in record.types
+            }
+            known = self._types[role] = tuple(sorted(found))
+        return known
+
+    def _keys(self) -> list[bytes]:
+        keys = [node_key(incarnation) for incarnation in self.nodes]
+        keys += [client_key(incarnation) for incarnation in self.clients]
+        if self.config is not None:
+            keys.append(CONFIG_KEY)
+        if self.leader is not None:
+            keys.append(LEADER_KEY)
+        keys += [drain_key(node) for node in self.drains]
+        keys += [wish_key(shard) for shard in self.wishes]
+        return keys
+
+    def _take(self, revision: int, changes: Iterable[Change]) -> list[Fact]:
+        facts: list[Fact] = []
+        for change in sorted(changes, key=_rank):
+            try:
+                self._one(change.key, change.item, facts)
+            except (msgspec.MsgspecError, ValueError) as error:
+                facts.append(Unreadable(change.key, str(error)))
+        self.revision = revision
+        return facts
+
+    def _one(self, key: bytes, item: Item | None, facts: list[Fact]) -> None:
+        if key.startswith(MAP):
+            if item is not None:
+                role, number = parse_block_key(key)
+                changed = self.map.merge_block(role, number, decode_block(item.value))
+                facts += [EntryChanged(shard, entry) for shard, entry in changed]
+        elif key.startswith(NODES):
+            self._node(Incarnation(key[len(NODES) :].decode()), item, facts)
+        elif key.startswith(CLIENTS):
+            self._client(Incarnation(key[len(CLIENTS) :].decode()), item, facts)
+        elif key == LEADER_KEY:
+            self._leader(item, facts)
+        elif key == CONFIG_KEY:
+            self._config(item, facts)
+        elif key.startswith(DRAIN):
+            node = key[len(DRAIN) :].decode()
+            if item is not None:
+                self.drains[node] = None
+            else:
+                self.drains.pop(node, None)
+        elif key.startswith(WISH):
+            shard = parse_wish_key(key)
+            if item is not None:
+                self.wishes[shard] = item.value.decode()
+            else:
+                self.wishes.pop(shard, None)
+
+    def _node(self, incarnation: Incarnation, item: Item | None, facts: list[Fact]) -> None:
+        before = self.nodes.get(incarnation)
+        if item is None:
+            if before is not None:
+                del self.nodes[incarnation], self.created[incarnation]
+                self._types.clear()
+                facts.append(NodeGone(incarnation, before))
+            return
+        record = decode_record(item.value, NodeRecord)
+        self.nodes[incarnation] = record
+        self.created[incarnation] = item.created
+        self._types.clear()
+        if before is None:
+            facts.append(NodeUp(record))
+        elif before != record:
+            facts.append(NodeChanged(record))
+
+    def _client(self, incarnation: Incarnation, item: Item | None, facts: list[Fact]) -> None:
+        known = incarnation in self.clients
+        if item is None:
+            if known:
+                del self.clients[incarnation]
+                facts.append(ClientGone(incarnation))
+            return
+        self.clients[incarnation] = decode_record(item.value, ClientRecord)
+        if not known:
+            facts.append(ClientUp(incarnation))
+
+    def _leader(self, item: Item | None, facts: list[Fact]) -> None:
+        revision = 0 if item is None else item.revision
+        if revision == self.leader_revision:
+            return
+        self.leader = None if item is None else decode_record(item.value, LeaderRecord)
+        self.leader_revision = revision
+        facts.append(LeaderChanged(self.leader))
+
+    def _config(self, item: Item | None, facts: list[Fact]) -> None:
+        before = self.config
+        self.config = None if item is None else decode_record(item.value, ConfigRecord)
+        self.config_revision = 0 if item is None else item.revision
+        if self.config is not None and self.config != before:
+            facts.append(ConfigSeen(self.config))
+
+
+def _rank(change: Change) -> tuple[int, int, bytes]:
+    for rank, prefix in enumerate(_ORDER):
+        if change.key.startswith(prefix):
+            return int(change.item is not None), rank, change.key
+    return 1, len(_ORDER), change.key

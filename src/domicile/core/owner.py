@@ -1,0 +1,360 @@
+"""One shard at its owner: who may enter, what is sent back, when it is over (H7–H11).
+
+`Owner` holds the phase, a gate per link and the unstarted mail. The shell feeds it entries,
+requests and flushes, runs what `start` hands out, and carries out the returned effects. It
+never forwards: mail that may not run here goes back to its sender, in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from domicile.core.handoff import OWNER_TRANSITIONS as TRANSITIONS
+from domicile.core.handoff import OwnerEvent, Phase
+from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.shardmap import FREE, Entry
+
+
+class Source(NamedTuple):
+    """The link a message came on: the sending incarnation and its link id."""
+
+    sender: Incarnation
+    link: str
+
+
+@dataclass(slots=True)
+class Mail:
+    """One message at its owner. `load` is the shell's business."""
+
+    source: Source
+    n: int
+    entity: EntityKey
+    epoch: int
+    change: int
+    finishing: bool
+    shared: bool
+    load: Any
+
+
+@dataclass(frozen=True, slots=True)
+class FlushAsked:
+    """A `Flush` as it arrived, so that it can wait behind parked mail."""
+
+    source: Source
+    id: int
+
+
+class Box:
+    """An entity's unstarted mail and what runs of it. Exists only while there is any."""
+
+    __slots__ = ("mail", "readers", "writer")
+
+    def __init__(self) -> None:
+        self.mail: deque[Mail] = deque()
+        self.readers = 0
+        self.writer = False
+
+    def ready(self) -> bool:
+        """Whether the head may start: readers together, a writer alone, never out of order."""
+        if not self.mail or self.writer:
+            return False
+        return self.mail[0].shared or self.readers == 0
+
+    def idle(self) -> bool:
+        """Nothing waits, nothing runs."""
+        return not self.mail and not self.readers and not self.writer
+
+
+# effects
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The entity has mail that may start."""
+
+    entity: EntityKey
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The message is in its mailbox, which now holds `depth`."""
+
+    mail: Mail
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendBack:
+    """Return these to their link (H8, H9)."""
+
+    source: Source
+    mail: tuple[Mail, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFlush:
+    """Say `Flushed` (H8)."""
+
+    source: Source
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The mailbox is full: tell the sender (I6)."""
+
+    mail: Mail
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Mail of a lost link that will never run (H8)."""
+
+    mail: tuple[Mail, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRecord:
+    """The sender knows more than this owner: read the shard's record (H7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChanged:
+    """What the table said: `does` names the action for the shell."""
+
+    phase: Phase
+    epoch: int
+    does: str
+
+
+Effect = Wake | Accepted | SendBack | AnswerFlush | Refuse | Discard | ReadRecord | PhaseChanged
+
+
+class Owner:
+    """The owner's side of one shard."""
+
+    __slots__ = (
+        "boxes", "entry", "epoch", "gates", "latest", "mailbox", "me", "parked", "phase", "shard",
+    )  # fmt: skip
+
+    def __init__(self, shard: ShardKey, me: Incarnation, mailbox: int) -> None:
+        self.shard = shard
+        self.me = me
+        self.mailbox = mailbox
+        self.phase = Phase.CLOSED
+        self.epoch = 0
+        self.entry: Entry = FREE
+        self.gates: dict[Source, None] = {}
+        self.latest: dict[Incarnation, str] = {}
+        self.boxes: dict[EntityKey, Box] = {}
+        self.parked: dict[Source, deque[Mail | FlushAsked]] = {}
+
+    @property
+    def released(self) -> bool:
+        """Whether the newest own epoch is over: what `Return` and `Flushed` say (H3)."""
+        return self.phase is Phase.RELEASED
+
+    @property
+    def admits(self) -> bool:
+        """Whether handlers of this shard may start."""
+        return self.phase is Phase.OPEN or self.phase is Phase.DRAINING
+
+    def see(self, entry: Entry) -> tuple[Effect, ...]:
+        """A map entry, from wherever (C3): merged if newer."""
+        if entry.change <= self.entry.change:
+            return ()
+        self.entry = entry
+        out = list(self.happen(self._classify(entry), entry.epoch))
+        for source in list(self.parked):
+            self._unpark(source, out)
+        return tuple(out)
+
+    def _classify(self, entry: Entry) -> OwnerEvent:
+        if entry.owner != self.me:
+            return OwnerEvent.FOREIGN if entry.epoch > self.epoch else OwnerEvent.STALE
+        if entry.epoch < self.epoch:
+            return OwnerEvent.STALE
+        newer = entry.epoch > self.epoch
+        if entry.state == "moving":
+            return OwnerEvent.MOVING_NEWER if newer else OwnerEvent.MOVING_SAME
+        return OwnerEvent.SERVING_NEWER if newer else OwnerEvent.SERVING_SAME
+
+    def happen(self, happening: OwnerEvent, epoch: int = 0) -> tuple[Effect, ...]:
+        """Take one step of the table."""
+        transition = TRANSITIONS[self.phase, happening]
+        out: list[Effect] = []
+        if "drop" in transition.does or transition.does == "reopen":
+            self._drop(out)
+        self.phase = transition.to[0]
+        if happening in (OwnerEvent.SERVING_NEWER, OwnerEvent.MOVING_NEWER):
+            self.epoch = epoch
+        if transition.does == "cut":
+            self._cut(out)
+        if transition.does != "nothing":
+            out.append(PhaseChanged(self.phase, self.epoch, transition.does))
+        return tuple(out)
+
+    def request(self, mail: Mail) -> tuple[Effect, ...]:
+        """A message arrives (H7)."""
+        out: list[Effect] = []
+        waiting = self.parked.get(mail.source)
+        if waiting is not None:
+            waiting.append(mail)
+        elif self._ahead(mail):
+            self.parked[mail.source] = deque((mail,))
+            out.append(ReadRecord())
+        else:
+            self._admit(mail, out)
+        return tuple(out)
+
+    def flush(self, asked: FlushAsked) -> tuple[Effect, ...]:
+        """A `Flush` arrives; it waits behind parked mail of its link."""
+        waiting = self.parked.get(asked.source)
+        if waiting is not None:
+            waiting.append(asked)
+            return ()
+        out: list[Effect] = []
+        self._flush(asked, out)
+        return tuple(out)
+
+    def link_gone(self, source: Source) -> None:
+        """The link's state was dropped: its gate is void, parked mail never counted as accepted."""
+        self.gates.pop(source, None)
+        self.parked.pop(source, None)
+        if self.latest.get(source.sender) == source.link:
+            del self.latest[source.sender]
+
+    def start(self, entity: EntityKey) -> Mail | None:
+        """The next message that may run now on this entity; it counts as started."""
+        box = self.boxes.get(entity)
+        if box is None or not self.admits or not box.ready():
+            return None
+        mail = box.mail.popleft()
+        if mail.shared:
+            box.readers += 1
+        else:
+            box.writer = True
+        return mail
+
+    def finish(self, entity: EntityKey, shared: bool) -> bool:
+        """A started message ended; True if the entity may start another."""
+        box = self.boxes[entity]
+        if shared:
+            box.readers -= 1
+        else:
+            box.writer = False
+        if box.idle():
+            del self.boxes[entity]
+            return False
+        return box.ready()
+
+    def hold(self, entity: EntityKey) -> bool:
+        """Keep an entity that runs nothing from starting anything, until `finish`."""
+        box = self.boxes.get(entity)
+        if box is None:
+            box = self.boxes[entity] = Box()
+        elif box.writer or box.readers:
+            return False
+        box.writer = True
+        return True
+
+    def timer(self, mail: Mail) -> bool:
+        """Mail of the owner to itself (`after`): only while open, never returned or refused."""
+        if self.phase is not Phase.OPEN:
+            return False
+        self._put(mail)
+        return True
+
+    def _ahead(self, mail: Mail) -> bool:
+        return mail.change > self.entry.change or mail.epoch > self.entry.epoch
+
+    def _admit(self, mail: Mail, out: list[Effect]) -> None:
+        """H7: gate open, right epoch, and open or (draining and finishing)."""
+        self.latest[mail.source.sender] = mail.source.link
+        fits = mail.epoch == self.epoch and (
+            self.phase is Phase.OPEN or (self.phase is Phase.DRAINING and mail.finishing)
+        )
+        if mail.source in self.gates or not fits:
+            self.gates[mail.source] = None
+            out.append(SendBack(mail.source, (mail,)))
+            return
+        box = self.boxes.get(mail.entity)
+        if box is not None and len(box.mail) >= self.mailbox:
+            out.append(Refuse(mail))
+            return
+        box = self._put(mail)
+        out.append(Accepted(mail, len(box.mail)))
+        if box.ready():
+            out.append(Wake(mail.entity))
+
+    def _put(self, mail: Mail) -> Box:
+        box = self.boxes.get(mail.entity)
+        if box is None:
+            box = self.boxes[mail.entity] = Box()
+        box.mail.append(mail)
+        return box
+
+    def _flush(self, asked: FlushAsked, out: list[Effect]) -> None:
+        """H8: return all unstarted mail of that link, open its gate, say so."""
+        self.latest[asked.source.sender] = asked.source.link
+        self._remove(lambda mail, _: mail.source.sender == asked.source.sender, out)
+        self.gates.pop(asked.source, None)
+        out.append(AnswerFlush(asked.source, asked.id))
+
+    def _cut(self, out: list[Effect]) -> None:
+        """H9: keep each mailbox up to its last finishing message, return the rest."""
+        self._remove(lambda _, after_last_finishing: after_last_finishing, out)
+
+    def _remove(self, wanted: Callable[[Mail, bool], bool], out: list[Effect]) -> None:
+        """Send mail back to its link (gating it), or discard it if that link is lost."""
+        back: dict[Source, list[Mail]] = {}
+        lost: list[Mail] = []
+        for entity, box in list(self.boxes.items()):
+            keep = 0
+            for index, mail in enumerate(box.mail):
+                if mail.finishing:
+                    keep = index + 1
+            kept: deque[Mail] = deque()
+            for index, mail in enumerate(box.mail):
+                if not wanted(mail, index >= keep):
+                    kept.append(mail)
+                elif self.latest.get(mail.source.sender) == mail.source.link:
+                    back.setdefault(mail.source, []).append(mail)
+                else:
+                    lost.append(mail)
+            box.mail = kept
+            if box.idle():
+                del self.boxes[entity]
+            elif box.ready():
+                out.append(Wake(entity))
+        for source, mails in back.items():
+            self.gates[source] = None
+            out.append(SendBack(source, tuple(sorted(mails, key=lambda mail: mail.n))))
+        if lost:
+            out.append(Discard(tuple(lost)))
+
+    def _drop(self, out: list[Effect]) -> None:
+        """The shard is lost: everything unstarted goes back; the shell cancels what runs."""
+        self._remove(lambda _mail, _after: True, out)
+        for entity, box in list(self.boxes.items()):
+            box.mail.clear()
+            if box.idle():
+                del self.boxes[entity]
+
+    def _unpark(self, source: Source, out: list[Effect]) -> None:
+        waiting = self.parked[source]
+        while waiting:
+            head = waiting[0]
+            if isinstance(head, FlushAsked):
+                waiting.popleft()
+                self._flush(head, out)
+            elif self._ahead(head):
+                out.append(ReadRecord())
+                return
+            else:
+                waiting.popleft()
+                self._admit(head, out)
+        del self.parked[source]

@@ -1,0 +1,401 @@
+"""One shard as one sending incarnation sees it: what waits, what was written where (H1–H6, N3–N5).
+
+A sender writes to a new owner only after the old one answered its flush, or their link is lost;
+so order rests on the owners' answers alone. The shell numbers nothing and decides nothing: it
+sends what the effects say and reports what comes back.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from domicile.core.handoff import SENDER_TRANSITIONS as TRANSITIONS
+from domicile.core.handoff import Bond, SenderEvent
+from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.shardmap import FREE, Entry
+
+FIRST_WAVE_S = 0.25
+
+
+class Home(NamedTuple):
+    """Where a shard lives, or lived."""
+
+    owner: Incarnation
+    epoch: int
+
+
+@dataclass(slots=True, eq=False)
+class Letter:
+    """One message at its sender. `load` is the shell's business."""
+
+    n: int
+    entity: EntityKey
+    ask: bool
+    chain: tuple[ShardKey, ...]
+    size_bytes: int
+    load: Any
+    urgent: bool = False
+    """Made finishing by a wave (N5), until the shard serves."""
+    to: Incarnation | None = None
+    started: bool = False
+    resolved: bool = False
+
+
+# effects
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Send this request, stamped (H2)."""
+
+    letter: Letter
+    to: Incarnation
+    epoch: int
+    change: int
+    finishing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SendFlush:
+    """Send `Flush` behind all requests written so far (H4)."""
+
+    to: Incarnation
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Unknown what became of it: MaybeExecuted for an ask, `lost` for a tell (H6)."""
+
+    letter: Letter
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Call `tick` at this time."""
+
+    at: float
+
+
+Effect = Write | SendFlush | GiveUp | Arm
+
+
+class Limits(NamedTuple):
+    """I6: what one shard may hold at one sender."""
+
+    buffer: int
+    hold_bytes: int
+    window: int
+    hold_timeout_s: float
+
+
+class Sender:
+    """The sender's side of one shard."""
+
+    __slots__ = (
+        "bond", "entry", "flush_at", "flush_id", "held_bytes", "is_moving", "is_up", "key",
+        "last_flush", "limits", "moving_since", "next_n", "open", "over_epoch", "queue",
+        "seen_change", "shard", "wave_at", "written",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        shard: ShardKey,
+        limits: Limits,
+        is_moving: Callable[[ShardKey], bool],
+        is_up: Callable[[Incarnation], bool],
+    ) -> None:
+        self.shard = shard
+        self.limits = limits
+        self.is_moving = is_moving
+        self.is_up = is_up
+        self.entry: Entry = FREE
+        self.over_epoch = 0
+        """The owner said released: as moving until a newer epoch (H3)."""
+        self.bond = Bond.UNBOUND
+        self.key: Home | None = None
+        self.flush_id = 0
+        self.last_flush = 0
+        self.flush_at = 0.0
+        self.seen_change = 0
+        """The newest `moving` entry that was flushed for, or seen unbound (H4)."""
+        self.queue: list[Letter] = []
+        self.held_bytes = 0
+        self.written: dict[int, Letter] = {}
+        self.open = 0
+        self.next_n = 1
+        self.moving_since = 0.0
+        self.wave_at = 0.0
+
+    # what the shell reports
+
+    def number(self) -> int:
+        """The next number of this shard: taken at call time (H1)."""
+        n = self.next_n
+        self.next_n += 1
+        return n
+
+    def room(self, size_bytes: int) -> bool:
+        """Whether one more message may be held (I6)."""
+        return (
+            len(self.queue) < self.limits.buffer
+            and self.held_bytes + size_bytes <= self.limits.hold_bytes
+        )
+
+    def submit(self, letter: Letter, now: float) -> tuple[Effect, ...]:
+        """A new message, numbered and with room (H1)."""
+        self._hold(letter)
+        return self._go_on(now)
+
+    def see(self, entry: Entry, now: float) -> tuple[Effect, ...]:
+        """A map entry, from wherever: merged if newer (H3, H4)."""
+        if entry.change <= self.entry.change:
+            return ()
+        moving = entry.state == "moving"
+        if moving and self.entry.state != "moving":
+            self.moving_since = now
+        self.entry = entry
+        if not moving:
+            self.wave_at = 0.0
+            for letter in self.queue:
+                letter.urgent = False
+        return self._go_on(now)
+
+    def look(self, now: float) -> tuple[Effect, ...]:
+        """Something else changed: what is finishing (N3), or which nodes are up."""
+        return self._go_on(now)
+
+    def returned(
+        self, peer: Incarnation, ns: Iterable[int], entry: Entry, released: bool, now: float
+    ) -> tuple[Effect, ...]:
+        """H3: reinsert by number, merge the entry, flush."""
+        out: list[Effect] = []
+        came_back = False
+        for n in ns:
+            letter = self.written.get(n)
+            if letter is None or letter.to != peer or letter.started:
+                continue
+            came_back = True
+            del self.written[n]
+            self.open -= 1
+            letter.to = None
+            if not letter.resolved:
+                self._hold(letter)
+        self._note_over(peer, released)
+        if came_back and self.key is not None and self.key.owner == peer:
+            self._take(SenderEvent.RETURN, now, out)
+        out.extend(self.see(entry, now))
+        out.extend(self._go_on(now))
+        return tuple(out)
+
+    def flushed(
+        self, peer: Incarnation, id: int, entry: Entry, released: bool, now: float
+    ) -> tuple[Effect, ...]:
+        """H5, if it answers the flush that is out."""
+        out: list[Effect] = []
+        if id == self.flush_id and self.key is not None and self.key.owner == peer:
+            self._note_over(peer, released)
+            self._take(SenderEvent.FLUSHED, now, out)
+        else:
+            self._take(SenderEvent.LATE, now, out)
+        out.extend(self.see(entry, now))
+        out.extend(self._go_on(now))
+        return tuple(out)
+
+    def begun(self, peer: Incarnation, ns: Iterable[int], now: float) -> tuple[Effect, ...]:
+        """These have started: room in the window; nothing more is owed to a tell."""
+        for n in ns:
+            letter = self.written.get(n)
+            if letter is not None and letter.to == peer and not letter.started:
+                letter.started = True
+                self.open -= 1
+                if not letter.ask or letter.resolved:
+                    del self.written[n]
+        return self._go_on(now)
+
+    def answered(
+        self, peer: Incarnation, n: int, now: float
+    ) -> tuple[Letter | None, tuple[Effect, ...]]:
+        """A reply: the letter it resolves, if any is still waiting."""
+        letter = self.written.get(n)
+        if letter is None or letter.to != peer:
+            return None, ()
+        del self.written[n]
+        if not letter.started:
+            self.open -= 1
+        if letter.resolved:
+            return None, self._go_on(now)
+        letter.resolved = True
+        return letter, self._go_on(now)
+
+    def withdraw(self, letter: Letter, now: float) -> tuple[bool, tuple[Effect, ...]]:
+        """Its caller waits no more. True: it was never written, so it never runs."""
+        letter.resolved = True
+        if letter.to is None:
+            self.queue.remove(letter)
+            self.held_bytes -= letter.size_bytes
+            return True, self._go_on(now)
+        if letter.started:
+            self.written.pop(letter.n, None)
+        return False, ()
+
+    def link_lost(self, peer: Incarnation, now: float) -> tuple[Effect, ...]:
+        """H6: what that peer had is unknown; what waits here stays, in order."""
+        out: list[Effect] = []
+        self._give_up(peer, out)
+        if self.key is not None and self.key.owner == peer:
+            self._take(SenderEvent.LINK_LOST, now, out)
+        out.extend(self._go_on(now))
+        return tuple(out)
+
+    def departing(self, peer: Incarnation, now: float) -> tuple[Effect, ...]:
+        """H14: the peer says goodbye: write nothing more to it, flush."""
+        out: list[Effect] = []
+        if self.entry.owner == peer:
+            self.over_epoch = max(self.over_epoch, self.entry.epoch)
+        if self.key is not None and self.key.owner == peer:
+            self._take(SenderEvent.MISMATCH, now, out)
+        return tuple(out)
+
+    def tick(self, now: float) -> tuple[Effect, ...]:
+        """An armed time came: waves (N5), and a `Flushed` that is overdue (H6)."""
+        out: list[Effect] = []
+        if self.bond is Bond.FLUSHING and now >= self.flush_at + self.limits.hold_timeout_s:
+            assert self.key is not None
+            self._give_up(self.key.owner, out, unstarted_only=True)
+            self._take(SenderEvent.HOLD_TIMEOUT, now, out)
+        if self.wave_at and now >= self.wave_at:
+            self.wave_at = 0.0
+            for letter in self.queue:
+                letter.urgent = letter.urgent or (letter.ask and bool(letter.chain))
+        out.extend(self._go_on(now))
+        return tuple(out)
+
+    def waiting(self) -> bool:
+        """Whether anything is queued, or written but neither started nor returned (H14)."""
+        return bool(self.queue) or self.open > 0
+
+    # decisions
+
+    def finishing(self, letter: Letter) -> bool:
+        """N3, N5: a draining shard may be waiting for this one."""
+        if not letter.ask:
+            return False
+        return letter.urgent or any(s == self.shard or self.is_moving(s) for s in letter.chain)
+
+    def _home(self) -> Home | None:
+        """The home that may be written to: none while free, gone, or released by its owner."""
+        entry = self.entry
+        if entry.state == "free" or entry.epoch <= self.over_epoch or not self.is_up(entry.owner):
+            return None
+        return Home(entry.owner, entry.epoch)
+
+    def _go_on(self, now: float) -> tuple[Effect, ...]:
+        """H4, then H2 or N4, as far as they go."""
+        out: list[Effect] = []
+        home = self._home()
+        moving = self.entry.state == "moving"
+        if self.key is not None and self.key != (self.entry.owner, self.entry.epoch):
+            self._take(SenderEvent.MISMATCH, now, out)
+        if moving and self.seen_change < self.entry.change:
+            self._take(SenderEvent.MOVING, now, out)
+        if self.bond is not Bond.FLUSHING and home is not None and self.key in (None, home):
+            if moving:
+                self._write_finishing(home, now, out)
+            else:
+                self._write_heads(home, now, out)
+        if moving and any(mail.ask and mail.chain and not mail.urgent for mail in self.queue):
+            if not self.wave_at:
+                self.wave_at = self._next_wave(now)
+            out.append(Arm(self.wave_at))
+        return tuple(out)
+
+    def _next_wave(self, now: float) -> float:
+        delay_s = FIRST_WAVE_S
+        while self.moving_since + delay_s <= now:
+            delay_s *= 2
+        return self.moving_since + delay_s
+
+    def _write_heads(self, home: Home, now: float, out: list[Effect]) -> None:
+        count = min(len(self.queue), self.limits.window - self.open)
+        if count <= 0:
+            return
+        heads = self.queue[:count]
+        del self.queue[:count]
+        for letter in heads:
+            self._write(letter, home, self.finishing(letter), now, out)
+
+    def _write_finishing(self, home: Home, now: float, out: list[Effect]) -> None:
+        """N4: a finishing message goes out behind all queued ones to the same entity."""
+        last: dict[EntityKey, int] = {}
+        for letter in self.queue:
+            if self.finishing(letter):
+                last[letter.entity] = letter.n
+        if not last:
+            return
+        keep: list[Letter] = []
+        for letter in self.queue:
+            if letter.n <= last.get(letter.entity, 0) and self.open < self.limits.window:
+                self._write(letter, home, True, now, out)
+            else:
+                last.pop(letter.entity, None)
+                keep.append(letter)
+        self.queue[:] = keep
+
+    def _write(
+        self, letter: Letter, home: Home, finishing: bool, now: float, out: list[Effect]
+    ) -> None:
+        self._take(SenderEvent.WRITE, now, out)
+        self.key = home
+        self.held_bytes -= letter.size_bytes
+        letter.to = home.owner
+        letter.started = False
+        self.written[letter.n] = letter
+        self.open += 1
+        out.append(Write(letter, home.owner, home.epoch, self.entry.change, finishing))
+
+    def _take(self, happening: SenderEvent, now: float, out: list[Effect]) -> None:
+        """One step of the table, with what it does."""
+        transition = TRANSITIONS[self.bond, happening]
+        self.bond = transition.to[0]
+        if happening is SenderEvent.MOVING:
+            self.seen_change = self.entry.change
+        if transition.does.endswith("flush"):
+            assert self.key is not None
+            self.last_flush += 1
+            self.flush_id = self.last_flush
+            self.flush_at = now
+            out.append(SendFlush(self.key.owner, self.flush_id))
+            out.append(Arm(now + self.limits.hold_timeout_s))
+        elif self.bond is Bond.UNBOUND:
+            self.key = None
+            self.flush_id = 0
+
+    def _hold(self, letter: Letter) -> None:
+        self.held_bytes += letter.size_bytes
+        if not self.queue or self.queue[-1].n < letter.n:
+            self.queue.append(letter)
+        else:
+            insort(self.queue, letter, key=_number)
+
+    def _note_over(self, peer: Incarnation, released: bool) -> None:
+        if released and self.key is not None and self.key.owner == peer:
+            self.over_epoch = max(self.over_epoch, self.key.epoch)
+
+    def _give_up(self, peer: Incarnation, out: list[Effect], unstarted_only: bool = False) -> None:
+        for n, letter in list(self.written.items()):
+            if letter.to != peer or (unstarted_only and letter.started):
+                continue
+            del self.written[n]
+            if not letter.started:
+                self.open -= 1
+            if not letter.resolved:
+                letter.resolved = True
+                out.append(GiveUp(letter))
+
+
+def _number(letter: Letter) -> int:
+    return letter.n

@@ -1,0 +1,327 @@
+"""The coordinator's picture of the store, and the drafts of what it wants to change there.
+
+Called by the coordinator only. The picture holds nothing that is not stored (C2, I3): what is
+merely wanted lives in drafts until its commit is known. Unreadable values are left out; every
+draft is conditional, so a gap in the picture can cost time but never a second owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from domicile.core.ids import (
+    CONFIG_KEY,
+    DRAIN,
+    LEADER_KEY,
+    MAP,
+    NOBODY,
+    NODES,
+    RELEASE,
+    WISH,
+    Incarnation,
+    ShardKey,
+    node_key,
+    parse_release_key,
+    parse_wish_key,
+)
+from domicile.core.plan import Decision, Move, Own
+from domicile.core.records import ConfigRecord, NodeRecord, decode_record
+from domicile.core.shardmap import (
+    BLOCK_SIZE,
+    FREE,
+    Block,
+    Entry,
+    block_count,
+    block_key,
+    decode_block,
+    encode_block,
+    parse_block_key,
+)
+from domicile.core.txn import (
+    MAX_OPERATIONS,
+    Absent,
+    At,
+    Changes,
+    Condition,
+    Delete,
+    Item,
+    Listing,
+    Present,
+    Put,
+    Write,
+)
+
+
+class BlockKey(NamedTuple):
+    """One block of one role's map."""
+
+    role: str
+    number: int
+
+    @property
+    def key(self) -> bytes:
+        """Where it is stored."""
+        return block_key(self.role, self.number)
+
+
+def block_of(shard: ShardKey) -> BlockKey:
+    """The block that holds a shard."""
+    return BlockKey(shard.role, shard.shard // BLOCK_SIZE)
+
+
+class Stored(NamedTuple):
+    """A block as stored. Revision 0: it was removed, its epochs go on all the same."""
+
+    revision: int
+    txn: str
+    entries: tuple[Entry, ...]
+
+
+class Release(NamedTuple):
+    """A release that an owner left in the store (H10)."""
+
+    owner: Incarnation
+    shard: ShardKey
+    epoch: int
+
+
+class StoreView:
+    """What the store holds, as of the newest listing, changes and own commits."""
+
+    def __init__(self) -> None:
+        self.joined = 0
+        """How many node records have appeared so far."""
+        self.blocks: dict[BlockKey, Stored] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self.revision = 0
+        self.leader_revision = 0
+        self.nodes: dict[Incarnation, NodeRecord] = {}
+        self.shards: dict[str, int] = {}
+        self.drains: dict[str, None] = {}
+        self.wishes: dict[ShardKey, str] = {}
+        self.releases: dict[bytes, Release] = {}
+        self._created: dict[Incarnation, int] = {}
+
+    def load(self, listing: Listing) -> bool:
+        """Start over from a listing (C2); False if it is older than what is known."""
+        if listing.revision < self.revision:
+            return False
+        joined, known = self.joined, self.nodes
+        self._clear()
+        for block, stored in self.blocks.items():
+            if stored.revision <= listing.revision:
+                self.blocks[block] = stored._replace(revision=0)
+        self.revision = listing.revision
+        for item in listing.items:
+            self._put(item)
+        self.joined = joined + sum(node not in known for node in self.nodes)
+        return True
+
+    def apply(self, changes: Changes) -> bool:
+        """Take one commit's changes; True if anything may matter to a decision."""
+        if changes.revision <= self.revision:
+            return False
+        self.revision = changes.revision
+        matters = False
+        for change in changes.changes:
+            if change.item is not None:
+                matters = self._put(change.item) or matters
+            else:
+                matters = self._remove(change.key, changes.revision) or matters
+        return matters
+
+    def put_block(self, block: BlockKey, stored: Stored) -> bool:
+        """Take a block, from the watch, a read or an own commit; False if it is not newer."""
+        known = self.blocks.get(block)
+        if known is not None and stored.revision <= known.revision:
+            return False
+        self.blocks[block] = stored
+        return True
+
+    def take(self, item: Item) -> Stored | None:
+        """Take a block that was read; what it says, if it is readable."""
+        try:
+            role, number = parse_block_key(item.key)
+            block = decode_block(item.value)
+        except (ValueError, msgspec.MsgspecError):
+            return None
+        stored = Stored(item.revision, block.txn, block.entries)
+        self.put_block(BlockKey(role, number), stored)
+        return stored
+
+    def knows(self, shard: ShardKey) -> bool:
+        """Whether the config has such a shard."""
+        return 0 <= shard.shard < self.shards.get(shard.role, 0)
+
+    def entry(self, shard: ShardKey) -> Entry:
+        """A shard's stored entry."""
+        stored = self.blocks.get(block_of(shard))
+        index = shard.shard % BLOCK_SIZE
+        return stored.entries[index] if stored and index < len(stored.entries) else FREE
+
+    def entries(self, block: BlockKey) -> tuple[Entry, ...]:
+        """A block's stored entries, as many as the config wants."""
+        stored = self.blocks.get(block)
+        entries = stored.entries if stored else ()
+        missing = self.size(block) - len(entries)
+        return entries + (FREE,) * missing
+
+    def size(self, block: BlockKey) -> int:
+        """How many shards a block holds."""
+        left = self.shards.get(block.role, 0) - block.number * BLOCK_SIZE
+        return max(0, min(BLOCK_SIZE, left))
+
+    def role_blocks(self, role: str) -> list[BlockKey]:
+        """All blocks that a role's map consists of, stored or not."""
+        return [BlockKey(role, number) for number in range(block_count(self.shards[role]))]
+
+    def satisfies(self, condition: Condition) -> bool:
+        """Whether a condition holds as far as this picture knows."""
+        key = condition.key
+        if key.startswith(NODES):
+            present = Incarnation(key[len(NODES) :].decode()) in self.nodes
+            return present != isinstance(condition, Absent)
+        if key.startswith(MAP):
+            stored = self.blocks.get(BlockKey(*parse_block_key(key)))
+            revision = stored.revision if stored else 0
+            return revision == (condition.revision if isinstance(condition, At) else 0)
+        return True
+
+    def _put(self, item: Item) -> bool:
+        key = item.key
+        try:
+            if key.startswith(MAP):
+                return self.take(item) is not None
+            if key.startswith(NODES):
+                self._put_node(item)
+            elif key.startswith(WISH):
+                self.wishes[parse_wish_key(key)] = item.value.decode()
+            elif key.startswith(DRAIN):
+                self.drains[key[len(DRAIN) :].decode()] = None
+            elif key.startswith(RELEASE):
+                self.releases[key] = Release(*parse_release_key(key))
+            elif key == CONFIG_KEY:
+                self.shards = dict(sorted(decode_record(item.value, ConfigRecord).shards.items()))
+            elif key == LEADER_KEY:
+                self.leader_revision = item.revision
+            else:
+                return False
+        except (ValueError, msgspec.MsgspecError):
+            return False
+        return True
+
+    def _put_node(self, item: Item) -> None:
+        record = decode_record(item.value, NodeRecord)
+        if record.incarnation not in self.nodes:
+            self.joined += 1
+        self.nodes[record.incarnation] = record
+        self._created[record.incarnation] = item.created
+        order = sorted(self.nodes, key=lambda node: (self._created[node], node))
+        self.nodes = {node: self.nodes[node] for node in order}
+
+    def _remove(self, key: bytes, revision: int) -> bool:
+        try:
+            if key.startswith(MAP):
+                block = BlockKey(*parse_block_key(key))
+                stored = self.blocks.get(block)
+                if stored is not None and stored.revision < revision:
+                    self.blocks[block] = stored._replace(revision=0)
+            elif key.startswith(NODES):
+                node = Incarnation(key[len(NODES) :].decode())
+                self.nodes.pop(node, None)
+                self._created.pop(node, None)
+            elif key.startswith(WISH):
+                self.wishes.pop(parse_wish_key(key), None)
+            elif key.startswith(DRAIN):
+                self.drains.pop(key[len(DRAIN) :].decode(), None)
+            elif key.startswith(RELEASE):
+                self.releases.pop(key, None)
+            elif key == LEADER_KEY:
+                self.leader_revision = 0
+            else:
+                return False
+        except ValueError:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One commit to a block: what it needs, what it writes, and who should hear of it."""
+
+    txn: str
+    block: BlockKey
+    conditions: tuple[Condition, ...]
+    writes: tuple[Write, ...]
+    entries: tuple[Entry, ...]
+    tells: tuple[tuple[Incarnation, ShardKey, Entry], ...]
+
+
+def draft(
+    view: StoreView, block: BlockKey, decisions: Sequence[Decision], leader: At, txn: str
+) -> Draft:
+    """As many of a block's decisions as fit into one commit (S7), with C4's conditions."""
+    stored = view.blocks.get(block)
+    key = block.key
+    base = At(key, stored.revision) if stored and stored.revision else Absent(key)
+    conditions: dict[Condition, None] = {leader: None, base: None}
+    deletes: dict[Write, None] = {}
+    entries = list(view.entries(block))
+    tells: list[tuple[Incarnation, ShardKey, Entry]] = []
+    for decision in decisions:
+        index = decision.shard.shard % BLOCK_SIZE
+        old = entries[index]
+        needs = _needs(decision, old)
+        obsolete = _releases(view, decision, old)
+        count = len(conditions) + len(deletes) + len(needs) + len(obsolete)
+        if count >= MAX_OPERATIONS:
+            break
+        conditions.update(needs)
+        deletes.update(obsolete)
+        entries[index] = new = _changed(view, decision, old)
+        tells.append((new.owner, decision.shard, new))
+        if old.owner not in (NOBODY, new.owner):
+            tells.append((old.owner, decision.shard, new))
+    value = encode_block(Block(txn, tuple(entries)))
+    return Draft(
+        txn, block, tuple(conditions), (Put(key, value), *deletes), tuple(entries), tuple(tells)
+    )
+
+
+def _needs(decision: Decision, old: Entry) -> dict[Condition, None]:
+    """C4's conditions of one new owner; moves and reverts rest on the block's revision."""
+    if not isinstance(decision, Own):
+        return {}
+    needs: dict[Condition, None] = {Present(node_key(decision.owner)): None}
+    if decision.gone:
+        needs[Absent(node_key(old.owner))] = None
+    return needs
+
+
+def _releases(view: StoreView, decision: Decision, old: Entry) -> dict[Write, None]:
+    """Release keys that a new owner's entry makes obsolete, a few at a time."""
+    if not isinstance(decision, Own):
+        return {}
+    keys = [
+        key
+        for key, release in view.releases.items()
+        if release.shard == decision.shard and release.epoch <= old.epoch
+    ]
+    return {Delete(key): None for key in keys[:4]}
+
+
+def _changed(view: StoreView, decision: Decision, old: Entry) -> Entry:
+    """The entry after a decision: a new epoch for a new owner only, a new change always."""
+    change = old.change + 1
+    if isinstance(decision, Own):
+        node = view.nodes[decision.owner].node
+        return Entry(decision.owner, old.epoch + 1, "serving", NOBODY, change, node)
+    if isinstance(decision, Move):
+        return msgspec.structs.replace(old, state="moving", to=decision.to, change=change)
+    return msgspec.structs.replace(old, state="serving", to=NOBODY, change=change)

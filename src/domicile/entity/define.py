@@ -1,0 +1,422 @@
+"""What an entity is: the base class, the mark on its handlers, and the type made from both.
+
+Users derive from `Entity` and write `@handler`; refs and regions read `EntityType`. Nothing here
+sends, schedules or keeps time: an entity reaches the runtime through its `Context` only.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from random import Random
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar, overload
+
+from domicile.entity.codec import Packing
+from domicile.errors import ConfigError
+
+if TYPE_CHECKING:
+    from domicile.entity.ref import Ref
+
+P = ParamSpec("P")
+T = TypeVar("T")
+E = TypeVar("E", bound="Entity")
+F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any] | AsyncIterator[Any]])
+
+_MARK = "__domicile_handler__"
+_TYPE = "__domicile_type__"
+_LOCALS = "__domicile_locals__"
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerOptions:
+    """What `@handler` was told."""
+
+    shared: bool = False
+    name: str | None = None
+    timeout_s: float | None = None
+
+
+@overload
+def handler(fn: F, /) -> F: ...
+@overload
+def handler(
+    *, shared: bool = ..., name: str | None = ..., timeout_s: float | None = ...
+) -> Callable[[F], F]: ...
+def handler(
+    fn: F | None = None,
+    /,
+    *,
+    shared: bool = False,
+    name: str | None = None,
+    timeout_s: float | None = None,
+) -> F | Callable[[F], F]:
+    """Let messages invoke an `async def` method of an entity; the function stays as it is.
+
+    `shared` handlers run beside each other, all others alone. `name` is the name on the wire, if
+    it must outlive the method's. `timeout_s` bounds one run, instead of the node's setting.
+    """
+    if name == "":
+        raise ConfigError("@handler(name=...) must not be empty; leave it out to use the method's")
+    if timeout_s is not None and not timeout_s > 0:
+        raise ConfigError(f"@handler(timeout_s=...) must be positive, it is {timeout_s!r}")
+    options = HandlerOptions(shared, name, timeout_s)
+
+    def mark(fn: F) -> F:
+        given: Any = fn
+        shown = getattr(given, "__qualname__", None) or repr(given)
+        if inspect.isasyncgenfunction(given):
+            raise TypeError(
+                f"@handler {shown} is an async generator, and streams are not available; "
+                "return a value instead of yielding"
+            )
+        if not inspect.iscoroutinefunction(given):
+            raise TypeError(f"@handler {shown} must be an `async def` method; write `async def`")
+        fn.__dict__[_MARK] = options
+        return fn
+
+    return mark if fn is None else mark(fn)
+
+
+class Handler:
+    """One handler of one entity type, with the coding of its arguments and its reply."""
+
+    __slots__ = (
+        "_packing",
+        "decode_args",
+        "decode_reply",
+        "encode_args",
+        "encode_reply",
+        "fn",
+        "name",
+        "shared",
+        "timeout_s",
+    )
+
+    def __init__(
+        self, name: str, options: HandlerOptions, fn: Callable[..., Any], packing: Packing
+    ) -> None:
+        self.name = name
+        self.shared = options.shared
+        self.timeout_s = options.timeout_s
+        self.fn = fn
+        self._packing = packing
+        self.encode_args = packing.encode_args
+        self.decode_args = packing.decode_args
+        self.encode_reply = packing.encode_reply
+        self.decode_reply = packing.decode_reply
+
+    def check(self) -> None:
+        """Resolve all types now, instead of at the first message."""
+        self._packing.resolve()
+
+    def __repr__(self) -> str:
+        return f"<handler {self._packing.label}>"
+
+
+class Context(Protocol):
+    """What the runtime gives to one resident entity."""
+
+    @property
+    def id(self) -> str:
+        """The entity's id."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under which its shard is at home here."""
+        ...
+
+    @property
+    def random(self) -> Random:
+        """A source of randomness that a simulation can replay."""
+        ...
+
+    def ref(self, kind: type[E], id: str, /) -> Ref[E]:
+        """The address of an entity, for calls made from this one."""
+        ...
+
+    def resource(self, kind: type[T], /) -> T:
+        """What the node's `resources` gave for a type."""
+        ...
+
+    def now(self) -> datetime:
+        """The time of day, in UTC."""
+        ...
+
+    def after(
+        self,
+        delay_s: float,
+        method: Callable[..., Coroutine[Any, Any, Any]],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        """Run a bound method later; replaces an earlier wish for the same method."""
+        ...
+
+    def passivate(self) -> None:
+        """Stop the entity once nothing runs in it."""
+        ...
+
+
+class Entity:
+    """An addressable object that lives in one process at a time and gets one message at a time.
+
+    Class keywords: `name` is durable (hash input, journal key; the class name if left out),
+    `role` says which nodes can be home, `idle_s` after how much silence it is passivated.
+    """
+
+    __slots__ = ("__weakref__", "_domicile")
+
+    __domicile_durable__: ClassVar[bool] = False
+    __domicile_keywords__: ClassVar[tuple[str, str, float | None]]
+    _domicile: Context
+
+    def __init_subclass__(
+        cls,
+        *,
+        name: str | None = None,
+        role: str = "default",
+        idle_s: float | None = None,
+    ) -> None:
+        super().__init_subclass__()
+        wire_name = cls.__name__ if name is None else name
+        if not wire_name or "\0" in wire_name:
+            raise ConfigError(f"{cls.__qualname__}: name={name!r} must be text without NUL")
+        if not role or "/" in role:
+            raise ConfigError(f"{cls.__qualname__}: role={role!r} must be text without '/'")
+        if idle_s is not None and not idle_s > 0:
+            raise ConfigError(f"{cls.__qualname__}: idle_s={idle_s!r} must be positive")
+        cls.__domicile_keywords__ = (wire_name, role, idle_s)
+        setattr(cls, _LOCALS, _defining_locals(cls))
+
+    @property
+    def id(self) -> str:
+        """This entity's id."""
+        return self._domicile_context().id
+
+    @property
+    def epoch(self) -> int:
+        """The fencing number of this entity's shard: rises with each new home."""
+        return self._domicile_context().epoch
+
+    @property
+    def random(self) -> Random:
+        """Randomness that a simulation can replay."""
+        return self._domicile_context().random
+
+    async def on_start(self) -> None:
+        """Called before the first handler at this home."""
+
+    async def on_stop(self) -> None:
+        """Called after the last handler at this home, unless the home is lost at once."""
+
+    def ref(self, kind: type[E], id: str, /) -> Ref[E]:
+        """The address of another entity."""
+        return self._domicile_context().ref(kind, id)
+
+    def resource(self, kind: type[T], /) -> T:
+        """What the node's `resources` gave for a type."""
+        return self._domicile_context().resource(kind)
+
+    def now(self) -> datetime:
+        """The time of day, in UTC; virtual in a simulation."""
+        return self._domicile_context().now()
+
+    def after(
+        self,
+        delay_s: float,
+        method: Callable[P, Coroutine[Any, Any, Any]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        """Run one of this entity's own coroutine methods later, if it is still at home here.
+
+        Replaces an earlier wish for the same method.
+        """
+        if not (
+            inspect.ismethod(method)
+            and method.__self__ is self
+            and inspect.iscoroutinefunction(method.__func__)
+        ):
+            raise TypeError(
+                f"{type(self).__qualname__}.after needs one of this entity's own `async def` "
+                f"methods, such as `self.flush`, not {method!r}"
+            )
+        if not (delay_s >= 0 and math.isfinite(delay_s)):
+            raise ValueError(f"after() needs a finite delay of at least 0 s, not {delay_s!r}")
+        self._domicile_context().after(delay_s, method, args, kwargs)
+
+    def passivate(self) -> None:
+        """Stop this entity after the current message; the next message starts it again."""
+        self._domicile_context().passivate()
+
+    def _domicile_context(self) -> Context:
+        try:
+            return self._domicile
+        except AttributeError:
+            raise RuntimeError(
+                f"this {type(self).__qualname__} has no home: it was made by hand, not by a node. "
+                "Send messages through a ref; in tests, use a simulated cluster."
+            ) from None
+
+
+class EntityType:
+    """An entity class as the runtime sees it: names, limits and handlers. Made once per class."""
+
+    __slots__ = ("_by_function", "cls", "durable", "handlers", "idle_s", "name", "role")
+
+    def __init__(self, cls: type[Entity]) -> None:
+        self.cls = cls
+        self.name, self.role, self.idle_s = cls.__domicile_keywords__
+        self.durable = cls.__domicile_durable__
+        self.handlers: dict[str, Handler] = {}
+        self._by_function: dict[Any, Handler] = {}
+        for attribute, fn in _effective_handlers(cls).items():
+            options: HandlerOptions = fn.__dict__[_MARK]
+            name = options.name or attribute
+            if name in self.handlers:
+                other = self.handlers[name].fn.__name__
+                raise ConfigError(
+                    f"{cls.__qualname__}.{attribute} and .{other} are both called {name!r} on the "
+                    "wire; give one of them another @handler(name=...)"
+                )
+            packing = Packing(f"{cls.__qualname__}.{attribute}", fn, _namespace(cls, attribute))
+            found = self.handlers[name] = Handler(name, options, fn, packing)
+            for base in cls.__mro__:
+                overridden = base.__dict__.get(attribute)
+                if isinstance(overridden, FunctionType) and _MARK in overridden.__dict__:
+                    self._by_function.setdefault(overridden, found)
+
+    def find(self, method: Callable[..., Any]) -> Handler:
+        """The handler that a function of this class or one of its bases stands for."""
+        try:
+            return self._by_function[method]
+        except (KeyError, TypeError):
+            raise TypeError(self._why_not(method)) from None
+
+    def check(self) -> None:
+        """Resolve all handlers' types; `ConfigError` names the first that cannot travel."""
+        for found in self.handlers.values():
+            found.check()
+
+    def _why_not(self, method: Any) -> str:
+        owner = self.cls.__qualname__
+        if inspect.ismethod(method):
+            name = method.__func__.__name__
+            return f"pass the function {owner}.{name}, not the bound method {method!r}"
+        if not isinstance(method, FunctionType):
+            return f"{method!r} is not a handler of {owner}; pass one, such as {owner}.<method>"
+        shown, name = method.__qualname__, method.__name__
+        if not any(base.__dict__.get(name) is method for base in self.cls.__mro__):
+            return f"{shown} is not a method of {owner} (entity {self.name!r})"
+        if _MARK in method.__dict__:
+            return f"{owner}.{name} overrides the handler {shown} without @handler; add @handler"
+        return f"{shown} is not marked with @handler, so no message can invoke it; add @handler"
+
+    def __repr__(self) -> str:
+        return f"<entity type {self.name!r} of {self.cls.__qualname__}>"
+
+
+def entity_type(cls: type[Entity]) -> EntityType:
+    """The type of an entity class; the same object every time."""
+    if not isinstance(cls, type) or not issubclass(cls, Entity) or cls is Entity:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{cls!r} is not an entity class; derive a class from Entity")
+    made: EntityType | None = cls.__dict__.get(_TYPE)
+    if made is None:
+        made = EntityType(cls)
+        setattr(cls, _TYPE, made)
+    return made
+
+
+def catalogue(entities: Sequence[type[Entity]]) -> dict[str, EntityType]:
+    """The types of entity classes by name, fully checked: what a node can be home to."""
+    types: dict[str, EntityType] = {}
+    for cls in entities:
+        try:
+            made = entity_type(cls)
+        except TypeError as error:
+            raise ConfigError(f"entities=[...]: {error}") from None
+        if made.name in types:
+            other = types[made.name].cls
+            raise ConfigError(
+                f"{_full_name(other)} and {_full_name(cls)} are both named {made.name!r}; "
+                "list a class once, and give every entity its own name="
+            )
+        if inspect.isabstract(cls):
+            raise ConfigError(f"{_full_name(cls)} is abstract; list the classes that complete it")
+        try:
+            inspect.signature(cls.__init__).bind(None)
+        except TypeError as error:
+            raise ConfigError(
+                f"{_full_name(cls)}.__init__ must work without arguments ({error}); an entity is "
+                "made by its home, so read what it needs in on_start"
+            ) from None
+        made.check()
+        types[made.name] = made
+    return types
+
+
+def make(kind: EntityType, context: Context) -> Entity:
+    """A new instance at its home; `__init__` already sees `self.id` and the rest."""
+    entity = kind.cls.__new__(kind.cls)
+    entity._domicile = context  # pyright: ignore[reportPrivateUsage]
+    kind.cls.__init__(entity)
+    return entity
+
+
+def _effective_handlers(cls: type[Entity]) -> dict[str, FunctionType]:
+    """Attribute name to function, overrides applied, an alias of a function left out."""
+    attributes: dict[str, None] = {}
+    for base in reversed(cls.__mro__):
+        attributes.update(dict.fromkeys(base.__dict__))
+    effective: dict[str, FunctionType] = {}
+    known: dict[FunctionType, str] = {}
+    for attribute in attributes:
+        fn = inspect.getattr_static(cls, attribute)
+        if isinstance(fn, FunctionType) and _MARK in fn.__dict__ and fn not in known:
+            known[fn] = attribute
+            effective[attribute] = fn
+    return effective
+
+
+def _namespace(cls: type[Entity], attribute: str) -> dict[str, Any]:
+    """Names beyond the module's that the annotations of a method may use."""
+    owner = next(base for base in cls.__mro__ if attribute in base.__dict__)
+    names: dict[str, Any] = dict(owner.__dict__.get(_LOCALS, {}))
+    names[owner.__name__] = owner
+    for parameter in getattr(owner, "__type_params__", ()):
+        names[parameter.__name__] = parameter
+    names.update((name, value) for name, value in vars(owner).items() if isinstance(value, type))
+    return names
+
+
+def _defining_locals(cls: type[Entity]) -> dict[str, Any]:
+    """Those locals of the function around a class statement that its annotations name."""
+    outer, inside, _ = cls.__qualname__.rpartition(".<locals>.")
+    if not inside:
+        return {}
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_qualname != outer:
+        frame = frame.f_back
+    if frame is None:
+        return {}
+    found = frame.f_locals
+    names: dict[str, Any] = {}
+    for fn in vars(cls).values():
+        if isinstance(fn, FunctionType) and _MARK in fn.__dict__:
+            for annotation in fn.__annotations__.values():
+                text = annotation if isinstance(annotation, str) else repr(annotation)
+                for word in re.findall(r"[^\W\d]\w*", text):
+                    if word in found:
+                        names[word] = found[word]
+    return names
+
+
+def _full_name(cls: type[Any]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

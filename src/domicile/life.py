@@ -1,0 +1,498 @@
+"""One incarnation of a node or client, from registration to its end.
+
+Wires store, transport and journal to the membership, the coordinator shell and the message
+runtime, and carries out leaving (H14) and fencing (L5). A `Life` is never used again: a node
+that was fenced begins a new one. Made by `node` and `client` only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from domicile.config import Settings
+from domicile.control.elected import Elected
+from domicile.control.member import Member
+from domicile.core.ids import Incarnation, ShardKey, new_incarnation, release_key
+from domicile.core.members import (
+    ClientGone,
+    EntryChanged,
+    Fact,
+    LeaderChanged,
+    Members,
+    NodeGone,
+)
+from domicile.core.messages import (
+    AskRevert,
+    Flush,
+    Goodbye,
+    GoodbyeAck,
+    Ping,
+    Pong,
+    Released,
+    Request,
+    Told,
+    ToOwner,
+    ToSender,
+)
+from domicile.core.owner import Source
+from domicile.core.records import ClientRecord, NodeRecord
+from domicile.core.shardmap import BLOCK_SIZE, block_key, decode_block
+from domicile.core.txn import Changes, Listing, Put
+from domicile.entity.define import EntityType
+from domicile.entity.ref import Call
+from domicile.entity.runtime import Runtime
+from domicile.errors import StoreUnavailable, Unavailable
+from domicile.ports.clock import Clock
+from domicile.ports.journal import Journal
+from domicile.ports.meter import Meter
+from domicile.ports.store import Store
+from domicile.ports.transport import LinkKey, Peer, Transport
+from domicile.transports.links import LinkLayer
+
+log = logging.getLogger("domicile")
+
+POLL_S = 0.02
+"""How often a leaving node looks whether it is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backends:
+    """What a process is wired to. `transport` makes a fresh one for each life."""
+
+    store: Store
+    transport: Callable[[], Transport]
+    journal: Journal | None
+    clock: Clock
+    meter: Meter
+    random: Random
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a process wants to be: a node if it has an id, else a client."""
+
+    cluster: str
+    node_id: str
+    catalogue: Mapping[str, EntityType]
+    resources: Mapping[type[Any], Any]
+    settings: Settings
+    candidate: bool
+
+
+class Life:
+    """One incarnation. `begin`, then `run`; `leave` ends it in an orderly way."""
+
+    def __init__(self, backends: Backends, plan: Plan) -> None:
+        self._backends = backends
+        self._plan = plan
+        self._hosts = bool(plan.node_id)
+        self.me: Incarnation = new_incarnation(backends.random)
+        self._transport = backends.transport()
+        self._links: LinkLayer | None = None
+        self._incoming: dict[LinkKey, None] = {}
+        self._goodbyes: dict[Incarnation, None] = {}
+        self._reading: dict[bytes, None] = {}
+        self._unheard: dict[ShardKey, tuple[int, float]] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._over = asyncio.Event()
+        self._left = False
+
+    async def begin(self) -> bool:
+        """Open the port, read the store, register (SM-02). False if fenced meanwhile."""
+        backends, plan = self._backends, self._plan
+        settings = plan.settings
+        address = await self._transport.listen(self._accept) if self._hosts else ""
+        roles = sorted({kind.role: None for kind in plan.catalogue.values()})
+        record: NodeRecord | ClientRecord
+        if self._hosts:
+            record = NodeRecord(
+                plan.node_id, self.me, address, tuple(roles), tuple(sorted(plan.catalogue)),
+                settings.ttl_s, plan.candidate,
+            )  # fmt: skip
+        else:
+            record = ClientRecord(self.me)
+        self.member = Member(
+            store=backends.store,
+            clock=backends.clock,
+            meter=backends.meter,
+            settings=settings,
+            random=backends.random,
+            record=record,
+            shards=dict.fromkeys(roles, settings.shards),
+            events=self,
+        )
+        self.runtime = Runtime(
+            me=self.me,
+            node_id=plan.node_id or "client",
+            clock=backends.clock,
+            meter=backends.meter,
+            settings=settings,
+            random=backends.random,
+            members=self.member.members,
+            guard=self.member.guard,
+            may_clean_up=lambda: self.member.lease.may_resume(backends.clock.now()),
+            tell_leader=self._tell_leader,
+            read_record=self._read_record,
+            catalogue=plan.catalogue,
+            resources=plan.resources,
+            journal=backends.journal,
+        )
+        self._links = LinkLayer(
+            self._transport, backends.clock, settings, backends.random, backends.meter, self.me,
+            plan.cluster, address, self.member.guard, self,
+        )  # fmt: skip
+        self.elected = Elected(
+            store=backends.store,
+            clock=backends.clock,
+            meter=backends.meter,
+            settings=settings,
+            random=backends.random,
+            me=self.me,
+            node_id=plan.node_id,
+            guard=self.member.guard,
+            send=self._send_control,
+            candidate=self._hosts and plan.candidate,
+        )
+        backends.meter.event(
+            "life", inc=self.me, node=plan.node_id, hosts=self._hosts,
+            limits={
+                "buffer": settings.buffer, "window": settings.window,
+                "mailbox": settings.mailbox, "chain": settings.chain,
+            },
+        )  # fmt: skip
+        self.runtime.start(self._links)
+        return await self.member.join()
+
+    async def run(self) -> None:
+        """Until fenced or left; then nothing of this incarnation is left running."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                watching = [group.create_task(self.member.run(), name="domicile-member")]
+                if self._hosts:
+                    watching.append(group.create_task(self.elected.run(), name="domicile-elected"))
+                await self._over.wait()
+                for task in [*watching, *self._tasks]:
+                    task.cancel()
+        finally:
+            self._end_links()
+            await self.runtime.close()
+            await self._transport.close()
+        if not self._left:
+            await self.member.revoke()
+
+    async def leave(self) -> None:
+        """H14: release all, answer and hear everything, say goodbye, then give up the lease."""
+        settings = self._plan.settings
+        self.runtime.leaving = True
+        if self._hosts:
+            self.elected.stop_campaigning()
+            await self.member.set_status("leaving")
+        await self._until(self.runtime.settled, settings.drain_deadline_s)
+        links = self._links
+        if links is not None and self.member.guard():
+            for link in self._incoming:
+                self._goodbyes[link.sender] = None
+                links.answer(link, Goodbye())
+            await self._until(lambda: not self._goodbyes and not links.pending(), settings.linger_s)
+        if self._hosts and self.elected.leading:
+            await self.elected.resign()
+        self._left = True
+        self.runtime.sending.fail_all("this process left the cluster")
+        self._end_links()
+        await self.member.leave()
+        self._over.set()
+
+    async def _until(self, condition: Callable[[], bool], limit_s: float) -> None:
+        """Wait for a condition, for a while, unless this incarnation ends first."""
+        deadline = self._backends.clock.now() + limit_s
+        clock = self._backends.clock
+        # Several conditions without a common event, looked at rarely and only while leaving.
+        while not condition() and clock.now() < deadline and not self._over.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)
+
+    def _end_links(self) -> None:
+        if self._links is not None:
+            self._links.abort()
+
+    # what the membership reports
+
+    def on_fact(self, fact: Fact) -> None:
+        """Something in the cluster is new."""
+        match fact:
+            case EntryChanged(shard, entry):
+                self.runtime.on_entry(shard, entry)
+            case NodeGone(incarnation) | ClientGone(incarnation):
+                self._backends.meter.event("gone", inc=self.me, peer=incarnation)
+                assert self._links is not None
+                self._links.forget(incarnation)
+                self._goodbyes.pop(incarnation, None)
+                self.runtime.sending.link_lost(incarnation)
+            case LeaderChanged():
+                self.runtime.repeat_released()
+            case _:
+                pass
+
+    def on_listing(self, listing: Listing) -> None:
+        """The whole store."""
+        self.runtime.on_map_changed()
+        if self._hosts:
+            self.elected.on_listing(listing)
+
+    def on_changes(self, changes: Changes) -> None:
+        """One commit."""
+        self.runtime.on_map_changed()
+        if self._hosts:
+            self.elected.on_changes(changes)
+
+    def on_fenced(self, reason: str) -> None:
+        """L4, L5: this incarnation is over."""
+        if not self._left:
+            log.warning("%s is fenced: %s", self._plan.node_id or "client", reason)
+        self.runtime.fence(reason)
+        self._end_links()
+        self._over.set()
+
+    # what links report
+
+    def on_request(self, link: LinkKey, message: ToOwner) -> None:
+        """From a process that dialled this one."""
+        if link not in self._incoming:
+            self._incoming[link] = None
+            if self.runtime.leaving and self._goodbyes:
+                self._answer(link, Goodbye())
+        self._heard(link.sender)
+        match message:
+            case Request() | Flush():
+                self.runtime.on_request(Source(*link), message)
+            case Ping(id):
+                self._answer(link, Pong(id))
+            case Released():
+                self.elected.on_released(link.sender, message)
+            case AskRevert():
+                self.elected.on_ask_revert(link.sender, message)
+            case Told(role, shard, entry):
+                self.runtime.learn(ShardKey(role, shard), entry)
+                self.runtime.on_map_changed()
+            case GoodbyeAck():
+                self._goodbyes.pop(link.sender, None)
+
+    def on_answer(self, peer: Incarnation, message: ToSender) -> None:
+        """Back from a process that this one dialled."""
+        self._heard(peer)
+        match message:
+            case Pong():
+                pass
+            case Goodbye():
+                self.runtime.sending.departing(peer)
+                self._send(peer, GoodbyeAck())
+            case _:
+                self.runtime.on_answer(peer, message)
+
+    def on_link_lost(self, peer: Incarnation, reason: str) -> None:
+        """A dialled link is lost for good."""
+        self.runtime.sending.link_lost(peer)
+
+    def on_link_gone(self, link: LinkKey) -> None:
+        """An incoming link's state was dropped."""
+        self._incoming.pop(link, None)
+        if not any(other.sender == link.sender for other in self._incoming):
+            self._goodbyes.pop(link.sender, None)
+        self.runtime.on_link_gone(Source(*link))
+
+    def _accept(self) -> Any:
+        assert self._links is not None, "nobody knows the address before the links stand"
+        return self._links.accept()
+
+    def _heard(self, peer: Incarnation) -> None:
+        if self._hosts and self.elected.leading:
+            self.elected.on_heard(peer)
+
+    # small errands
+
+    @property
+    def _members(self) -> Members:
+        return self.member.members
+
+    def _send(self, to: Incarnation, message: ToOwner, *, control: bool = False) -> None:
+        node = self._members.nodes.get(to)
+        if node is not None and self._links is not None:
+            self._links.send(Peer(to, node.address), message, control=control)
+
+    def _answer(self, link: LinkKey, message: ToSender) -> None:
+        assert self._links is not None
+        self._links.answer(link, message)
+
+    def _send_control(self, to: Incarnation, message: ToOwner) -> None:
+        """What the coordinator says to nodes; to its own node without a link."""
+        if to != self.me:
+            self._send(to, message, control=True)
+        elif isinstance(message, Told):
+            told = message
+            asyncio.get_running_loop().call_soon(self._told_myself, told)
+        else:
+            self._heard(self.me)
+
+    def _told_myself(self, told: Told) -> None:
+        if self.member.guard():
+            self.runtime.learn(ShardKey(told.role, told.shard), told.entry)
+            self.runtime.on_map_changed()
+
+    def _tell_leader(self, message: Released | AskRevert) -> None:
+        """H10: to the leader; into the store if it has been out of reach for a second."""
+        leader = self._members.leader
+        if leader is not None and leader.incarnation == self.me:
+            asyncio.get_running_loop().call_soon(self._tell_own_leader, message)
+            return
+        if leader is not None:
+            self._send(leader.incarnation, message, control=True)
+        if isinstance(message, AskRevert):
+            return
+        shard, now = ShardKey(message.role, message.shard), self._backends.clock.now()
+        reached = (
+            leader is not None
+            and self._links is not None
+            and self._links.connected(leader.incarnation)
+        )
+        epoch, since = self._unheard.get(shard, (0, now))
+        if epoch != message.epoch or reached:
+            since = now
+        self._unheard[shard] = (message.epoch, since)
+        if now - since >= 1.0:
+            self._spawn(self._leave_release(shard, message.epoch))
+
+    def _tell_own_leader(self, message: Released | AskRevert) -> None:
+        if isinstance(message, Released):
+            self.elected.on_released(self.me, message)
+        else:
+            self.elected.on_ask_revert(self.me, message)
+
+    async def _leave_release(self, shard: ShardKey, epoch: int) -> None:
+        try:
+            async with asyncio.timeout(self._plan.settings.op_timeout_s):
+                key = release_key(self.me, shard, epoch)
+                await self._backends.store.commit((), (Put(key, b""),))
+        except (StoreUnavailable, TimeoutError):
+            self._backends.meter.count("release.unwritten")
+
+    def _read_record(self, shard: ShardKey) -> None:
+        """H7: a sender knows more than this owner."""
+        key = block_key(shard.role, shard.shard // BLOCK_SIZE)
+        if key not in self._reading:
+            self._reading[key] = None
+            self._spawn(self._read_block(key, shard))
+
+    async def _read_block(self, key: bytes, shard: ShardKey) -> None:
+        number = shard.shard // BLOCK_SIZE
+        try:
+            async with asyncio.timeout(self._plan.settings.op_timeout_s):
+                item = await self._backends.store.get(key)
+        except (StoreUnavailable, TimeoutError):
+            item = None
+        finally:
+            self._reading.pop(key, None)
+        if item is not None and self.member.guard():
+            for index, entry in enumerate(decode_block(item.value).entries):
+                self.runtime.learn(ShardKey(shard.role, number * BLOCK_SIZE + index), entry)
+            self.runtime.on_map_changed()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """An errand of its own, ended with this life."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+
+class Lives:
+    """One life after another, until stopped: what a fence ends, this begins anew (L5).
+
+    Calls go out from the current life (the `Outbound` of a node's or client's refs).
+    """
+
+    def __init__(self) -> None:
+        self.current: Life | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    @property
+    def started(self) -> bool:
+        """Whether `start` was ever called."""
+        return self._supervisor is not None
+
+    async def start(self, backends: Backends, plan: Plan) -> None:
+        """Join; returns once the first life is registered."""
+        loop = asyncio.get_running_loop()
+        joined: asyncio.Future[None] = loop.create_future()
+        self._supervisor = loop.create_task(
+            self._supervise(backends, plan, joined), name=f"domicile-{plan.node_id or 'client'}"
+        )
+        try:
+            await joined
+        except BaseException:
+            self._supervisor.cancel()
+            await self._ended()
+            raise
+
+    async def stop(self) -> None:
+        """Leave in an orderly way (H14)."""
+        self._stopping = True
+        if self.current is not None:
+            await self.current.leave()
+        elif self._supervisor is not None:
+            self._supervisor.cancel()
+        await self._ended()
+
+    async def wait(self) -> None:
+        """Until stopped by someone else."""
+        if self._supervisor is not None:
+            await asyncio.shield(self._supervisor)
+
+    async def ask(self, call: Call) -> bytes:
+        """For refs."""
+        return await self._running().runtime.sending.ask(call)
+
+    async def tell(self, call: Call) -> None:
+        """For refs."""
+        await self._running().runtime.sending.tell(call)
+
+    def _running(self) -> Life:
+        if self.current is None:
+            raise Unavailable(
+                "this process is not part of a cluster now: enter it with `async with` first, or "
+                "retry soon if it is joining anew after losing its lease"
+            )
+        return self.current
+
+    async def _supervise(
+        self, backends: Backends, plan: Plan, joined: asyncio.Future[None]
+    ) -> None:
+        try:
+            while not self._stopping:
+                life = Life(backends, plan)
+                if await life.begin():
+                    self.current = life
+                    if not joined.done():
+                        joined.set_result(None)
+                try:
+                    await life.run()
+                finally:
+                    self.current = None
+        except Exception as error:
+            if joined.done():
+                raise
+            joined.set_exception(error)
+        finally:
+            await backends.store.close()
+
+    async def _ended(self) -> None:
+        supervisor = self._supervisor
+        if supervisor is not None:
+            try:
+                await supervisor
+            except asyncio.CancelledError:
+                if not supervisor.cancelled():
+                    raise

@@ -1,0 +1,312 @@
+"""Entities whose state is the fold of their journaled events (J1, J2, J4, J5).
+
+An ask with a key is one transaction: its events, the key and the reply commit together, so that
+repeating it gives the stored reply and no second effect. What such a handler has persisted also
+commits before anything it sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import types
+import typing
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+
+from domicile.core.ids import ShardKey
+from domicile.entity.cell import Cell, Turn, current_turn
+from domicile.entity.define import Entity
+from domicile.entity.shard import OutcomeUnknown, ShardHost
+from domicile.errors import ConfigError, Fenced, HandlerFailed
+from domicile.ports.journal import (
+    Append,
+    Appended,
+    Claim,
+    Journal,
+    JournalUnknown,
+    Refusal,
+)
+
+S = TypeVar("S")
+Ev = TypeVar("Ev")
+T = TypeVar("T")
+
+TRIES = 5
+"""How often an unanswered journal is asked again before the outcome is called unknown."""
+
+_UNREAD: Any = object()
+
+
+class EventCodec:
+    """Events as (class name, fields): the name is durable, fields evolve by name."""
+
+    __slots__ = ("_decoders", "_encode")
+
+    def __init__(self, owner: str, kinds: tuple[Any, ...]) -> None:
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decoders: dict[str, msgspec.msgpack.Decoder[Any]] = {}
+        for kind in kinds:
+            if not isinstance(kind, type):
+                raise ConfigError(
+                    f"{owner}: an event type must be a class, {kind!r} is not; write "
+                    f"class {owner}(EventSourced[State, Added | Removed])"
+                )
+            if kind.__name__ in self._decoders:
+                raise ConfigError(f"{owner}: two event classes are named {kind.__name__!r}")
+            try:
+                self._decoders[kind.__name__] = msgspec.msgpack.Decoder(kind)
+            except TypeError as error:
+                raise ConfigError(
+                    f"{owner}: event {kind.__name__} cannot be stored: {error}"
+                ) from None
+
+    def encode(self, event: Any) -> bytes:
+        """The stored form of an event."""
+        name = type(event).__name__
+        if name not in self._decoders:
+            known = ", ".join(self._decoders)
+            raise TypeError(f"{event!r} is not one of this entity's events ({known})")
+        return self._encode((name, event))
+
+    def decode(self, data: bytes) -> Any:
+        """An event from its stored form."""
+        name, raw = msgspec.msgpack.decode(data, type=tuple[str, msgspec.Raw])
+        decoder = self._decoders.get(name)
+        if decoder is None:
+            raise ConfigError(f"the journal holds an event {name!r} that this version lacks")
+        return decoder.decode(raw)
+
+
+class EventSourced(Entity, Generic[S, Ev]):
+    """State as a fold of events: define `initial(id)` and a pure `apply(state, event)`."""
+
+    __domicile_durable__: ClassVar[bool] = True
+    __domicile_events__: ClassVar[EventCodec]
+
+    _domicile_state: Any = _UNREAD
+    _domicile_seq: int = 0
+    _domicile_staged: tuple[bytes, ...] = ()
+    _domicile_staged_state: Any = _UNREAD
+    _domicile_reading: list[asyncio.Future[None]] | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        kinds = _event_kinds(cls)
+        if kinds is not None:
+            cls.__domicile_events__ = EventCodec(cls.__name__, kinds)
+
+    @staticmethod
+    def initial(id: str, /) -> Any:
+        """The state before any event."""
+        raise ConfigError("an EventSourced entity needs a static method initial(id)")
+
+    @staticmethod
+    def apply(state: Any, event: Any, /) -> Any:
+        """The state after one more event. Pure: it runs again at every recovery."""
+        raise ConfigError("an EventSourced entity needs a static method apply(state, event)")
+
+    async def state(self) -> S:
+        """The current state, recovered from the journal on first use."""
+        if self._domicile_staged_state is not _UNREAD and not _turn().mail.shared:
+            return self._domicile_staged_state  # type: ignore[no-any-return]
+        if self._domicile_state is _UNREAD:
+            await self._recover()
+        return self._domicile_state  # type: ignore[no-any-return]
+
+    async def persist(self, *events: Ev) -> S:
+        """Commit events and return the new state; `Fenced` if the shard moved on (I2)."""
+        turn = _turn()
+        if turn.mail.shared:
+            raise RuntimeError("a shared handler cannot persist: drop shared=True")
+        state: Any = await self.state()
+        encoded = tuple(self.__domicile_events__.encode(event) for event in events)
+        for event in events:
+            state = type(self).apply(state, event)
+        self._domicile_staged += encoded
+        self._domicile_staged_state = state
+        if turn.key:
+            turn.store_first = self._store_staged
+        else:
+            await self._commit("", None)
+        return state  # type: ignore[no-any-return]
+
+    async def __domicile_keyed__(self, key: str, call: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Run a keyed ask once; afterwards give its stored reply."""
+        turn = _turn()
+        if turn.mail.shared:
+            return await call()
+        await self._claimed()
+        entity = _cell(self).key
+        stored = await _ask(lambda: _journal(self).inbox(entity, key))
+        if stored is not None:
+            if stored.reply is None:
+                raise HandlerFailed(
+                    f"the effects of key {key!r} on {entity.type} {entity.id!r} are stored, but "
+                    f"its handler was interrupted before it replied; read the state instead"
+                )
+            return stored.reply
+        try:
+            reply = await call()
+            await self._commit(key, reply)
+        finally:
+            turn.store_first = None
+            self._domicile_staged, self._domicile_staged_state = (), _UNREAD
+        return reply
+
+    async def _store_staged(self) -> None:
+        """Commit before something is sent; the reply follows when the handler ends."""
+        turn = _turn()
+        turn.store_first = None
+        await self._commit(turn.key, None)
+
+    async def _commit(self, key: str, reply: bytes | None) -> None:
+        """J2, J4, J5: append what is staged; the state follows the commit."""
+        cell = _cell(self)
+        claim = await self._claimed()
+        if self._domicile_state is _UNREAD:
+            await self._recover()
+        staged, state = self._domicile_staged, self._domicile_staged_state
+        self._domicile_staged, self._domicile_staged_state = (), _UNREAD
+        append_id = f"{cell.random.getrandbits(128):032x}"
+        append = Append(append_id, cell.key, self._domicile_seq, staged, key, reply)
+        journal = _journal(self)
+        try:
+            result: Appended | Refusal | None = await journal.append(claim, append)
+        except JournalUnknown:
+            result = await _ask(lambda: journal.appended(claim, append_id))
+        except asyncio.CancelledError:
+            cell.host.restart(cell)
+            raise
+        if isinstance(result, Appended):
+            self._domicile_seq = result.seq
+            if state is not _UNREAD:
+                self._domicile_state = state
+            return
+        cell.host.restart(cell)
+        where = f"{cell.key.type} {cell.key.id!r}"
+        if isinstance(result, Refusal) and result.fenced:
+            raise Fenced(
+                f"{where} has a newer home (epoch {result.epoch} > {claim.epoch}); nothing was "
+                f"committed here"
+            )
+        raise OutcomeUnknown(f"the journal does not say whether events of {where} were stored")
+
+    async def _recover(self) -> None:
+        """Read and fold all events, once, whoever asks first."""
+        if self._domicile_reading is not None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._domicile_reading.append(waiter)
+            await waiter
+            if self._domicile_state is _UNREAD:
+                await self._recover()
+            return
+        self._domicile_reading = []
+        try:
+            await self._claimed()
+            cell = _cell(self)
+            events = await _ask(lambda: _journal(self).read(cell.key))
+            state = type(self).initial(cell.id)
+            for data in events:
+                state = type(self).apply(state, self.__domicile_events__.decode(data))
+            self._domicile_seq = len(events)
+            self._domicile_state = state
+        finally:
+            waiters, self._domicile_reading = self._domicile_reading, None
+            for other in waiters:
+                if not other.done():
+                    other.set_result(None)
+
+    async def _claimed(self) -> Claim:
+        """J1: the fence is raised to this epoch before the first read or append."""
+        cell = _cell(self)
+        host = cell.host
+        if not isinstance(host.fence_claim, ShardClaim) or host.fence_claim.epoch != cell.epoch:
+            host.fence_claim = ShardClaim(host, cell.epoch)
+        return await host.fence_claim.get()
+
+
+class ShardClaim:
+    """One shard's claim under one epoch, made once for all its entities."""
+
+    def __init__(self, host: ShardHost, epoch: int) -> None:
+        self.epoch = epoch
+        self._host = host
+        self._claim = Claim(ShardKey(*host.shard), epoch, host.runtime.me)
+        self._granted = False
+        self._asking: list[asyncio.Future[None]] | None = None
+
+    async def get(self) -> Claim:
+        """The granted claim; `Fenced` if a newer one stands."""
+        while not self._granted:
+            if self._asking is None:
+                await self._make()
+            else:
+                waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._asking.append(waiter)
+                await waiter
+        return self._claim
+
+    async def _make(self) -> None:
+        self._asking = []
+        journal = self._host.runtime.journal
+        assert journal is not None
+        try:
+            refusal = await _ask(lambda: journal.claim(self._claim))
+            if refusal is not None:
+                raise Fenced(
+                    f"shard {self._claim.shard.role}/{self._claim.shard.shard} was claimed under "
+                    f"epoch {refusal.epoch}; this home has epoch {self.epoch}"
+                )
+            self._granted = True
+        finally:
+            waiters, self._asking = self._asking, None
+            for other in waiters:
+                if not other.done():
+                    other.set_result(None)
+
+
+async def _ask(call: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a call that changes nothing twice until the journal answers."""
+    for _ in range(TRIES - 1):
+        try:
+            return await call()
+        except JournalUnknown:
+            continue
+    try:
+        return await call()
+    except JournalUnknown:
+        raise OutcomeUnknown("the journal does not answer") from None
+
+
+def _turn() -> Turn:
+    turn = current_turn.get()
+    if turn is None or not turn.active:
+        raise RuntimeError("state() and persist() work inside a running handler only")
+    return turn
+
+
+def _cell(entity: Entity) -> Cell:
+    context = entity._domicile_context()  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(context, Cell)
+    return context
+
+
+def _journal(entity: Entity) -> Journal:
+    journal = _cell(entity).host.runtime.journal
+    assert journal is not None, "a node with durable entities has a journal"
+    return journal
+
+
+def _event_kinds(cls: type[Any]) -> tuple[Any, ...] | None:
+    """The event classes named in `EventSourced[State, A | B]`; None for a class still generic."""
+    for base in getattr(cls, "__orig_bases__", ()):
+        if typing.get_origin(base) is EventSourced:
+            event = typing.get_args(base)[1]
+            if isinstance(event, TypeVar):
+                return None
+            if typing.get_origin(event) in (types.UnionType, typing.Union):
+                return typing.get_args(event)
+            return (event,)
+    return None

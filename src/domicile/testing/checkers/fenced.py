@@ -1,0 +1,53 @@
+"""I2, fenced: nothing durable commits under an epoch older than the newest the journal has seen."""
+
+from __future__ import annotations
+
+from domicile.testing.checkers.reading import read
+from domicile.testing.checkers.verdict import Findings, Violation
+from domicile.testing.history import Event, History
+
+
+def check_fenced(history: History) -> list[Violation]:
+    """I2: appends belong to the newest claim (J1, J2) and continue each other without a gap."""
+    name = read(history).name
+    found = Findings("I2")
+    fences: dict[tuple[str, int], Event] = {}
+    ends: dict[tuple[str, str], tuple[int, Event]] = {}
+    append_ids: dict[str, None] = {}
+    for event in history.of("claim", "append"):
+        fields = event.fields
+        if not fields["ok"]:
+            continue
+        shard = (fields["role"], fields["shard"])
+        append = event.kind == "append"
+        if append and fields["append_id"]:
+            if fields["append_id"] in append_ids:
+                continue
+            append_ids[fields["append_id"]] = None
+        fence = fences.get(shard)
+        what = (
+            f"{event.kind} of {name(fields['owner'])} in epoch {fields['epoch']} of "
+            f"{shard[0]}/{shard[1]}"
+        )
+        newest = fence.fields["epoch"] if fence else -1
+        if fence and fields["epoch"] < newest:
+            message = f"{what} committed after {name(fence.fields['owner'])} claimed epoch {newest}"
+            found.add(event.at, message, fence, event)
+        elif fence and fields["epoch"] == newest and fields["owner"] != fence.fields["owner"]:
+            message = f"{what} committed in an epoch that {name(fence.fields['owner'])} claimed"
+            found.add(event.at, message, fence, event)
+        else:
+            if append and fields["epoch"] > newest:
+                found.add(event.at, f"{what} committed without a claim (H13)", fence, event)
+            fences[shard] = event
+        if append:
+            entity = (fields["type"], fields["id"])
+            known = ends.get(entity)
+            if known and fields["seq"] != known[0]:
+                message = (
+                    f"{what} starts {entity[0]}/{entity[1]} at event {fields['seq']}, but its "
+                    f"journal ended at {known[0]}"
+                )
+                found.add(event.at, message, known[1], event)
+            ends[entity] = (fields["seq"] + fields["count"], event)
+    return found.violations

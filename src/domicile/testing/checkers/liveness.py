@@ -1,0 +1,223 @@
+"""L, liveness: once the faults are over, asks are answered and moves end; nothing deadlocks."""
+
+from __future__ import annotations
+
+from domicile.core.ids import ShardKey
+from domicile.testing.checkers.reading import Message, Reading, Spans, read
+from domicile.testing.checkers.verdict import Findings, Violation
+from domicile.testing.history import Event, History
+
+STUCK_S = 4.0
+"""The longest an ask or a drain may take when no handler is slow by itself."""
+
+SLOW_S = 2.0
+"""Own time from which on a handler, or an unbroken row of them, explains waiting."""
+
+PLACE_S = 5.0
+"""The longest a stored entry may go without its owner acting on it."""
+
+PATIENT_S = 5.0
+"""Asks with a shorter timeout may fail by their own impatience."""
+
+REFUSED_S = 1.0
+"""`not_executed` this soon is a refusal (overload, cycle, depth), not a wait in vain."""
+
+_ROW_GAP_S = 0.01
+
+_Key = tuple[str, str, int, int]
+_Entity = tuple[str, str, str]
+_Shard = tuple[str, str, int]
+
+
+def check_liveness(history: History) -> list[Violation]:
+    """L: after `quiet` and a grace, no ask is stuck, no shard drains long, every home is open."""
+    reading = read(history)
+    found = Findings("L")
+    settled_at = reading.settled_at()
+    if settled_at is None:
+        return found.violations
+    slow = _slow_spans(history, reading)
+    _judge_asks(found, history, reading, settled_at, slow)
+    _judge_shards(found, history, reading, settled_at, slow)
+    return found.violations
+
+
+class _Work:
+    """One entity's handlers at one incarnation: how long they wait, how long they work."""
+
+    __slots__ = ("asks", "begun_at", "idle_at", "on", "own_s", "waited_s", "waiting_at")
+
+    def __init__(self) -> None:
+        self.on: dict[_Key, tuple[float, float]] = {}
+        self.asks = 0
+        self.waiting_at = 0.0
+        self.waited_s = 0.0
+        self.begun_at = 0.0
+        self.idle_at = float("-inf")
+        self.own_s = 0.0
+
+    def waited(self, at: float) -> float:
+        """Seconds spent waiting for nested asks until now."""
+        return self.waited_s + (at - self.waiting_at if self.asks else 0.0)
+
+    def start(self, key: _Key, at: float) -> None:
+        if not self.on and at - self.idle_at > _ROW_GAP_S:
+            self.begun_at = at
+            self.own_s = 0.0
+        self.on[key] = (at, self.waited(at))
+
+    def finish(self, key: _Key, at: float) -> None:
+        begun = self.on.pop(key, None)
+        if begun is not None:
+            self.own_s += at - begun[0] - (self.waited(at) - begun[1])
+        self.idle_at = at
+
+    def ask(self, at: float) -> None:
+        if not self.asks:
+            self.waiting_at = at
+        self.asks += 1
+
+    def answered(self, at: float) -> None:
+        self.asks -= 1
+        if not self.asks:
+            self.waited_s += at - self.waiting_at
+
+
+def _slow_spans(history: History, reading: Reading) -> Spans:
+    """When handlers that are slow by themselves kept others waiting."""
+    works: dict[_Entity, _Work] = {}
+    nested: dict[_Key, _Work] = {}
+    spans: list[tuple[float, float]] = []
+    for at, kind, fields in history.events:
+        if kind == "start" or kind == "finish":
+            entity = (fields["inc"], fields["type"], fields["id"])
+            work = works.get(entity)
+            if work is None:
+                work = works[entity] = _Work()
+            key = (fields["sender"], fields["role"], fields["shard"], fields["n"])
+            if kind == "start":
+                work.start(key, at)
+            else:
+                work.finish(key, at)
+                if work.own_s > SLOW_S:
+                    spans.append((work.begun_at, at + STUCK_S))
+        elif kind == "submit":
+            if fields["chain"] and fields["ask"]:
+                asker = works.get((fields["inc"], *fields["chain"][-1]))
+                if asker is not None:
+                    asker.ask(at)
+                    nested[fields["inc"], fields["role"], fields["shard"], fields["n"]] = asker
+        elif kind == "outcome" and nested:
+            key = (fields["inc"], fields["role"], fields["shard"], fields["n"])
+            asker = nested.pop(key, None)
+            if asker is not None:
+                asker.answered(at)
+    for entity, work in works.items():
+        if entity[0] in reading.deaths:
+            continue
+        for key in list(work.on):
+            work.finish(key, reading.end)
+        if work.own_s > SLOW_S:
+            spans.append((work.begun_at, work.idle_at + STUCK_S))
+    return Spans(spans)
+
+
+def _judge_asks(
+    found: Findings, history: History, reading: Reading, settled_at: float, slow: Spans
+) -> None:
+    asks: dict[_Key, Event] = {}
+    for event in history.of("submit", "outcome"):
+        if event.at < settled_at:
+            continue
+        fields = event.fields
+        key = (fields["inc"], fields["role"], fields["shard"], fields["n"])
+        if event.kind == "submit":
+            timeout_s = fields["timeout"]
+            if fields["ask"] and (timeout_s is None or timeout_s >= PATIENT_S):
+                asks[key] = event
+            continue
+        submit = asks.pop(key, None)
+        if submit is not None:
+            _judge_ask(found, reading, key, submit, event, slow)
+    for key, submit in asks.items():
+        _judge_ask(found, reading, key, submit, None, slow)
+
+
+def _judge_ask(
+    found: Findings,
+    reading: Reading,
+    key: _Key,
+    submit: Event,
+    outcome: Event | None,
+    slow: Spans,
+) -> None:
+    until = outcome.at if outcome else reading.end
+    took_s = until - submit.at
+    told = outcome.fields["outcome"] if outcome else "unanswered"
+    answered = told in ("ok", "rejected", "failed")
+    refused = told == "not_executed" and took_s <= REFUSED_S
+    waiting = outcome is None and took_s <= STUCK_S
+    if refused or waiting or (answered and took_s <= STUCK_S):
+        return
+    if submit.fields["inc"] in reading.deaths or slow.overlap(submit.at, until):
+        return
+    message = (
+        f"stuck: {Message(*key)} to {submit.fields['type']}/{submit.fields['id']} was {told} "
+        f"after {took_s:.3f} s though no fault and no slow handler was in the way"
+    )
+    found.add(submit.at, message, submit, outcome)
+
+
+def _judge_shards(
+    found: Findings, history: History, reading: Reading, settled_at: float, slow: Spans
+) -> None:
+    phases: dict[_Shard, Event] = {}
+    for event in history.of("open", "draining", "released", "closed"):
+        fields = event.fields
+        home = (fields["inc"], fields["role"], fields["shard"])
+        phase = phases.get(home)
+        phases[home] = event
+        if phase and phase.kind == "draining":
+            _judge_drain(found, reading, phase, event, settled_at, slow)
+    for (inc, _, _), phase in phases.items():
+        if phase.kind == "draining" and inc not in reading.deaths:
+            _judge_drain(found, reading, phase, None, settled_at, slow)
+    last = {stored.shard: stored for changes in reading.stored.values() for stored in changes}
+    for stored in last.values():
+        event, shard, entry = stored.event, stored.shard, stored.after
+        if reading.end - event.at <= PLACE_S or slow.overlap(event.at, reading.end):
+            continue
+        where = f"shard {shard.role}/{shard.shard}"
+        if entry.state == "moving":
+            since_s = reading.end - event.at
+            message = f"stuck: {where} has been moving for {since_s:.3f} s at the end"
+            found.add(reading.end, message, event)
+        elif entry.state == "serving" and entry.owner not in reading.deaths:
+            phase = phases.get((entry.owner, shard.role, shard.shard))
+            if phase and phase.kind == "open" and phase.fields["epoch"] == entry.epoch:
+                continue
+            message = (
+                f"stuck: {where} is stored as served by {reading.name(entry.owner)} in epoch "
+                f"{entry.epoch}, but at the end it is not open there"
+            )
+            found.add(reading.end, message, event, phase)
+
+
+def _judge_drain(
+    found: Findings,
+    reading: Reading,
+    draining: Event,
+    after: Event | None,
+    settled_at: float,
+    slow: Spans,
+) -> None:
+    since = max(draining.at, settled_at)
+    until = after.at if after else reading.end
+    if until - since <= STUCK_S or slow.overlap(draining.at, until):
+        return
+    shard = ShardKey(draining.fields["role"], draining.fields["shard"])
+    message = (
+        f"stuck: {reading.name(draining.fields['inc'])} drained {shard.role}/{shard.shard} for "
+        f"{until - draining.at:.3f} s though no handler was slow by itself"
+    )
+    found.add(draining.at, message, draining, after)

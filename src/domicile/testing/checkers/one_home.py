@@ -1,0 +1,259 @@
+"""I1, one home: the store names one owner per epoch, links are exact, handlers never overlap.
+
+Three checkers: what is stored (a), what peers take from each other (b), what runs (c).
+"""
+
+from __future__ import annotations
+
+from domicile.core.ids import LEADER_KEY, MAP, NOBODY, NODES, ShardKey
+from domicile.core.records import LeaderRecord, decode_record
+from domicile.testing.checkers.reading import Message, Reading, Stored, read
+from domicile.testing.checkers.verdict import Findings, Violation
+from domicile.testing.history import Event, History
+
+
+def check_stored(history: History) -> list[Violation]:
+    """I1a: epochs and changes only rise, one owner each, new owners only by C4, one writer."""
+    reading = read(history)
+    found = Findings("I1a")
+    nodes: dict[str, None] = {}
+    released: dict[tuple[str, ShardKey, int], None] = {}
+    leader: LeaderRecord | None = None
+    for position, event in enumerate(history.events):
+        kind, fields = event.kind, event.fields
+        if kind == "released":
+            shard = ShardKey(fields["role"], fields["shard"])
+            released[fields["inc"], shard, fields["epoch"]] = None
+        elif kind in ("commit", "expire"):
+            # Conditions speak of the state before the commit, so it is judged before it is applied.
+            puts = fields.get("puts", ())
+            if any(put[0].startswith(MAP) for put in puts):
+                _judge_writer(found, event, leader)
+                for stored in reading.stored.get(position, ()):
+                    _judge_entry(found, reading, stored, nodes, released)
+            for put in puts:
+                key, value = put[0], put[1]
+                if key.startswith(NODES):
+                    nodes[key[len(NODES) :].decode()] = None
+                elif key == LEADER_KEY:
+                    leader = decode_record(value, LeaderRecord)
+            for key in fields.get("deletes", ()):
+                if key.startswith(NODES):
+                    nodes.pop(key[len(NODES) :].decode(), None)
+                elif key == LEADER_KEY:
+                    leader = None
+                elif key.startswith(MAP):
+                    message = f"map block {key.decode()} was deleted, and its epochs with it"
+                    found.add(event.at, message, event)
+    return found.violations
+
+
+def _judge_writer(found: Findings, event: Event, leader: LeaderRecord | None) -> None:
+    by = event.fields["by"]
+    if leader is None:
+        found.add(event.at, f"{by} wrote the map while nobody held the leader key", event)
+    elif by not in (leader.node, leader.incarnation):
+        message = f"{by} wrote the map while {leader.node} held the leader key: two coordinators"
+        found.add(event.at, message, event)
+
+
+def _judge_entry(
+    found: Findings,
+    reading: Reading,
+    stored: Stored,
+    nodes: dict[str, None],
+    released: dict[tuple[str, ShardKey, int], None],
+) -> None:
+    event, shard, before, after = stored
+    where = f"shard {shard.role}/{shard.shard}"
+    if after.epoch < before.epoch:
+        message = f"{where} went back from epoch {before.epoch} to {after.epoch}"
+    elif after.epoch == before.epoch and after.owner != before.owner:
+        old, new = reading.name(before.owner), reading.name(after.owner)
+        message = f"{where} has two owners in epoch {after.epoch}: {old}, then {new}"
+    elif after.change <= before.change:
+        message = f"{where} changed without a rise of its change number {before.change}"
+    elif after.epoch > before.epoch and after.owner not in nodes:
+        message = f"{where} was given to {reading.name(after.owner)}, which has no record (C4)"
+    elif (
+        after.epoch > before.epoch
+        and before.owner != NOBODY
+        and before.owner in nodes
+        and (before.owner, shard, before.epoch) not in released
+    ):
+        old, new = reading.name(before.owner), reading.name(after.owner)
+        message = (
+            f"{where} was given to {new} in epoch {after.epoch} while {old} neither released "
+            f"epoch {before.epoch} nor lost its record (C4)"
+        )
+    else:
+        return
+    found.add(event.at, message, event)
+
+
+def check_links(history: History) -> list[Violation]:
+    """I1b: nothing is taken from the gone; frames of a link arrive once each, in order."""
+    reading = read(history)
+    found = Findings("I1b")
+    gone: dict[tuple[str, str], Event] = {}
+    last: dict[tuple[str, str, str], Event] = {}
+    for event in history.of("gone", "taken"):
+        fields = event.fields
+        inc, peer = fields["inc"], fields["peer"]
+        if event.kind == "gone":
+            gone[inc, peer] = event
+            continue
+        link = (inc, peer, fields["link"])
+        previous = last.get(link)
+        last[link] = event
+        expected = previous.fields["no"] + 1 if previous else 1
+        older = previous is not None and fields["session"] < previous.fields["session"]
+        if fields["no"] == expected and not older and (inc, peer) not in gone:
+            continue
+        who = f"{reading.name(inc)} took frame {fields['no']} of {reading.name(peer)}"
+        if (inc, peer) in gone:
+            found.add(event.at, f"{who} after learning that it is gone", gone[inc, peer], event)
+        if fields["no"] != expected:
+            message = f"{who} on link {fields['link']} where {expected} was due"
+            found.add(event.at, message, previous, event)
+        elif previous and older:
+            message = (
+                f"{who} from session {fields['session']} of link {fields['link']} after session "
+                f"{previous.fields['session']}"
+            )
+            found.add(event.at, message, previous, event)
+    return found.violations
+
+
+def check_handlers(history: History) -> list[Violation]:
+    """I1c: no handler of an old owner after the new owner's first; one at a time per entity."""
+    reading = read(history)
+    found = Findings("I1c")
+    handlers = _Handlers(reading, found)
+    released: dict[tuple[str, str, int], Event] = {}
+    for event in history.events:
+        kind, fields = event.kind, event.fields
+        if kind in ("start", "resume"):
+            shard = (fields["role"], fields["shard"])
+            final = released.get((fields["inc"], *shard))
+            if final and fields["epoch"] <= final.fields["epoch"]:
+                message = (
+                    f"{reading.name(fields['inc'])} ran a handler of {fields['type']}/"
+                    f"{fields['id']} in epoch {fields['epoch']} of {shard[0]}/{shard[1]}, which "
+                    "it had released (H10)"
+                )
+                found.add(event.at, message, final, event)
+            handlers.runs(event, shard)
+            if kind == "start":
+                handlers.start(event)
+            else:
+                handlers.resume(event)
+        elif kind == "finish":
+            handlers.finish(event)
+        elif kind == "released":
+            released[fields["inc"], fields["role"], fields["shard"]] = event
+        elif kind == "open":
+            final = released.get((fields["inc"], fields["role"], fields["shard"]))
+            if final and fields["epoch"] <= final.fields["epoch"]:
+                message = (
+                    f"{reading.name(fields['inc'])} opened {fields['role']}/{fields['shard']} in "
+                    f"epoch {fields['epoch']} again after releasing it (H11)"
+                )
+                found.add(event.at, message, final, event)
+        elif kind == "renewed":
+            handlers.renewed(event)
+    return found.violations
+
+
+_Entity = tuple[str, str, str]
+_Key = tuple[str, str, int, int]
+_Run = tuple[str, str, str, _Key]
+
+
+class _Handlers:
+    """Which handlers are on, and the newest epoch in which each incarnation started one."""
+
+    def __init__(self, reading: Reading, found: Findings) -> None:
+        self._reading = reading
+        self._found = found
+        self._newest: dict[tuple[str, int], Event] = {}
+        self._firsts: dict[tuple[str, int], dict[str, Event]] = {}
+        self._on: dict[_Entity, dict[_Key, Event]] = {}
+        self._over: dict[_Run, Event] = {}
+        self._valid_until: dict[str, float] = {}
+
+    def renewed(self, event: Event) -> None:
+        fields = event.fields
+        until = fields["sent_at"] + fields["ttl"] - fields["margin"]
+        self._valid_until[fields["inc"]] = max(until, self._valid_until.get(fields["inc"], until))
+
+    def runs(self, event: Event, shard: tuple[str, int]) -> None:
+        """No start or resumption after a start of another incarnation in this or a higher epoch."""
+        fields = event.fields
+        inc, epoch = fields["inc"], fields["epoch"]
+        newest = self._newest.get(shard)
+        if newest is None or epoch > newest.fields["epoch"]:
+            if event.kind == "start":
+                self._newest[shard] = event
+                self._firsts.setdefault(shard, {})[inc] = event
+            return
+        if epoch == newest.fields["epoch"] and inc == newest.fields["inc"]:
+            return
+        for other, first in self._firsts[shard].items():
+            if other == inc or first.fields["epoch"] < epoch or self._excused(event):
+                continue
+            message = (
+                f"{self._reading.name(inc)} ran {fields['type']}/{fields['id']} in epoch {epoch} "
+                f"of {shard[0]}/{shard[1]} after {self._reading.name(other)} had started in epoch "
+                f"{first.fields['epoch']}"
+            )
+            self._found.add(event.at, message, first, event)
+            return
+
+    def _excused(self, event: Event) -> bool:
+        """After a pause that broke A4: the rest of one loop turn, within the lease."""
+        inc = event.fields["inc"]
+        thawed = any(end == event.at for _, end in self._reading.freezes.get(inc, ()))
+        return thawed and event.at < self._valid_until.get(inc, 0.0)
+
+    def start(self, event: Event) -> None:
+        """An exclusive handler runs alone, shared ones only beside each other."""
+        fields = event.fields
+        on = self._on.setdefault((fields["inc"], fields["type"], fields["id"]), {})
+        for other in on.values():
+            if not (fields["shared"] and other.fields["shared"]):
+                message = (
+                    f"two handlers of {fields['type']}/{fields['id']} ran at once on "
+                    f"{self._reading.name(fields['inc'])}, not both shared"
+                )
+                self._found.add(event.at, message, other, event)
+                break
+        on[_message(event)] = event
+
+    def resume(self, event: Event) -> None:
+        """What ended for good is never resumed (L4); a cancelled handler may still clean up."""
+        fields = event.fields
+        entity = (fields["inc"], fields["type"], fields["id"])
+        message = _message(event)
+        if message in self._on.get(entity, ()):
+            return
+        over = self._over.get((*entity, message))
+        if over is None or over.fields["how"] != "cancelled":
+            why = "was over" if over else "never started there"
+            text = (
+                f"{self._reading.name(fields['inc'])} resumed {fields['type']}/{fields['id']} for "
+                f"{Message(*message)}, whose handler {why}"
+            )
+            self._found.add(event.at, text, over, event)
+
+    def finish(self, event: Event) -> None:
+        fields = event.fields
+        entity = (fields["inc"], fields["type"], fields["id"])
+        message = _message(event)
+        self._on.get(entity, {}).pop(message, None)
+        self._over[(*entity, message)] = event
+
+
+def _message(event: Event) -> _Key:
+    fields = event.fields
+    return (fields["sender"], fields["role"], fields["shard"], fields["n"])

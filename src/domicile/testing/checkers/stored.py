@@ -1,0 +1,49 @@
+"""I3, told after stored: nobody acts on, or is told of, an entry that the store does not hold."""
+
+from __future__ import annotations
+
+from domicile.testing.checkers.reading import read
+from domicile.testing.checkers.verdict import Findings, Violation
+from domicile.testing.history import History
+
+
+def check_stored_first(history: History) -> list[Violation]:
+    """I3: `told`, `open` and `draining` follow the commit of exactly that entry."""
+    reading = read(history)
+    found = Findings("I3")
+    states: dict[tuple[str, int, str, int, str], None] = {}
+    entries: dict[tuple[str, int, str, int, str, int], None] = {}
+    for position, event in enumerate(history.events):
+        kind, fields = event.kind, event.fields
+        if kind == "commit":
+            for _, shard, _, entry in reading.stored.get(position, ()):
+                state = (shard.role, shard.shard, entry.owner, entry.epoch, entry.state)
+                states[state] = None
+                entries[(*state, entry.change)] = None
+        elif kind == "told":
+            where = (fields["role"], fields["shard"])
+            entry_key = (
+                *where,
+                fields["owner"],
+                fields["epoch"],
+                fields["state"],
+                fields["change"],
+            )
+            if entry_key not in entries and (fields["state"], fields["change"]) != ("free", 0):
+                message = (
+                    f"{reading.name(fields['inc'])} told {reading.name(fields['to'])} that "
+                    f"{where[0]}/{where[1]} is {fields['state']} at "
+                    f"{reading.name(fields['owner'])} in epoch {fields['epoch']} (change "
+                    f"{fields['change']}), which was not stored"
+                )
+                found.add(event.at, message, event)
+        elif kind in ("open", "draining"):
+            needed = "serving" if kind == "open" else "moving"
+            where = (fields["role"], fields["shard"])
+            if (*where, fields["inc"], fields["epoch"], needed) not in states:
+                message = (
+                    f"{reading.name(fields['inc'])} went {kind} for {where[0]}/{where[1]} in epoch "
+                    f"{fields['epoch']} before the store said {needed}"
+                )
+                found.add(event.at, message, event)
+    return found.violations

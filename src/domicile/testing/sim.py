@@ -1,0 +1,342 @@
+"""A whole cluster in one process and virtual time.
+
+Every node is a simulated process with its own event loop; the store and the journal are servers
+behind a network with delays and faults; the test itself talks to the cluster as a client. The
+same seed gives the same history, event for event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Self, TypeVar
+
+from domicile.config import Settings
+from domicile.core.hashing import shard_of
+from domicile.core.ids import EntityKey, Incarnation, ShardKey, drain_key, wish_key
+from domicile.core.shardmap import BLOCK_SIZE, Entry, block_key, decode_block
+from domicile.core.txn import Committed, Delete, Put, Write
+from domicile.entity.client import Client
+from domicile.entity.define import Entity, entity_type
+from domicile.entity.ref import Outbound
+from domicile.errors import StoreUnavailable
+from domicile.life import Backends, Lives, Plan
+from domicile.node import Node
+from domicile.persist.eventsourced import EventSourced
+from domicile.testing.clock import SimClock
+from domicile.testing.history import History
+from domicile.testing.loop import SimLoop, SimulationError, World
+from domicile.testing.network import SimNetwork
+from domicile.testing.servers import Faults, Servers
+
+S = TypeVar("S")
+Ev = TypeVar("Ev")
+
+POLL_S = 0.005
+START_S = 60.0
+
+
+class SimNode:
+    """One node of a simulated cluster: a slot that processes come and go in."""
+
+    def __init__(self, index: int, candidate: bool) -> None:
+        self.index = index
+        self.name = f"node-{index}"
+        self.candidate = candidate
+        self.runs = 0
+        self.loop: SimLoop | None = None
+        self.node: Node | None = None
+        self.store: Faults | None = None
+        self.journal: Faults | None = None
+        self.stopping: asyncio.Event | None = None
+        self.done = False
+
+    @property
+    def up(self) -> bool:
+        """Whether its process lives, frozen or not."""
+        return self.loop is not None and not self.loop.dead and not self.done
+
+    @property
+    def incarnation(self) -> Incarnation | None:
+        """The registered incarnation, if there is one."""
+        life = None if self.node is None else self.node.life
+        return None if life is None else life.me
+
+
+class Sim(Client):
+    """The cluster as a test sees it. Nodes are numbered from 0."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        entities: Sequence[type[Entity]],
+        nodes: int = 3,
+        settings: Settings | None = None,
+        resources: Callable[[], AbstractAsyncContextManager[Mapping[type[Any], Any]]] | None = None,
+        candidates: Sequence[int] | None = None,
+    ) -> None:
+        self.seed = seed
+        self.world = World(seed)
+        self.history = History(lambda: self.world.now)
+        self.random = self.world.stream("test")
+        self.settings = Settings() if settings is None else settings
+        self._entities = list(entities)
+        self._resources = resources
+        self.servers = Servers(self.world, self.history)
+        self.network = SimNetwork(self.world, self.history, self.world.stream("network"))
+        self.nodes = [
+            SimNode(index, candidates is None or index in candidates) for index in range(nodes)
+        ]
+        self.loop = self.world.process("client")
+        self.store = self.servers.faults("client store")
+        self._lives = Lives()
+        self._operator = self.servers.remote_store(
+            self.loop, "operator", self.servers.faults("operator")
+        )
+
+    # the cluster's life
+
+    async def __aenter__(self) -> Self:
+        """Start every node and the test's own client; returns once all shards are served."""
+        for node in self.nodes:
+            self._launch(node)
+        await self._lives.start(
+            self._backends("client", self.loop, self.store, self.servers.faults("client journal")),
+            Plan("domicile", "", {}, {}, self.settings, False),
+        )
+        await self.wait_until(self.settled, timeout_s=START_S)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Nothing to hand over: a simulated cluster just ends."""
+
+    def close(self) -> None:
+        """End the world; nothing of it runs afterwards."""
+        self.history.closed = True
+        self.world.close()
+
+    def settled(self) -> bool:
+        """Every shard of every role is served by a process that lives and has opened it."""
+        for role in {entity_type(kind).role: None for kind in self._entities}:
+            for number in range(self.settings.shards):
+                shard = ShardKey(role, number)
+                entry = self.entry(shard)
+                home = self._process_of(entry.owner)
+                if entry.state != "serving" or home is None or home.node is None:
+                    return False
+                life = home.node.life
+                host = None if life is None else life.runtime.hosts.get(shard)
+                if host is None or host.owner.epoch != entry.epoch:
+                    return False
+        return True
+
+    # faults
+
+    def crash(self, node: int) -> None:
+        """SIGKILL: nothing of the process ever runs again."""
+        process = self._up(node)
+        assert process.loop is not None
+        self._fault("crash", process)
+        process.loop.kill()
+        self.network.kill(process.name)
+
+    def freeze(self, node: int) -> None:
+        """SIGSTOP: it stands still while its sockets fill and its lease runs out."""
+        process = self._up(node)
+        assert process.loop is not None
+        self._fault("freeze", process)
+        process.loop.freeze()
+
+    def thaw(self, node: int) -> None:
+        """SIGCONT."""
+        process = self._up(node)
+        assert process.loop is not None
+        self._fault("thaw", process)
+        process.loop.thaw()
+
+    def partition(self, *sides: Sequence[int]) -> None:
+        """Nodes of different sides cannot reach each other; all reach the store."""
+        self._fault("partition", None)
+        self.network.partition([[self.nodes[index].name for index in side] for side in sides])
+
+    def heal(self) -> None:
+        """End every partition and every cut from the store."""
+        self._fault("heal", None)
+        self.network.heal()
+        for process in self.nodes:
+            if process.store is not None:
+                process.store.cut = False
+        self.store.cut = False
+
+    def cut(self, one: int, other: int) -> None:
+        """Break the connections between two nodes; links reconnect."""
+        self._fault("cut", self.nodes[one])
+        self.network.cut(self.nodes[one].name, self.nodes[other].name)
+
+    def cut_client(self, node: int) -> None:
+        """Break the test's own connections to a node."""
+        self._fault("cut", self.nodes[node])
+        self.network.cut("client", self.nodes[node].name)
+
+    def cut_store(self, node: int) -> None:
+        """Cut a node off the store until `heal`."""
+        process = self._up(node)
+        assert process.store is not None
+        self._fault("outage", process)
+        process.store.cut = True
+
+    # operations
+
+    def start(self, node: int) -> None:
+        """Start a process in a slot whose process is gone; another incarnation."""
+        process = self.nodes[node]
+        if process.up:
+            raise SimulationError(f"node {node} is running: crash or stop it first")
+        self._launch(process)
+
+    async def stop(self, node: int) -> None:
+        """SIGTERM: the node leaves in an orderly way (H14)."""
+        process = self._up(node)
+        assert process.loop is not None and process.stopping is not None
+        process.loop.post(process.stopping.set)
+        await self.wait_until(lambda: process.done or not process.up, timeout_s=60)
+
+    async def drain(self, node: int) -> None:
+        """Wish a node empty."""
+        await self._write(Put(drain_key(self.nodes[node].name), b""))
+
+    async def undrain(self, node: int) -> None:
+        """Take that wish back."""
+        await self._write(Delete(drain_key(self.nodes[node].name)))
+
+    async def wish(self, shard: ShardKey, node: int | None) -> None:
+        """Wish a shard's home; None takes the wish back, and a move under way with it."""
+        key = wish_key(shard)
+        write = Delete(key) if node is None else Put(key, self.nodes[node].name.encode())
+        await self._write(write)
+
+    async def advance(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        await asyncio.sleep(seconds)
+
+    async def wait_until(self, condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
+        """Let virtual time pass until a condition holds."""
+        deadline = self.world.now + timeout_s
+        while not condition():  # noqa: ASYNC110 - conditions look at several processes
+            if self.world.now >= deadline:
+                raise AssertionError(f"the condition did not hold within {timeout_s:g} s (virtual)")
+            await asyncio.sleep(POLL_S)
+
+    # questions
+
+    def entry(self, shard: ShardKey) -> Entry:
+        """What the store says of a shard now."""
+        item = self.servers.store.peek(block_key(shard.role, shard.shard // BLOCK_SIZE))
+        if item is None:
+            return Entry()
+        return decode_block(item.value).entries[shard.shard % BLOCK_SIZE]
+
+    def shard(self, kind: type[Entity], id: str) -> ShardKey:
+        """The shard of an entity."""
+        described = entity_type(kind)
+        return ShardKey(
+            described.role, shard_of(EntityKey(described.name, id), self.settings.shards)
+        )
+
+    def owner(self, kind: type[Entity], id: str) -> int:
+        """The node that the store names as home of an entity."""
+        shard = self.shard(kind, id)
+        process = self._process_of(self.entry(shard).owner)
+        if process is None:
+            raise SimulationError(f"shard {shard.role}/{shard.shard} has no owner that is running")
+        return process.index
+
+    def events(self, kind: type[EventSourced[S, Ev]], id: str) -> list[Ev]:
+        """The journaled events of an entity."""
+        key = EntityKey(entity_type(kind).name, id)
+        return [kind.__domicile_events__.decode(data) for data in self.servers.journal.peek(key)]
+
+    def node(self, index: int) -> Node:
+        """A node, to send from; only inside tasks of its own process (see `spawn`)."""
+        node = self._up(index).node
+        assert node is not None
+        return node
+
+    def spawn(self, index: int, work: Callable[[Node], Any]) -> None:
+        """Run `await work(node)` inside a node's process."""
+        process = self._up(index)
+        assert process.loop is not None and process.node is not None
+        process.loop.create_task(work(process.node))
+
+    # inside
+
+    def _outbound(self) -> Outbound:
+        return self._lives
+
+    def _up(self, index: int) -> SimNode:
+        process = self.nodes[index]
+        if not process.up:
+            raise SimulationError(f"node {index} is not running")
+        return process
+
+    def _process_of(self, incarnation: Incarnation) -> SimNode | None:
+        if incarnation:
+            for process in self.nodes:
+                if process.incarnation == incarnation:
+                    return process
+        return None
+
+    def _fault(self, fault: str, process: SimNode | None) -> None:
+        self.history.event(
+            "fault",
+            fault=fault,
+            node=None if process is None else process.index,
+            inc=None if process is None else process.incarnation,
+        )
+
+    def _backends(self, name: str, loop: SimLoop, store: Faults, journal: Faults) -> Backends:
+        return Backends(
+            store=self.servers.remote_store(loop, name, store),
+            transport=lambda: self.network.transport(loop, name),
+            journal=self.servers.remote_journal(loop, journal),
+            clock=SimClock(self.world, loop),
+            meter=self.history,
+            random=self.world.stream(f"process {loop.name}"),
+        )
+
+    def _launch(self, process: SimNode) -> None:
+        process.runs += 1
+        process.done = False
+        run = f"{process.name}.{process.runs}"
+        loop = process.loop = self.world.process(run)
+        store = process.store = self.servers.faults(f"{run} store")
+        journal = process.journal = self.servers.faults(f"{run} journal")
+        node = process.node = Node(
+            "sim://",
+            entities=self._entities,
+            resources=self._resources,
+            candidate=process.candidate,
+            settings=self.settings,
+            node_id=process.name,
+            backends=lambda: self._backends(process.name, loop, store, journal),
+        )
+
+        async def live() -> None:
+            process.stopping = asyncio.Event()
+            async with node:
+                await process.stopping.wait()
+            process.done = True
+
+        loop.create_task(live(), name=run)
+
+    async def _write(self, write: Write) -> None:
+        """An operator's write, until it is certain."""
+        while True:
+            try:
+                if isinstance(await self._operator.commit((), (write,)), Committed):
+                    return
+            except StoreUnavailable:
+                pass
+            await asyncio.sleep(0.05)

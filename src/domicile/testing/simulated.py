@@ -1,0 +1,119 @@
+"""`@simulated`: an async test that runs in a whole cluster, once for every seed.
+
+A failing seed is named, and `DOMICILE_SEED=<n>` runs just that one. After each run the history
+is judged by the checkers, so a test fails on a broken invariant that it did not look for.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Concatenate, ParamSpec, overload
+
+from domicile.config import Settings
+from domicile.entity.define import Entity
+from domicile.testing.checkers import check
+from domicile.testing.sim import Sim
+
+P = ParamSpec("P")
+
+
+class InvariantBroken(AssertionError):
+    """The history of a run breaks a rule."""
+
+
+def run_simulation(sim: Sim, body: Callable[[Sim], Coroutine[Any, Any, None]]) -> None:
+    """One whole run: start, body, verdict. Raises what the body or a checker says."""
+
+    async def main() -> None:
+        async with sim:
+            await body(sim)
+
+    try:
+        sim.world.run(main(), sim.loop)
+        judge(sim)
+    finally:
+        sim.close()
+
+
+def judge(sim: Sim) -> None:
+    """Raise `InvariantBroken` if the checkers object, or the first error that nobody caught."""
+    violations = check(sim.history)
+    if violations:
+        raise InvariantBroken("\n".join(str(violation) for violation in violations[:5]))
+    for process, context in sim.world.errors:
+        error = context.get("exception")
+        message = f"{process or 'network'}: {context.get('message', 'an error nobody caught')}"
+        raise AssertionError(message) from error
+
+
+def simulated(
+    *,
+    entities: Sequence[type[Entity]],
+    nodes: int = 3,
+    seeds: int = 20,
+    settings: Settings | None = None,
+    resources: Callable[[], AbstractAsyncContextManager[Mapping[type[Any], Any]]] | None = None,
+    candidates: Sequence[int] | None = None,
+) -> Callable[[Callable[Concatenate[Sim, P], Coroutine[Any, Any, None]]], Callable[P, None]]:
+    """Run an async test in a simulated cluster of `nodes`, with seeds 0 … `seeds` - 1.
+
+    The parameter named `sim` (else the first) gets the cluster; the others stay pytest
+    fixtures. Works on methods too.
+    """
+
+    def decorate(
+        test: Callable[Concatenate[Sim, P], Coroutine[Any, Any, None]],
+    ) -> Callable[P, None]:
+        signature = inspect.signature(test)
+        name = _sim_parameter(signature)
+
+        @functools.wraps(test)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            bound = rest.bind(*args, **kwargs)
+            for seed in _seeds(seeds):
+                sim = Sim(
+                    seed,
+                    entities=entities,
+                    nodes=nodes,
+                    settings=settings,
+                    resources=resources,
+                    candidates=candidates,
+                )
+
+                async def body(sim: Sim) -> None:
+                    given = {**bound.arguments, name: sim}
+                    await test(**given)  # type: ignore[call-arg]
+
+                try:
+                    run_simulation(sim, body)
+                except BaseException as error:
+                    error.add_note(f"seed {seed}: run it alone with DOMICILE_SEED={seed}")
+                    raise
+
+        rest = signature.replace(
+            parameters=[p for p in signature.parameters.values() if p.name != name]
+        )
+        run.__signature__ = rest  # type: ignore[attr-defined]
+        del run.__wrapped__  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _sim_parameter(signature: inspect.Signature) -> str:
+    names = list(signature.parameters)
+    if "sim" in names:
+        return "sim"
+    for name in names:
+        if name != "self":
+            return name
+    raise TypeError("a simulated test needs a parameter for the cluster, such as `sim: Sim`")
+
+
+def _seeds(count: int) -> Sequence[int]:
+    alone = os.environ.get("DOMICILE_SEED")
+    return range(count) if alone is None else (int(alone),)

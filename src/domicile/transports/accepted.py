@@ -1,0 +1,170 @@
+"""An accepted link's shell, and incoming connections from their first packet on.
+
+Made by `domicile.transports.links` alone. A connection speaks for its link only while it is the
+one of the newest session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from domicile.core.messages import Frame, Hello, Packet, Reply
+from domicile.ports.clock import Timer
+from domicile.ports.transport import Connection, LinkKey
+from domicile.transports.link import AcceptedLink, LinkBroken
+from domicile.transports.side import Layer, Side, cancel
+
+
+class Accepted(Side[AcceptedLink]):
+    """An incoming link and the connection that speaks for it, if any."""
+
+    def __init__(
+        self, layer: Layer, key: LinkKey, link: AcceptedLink, drop: Callable[[Accepted], None]
+    ) -> None:
+        super().__init__(layer, link)
+        self.key = key
+        self._drop = drop
+        self._caller: Caller | None = None
+        self._gone_timer: Timer | None = None
+
+    def adopt(self, caller: Caller, session: int) -> None:
+        """A newer session's connection speaks from here on; the older one is closed."""
+        older, self._caller = self._caller, caller
+        self.connection = caller.connection
+        caller.serve(self, session)
+        if older is not None:
+            older.end()
+        cancel(self._gone_timer)
+        self._gone_timer = None
+
+    def write(self, packet: Packet) -> bool:
+        """Hand one packet to the connection, and note the replies in it."""
+        if not super().write(packet):
+            return False
+        if isinstance(packet, Frame):
+            for message in packet.messages:
+                if isinstance(message, Reply):
+                    self.layer.meter.event(
+                        "reply",
+                        inc=self.layer.me,
+                        sender=self.key.sender,
+                        role=message.role,
+                        shard=message.shard,
+                        n=message.n,
+                    )
+        return True
+
+    def received(self, session: int, frame: Frame) -> None:
+        """A frame on a connection of this link; raises `LinkBroken`."""
+        messages = self.link.take(session, frame)
+        if messages:
+            self.taken(self.key.sender, frame)
+        if self.link.ready:
+            self.layer.mark(self)
+        for message in messages:
+            if self.ended:
+                return
+            self.layer.events.on_request(self.key, message)
+
+    def left(self, caller: Caller) -> None:
+        """A connection is over; if it was the newest, the link waits for the next one."""
+        if caller is not self._caller or self.ended:
+            return
+        self._caller = None
+        self.connection = None
+        self.link.down()
+        patience_s = 2 * self.layer.settings.link_timeout_s
+        self._gone_timer = self.layer.later(patience_s, self._on_gone)
+
+    def end(self) -> None:
+        """Stop for good; the connection is closed first."""
+        super().end()
+        cancel(self._gone_timer)
+        caller, self._caller = self._caller, None
+        if caller is not None:
+            caller.end()
+
+    def _on_gone(self) -> None:
+        self._gone_timer = None
+        if self.layer.alive() and not self.ended:
+            self._drop(self)
+
+
+class Caller:
+    """One incoming connection: a stranger until its hello, then the voice of one link."""
+
+    def __init__(
+        self,
+        layer: Layer,
+        callers: dict[Caller, None],
+        admit: Callable[[Caller, Hello], None],
+    ) -> None:
+        self.connection: Connection | None = None
+        self._session = 0
+        self._layer = layer
+        self._callers = callers
+        self._admit = admit
+        self._side: Accepted | None = None
+        self._over = False
+        self._timer: Timer | None = None
+
+    def serve(self, side: Accepted, session: int) -> None:
+        """It is known now whose connection this is."""
+        self._side = side
+        self._session = session
+        cancel(self._timer)
+
+    def end(self) -> None:
+        """Close it from this end."""
+        connection = self.connection
+        self._finish()
+        if connection is not None:
+            connection.close()
+
+    def opened(self, connection: Connection) -> None:
+        """The connection stands; a hello is due."""
+        self.connection = connection
+        self._callers[self] = None
+        if self._layer.aborted:
+            self.end()
+        elif self._layer.alive():
+            self._timer = self._layer.later(self._layer.settings.link_timeout_s, self._on_stranger)
+
+    def received(self, data: bytes) -> None:
+        """One packet."""
+        if self._over or not self._layer.alive():
+            return
+        packet = self._layer.decode(data)
+        try:
+            if packet is None:
+                self.end()
+            elif self._side is None and isinstance(packet, Hello):
+                self._admit(self, packet)
+            elif self._side is not None and isinstance(packet, Frame):
+                self._side.received(self._session, packet)
+            else:
+                raise LinkBroken(f"{type(packet).__name__} is out of place")
+        except LinkBroken:
+            self._layer.meter.count("link.broken")
+            self.end()
+
+    def closed(self, reason: str) -> None:
+        """It broke, or the peer closed it."""
+        self.connection = None
+        if self._layer.alive():
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._over:
+            return
+        self._over = True
+        self.connection = None
+        self._callers.pop(self, None)
+        cancel(self._timer)
+        if self._side is not None:
+            self._side.left(self)
+
+    def _on_stranger(self) -> None:
+        if self._side is None and not self._over and self._layer.alive():
+            self._layer.meter.count("link.stranger")
+            self.end()

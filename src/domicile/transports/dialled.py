@@ -1,0 +1,216 @@
+"""A dialled link's shell: dialling, redialling, noticing silence, giving up.
+
+Made by `domicile.transports.links` alone. It must never believe a connection it has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from domicile.core.messages import Frame, Hello, Packet, ToSender, Welcome
+from domicile.ports.clock import Timer
+from domicile.ports.transport import Connection, Peer, Transport
+from domicile.transports.link import DialledLink, LinkBroken, LinkVoid
+from domicile.transports.side import Layer, Side, cancel
+
+SILENCE_S = 2.0
+"""A dialled connection that owes an answer and says nothing for this long is given up."""
+
+BACKOFF_MIN_S = 0.02
+BACKOFF_FIRST_S = 0.1
+BACKOFF_MAX_S = 0.5
+"""Redials wait a random time from the first up to the second, doubling up to the third."""
+
+
+class Dialled(Side[DialledLink]):
+    """A dialled link and its way to the peer, redialled for as long as it exists."""
+
+    def __init__(
+        self,
+        layer: Layer,
+        link: DialledLink,
+        peer: Peer,
+        transport: Transport,
+        random: Random,
+        next_session: Callable[[], int],
+        lose: Callable[[Dialled, str], None],
+    ) -> None:
+        super().__init__(layer, link)
+        self.peer = peer
+        self._transport = transport
+        self._random = random
+        self._next_session = next_session
+        self._lose = lose
+        self._way: _Way | None = None
+        self._failures = 0
+        self._quiet_since = 0.0
+        self._redial_timer: Timer | None = None
+        self._silence_timer: Timer | None = None
+        self._loss_timer: Timer | None = None
+
+    def flush(self) -> None:
+        """Write what was queued in this turn; the first time, dial."""
+        if self.ended:
+            return
+        if not self.link.session:
+            self._expect_loss()
+            self._dial()
+        if self.link.up and not self.link.unacknowledged:
+            self._quiet_since = self.layer.clock.now()
+        super().flush()
+        if self.link.up and self.link.unacknowledged:
+            self._expect_silence()
+
+    def opened(self, connection: Connection) -> None:
+        """The connection stands: introduce the link."""
+        self.connection = connection
+        self._quiet_since = self.layer.clock.now()
+        self.write(self.link.hello())
+
+    def received(self, session: int, packet: Packet) -> None:
+        """A packet on the current connection; raises `LinkBroken`."""
+        self._quiet_since = self.layer.clock.now()
+        if isinstance(packet, Frame):
+            self._deliver(packet, self.link.take(session, packet))
+        elif isinstance(packet, Welcome):
+            self._welcome(session, packet)
+        elif isinstance(packet, Hello):
+            raise LinkBroken("a hello came from the accepting end")
+        elif self.link.resumes:
+            self._lose(self, f"resume refused: {packet.reason}")
+        else:
+            self.layer.meter.count("link.turned_away")
+            self.redial()
+
+    def redial(self) -> None:
+        """Give up this connection, if there is one, and make another after a while."""
+        self._leave()
+        if self._redial_timer is not None:
+            return
+        self._expect_loss()
+        longest_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(self._failures, 8))
+        self._failures += 1
+        delay_s = self._random.uniform(BACKOFF_MIN_S, longest_s)
+        self._redial_timer = self.layer.later(delay_s, self._on_redial)
+
+    def end(self) -> None:
+        """Stop for good."""
+        self._leave()
+        for timer in (self._redial_timer, self._silence_timer, self._loss_timer):
+            cancel(timer)
+        super().end()
+
+    def _dial(self) -> None:
+        session = self._next_session()
+        self.link.dial(session)
+        self._way = _Way(self, session)
+        self._quiet_since = self.layer.clock.now()
+        self._expect_silence()
+        self._transport.dial(self.peer.address, self._way)
+
+    def _leave(self) -> None:
+        way, self._way = self._way, None
+        self.connection = None
+        self.link.down()
+        if way is not None:
+            way.leave()
+
+    def _welcome(self, session: int, welcome: Welcome) -> None:
+        try:
+            frames = self.link.welcome(session, welcome)
+        except LinkVoid as void:
+            self._lose(self, f"resume impossible: {void}")
+            return
+        self._failures = 0
+        cancel(self._loss_timer)
+        self._loss_timer = None
+        self.write_frames(frames)
+        if self.link.unacknowledged:
+            self._expect_silence()
+
+    def _deliver(self, frame: Frame, messages: tuple[ToSender, ...]) -> None:
+        if messages:
+            self.taken(self.peer.incarnation, frame)
+        if self.link.ready:
+            self.layer.mark(self)
+        for message in messages:
+            if self.ended:
+                return
+            self.layer.events.on_answer(self.peer.incarnation, message)
+
+    def _expect_loss(self) -> None:
+        if self._loss_timer is None:
+            self._loss_timer = self.layer.later(self.layer.settings.link_timeout_s, self._on_loss)
+
+    def _on_loss(self) -> None:
+        self._loss_timer = None
+        if self.layer.alive() and not self.ended:
+            timeout_s = self.layer.settings.link_timeout_s
+            self._lose(self, f"no connection to {self.peer.address} for {timeout_s:g} s")
+
+    def _on_redial(self) -> None:
+        self._redial_timer = None
+        if self.layer.alive() and not self.ended:
+            self._dial()
+
+    def _expect_silence(self) -> None:
+        if self._silence_timer is None:
+            due = self._quiet_since + SILENCE_S
+            self._silence_timer = self.layer.clock.call_at(due, self._on_silence)
+
+    def _on_silence(self) -> None:
+        self._silence_timer = None
+        if not self.layer.alive() or self._way is None:
+            return
+        if self.link.up and not self.link.unacknowledged:
+            return
+        if self.layer.clock.now() < self._quiet_since + SILENCE_S:
+            self._expect_silence()
+            return
+        self.layer.meter.count("link.silent")
+        self.redial()
+
+
+class _Way:
+    """One dialled connection. Once left, it hears nothing and says nothing."""
+
+    def __init__(self, side: Dialled, session: int) -> None:
+        self._session = session
+        self._connection: Connection | None = None
+        self._side: Dialled | None = side
+
+    def leave(self) -> None:
+        """The link goes on without this connection."""
+        self._side = None
+        if self._connection is not None:
+            self._connection.close()
+
+    def opened(self, connection: Connection) -> None:
+        """The connection stands."""
+        self._connection = connection
+        if self._side is None:
+            connection.close()
+        elif self._side.layer.alive():
+            self._side.opened(connection)
+
+    def received(self, data: bytes) -> None:
+        """One packet."""
+        side = self._side
+        if side is None or not side.layer.alive():
+            return
+        packet = side.layer.decode(data)
+        try:
+            if packet is None:
+                side.redial()
+            else:
+                side.received(self._session, packet)
+        except LinkBroken:
+            side.layer.meter.count("link.broken")
+            side.redial()
+
+    def closed(self, reason: str) -> None:
+        """It broke, or never stood."""
+        self._connection = None
+        if self._side is not None and self._side.layer.alive():
+            self._side.redial()

@@ -1,0 +1,344 @@
+"""The two ends of a link as pure machines: numbers, acknowledgements, sessions, resumption.
+
+A link is FIFO both ways and exactly once across connections (PROTOCOLS.md §3). The dialling end
+is a `DialledLink`; the accepting process keeps one `Acceptor` per dialling incarnation, which
+holds the current `AcceptedLink`. Called by `domicile.transports.links` alone, which owns the
+connections and timers. Nothing here may do I/O, look at a clock, or draw random numbers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import cast, get_args
+
+from domicile.core.ids import Incarnation
+from domicile.core.messages import (
+    Frame,
+    Hello,
+    Message,
+    Refused,
+    Reply,
+    Request,
+    ToOwner,
+    ToSender,
+    Welcome,
+)
+
+PROTOCOL = 1
+"""The protocol version of hellos that this end understands."""
+
+CONTROL_RESERVE = 64
+"""Frames beyond the window that only control messages may use."""
+
+FRAME_MESSAGES = 1_024
+FRAME_BYTES = 1024 * 1024
+"""A frame takes no further message once it has this many, or bodies of this size."""
+
+_TO_OWNER: dict[object, None] = dict.fromkeys(get_args(ToOwner))
+_TO_SENDER: dict[object, None] = dict.fromkeys(get_args(ToSender))
+
+
+class LinkBroken(Exception):
+    """The peer broke the protocol: close this connection. The link itself may be resumed."""
+
+
+class LinkVoid(Exception):
+    """The peer's state of this link is not ours: it cannot be resumed, it is lost."""
+
+
+class _End:
+    """What both ends of a link keep across its connections."""
+
+    __slots__ = (
+        "_acked",
+        "_control",
+        "_last",
+        "_limit",
+        "_queue",
+        "_retained",
+        "_told",
+        "link",
+        "received",
+        "session",
+        "up",
+    )
+
+    def __init__(self, link: str, limit: int) -> None:
+        self.link = link
+        self.session = 0
+        self.up = False
+        self.received = 0
+        self._limit = limit
+        self._last = 0
+        self._acked = 0
+        self._told = 0
+        self._retained: deque[tuple[int, tuple[Message, ...]]] = deque()
+        self._control: deque[Message] = deque()
+        self._queue: deque[Message] = deque()
+
+    @property
+    def owed(self) -> int:
+        """How many frames were taken that the peer has not been told of."""
+        return self.received - self._told
+
+    @property
+    def unacknowledged(self) -> bool:
+        """Whether a numbered frame may not have arrived."""
+        return bool(self._retained)
+
+    @property
+    def pending(self) -> bool:
+        """Whether anything queued or numbered may not have arrived."""
+        return bool(self._retained or self._queue or self._control)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `pump` would have something to write now."""
+        room = self._limit - len(self._retained)
+        return self.up and (
+            (bool(self._queue) and room > 0) or (bool(self._control) and room + CONTROL_RESERVE > 0)
+        )
+
+    def down(self) -> None:
+        """The connection is gone. Numbers and retained frames stay."""
+        self.up = False
+
+    def end(self) -> None:
+        """The link's state is dropped: no connection speaks for it any more."""
+        self.up = False
+        self.session = 0
+        self._retained.clear()
+        self._queue.clear()
+        self._control.clear()
+
+    def bare_ack(self) -> Frame:
+        """An acknowledgement alone; it has no number and is itself not acknowledged."""
+        return self._written(0, ())
+
+    def pump(self) -> list[Frame]:
+        """Number what may be numbered now; the frames to write, none without a connection.
+
+        Control is numbered at once. The queue waits for a connection and for room in the
+        window, so control may pass what is queued; the queue itself keeps its order.
+        """
+        frames: list[Frame] = []
+        while True:
+            room = self._limit - len(self._retained)
+            batch: list[Message] = []
+            size_bytes = 0
+            if self._control and room + CONTROL_RESERVE > 0:
+                size_bytes = _fill(batch, self._control, 0)
+            if self.up and self._queue and room > 0:
+                _fill(batch, self._queue, size_bytes)
+            if not batch:
+                return frames
+            self._last += 1
+            messages = tuple(batch)
+            self._retained.append((self._last, messages))
+            if self.up:
+                frames.append(self._written(self._last, messages))
+
+    def _written(self, no: int, messages: tuple[Message, ...]) -> Frame:
+        self._told = self.received
+        return Frame(no, self.received, messages)
+
+    def _resend(self) -> list[Frame]:
+        return [self._written(no, messages) for no, messages in self._retained]
+
+    def _knows(self, received: int) -> bool:
+        """Whether a peer that has everything up to `received` can have this link's past."""
+        return self._acked <= received <= self._last
+
+    def _acknowledge(self, ack: int) -> None:
+        if ack > self._last:
+            raise LinkBroken(f"frame {ack} is acknowledged, the last one sent was {self._last}")
+        while self._retained and self._retained[0][0] <= ack:
+            self._retained.popleft()
+        self._acked = max(self._acked, ack)
+
+    def _take(self, session: int, frame: Frame, kinds: dict[object, None]) -> tuple[Message, ...]:
+        """The messages of a frame, if it is the next one; nothing for a duplicate or a bare ack.
+
+        Whatever an older session's connection still delivers is not looked at: its sender has
+        been told what is missing here and resends it (model m5, "late").
+        """
+        if session != self.session:
+            return ()
+        if not self.up:
+            raise LinkBroken(f"frame {frame.no} came before the welcome")
+        if bool(frame.no) != bool(frame.messages):
+            raise LinkBroken(f"frame {frame.no} has {len(frame.messages)} messages")
+        for message in frame.messages:
+            if type(message) not in kinds:
+                raise LinkBroken(f"{type(message).__name__} travels the other way")
+        self._acknowledge(frame.ack)
+        if frame.no <= self.received:
+            return ()
+        if frame.no != self.received + 1:
+            raise LinkBroken(f"frame {frame.no} came after {self.received}: there is a gap")
+        self.received = frame.no
+        return frame.messages
+
+
+def _fill(batch: list[Message], queue: deque[Message], size_bytes: int) -> int:
+    while queue and len(batch) < FRAME_MESSAGES and size_bytes < FRAME_BYTES:
+        message = queue.popleft()
+        batch.append(message)
+        if isinstance(message, Request | Reply):
+            size_bytes += len(message.body)
+    return size_bytes
+
+
+class DialledLink(_End):
+    """The end that dials: requests out, answers in."""
+
+    __slots__ = ("_welcomed", "address", "cluster", "receiver", "sender")
+
+    def __init__(
+        self,
+        link: str,
+        limit: int,
+        *,
+        cluster: str,
+        sender: Incarnation,
+        receiver: Incarnation,
+        address: str,
+    ) -> None:
+        super().__init__(link, limit)
+        self.cluster = cluster
+        self.sender = sender
+        self.receiver = receiver
+        self.address = address
+        self._welcomed = False
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the peer has known this link: then only a resumption will do.
+
+        Before the first welcome no frame was written, so a hello that says "new" twice cannot
+        make anything run twice.
+        """
+        return self._welcomed
+
+    def send(self, message: ToOwner, *, control: bool = False) -> None:
+        """Queue a message in its lane."""
+        (self._control if control else self._queue).append(message)
+
+    def dial(self, session: int) -> None:
+        """A new connection is being made; nothing an older one says counts any more."""
+        if session <= self.session:
+            raise ValueError(f"session {session} does not follow {self.session}")
+        self.session = session
+        self.up = False
+
+    def hello(self) -> Hello:
+        """The first word on the connection of the current session."""
+        self._told = self.received
+        return Hello(
+            cluster=self.cluster,
+            sender=self.sender,
+            receiver=self.receiver,
+            address=self.address,
+            link=self.link,
+            session=self.session,
+            resume=self._welcomed,
+            received=self.received,
+            protocol=PROTOCOL,
+        )
+
+    def welcome(self, session: int, welcome: Welcome) -> list[Frame]:
+        """The peer knows the link: what it misses, then what waited, in order."""
+        if session != self.session:
+            return []
+        if self.up:
+            raise LinkBroken("a second welcome came on one connection")
+        if not self._knows(welcome.received):
+            raise LinkVoid(
+                f"the peer claims frames up to {welcome.received}, it has acknowledged "
+                f"{self._acked} of {self._last}"
+            )
+        self._acknowledge(welcome.received)
+        self.up = True
+        self._welcomed = True
+        return self._resend() + self.pump()
+
+    def take(self, session: int, frame: Frame) -> tuple[ToSender, ...]:
+        """The answers of a frame, in order; raises `LinkBroken`."""
+        return cast("tuple[ToSender, ...]", self._take(session, frame, _TO_SENDER))
+
+
+class AcceptedLink(_End):
+    """The end that was dialled: requests in, answers out, in one lane."""
+
+    __slots__ = ()
+
+    def answer(self, message: ToSender) -> None:
+        """Queue a message back to the sender."""
+        self._queue.append(message)
+
+    def take(self, session: int, frame: Frame) -> tuple[ToOwner, ...]:
+        """The requests of a frame, in order; raises `LinkBroken`."""
+        return cast("tuple[ToOwner, ...]", self._take(session, frame, _TO_OWNER))
+
+    def resume(self, session: int, received: int) -> list[Frame] | None:
+        """Speak on a new connection: what the peer misses. None if its past is not ours."""
+        if not self._knows(received):
+            return None
+        self._acknowledge(received)
+        self.session = session
+        self.up = True
+        self._told = self.received
+        return self._resend() + self.pump()
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What becomes of a hello. First close the connections of `gone`, then answer.
+
+    No answer: an older connection's hello arrived late; close it without a word, because a
+    refusal would be believed.
+    """
+
+    answer: Welcome | Refused | None
+    link: AcceptedLink | None = None
+    gone: AcceptedLink | None = None
+    frames: tuple[Frame, ...] = ()
+
+
+class Acceptor:
+    """All that is kept of the links that one incarnation dials. It has at most one at a time.
+
+    The newest session outlives the link, so that late hellos of a dropped link stay late.
+    """
+
+    __slots__ = ("_limit", "link", "newest")
+
+    def __init__(self, limit: int) -> None:
+        self.newest = 0
+        self.link: AcceptedLink | None = None
+        self._limit = limit
+
+    def hello(self, hello: Hello) -> Admission:
+        """Resume the link it names, start it, or refuse to resume what is not known here."""
+        if hello.session <= self.newest:
+            return Admission(None)
+        self.newest = hello.session
+        if self.link is not None and self.link.link == hello.link:
+            frames = self.link.resume(hello.session, hello.received)
+            if frames is not None:
+                return Admission(Welcome(self.link.received), self.link, None, tuple(frames))
+            return Admission(Refused("this link's past is not the same here"), None, self.drop())
+        gone = self.drop()
+        if hello.resume or hello.received:
+            return Admission(Refused("this link is not known here: start a new one"), None, gone)
+        self.link = AcceptedLink(hello.link, self._limit)
+        self.link.resume(hello.session, 0)
+        return Admission(Welcome(0), self.link, gone)
+
+    def drop(self) -> AcceptedLink | None:
+        """Forget the link, if there is one; no connection speaks for it from here on."""
+        link, self.link = self.link, None
+        if link is not None:
+            link.end()
+        return link

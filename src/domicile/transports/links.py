@@ -1,0 +1,216 @@
+"""All links of one incarnation: the shell around the machines in `domicile.transports.link`.
+
+Owns connections, timers and batching. What is queued during one turn of the event loop leaves
+as one frame per link at its end. The runtime calls `LinkLayer` through the `Links` port and
+hears from it through `LinkEvents`, never from inside its own call of `send`, `answer` or
+`forget`. Nothing here may hand a byte to a connection without comparing the guard first (L3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from random import Random
+
+from domicile.config import Settings
+from domicile.core.ids import Incarnation
+from domicile.core.messages import Hello, Refused, ToOwner, ToSender, Welcome, encode_packet
+from domicile.ports.clock import Clock
+from domicile.ports.meter import Meter
+from domicile.ports.transport import ConnectionHandler, LinkEvents, LinkKey, Peer, Transport
+from domicile.transports.accepted import Accepted, Caller
+from domicile.transports.dialled import Dialled
+from domicile.transports.link import PROTOCOL, Acceptor, DialledLink
+from domicile.transports.side import Layer
+
+
+class LinkLayer(Layer):
+    """The links that this incarnation dialled and those that were dialled to it."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        clock: Clock,
+        settings: Settings,
+        random: Random,
+        meter: Meter,
+        me: Incarnation,
+        cluster: str,
+        address: str,
+        guard: Callable[[], bool],
+        events: LinkEvents,
+    ) -> None:
+        super().__init__(clock, settings, meter, me, guard, events)
+        self.cluster = cluster
+        self.address = address
+        self._transport = transport
+        self._random = random
+        self._out: dict[Incarnation, Dialled] = {}
+        self._in: dict[LinkKey, Accepted] = {}
+        self._doors: dict[Incarnation, Acceptor] = {}
+        self._callers: dict[Caller, None] = {}
+        self._sessions: dict[Incarnation, int] = {}
+        self._forgotten: dict[Incarnation, None] = {}
+        self._reporting: dict[Incarnation, None] = {}
+
+    def send(self, peer: Peer, message: ToOwner, *, control: bool = False) -> None:
+        """Queue on the link to a peer, dialling if need be."""
+        if self.aborted:
+            return
+        side = self._out.get(peer.incarnation)
+        if side is None:
+            if peer.incarnation in self._forgotten:
+                self._report_soon(peer.incarnation)
+                return
+            side = self._out[peer.incarnation] = self._dialled(peer)
+        side.link.send(message, control=control)
+        self.mark(side)
+
+    def answer(self, link: LinkKey, message: ToSender) -> None:
+        """Queue on an incoming link, back to its sender. Dropped if that link is gone."""
+        side = self._in.get(link)
+        if side is not None and not self.aborted:
+            side.link.answer(message)
+            self.mark(side)
+
+    def forget(self, peer: Incarnation) -> None:
+        """The peer's record is gone: lose its links both ways, take no frame from it (I1b).
+
+        The events follow in a later turn, never inside this call.
+        """
+        if self.aborted or peer in self._forgotten:
+            return
+        self._forgotten[peer] = None
+        self._sessions.pop(peer, None)
+        side = self._out.pop(peer, None)
+        if side is not None:
+            side.end()
+            self._report_soon(peer)
+        door = self._doors.pop(peer, None)
+        link = door.drop() if door is not None else None
+        if link is not None:
+            key = LinkKey(peer, link.link)
+            self._in.pop(key).end()
+            asyncio.get_running_loop().call_soon(self._tell_gone, key)
+
+    def connected(self, peer: Incarnation) -> bool:
+        """Whether the dialled link to a peer has a live connection now."""
+        side = self._out.get(peer)
+        return side is not None and side.link.up
+
+    def pending(self) -> bool:
+        """Whether anything sent is still unacknowledged (H14)."""
+        return any(side.link.pending for side in self._out.values()) or any(
+            side.link.pending for side in self._in.values()
+        )
+
+    def abort(self) -> None:
+        """This incarnation is fenced: close everything, send nothing more (L4)."""
+        if self.aborted:
+            return
+        super().abort()
+        for dialled in self._out.values():
+            dialled.end()
+        for accepted in self._in.values():
+            accepted.end()
+        for caller in list(self._callers):
+            caller.end()
+        self._out.clear()
+        self._in.clear()
+        self._doors.clear()
+
+    def accept(self) -> ConnectionHandler:
+        """A handler for one incoming connection: what `Transport.listen` wants."""
+        return Caller(self, self._callers, self._admit)
+
+    def _dialled(self, peer: Peer) -> Dialled:
+        link = DialledLink(
+            f"{self._random.getrandbits(64):016x}",
+            self.settings.link_frames,
+            cluster=self.cluster,
+            sender=self.me,
+            receiver=peer.incarnation,
+            address=self.address,
+        )
+        session = partial(self._next_session, peer.incarnation)
+        return Dialled(self, link, peer, self._transport, self._random, session, self._lose)
+
+    def _next_session(self, peer: Incarnation) -> int:
+        """Sessions rise over all links to one peer, so that late hellos are known as late."""
+        session = self._sessions[peer] = self._sessions.get(peer, 0) + 1
+        return session
+
+    def _lose(self, side: Dialled, reason: str) -> None:
+        """A dialled link is lost for good; the next send to that peer starts a new one."""
+        del self._out[side.peer.incarnation]
+        side.end()
+        self.meter.count("link.lost")
+        self.events.on_link_lost(side.peer.incarnation, reason)
+
+    def _drop(self, side: Accepted) -> None:
+        """Forget an incoming link; its connections are closed first."""
+        self._doors[side.key.sender].drop()
+        self._in.pop(side.key).end()
+        self._tell_gone(side.key)
+
+    def _admit(self, caller: Caller, hello: Hello) -> None:
+        """The first packet on an incoming connection."""
+        refusal = self._refusal(hello)
+        if refusal:
+            self._refuse(caller, Refused(refusal))
+            return
+        door = self._doors.get(hello.sender)
+        if door is None:
+            door = self._doors[hello.sender] = Acceptor(self.settings.link_frames)
+        admission = door.hello(hello)
+        gone = None
+        if admission.gone is not None:
+            gone = LinkKey(hello.sender, admission.gone.link)
+            self._in.pop(gone).end()
+        side = None
+        if admission.link is not None:
+            key = LinkKey(hello.sender, hello.link)
+            side = self._in.get(key)
+            if side is None:
+                side = self._in[key] = Accepted(self, key, admission.link, self._drop)
+            side.adopt(caller, hello.session)
+        if gone is not None:
+            self._tell_gone(gone)
+        if side is None or admission.answer is None:
+            self._refuse(caller, admission.answer)
+        elif side.write(admission.answer):
+            side.write_frames(admission.frames)
+
+    def _refusal(self, hello: Hello) -> str:
+        if hello.cluster != self.cluster:
+            return f"this is cluster {self.cluster!r}, not {hello.cluster!r}"
+        if hello.receiver != self.me:
+            return f"this is incarnation {self.me}, not {hello.receiver}"
+        if hello.protocol != PROTOCOL:
+            return f"protocol {hello.protocol} is not spoken here, {PROTOCOL} is"
+        if hello.sender in self._forgotten:
+            return f"the record of incarnation {hello.sender} is gone (I1b)"
+        return ""
+
+    def _refuse(self, caller: Caller, answer: Welcome | Refused | None) -> None:
+        if answer is not None and caller.connection is not None:
+            self.meter.count("link.refused")
+            self.transmit(caller.connection, encode_packet(answer))
+        caller.end()
+
+    def _tell_gone(self, key: LinkKey) -> None:
+        if self.alive():
+            self.meter.count("link.gone")
+            self.events.on_link_gone(key)
+
+    def _report_soon(self, peer: Incarnation) -> None:
+        if peer not in self._reporting:
+            self._reporting[peer] = None
+            asyncio.get_running_loop().call_soon(self._report_lost, peer)
+
+    def _report_lost(self, peer: Incarnation) -> None:
+        del self._reporting[peer]
+        if self.alive():
+            self.meter.count("link.lost")
+            self.events.on_link_lost(peer, f"the record of incarnation {peer} is gone")

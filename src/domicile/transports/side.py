@@ -1,0 +1,164 @@
+"""What all links of one incarnation share: the guard, one flush a turn, acknowledging, writing.
+
+`Layer` is the base of `LinkLayer`; `Side` that of a dialled and of an accepted link. Nothing here
+may hand a byte to a connection without comparing the guard first (L3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from domicile.config import Settings
+from domicile.core.ids import Incarnation
+from domicile.core.messages import Frame, Packet, decode_packet, encode_packet
+from domicile.ports.clock import Clock, Timer
+from domicile.ports.meter import Meter
+from domicile.ports.transport import Connection, LinkEvents
+from domicile.transports.link import AcceptedLink, DialledLink
+
+ACK_DELAY_S = 0.05
+"""A frame is acknowledged at most this long after it arrived."""
+
+End = TypeVar("End", bound=DialledLink | AcceptedLink)
+
+
+class Layer:
+    """The guard and the batching of all links; everything queued in a turn leaves at its end."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        settings: Settings,
+        meter: Meter,
+        me: Incarnation,
+        guard: Callable[[], bool],
+        events: LinkEvents,
+    ) -> None:
+        self.clock = clock
+        self.settings = settings
+        self.meter = meter
+        self.me = me
+        self.events = events
+        self.aborted = False
+        self._guard = guard
+        self._dirty: list[Side[Any]] = []
+        self._flushing = False
+
+    def abort(self) -> None:
+        """Send nothing more, ever."""
+        self.aborted = True
+        self._dirty.clear()
+
+    def later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        """Call back after a while."""
+        return self.clock.call_at(self.clock.now() + delay_s, callback)
+
+    def alive(self) -> bool:
+        """L3, at the entry of every callback. The guard itself may abort this layer."""
+        return not self.aborted and self._guard() and not self.aborted
+
+    def transmit(self, connection: Connection, data: bytes) -> bool:
+        """L3: the guard is compared directly before each send; past it nothing is ever sent."""
+        if not self.alive():
+            self.abort()
+            return False
+        connection.send(data)
+        return True
+
+    def decode(self, data: bytes) -> Packet | None:
+        """A packet, or None if these bytes are none: then close that connection."""
+        try:
+            return decode_packet(data)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            self.meter.count("link.garbage")
+            return None
+
+    def mark(self, side: Side[Any]) -> None:
+        """Have `side` write what it can at the end of this turn."""
+        if side.dirty or self.aborted:
+            return
+        side.dirty = True
+        self._dirty.append(side)
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        dirty, self._dirty = self._dirty, []
+        for side in dirty:
+            side.dirty = False
+        if not self.alive():
+            return
+        for side in dirty:
+            side.flush()
+
+
+class Side(Generic[End]):
+    """What a dialled and an accepted link share: batching, acknowledging, writing."""
+
+    def __init__(self, layer: Layer, link: End) -> None:
+        self.layer = layer
+        self.link = link
+        self.connection: Connection | None = None
+        self.dirty = False
+        self.ended = False
+        self._ack_timer: Timer | None = None
+        self._ack_at_once = max(1, layer.settings.link_frames // 4)
+
+    def flush(self) -> None:
+        """Write what was queued in this turn."""
+        if self.ended:
+            return
+        self.write_frames(self.link.pump())
+        if self.link.up and self.link.owed >= self._ack_at_once:
+            self.write(self.link.bare_ack())
+
+    def write(self, packet: Packet) -> bool:
+        """Hand one packet to the connection; False if there is none or the guard says no."""
+        if self.connection is None or self.ended:
+            return False
+        return self.layer.transmit(self.connection, encode_packet(packet))
+
+    def write_frames(self, frames: Iterable[Frame]) -> None:
+        """Hand frames to the connection in order."""
+        for frame in frames:
+            if not self.write(frame):
+                return
+
+    def taken(self, peer: Incarnation, frame: Frame) -> None:
+        """Note that a numbered frame was accepted and owe its acknowledgement."""
+        layer = self.layer
+        layer.meter.event(
+            "taken",
+            inc=layer.me,
+            peer=peer,
+            link=self.link.link,
+            session=self.link.session,
+            no=frame.no,
+        )
+        if self.link.owed >= self._ack_at_once:
+            layer.mark(self)
+        elif self._ack_timer is None:
+            self._ack_timer = layer.later(ACK_DELAY_S, self._on_ack)
+
+    def end(self) -> None:
+        """Stop for good: no timer, no connection, no state."""
+        self.ended = True
+        self.link.end()
+        cancel(self._ack_timer)
+
+    def _on_ack(self) -> None:
+        self._ack_timer = None
+        if self.layer.alive() and self.link.up and self.link.owed:
+            self.write(self.link.bare_ack())
+
+
+def cancel(timer: Timer | None) -> None:
+    """Cancel a timer that may not be there."""
+    if timer is not None:
+        timer.cancel()

@@ -1,0 +1,187 @@
+"""The docs tell the truth: drawings are fresh, examples run, links lead somewhere."""
+
+from __future__ import annotations
+
+import enum
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = (
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted(DOCS.rglob("*.md")),
+)
+
+FENCE = re.compile(r"(?P<above>[^\n]*\n)```python\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\((?!\w+:|#)(?P<target>[^)#]+)")
+
+
+class Example(NamedTuple):
+    """A Python block of a page."""
+
+    place: str
+    tested: bool
+    code: str
+
+
+class Step(NamedTuple):
+    """A row of a toy table, shaped like the rows in core."""
+
+    to: tuple[Light, ...]
+    rule: str
+    does: str
+
+
+class Light(enum.Enum):
+    """A toy state."""
+
+    RED = "red"
+    GREEN = "bright green"
+
+
+class Knob(enum.Enum):
+    """A toy event."""
+
+    PRESS = "press|push"
+    WAIT = "wait"
+
+
+TOY = {
+    (Light.RED, Knob.PRESS): Step((Light.GREEN, Light.RED), "T1", "switch"),
+    (Light.RED, Knob.WAIT): Step((Light.RED,), "T2", "nothing"),
+    (Light.GREEN, Knob.PRESS): Step((Light.GREEN,), "T3", "nothing"),
+    (Light.GREEN, Knob.WAIT): Step((Light.RED,), "T4", "fall back"),
+}
+
+
+def load(name: str, path: Path) -> ModuleType:
+    """A module from a file. It stays importable: type hints are looked up in `sys.modules`."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def examples(text: str, page: str) -> list[Example]:
+    """The Python blocks of a page; those under `<!-- test -->` are to be run."""
+    return [
+        Example(
+            f"{page}:{text[: match.start('code')].count(chr(10)) + 1}",
+            match["above"].strip() == "<!-- test -->",
+            match["code"],
+        )
+        for match in FENCE.finditer("\n" + text)
+    ]
+
+
+generate = load("domicile_docs_generate", DOCS / "generate.py")
+EXAMPLES = [
+    example
+    for page in PAGES
+    for example in examples(page.read_text(encoding="utf-8"), str(page.relative_to(ROOT)))
+]
+
+
+def test_a_diagram_shows_the_changes_of_state() -> None:
+    assert generate.diagram(TOY).splitlines() == [
+        "```mermaid",
+        "stateDiagram-v2",
+        '    state "red" as RED',
+        '    state "bright green" as GREEN',
+        "    [*] --> RED",
+        "    RED --> GREEN: press|push (T1)",
+        "    GREEN --> RED: wait (T4)",
+        "```",
+    ]
+
+
+def test_a_grid_shows_every_pair() -> None:
+    assert generate.grid(TOY).splitlines() == [
+        "| in | on | goes to | does | rule |",
+        "| --- | --- | --- | --- | --- |",
+        r"| red | press\|push | bright green or red | switch | T1 |",
+        "| red | wait | red | nothing | T2 |",
+        r"| bright green | press\|push | bright green | nothing | T3 |",
+        "| bright green | wait | red | fall back | T4 |",
+    ]
+
+
+def test_filling_replaces_marked_sections_only() -> None:
+    page = "before\n<!-- generated:toy -->\nold\n<!-- /generated:toy -->\nafter\n"
+    filled = generate.fill(page, {"toy": "new\n"})
+    assert filled == "before\n<!-- generated:toy -->\nnew\n<!-- /generated:toy -->\nafter\n"
+    assert generate.fill(filled, {"toy": "new\n"}) == filled
+
+
+@pytest.mark.parametrize(
+    ("page", "complaint"),
+    [
+        ("<!-- generated:other -->\n<!-- /generated:other -->", "no drawing is called other"),
+        ("<!-- generated:toy -->\n", "not closed"),
+        ("<!-- /generated:toy -->\n", "not closed"),
+    ],
+)
+def test_a_marker_that_pairs_with_nothing_is_an_error(page: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        generate.fill(page, {"toy": ""})
+
+
+def test_a_stale_page_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- generated:toy -->\nold\n<!-- /generated:toy -->\n", encoding="utf-8")
+    assert list(generate.stale(tmp_path, {"toy": "new\n"})) == [page]
+    assert generate.stale(tmp_path, {"toy": "old\n"}) == {}
+
+
+def test_the_drawings_are_fresh() -> None:
+    drawings = generate.drawings()
+    assert [str(page) for page in generate.stale(DOCS, drawings)] == [], "run `make docs`"
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert [name for name in drawings if f"<!-- generated:{name} -->" not in text] == []
+
+
+def test_examples_are_found_with_their_lines() -> None:
+    text = "# A\n\n<!-- test -->\n```python\nx = 1\n```\n\n```python\ny = 2\n```\n"
+    assert examples(text, "a.md") == [
+        Example("a.md:5", True, "x = 1\n"),
+        Example("a.md:9", False, "y = 2\n"),
+    ]
+    assert [example.tested for example in examples("```python\nz = 3\n```\n", "b.md")] == [False]
+
+
+def test_every_python_example_is_run() -> None:
+    assert [example.place for example in EXAMPLES if not example.tested] == []
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=[example.place for example in EXAMPLES])
+def test_example(example: Example, tmp_path: Path) -> None:
+    """Import the example, then call what it calls a test."""
+    path = tmp_path / "example.py"
+    path.write_text(example.code, encoding="utf-8")
+    name = re.sub(r"\W", "_", f"docs_example_{example.place}")
+    try:
+        module = load(name, path)
+        for thing in [value for key, value in vars(module).items() if key.startswith("test_")]:
+            thing()
+    finally:
+        sys.modules.pop(name, None)
+
+
+def test_links_within_the_docs_lead_somewhere() -> None:
+    dead = [
+        f"{page.relative_to(ROOT)}: {match['target']}"
+        for page in PAGES
+        for match in LINK.finditer(page.read_text(encoding="utf-8"))
+        if not (page.parent / match["target"]).exists()
+    ]
+    assert dead == []

@@ -1,0 +1,322 @@
+"""The link layer on the simulated network: one situation a test."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from links_lab import Lab, request, simulate
+
+from domicile.config import Settings
+from domicile.core.ids import Incarnation
+from domicile.core.messages import (
+    Ping,
+    Pong,
+)
+from domicile.ports.transport import LinkKey, Peer
+
+
+def test_asks_and_answers_in_order_with_one_frame_a_turn() -> None:
+    async def test(lab: Lab) -> None:
+        p, q = await lab.pair()
+        p.send(q, *range(100))
+        await asyncio.sleep(0.02)
+        assert q.all_requests() == list(range(100))
+        assert p.all_heard() == list(range(100))
+        assert (lab.taken(p), lab.taken(q)) == (1, 1)
+        assert p.layer.connected(q.inc)
+        assert not q.layer.connected(p.inc)
+        replies = [event.fields for event in lab.history.of("reply")]
+        assert [reply["n"] for reply in replies] == list(range(100))
+        assert replies[0] == {"inc": q.inc, "sender": p.inc, "role": "r", "shard": 0, "n": 0}
+        (taken,) = [e.fields for e in lab.history.of("taken") if e.fields["inc"] == q.inc]
+        link = p.link_to(q)
+        assert taken == {"inc": q.inc, "peer": p.inc, "link": link, "session": 1, "no": 1}
+
+    simulate(test)
+
+
+def test_an_acknowledgement_comes_by_itself_within_50_ms() -> None:
+    async def test(lab: Lab) -> None:
+        p, q = await lab.pair()
+        q.answers = False
+        p.send(q, 1)
+        await asyncio.sleep(0.02)
+        assert q.all_requests() == [1]
+        assert p.layer.pending()
+        await asyncio.sleep(0.05)
+        assert not p.layer.pending()
+        assert not q.layer.pending()
+        assert lab.taken(p) == 0, "a bare acknowledgement has no number"
+
+    simulate(test)
+
+
+def test_a_busy_link_is_acknowledged_before_its_window_is_full() -> None:
+    async def test(lab: Lab) -> None:
+        p = await lab.host("p", Settings(link_frames=8))
+        q = await lab.host("q", Settings(link_frames=8))
+        q.answers = False
+        p.send(q, 0)
+        await asyncio.sleep(0.1)
+        start = lab.world.now
+        for n in range(1, 40):
+            p.send(q, n)
+            await asyncio.sleep(0.0005)
+        await asyncio.sleep(0.02)
+        assert q.all_requests() == list(range(40))
+        assert lab.world.now - start < 0.05
+
+    simulate(test)
+
+
+def test_control_passes_requests_that_wait_for_a_connection() -> None:
+    async def test(lab: Lab) -> None:
+        p, q = await lab.pair()
+        lab.network.partition([["p"], ["q"]])
+        p.send(q, 1, 2)
+        p.do(lambda: p.layer.send(q.peer, Ping(1), control=True))
+        await asyncio.sleep(0.5)
+        lab.network.heal()
+        await asyncio.sleep(1)
+        assert q.order == ["ping 1", "request 1", "request 2"]
+
+    simulate(test)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_cut_is_survived_without_loss_or_repetition(seed: int) -> None:
+    async def test(lab: Lab) -> None:
+        p, q = await lab.pair()
+        for n in range(200):
+            p.send(q, n)
+            if n % 20 == 10:
+                lab.network.cut("p", "q")
+            await asyncio.sleep(0.002)
+        await asyncio.sleep(3)
+        assert q.all_requests() == list(range(200))
+        assert p.all_heard() == list(range(200))
+        assert p.lost == []
+        assert q.gone == []
+        assert not p.layer.pending()
+        assert not q.layer.pending()
+
+    lab = simulate(test, seed)
+    assert max(event.fields["session"] for event in lab.history.of("taken")) > 1
+
+
+def test_silence_makes_a_new_session() -> None:
+    async def test(lab: Lab) -> None:
+        p, q = await lab.pair()
+        p.send(q, 1)
+        await asyncio.sleep(0.1)
+        lab.network.block("q", "p")
+        p.send(q, 2)
+        await asyncio.sleep(1.9)
+        assert p.layer.connected(q.inc)
+        await asyncio.sleep(0.2)
+        assert not p.layer.connected(q.inc)
+        lab.network.heal()
+        await asyncio.sleep(1)
+        assert q.all_requests() == [1, 2]
+        assert p.all_heard() == [1, 2]
+        assert lab.history.counts["link.silent"] >= 1
+        assert p.lost == []
+
+    simulate(test)
+
+
+def test_an_idle_link_is_left_alone() -> None:
+    async def test(lab: Lab) -> None:
+        p, q = await lab.pair()
+        p.send(q, 1)
+        await asyncio.sleep(60)
+        p.send(q, 2)
+        await asyncio.sleep(0.1)
+        assert p.all_heard() == [1, 2]
+        assert lab.history.counts["link.silent"] == 0
+        assert {event.fields["session"] for event in lab.history.of("taken")} == {1}
+
+    simulate(test)
+
+
+def test_no_connection_for_the_link_timeout_is_one_loss_and_then_a_new_link() -> None:
+    async def test(lab: Lab) -> None:
+        p, q = await lab.pair()
+        p.send(q, 1)
+        await asyncio.sleep(0.1)
+        first = p.link_to(q)
+        lab.network.partition([["p"], ["q"]])
+        lab.network.cut("p", "q")
+        await asyncio.sleep(4.9)
+        assert p.lost == []
+        p.send(q, 2)
+        await asyncio.sleep(0.4)
+        assert [peer for peer, _ in p.lost] == [q.inc]
+        assert q.gone == []
+        await asyncio.sleep(1)
+        lab.network.heal()
+        await asyncio.sleep(0.1)
+        assert len(p.lost) == 1
+        assert q.all_requests() == [1], "what the lost link carried never arrives"
+        p.send(q, 3)
+        await asyncio.sleep(0.5)
+        assert p.link_to(q) != first
+        assert q.gone == [LinkKey(p.inc, first)]
+        assert q.order == ["request 1", "gone", "request 3"]
+        assert p.heard[p.link_to(q)] == [3]
+
+    simulate(test)
+
+
+def test_an_incoming_link_is_dropped_after_twice_the_timeout_and_its_resumption_refused() -> None:
+    async def test(lab: Lab) -> None:
+        p, q = await lab.host("p", Settings(link_timeout_s=30)), await lab.host("q")
+        p.send(q, 1)
+        await asyncio.sleep(0.1)
+        first = LinkKey(p.inc, p.link_to(q))
+        lab.network.partition([["p"], ["q"]])
+        lab.network.cut("p", "q")
+        await asyncio.sleep(9.9)
+        assert q.gone == []
+        await asyncio.sleep(0.4)
+        assert q.gone == [first]
+        q.do(lambda: q.layer.answer(first, Pong(1)))
+        p.send(q, 2)
+        lab.network.heal()
+        await asyncio.sleep(1)
+        assert [peer for peer, _ in p.lost] == [q.inc]
+        assert "resume refused" in p.lost[0][1]
+        assert q.all_requests() == [1]
+        p.send(q, 3)
+        await asyncio.sleep(0.5)
+        assert q.all_requests() == [1, 3]
+        assert len(p.lost) == 1
+        assert q.gone == [first]
+
+    simulate(test)
+
+
+def test_forgetting_a_peer_loses_both_ways_at_once_and_is_told_later() -> None:
+    async def test(lab: Lab) -> None:
+        p, q = await lab.pair()
+        p.send(q, 1)
+        q.send(p, 1)
+        await asyncio.sleep(0.1)
+        incoming = LinkKey(q.inc, q.link_to(p))
+        before = lab.taken(p)
+        p.do(lambda: p.layer.forget(q.inc))
+        q.send(p, 2)
+        await asyncio.sleep(0.1)
+        assert [peer for peer, _ in p.lost] == [q.inc]
+        assert p.gone == [incoming]
+        assert lab.taken(p) == before, "I1b: nothing is taken from a forgotten incarnation"
+        assert [peer for peer, _ in q.lost] == [p.inc]
+        q.send(p, 3)
+        p.send(q, 4, 5)
+        await asyncio.sleep(10)
+        assert lab.taken(p) == before
+        assert [peer for peer, _ in p.lost] == [q.inc, q.inc], "told again, once for one turn"
+        assert [peer for peer, _ in q.lost] == [p.inc, p.inc], "a new link is refused as well"
+        assert q.all_requests() == [1]
+
+    simulate(test)
+
+
+def test_another_incarnation_at_the_address_is_the_wrong_door() -> None:
+    async def test(lab: Lab) -> None:
+        p, q = await lab.pair()
+        stranger = Peer(Incarnation("0" * 32), q.layer.address)
+        p.do(lambda: p.layer.send(stranger, request(1)))
+        await asyncio.sleep(4.9)
+        assert p.lost == []
+        assert lab.history.counts["link.turned_away"] > 5
+        await asyncio.sleep(0.2)
+        assert [peer for peer, _ in p.lost] == [stranger.incarnation]
+        assert q.all_requests() == []
+
+    simulate(test)
+
+
+def test_past_the_guard_nothing_is_sent_ever() -> None:
+    async def test(lab: Lab) -> None:
+        p, q = await lab.pair()
+        p.send(q, 1)
+        await asyncio.sleep(0.1)
+        p.send(q, 2)
+        await asyncio.sleep(0.0001)
+        q.valid = False
+        await asyncio.sleep(0.1)
+        assert q.all_requests() == [1], "nothing is taken"
+        q.do(lambda: q.layer.answer(LinkKey(p.inc, p.link_to(q)), Pong(1)))
+        await asyncio.sleep(0.1)
+        replies = len(list(lab.history.of("reply")))
+        q.valid = True
+        q.do(lambda: q.layer.answer(LinkKey(p.inc, p.link_to(q)), Pong(2)))
+        await asyncio.sleep(0.1)
+        assert len(list(lab.history.of("reply"))) == replies == 1
+        assert p.all_heard() == [1]
+
+    simulate(test)
+
+
+def test_the_guard_is_compared_again_directly_before_a_send() -> None:
+    async def test(lab: Lab) -> None:
+        p, q = await lab.pair()
+        p.send(q, 1)
+        await asyncio.sleep(0.1)
+        calls: list[bool] = []
+
+        def guard() -> bool:
+            calls.append(True)
+            return len(calls) < 2
+
+        p.layer._guard = guard
+        p.send(q, 2)
+        await asyncio.sleep(0.1)
+        assert len(calls) == 2
+        assert p.layer.aborted
+        assert q.all_requests() == [1]
+
+    simulate(test)
+
+
+def test_abort_closes_everything_and_says_nothing() -> None:
+    async def test(lab: Lab) -> None:
+        p, q = await lab.pair()
+        p.send(q, 1)
+        q.send(p, 1)
+        await asyncio.sleep(0.1)
+        p.send(q, 2)
+        p.do(p.layer.abort)
+        await asyncio.sleep(0.1)
+        assert not q.layer.connected(p.inc)
+        assert q.all_requests() == [1]
+        p.send(q, 3)
+        p.do(lambda: p.layer.forget(q.inc))
+        await asyncio.sleep(20)
+        assert p.lost == p.gone == []
+        assert not p.layer.pending()
+        assert q.all_requests() == [1]
+        assert [peer for peer, _ in q.lost] == [p.inc]
+        assert len(q.gone) == 1
+
+    simulate(test)
+
+
+def test_a_frozen_peer_costs_nothing_once_it_thaws() -> None:
+    async def test(lab: Lab) -> None:
+        p, q = await lab.pair()
+        p.send(q, 1)
+        await asyncio.sleep(0.1)
+        q.loop.freeze()
+        p.send(q, 2)
+        await asyncio.sleep(4)
+        p.send(q, 3)
+        q.loop.thaw()
+        await asyncio.sleep(1)
+        assert q.all_requests() == [1, 2, 3]
+        assert p.all_heard() == [1, 2, 3]
+        assert p.lost == q.gone == []
+
+    simulate(test)

@@ -1,0 +1,52 @@
+"""Misuse in definitions: plain functions, streams, unknown class keywords, wrong timers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from domicile import Entity, Ref, handler
+
+
+def plain(entity: Entity, amount: int) -> int:
+    return amount
+
+
+handler(plain)  # E: type-var
+handler(shared=True)(plain)  # E: type-var
+handler(timeout_s="1")  # E: call-overload
+handler(share=True)  # E: call-overload
+
+
+class Plain(Entity):
+    @handler  # E: type-var
+    def balance(self) -> int:
+        return 0
+
+
+class Carried(Entity, carry=True):  # E: call-arg
+    pass
+
+
+class Idle(Entity, idle_s="60"):  # E: arg-type
+    pass
+
+
+class Ticker(Entity):
+    # The type of @handler admits it, so that the mistake is reported where it is asked.
+    @handler
+    async def watch(self, limit: int) -> AsyncIterator[int]:
+        for number in range(limit):
+            yield number
+
+    @handler
+    async def wait(self) -> None:
+        self.after(1.0, self.wait)
+        self.after(1.0, self.wait, 5)  # E: call-arg
+        self.after(1.0, self.now)  # E: arg-type
+        self.id = "other"  # E: misc
+        self.epoch = 7  # E: misc
+
+
+async def streams(ticker: Ref[Ticker]) -> None:
+    await ticker.ask(Ticker.watch, 2)  # E: arg-type
+    await ticker.tell(Ticker.watch, 2)  # E: arg-type
