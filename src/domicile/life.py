@@ -231,7 +231,6 @@ class Life:
                 assert self._links is not None
                 self._links.forget(incarnation)
                 self._goodbyes.pop(incarnation, None)
-                self.runtime.sending.link_lost(incarnation)
             case LeaderChanged():
                 self.runtime.repeat_released()
             case _:
@@ -293,9 +292,9 @@ class Life:
             case _:
                 self.runtime.on_answer(peer, message)
 
-    def on_link_lost(self, peer: Incarnation, reason: str) -> None:
+    def on_link_lost(self, peer: Incarnation, reason: str, unsent: tuple[ToOwner, ...]) -> None:
         """A dialled link is lost for good."""
-        self.runtime.sending.link_lost(peer)
+        self.runtime.sending.link_lost(peer, unsent)
 
     def on_link_gone(self, link: LinkKey) -> None:
         """An incoming link's state was dropped."""

@@ -63,9 +63,9 @@ def test_rounds_under_limits_add_no_moves(counts: list[int], limit: int, room: i
             owned, units(owned), limit=limit, room=dict.fromkeys(owned, room), movable=owned
         )
         assert len(moves) <= limit
-        assert all(
-            sum(to == node for _, to in moves) <= room for node in owned
-        ), "a receiver was swamped"
+        assert all(sum(to == node for _, to in moves) <= room for node in owned), (
+            "a receiver was swamped"
+        )
         if not moves:
             break
         owned, total = after(owned, moves), total + len(moves)
@@ -91,9 +91,13 @@ def test_capacities_converge(counts: list[int], capacities: list[float]) -> None
         for receiver in ended:
             if giver != receiver:
                 gain = (ended[receiver] + 1) / capacity[receiver] < ended[giver] / capacity[giver]
-                assert not gain or abs(
-                    (ended[receiver] + 1) / capacity[receiver] - ended[giver] / capacity[giver]
-                ) < 1e-6
+                assert (
+                    not gain
+                    or abs(
+                        (ended[receiver] + 1) / capacity[receiver] - ended[giver] / capacity[giver]
+                    )
+                    < 1e-6
+                )
 
 
 def test_a_node_of_twice_the_capacity_gets_twice_the_shards() -> None:

@@ -739,8 +739,8 @@ def test_after_turmoil_every_shard_is_at_home_and_even(seed: int) -> None:
     for _ in range(300):
         turmoil.step()
     turmoil.calm()
-    staying = [inc for inc in turmoil.owners if b"leaving" not in turmoil.store.items[node_key(inc)].value]
-    counts = dict.fromkeys(staying, 0)
+    records = {inc: turmoil.store.items[node_key(inc)].value for inc in turmoil.owners}
+    counts = {inc: 0 for inc, value in records.items() if b"leaving" not in value}
     for shard in range(turmoil.shards):
         entry = turmoil.store.entry(shard)
         assert entry.state == "serving"

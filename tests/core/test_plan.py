@@ -304,9 +304,7 @@ def test_any_membership_converges_and_then_rests(
 def test_a_difference_of_one_moves_nothing(base: int, extras: list[bool]) -> None:
     nodes = [node(inc) for inc, _ in zip(NAMES, extras, strict=False)]
     entries = [
-        serving(inc)
-        for inc, extra in zip(NAMES, extras, strict=False)
-        for _ in range(base + extra)
+        serving(inc) for inc, extra in zip(NAMES, extras, strict=False) for _ in range(base + extra)
     ]
     assert decide(entries, *nodes, balance=True) == Plan()
 

@@ -113,7 +113,9 @@ class Host:
             link = self.layer._out[peer].link.link
             self.heard.setdefault(link, []).append(message.n)
 
-    def on_link_lost(self, peer: Incarnation, reason: str) -> None:
+    def on_link_lost(
+        self, peer: Incarnation, reason: str, unsent: tuple[ToOwner, ...]
+    ) -> None:
         assert not self.inside
         self.lost.append((peer, reason))
 

@@ -120,7 +120,9 @@ class Heard:
         if len(self.pongs) == 100:
             self.done.set_result(None)
 
-    def on_link_lost(self, peer: Incarnation, reason: str) -> None:
+    def on_link_lost(
+        self, peer: Incarnation, reason: str, unsent: tuple[ToOwner, ...]
+    ) -> None:
         raise AssertionError(reason)
 
     def on_link_gone(self, link: LinkKey) -> None:

@@ -179,11 +179,7 @@ class Sender:
             if letter is None or letter.to != peer or letter.started:
                 continue
             came_back = True
-            del self.written[n]
-            self.open -= 1
-            letter.to = None
-            if not letter.resolved:
-                self._hold(letter)
+            self._take_back(letter)
         self._note_over(peer, released)
         if came_back and self.key is not None and self.key.owner == peer:
             self._take(SenderEvent.RETURN, now, out)
@@ -242,9 +238,16 @@ class Sender:
             self.written.pop(letter.n, None)
         return False, ()
 
-    def link_lost(self, peer: Incarnation, now: float) -> tuple[Effect, ...]:
-        """H6: what that peer had is unknown; what waits here stays, in order."""
+    def link_lost(self, peer: Incarnation, unsent: Iterable[int], now: float) -> tuple[Effect, ...]:
+        """H6: what that peer had is unknown; what waits here stays, in order.
+
+        `unsent` never left this process, so it cannot have run: it waits again.
+        """
         out: list[Effect] = []
+        for n in unsent:
+            letter = self.written.get(n)
+            if letter is not None and letter.to == peer:
+                self._take_back(letter)
         self._give_up(peer, out)
         if self.key is not None and self.key.owner == peer:
             self._take(SenderEvent.LINK_LOST, now, out)
@@ -380,6 +383,14 @@ class Sender:
             self.queue.append(letter)
         else:
             insort(self.queue, letter, key=_number)
+
+    def _take_back(self, letter: Letter) -> None:
+        """Written, but certain not to have run."""
+        del self.written[letter.n]
+        self.open -= 1
+        letter.to = None
+        if not letter.resolved:
+            self._hold(letter)
 
     def _note_over(self, peer: Incarnation, released: bool) -> None:
         if released and self.key is not None and self.key.owner == peer:

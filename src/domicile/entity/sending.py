@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING
 
 from domicile.core.hashing import shard_of
 from domicile.core.ids import Incarnation, ShardKey
-from domicile.core.messages import Caller, Flush, Flushed, Reply, Request, Return, Started, Status
+from domicile.core.messages import (
+    Caller,
+    Flush,
+    Flushed,
+    Reply,
+    Request,
+    Return,
+    Started,
+    Status,
+    ToOwner,
+)
 from domicile.core.sender import Arm, Effect, GiveUp, Letter, Limits, Sender, SendFlush, Write
 from domicile.core.shardmap import Entry
 from domicile.entity.cell import current_turn
@@ -210,11 +220,15 @@ class Sending:
             if sender.queue:
                 self._carry_out(sender, sender.look(now))
 
-    def link_lost(self, peer: Incarnation) -> None:
+    def link_lost(self, peer: Incarnation, unsent: Iterable[ToOwner]) -> None:
         """H6, for every shard."""
         now = self._now()
-        for sender in list(self.senders.values()):
-            self._carry_out(sender, sender.link_lost(peer, now))
+        numbers: dict[ShardKey, list[int]] = {}
+        for message in unsent:
+            if isinstance(message, Request):
+                numbers.setdefault(ShardKey(message.role, message.shard), []).append(message.n)
+        for shard, sender in list(self.senders.items()):
+            self._carry_out(sender, sender.link_lost(peer, numbers.get(shard, ()), now))
 
     def departing(self, peer: Incarnation) -> None:
         """H14: a peer said goodbye."""

@@ -82,8 +82,9 @@ class LinkEvents(Protocol):
         """A message back on a link that this process dialled."""
         ...
 
-    def on_link_lost(self, peer: Incarnation, reason: str) -> None:
-        """A dialled link is lost for good; what it carried unanswered is unknown (H6)."""
+    def on_link_lost(self, peer: Incarnation, reason: str, unsent: tuple[ToOwner, ...]) -> None:
+        """A dialled link is lost for good; what it carried unanswered is unknown (H6), but for
+        `unsent`: requests that were never handed to any connection, in order."""
         ...
 
     def on_link_gone(self, link: LinkKey) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
+import warnings
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextvars import Context, copy_context
@@ -340,14 +341,16 @@ class World:
         for loop in everyone:
             loop.kill()
         self._agenda.closed = True
-        for loop in everyone:
-            buried, loop.buried = loop.buried, []
-            asyncio._set_running_loop(loop)
-            try:
-                for thing in buried:
-                    abandon(thing)
-            finally:
-                asyncio._set_running_loop(None)
+        # A coroutine that awaits in a finally block protests when it is closed. Nobody cares now.
+        reported, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                for loop in everyone:
+                    _bury(loop)
+                gc.collect()
+        finally:
+            sys.unraisablehook = reported
 
     def _drive(self, task: asyncio.Task[Any], watched: Watched[Any], stuck_after_s: float) -> None:
         agenda = self._agenda
@@ -435,3 +438,14 @@ class World:
                 where = stack_of(pending)
                 lines.append(f"  {pending.get_name()}: {where[-1] if where else '(not started)'}")
         raise Deadlock("\n".join(lines))
+
+
+def _bury(loop: SimLoop) -> None:
+    """Let go of all that a process left."""
+    buried, loop.buried = loop.buried, []
+    asyncio._set_running_loop(loop)
+    try:
+        for thing in buried:
+            abandon(thing)
+    finally:
+        asyncio._set_running_loop(None)

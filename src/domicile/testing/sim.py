@@ -199,7 +199,8 @@ class Sim(Client):
     async def stop(self, node: int) -> None:
         """SIGTERM: the node leaves in an orderly way (H14)."""
         process = self._up(node)
-        assert process.loop is not None and process.stopping is not None
+        assert process.loop is not None
+        assert process.stopping is not None
         process.loop.post(process.stopping.set)
         await self.wait_until(lambda: process.done or not process.up, timeout_s=60)
 
@@ -224,7 +225,7 @@ class Sim(Client):
     async def wait_until(self, condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
         """Let virtual time pass until a condition holds."""
         deadline = self.world.now + timeout_s
-        while not condition():  # noqa: ASYNC110 - conditions look at several processes
+        while not condition():
             if self.world.now >= deadline:
                 raise AssertionError(f"the condition did not hold within {timeout_s:g} s (virtual)")
             await asyncio.sleep(POLL_S)
@@ -267,7 +268,8 @@ class Sim(Client):
     def spawn(self, index: int, work: Callable[[Node], Any]) -> None:
         """Run `await work(node)` inside a node's process."""
         process = self._up(index)
-        assert process.loop is not None and process.node is not None
+        assert process.loop is not None
+        assert process.node is not None
         process.loop.create_task(work(process.node))
 
     # inside

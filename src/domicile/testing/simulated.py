@@ -11,7 +11,7 @@ import inspect
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Concatenate, ParamSpec, overload
+from typing import Any, Concatenate, ParamSpec
 
 from domicile.config import Settings
 from domicile.entity.define import Entity
@@ -98,7 +98,7 @@ def simulated(
             parameters=[p for p in signature.parameters.values() if p.name != name]
         )
         run.__signature__ = rest  # type: ignore[attr-defined]
-        del run.__wrapped__  # type: ignore[attr-defined]
+        del run.__wrapped__
         return run
 
     return decorate

@@ -221,6 +221,11 @@ class DialledLink(_End):
         """
         return self._welcomed
 
+    @property
+    def unsent(self) -> tuple[ToOwner, ...]:
+        """Requests that no connection ever carried: the peer cannot have seen them."""
+        return tuple(self._queue)  # type: ignore[arg-type]
+
     def send(self, message: ToOwner, *, control: bool = False) -> None:
         """Queue a message in its lane."""
         (self._control if control else self._queue).append(message)

@@ -52,7 +52,7 @@ class LinkLayer(Layer):
         self._callers: dict[Caller, None] = {}
         self._sessions: dict[Incarnation, int] = {}
         self._forgotten: dict[Incarnation, None] = {}
-        self._reporting: dict[Incarnation, None] = {}
+        self._reporting: dict[Incarnation, tuple[ToOwner, ...]] = {}
 
     def send(self, peer: Peer, message: ToOwner, *, control: bool = False) -> None:
         """Queue on the link to a peer, dialling if need be."""
@@ -61,7 +61,7 @@ class LinkLayer(Layer):
         side = self._out.get(peer.incarnation)
         if side is None:
             if peer.incarnation in self._forgotten:
-                self._report_soon(peer.incarnation)
+                self._report_soon(peer.incarnation, () if control else (message,))
                 return
             side = self._out[peer.incarnation] = self._dialled(peer)
         side.link.send(message, control=control)
@@ -85,8 +85,9 @@ class LinkLayer(Layer):
         self._sessions.pop(peer, None)
         side = self._out.pop(peer, None)
         if side is not None:
+            unsent = side.link.unsent
             side.end()
-            self._report_soon(peer)
+            self._report_soon(peer, unsent)
         door = self._doors.pop(peer, None)
         link = door.drop() if door is not None else None
         if link is not None:
@@ -144,9 +145,10 @@ class LinkLayer(Layer):
     def _lose(self, side: Dialled, reason: str) -> None:
         """A dialled link is lost for good; the next send to that peer starts a new one."""
         del self._out[side.peer.incarnation]
+        unsent = side.link.unsent
         side.end()
         self.meter.count("link.lost")
-        self.events.on_link_lost(side.peer.incarnation, reason)
+        self.events.on_link_lost(side.peer.incarnation, reason, unsent)
 
     def _drop(self, side: Accepted) -> None:
         """Forget an incoming link; its connections are closed first."""
@@ -204,13 +206,13 @@ class LinkLayer(Layer):
             self.meter.count("link.gone")
             self.events.on_link_gone(key)
 
-    def _report_soon(self, peer: Incarnation) -> None:
+    def _report_soon(self, peer: Incarnation, unsent: tuple[ToOwner, ...]) -> None:
         if peer not in self._reporting:
-            self._reporting[peer] = None
             asyncio.get_running_loop().call_soon(self._report_lost, peer)
+        self._reporting[peer] = self._reporting.get(peer, ()) + unsent
 
     def _report_lost(self, peer: Incarnation) -> None:
-        del self._reporting[peer]
+        unsent = self._reporting.pop(peer)
         if self.alive():
             self.meter.count("link.lost")
-            self.events.on_link_lost(peer, f"the record of incarnation {peer} is gone")
+            self.events.on_link_lost(peer, f"the record of incarnation {peer} is gone", unsent)
