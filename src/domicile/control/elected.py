@@ -133,7 +133,10 @@ class Elected:
     # the owned task
 
     async def run(self) -> None:
-        """Campaign and lead until cancelled, fenced, or done with campaigning."""
+        """Campaign and lead until cancelled, fenced, or done with campaigning.
+
+        Start it once the node has joined: to a guard that says no it ends at once (L5).
+        """
         while await self._turn():
             leadership = await self._campaign()
             if leadership is not None:

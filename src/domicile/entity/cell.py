@@ -181,7 +181,7 @@ class Turn:
         runtime = self.host.runtime
         if not runtime.guard():
             return False
-        if runtime.tracing:
+        if runtime.tracing and self.began:
             self.host.note("resume", self.mail)
         return True
 

@@ -87,6 +87,11 @@ class History:
         self.events: list[Event] = []
         self.counts: Counter[str] = Counter()
         self.closed = False
+        self._listeners: list[Callable[[Event], None]] = []
+
+    def subscribe(self, listener: Callable[[Event], None]) -> None:
+        """Hear of every event as it happens; to strike at an exact moment."""
+        self._listeners.append(listener)
 
     def count(self, name: str, value: int = 1) -> None:
         """Add to a counter."""
@@ -97,9 +102,12 @@ class History:
         if self.closed:
             return
         at = self._now()
-        self.events.append(Event(at, kind, fields))
+        event = Event(at, kind, fields)
+        self.events.append(event)
         if kind in _HASHED:
             self._hash.update(f"{at:.9f} {kind} {fields!r}\n".encode())
+        for listener in self._listeners:
+            listener(event)
 
     def frame(self, source: str, target: str, data: bytes) -> None:
         """Note a packet put on the network: in the digest only, there are too many to keep."""

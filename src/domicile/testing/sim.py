@@ -21,7 +21,7 @@ from domicile.entity.client import Client
 from domicile.entity.define import Entity, entity_type
 from domicile.entity.ref import Outbound
 from domicile.errors import StoreUnavailable
-from domicile.life import Backends, Lives, Plan
+from domicile.life import Backends, Life, Lives, Plan
 from domicile.node import Node
 from domicile.persist.eventsourced import EventSourced
 from domicile.testing.clock import SimClock
@@ -138,7 +138,7 @@ class Sim(Client):
         """SIGKILL: nothing of the process ever runs again."""
         process = self._up(node)
         assert process.loop is not None
-        self._fault("crash", process)
+        self.note_fault("crash", process)
         process.loop.kill()
         self.network.kill(process.name)
 
@@ -146,45 +146,50 @@ class Sim(Client):
         """SIGSTOP: it stands still while its sockets fill and its lease runs out."""
         process = self._up(node)
         assert process.loop is not None
-        self._fault("freeze", process)
+        self.note_fault("freeze", process)
         process.loop.freeze()
 
     def thaw(self, node: int) -> None:
         """SIGCONT."""
         process = self._up(node)
         assert process.loop is not None
-        self._fault("thaw", process)
+        self.note_fault("thaw", process)
         process.loop.thaw()
 
     def partition(self, *sides: Sequence[int]) -> None:
         """Nodes of different sides cannot reach each other; all reach the store."""
-        self._fault("partition", None)
+        self.note_fault("partition", None)
         self.network.partition([[self.nodes[index].name for index in side] for side in sides])
 
     def heal(self) -> None:
         """End every partition and every cut from the store."""
-        self._fault("heal", None)
+        self.note_fault("heal", None)
         self.network.heal()
         for process in self.nodes:
             if process.store is not None:
                 process.store.cut = False
         self.store.cut = False
 
+    def block(self, one: int, other: int) -> None:
+        """Nothing passes from one node to another, though it does the other way round."""
+        self.note_fault("block", self.nodes[one])
+        self.network.block(self.nodes[one].name, self.nodes[other].name)
+
     def cut(self, one: int, other: int) -> None:
         """Break the connections between two nodes; links reconnect."""
-        self._fault("cut", self.nodes[one])
+        self.note_fault("cut", self.nodes[one])
         self.network.cut(self.nodes[one].name, self.nodes[other].name)
 
     def cut_client(self, node: int) -> None:
         """Break the test's own connections to a node."""
-        self._fault("cut", self.nodes[node])
+        self.note_fault("cut", self.nodes[node])
         self.network.cut("client", self.nodes[node].name)
 
     def cut_store(self, node: int) -> None:
         """Cut a node off the store until `heal`."""
         process = self._up(node)
         assert process.store is not None
-        self._fault("outage", process)
+        self.note_fault("outage", process)
         process.store.cut = True
 
     # operations
@@ -265,6 +270,11 @@ class Sim(Client):
         assert node is not None
         return node
 
+    @property
+    def client_life(self) -> Life | None:
+        """The incarnation of the test's own client."""
+        return self._lives.current
+
     def spawn(self, index: int, work: Callable[[Node], Any]) -> None:
         """Run `await work(node)` inside a node's process."""
         process = self._up(index)
@@ -290,7 +300,8 @@ class Sim(Client):
                     return process
         return None
 
-    def _fault(self, fault: str, process: SimNode | None) -> None:
+    def note_fault(self, fault: str, process: SimNode | None = None) -> None:
+        """Tell the checkers that something was done to the cluster."""
         self.history.event(
             "fault",
             fault=fault,
