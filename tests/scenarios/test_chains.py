@@ -23,6 +23,10 @@ SOON_S = 3.0
 """Far below the drain deadline of 10 s."""
 
 
+WORK_S = 0.03
+"""How long the last of a chain works: the others' asks arrive while everybody still waits."""
+
+
 class Gate:
     """Shared by all nodes of a run; closed until the test opens it."""
 
@@ -53,6 +57,7 @@ class Hop(Entity, name="hop"):
     async def walk(self, path: list[str], mark: bool = False) -> list[str]:
         await self.resource(Gate).passed()
         if not path:
+            await asyncio.sleep(WORK_S)
             return [self.id]
         then = self.ref(Hop, path[0])
         if mark:

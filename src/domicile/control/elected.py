@@ -74,6 +74,11 @@ class Elected:
         """Whether this process is the acting coordinator now."""
         return self._leadership is not None and self._leadership.check()
 
+    @property
+    def step(self) -> str:
+        """What this process does as a coordinator now, for people and for tallies."""
+        return "following" if self._leadership is None else self._leadership.step
+
     # fed by the node
 
     def on_listing(self, listing: Listing) -> None:

@@ -93,6 +93,11 @@ class Leadership:
             return False
         return True
 
+    @property
+    def step(self) -> str:
+        """What the coordinator does now."""
+        return "over" if self._coordinator is None else self._coordinator.doing
+
     def end(self, reason: str) -> None:
         """Lead no longer, from this moment; what was known is discarded (C1)."""
         if self._coordinator is None:

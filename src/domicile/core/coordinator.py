@@ -132,6 +132,22 @@ class Coordinator:
             effects += self._decide(now)
         return (*effects, *self._arm())
 
+    @property
+    def doing(self) -> str:
+        """Which of its steps it is at, in a few words."""
+        if not self._listed:
+            return "listing"
+        if self._drafts:
+            return "committing"
+        if self._batch_at != NEVER:
+            return "batching releases"
+        if self._settle_at != NEVER:
+            return "settling"
+        view = self._view
+        blocks = (block for role in view.shards for block in view.role_blocks(role))
+        moving = any(entry.state == "moving" for block in blocks for entry in view.entries(block))
+        return "waiting for releases" if moving else "idle"
+
     # events
 
     def _hear(self, node: Incarnation, now: float) -> bool:

@@ -194,7 +194,7 @@ class ShardHost:
         if "drop" in change.does or change.does == "reopen":
             runtime.cancel_turns(self.shard, "the shard has a new home")
             self._forget_cells()
-        if change.does != "repeat Released" and change.does != "revert":
+        if change.does != "repeat Released":
             runtime.meter.event(
                 change.phase.value, inc=runtime.me, role=self.shard.role, shard=self.shard.shard,
                 epoch=change.epoch,

@@ -95,15 +95,17 @@ class Profile:
     async def _talk(self, sender: int, until: float) -> None:
         """Bursts from one process: -1 is the test's client, the others are nodes."""
         random = self.sim.world.stream(f"talk {sender}")
-        while self.sim.world.now < until:
-            await asyncio.sleep(random.expovariate(1 / 2.2))
+        while True:
+            await asyncio.sleep(random.uniform(1, 20))
+            if self.sim.world.now >= until:
+                return
             self._burst(sender, random)
 
     def _burst(self, sender: int, random: Random, shard: ShardKey | None = None) -> None:
         """Several messages in a row, from one process to one or two rooms."""
         shard = random.choice(list(self.hot)) if shard is None else shard
         ids = random.sample(self.hot[shard], 2)
-        count = random.randint(3, 9)
+        count = random.randint(3, 5)
         if sender < 0:
             task = asyncio.get_running_loop().create_task(self._send(self.sim, random, ids, count))
             task.add_done_callback(_seen)
@@ -164,7 +166,7 @@ class Profile:
         """Wishes, half of them withdrawn while the move is under way, with mail around them."""
         random = self.sim.world.stream("moves")
         while self.sim.world.now < until:
-            await asyncio.sleep(random.uniform(0.3, 1.5))
+            await asyncio.sleep(random.uniform(0.8, 2.4))
             shards = random.sample(list(self.hot), random.randint(1, 2))
             senders = [random.randrange(-1, NODES) for _ in range(3)]
             for shard in shards:
