@@ -61,7 +61,7 @@ class Settings:
                 object.__setattr__(self, name, value)
         for field in fields(self):
             value = getattr(self, field.name)
-            if value <= 0:
+            if not value > 0:
                 raise ConfigError(f"{field.name} must be positive, it is {value!r}")
         if 2 * self.renew_s + self.op_timeout_s > self.ttl_s - self.margin_s + 1e-9:
             raise ConfigError(

@@ -103,15 +103,14 @@ class Life:
         self._left = False
 
     async def begin(self) -> bool:
-        """Open the port, read the store, register (SM-02). False if fenced meanwhile."""
+        """Read the store, open the port, register (SM-02). False if fenced meanwhile."""
         backends, plan = self._backends, self._plan
         settings = plan.settings
-        address = await self._transport.listen(self._accept) if self._hosts else ""
         roles = sorted({kind.role: None for kind in plan.catalogue.values()})
         record: NodeRecord | ClientRecord
         if self._hosts:
             record = NodeRecord(
-                plan.node_id, self.me, address, tuple(roles), tuple(sorted(plan.catalogue)),
+                plan.node_id, self.me, "", tuple(roles), tuple(sorted(plan.catalogue)),
                 settings.ttl_s, plan.candidate,
             )  # fmt: skip
         else:
@@ -144,7 +143,7 @@ class Life:
         )
         self._links = LinkLayer(
             self._transport, backends.clock, settings, backends.random, backends.meter, self.me,
-            plan.cluster, address, self.member.guard, self,
+            plan.cluster, "", self.member.guard, self,
         )  # fmt: skip
         self.elected = Elected(
             store=backends.store,
@@ -166,7 +165,12 @@ class Life:
             },
         )  # fmt: skip
         self.runtime.start(self._links)
-        return await self.member.join()
+        return await self.member.join(self._listen if self._hosts else None)
+
+    async def _listen(self) -> str:
+        assert self._links is not None
+        self._links.address = address = await self._transport.listen(self._accept)
+        return address
 
     async def run(self) -> None:
         """Until fenced or left; then nothing of this incarnation is left running."""

@@ -145,9 +145,12 @@ def test_a_departing_node_gives_everything_away_without_a_limit(how: str) -> Non
 
 
 def test_nobody_to_go_to_means_no_move() -> None:
-    assert decide([serving(A)], node(A, "leaving")) == Plan()
     assert decide([serving(A)], node(A), drains=("node-a",)) == Plan()
     assert decide([serving(A)], node(A, "leaving"), node(B), unheard=(B,)) == Plan()
+
+
+def test_the_last_node_is_drained_before_it_leaves() -> None:
+    assert decide([serving(A)], node(A, "leaving")).moves == (move(0, NOBODY),)
 
 
 def test_a_wish_moves_a_shard() -> None:
@@ -354,6 +357,7 @@ def test_every_situation_is_handled_and_obeys_c4(
         balance=balance,
     )
     up = [inc for inc, status in standing if status == "up"]
+    willing = [inc for inc in up if f"node-{inc}" not in drains]
     known = [inc for inc, _ in standing]
     assert len({one.shard: None for one in result.decisions}) == len(result.decisions)
     for one in result.owns:
@@ -363,7 +367,9 @@ def test_every_situation_is_handled_and_obeys_c4(
         assert one.gone == (entry.owner != NOBODY and one.shard.shard not in released)
     for one in result.moves:
         assert entries[one.shard.shard].state == "serving"
-        assert one.to in up
+        owner = entries[one.shard.shard].owner
+        alone = not willing and dict(standing)[owner] == "leaving"
+        assert one.to in up or (one.to == NOBODY and alone)
         assert one.to != entries[one.shard.shard].owner
     for one in result.reverts:
         assert entries[one.shard.shard].state == "moving"

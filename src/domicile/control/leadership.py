@@ -36,7 +36,7 @@ from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
 
-PING_S = 0.5
+PING_S = 1.0
 """How often a leader asks every node whether it is there (C7)."""
 
 RETRY_S = 0.05

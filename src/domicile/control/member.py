@@ -172,15 +172,18 @@ class Member:
 
     # Joining and leaving
 
-    async def join(self) -> bool:
+    async def join(self, listen: Callable[[], Awaitable[str]] | None = None) -> bool:
         """Read the store, agree on `config`, register. Waits out outages of the store.
 
+        `listen` opens a node's port before it registers, and gives its address (SM-02).
         False if the incarnation was fenced before it stood: begin again with a new one.
         Raises `ConfigError` if this process does not fit the cluster.
         """
         try:
             self._take_listing(await self._calls.read(lambda: self._store.list(b"")))
             await agree(self._calls, self.members, self._shards)
+            if listen is not None and isinstance(self._record, NodeRecord):
+                self._record = msgspec.structs.replace(self._record, address=await listen())
             failures = 0
             while not self._over.is_set() and not await self._register():
                 failures += 1

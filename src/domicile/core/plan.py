@@ -225,12 +225,21 @@ class _Round:
         for node in placed.values():
             self._add(node, 1)
         chosen.update(placed)
+        for shard in () if self._willing else rest:
+            # Nobody to give it to: it is drained all the same before its owner goes (H14).
+            if self._leaves(self._part.entries[shard].owner):
+                chosen[shard] = NOBODY
         return [Move(ShardKey(self._role, shard), node) for shard, node in chosen.items()]
+
+    def _leaves(self, node: Incarnation) -> bool:
+        return self._view.nodes[node].status == "leaving"
 
     def _fulfil(self) -> list[Move]:
         """Shards that an operator wants elsewhere."""
         moves: list[Move] = []
         for shard in self._serving:
+            if shard not in self._part.wishes:
+                continue
             owner = self._part.entries[shard].owner
             record = self._view.nodes[owner]
             if record.status != "up" or self._departing(owner) or self._resting(shard):

@@ -155,8 +155,9 @@ class Sender:
         if entry.change <= self.entry.change:
             return ()
         moving = entry.state == "moving"
-        if moving and self.entry.state != "moving":
+        if moving:
             self.moving_since = now
+            self.wave_at = 0.0
         self.entry = entry
         if not moving:
             self.wave_at = 0.0
@@ -180,7 +181,8 @@ class Sender:
                 continue
             came_back = True
             self._take_back(letter)
-        self._note_over(peer, released)
+        if came_back:
+            self._note_over(peer, released)
         if came_back and self.key is not None and self.key.owner == peer:
             self._take(SenderEvent.RETURN, now, out)
         out.extend(self.see(entry, now))

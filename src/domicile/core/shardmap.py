@@ -74,10 +74,11 @@ def parse_block_key(key: bytes) -> tuple[str, int]:
 class ShardMap:
     """A process's cached view. Entries only ever get newer; unknown shards are `FREE`."""
 
-    __slots__ = ("_entries",)
+    __slots__ = ("_blocks", "_entries")
 
     def __init__(self) -> None:
         self._entries: dict[ShardKey, Entry] = {}
+        self._blocks: dict[tuple[str, int], tuple[Entry, ...]] = {}
 
     def get(self, shard: ShardKey) -> Entry:
         """The newest entry known."""
@@ -93,7 +94,11 @@ class ShardMap:
     def merge_block(self, role: str, number: int, block: Block) -> list[tuple[ShardKey, Entry]]:
         """Take a whole block; what changed, in shard order."""
         changed: list[tuple[ShardKey, Entry]] = []
+        before = self._blocks.get((role, number), ())
+        self._blocks[role, number] = block.entries
         for index, entry in enumerate(block.entries):
+            if index < len(before) and entry.change == before[index].change:
+                continue
             shard = ShardKey(role, number * BLOCK_SIZE + index)
             if self.merge(shard, entry):
                 changed.append((shard, entry))

@@ -180,6 +180,11 @@ class Sending:
     def _shard(self, call: Call) -> ShardKey:
         members = self._runtime.members
         role, kind = call.role, call.entity.type
+        own = self._runtime.catalogue.get(kind)
+        if own is not None and own.role == role:
+            # Registered with this very process, whose watch may not have shown it yet; joining
+            # agreed with the config on the number of shards.
+            return ShardKey(role, shard_of(call.entity, self._runtime.settings.shards))
         if (role, kind) not in self._types_seen:
             if not members.knows_type(role, kind):
                 known = ", ".join(members.types(role)) or "none"
@@ -375,11 +380,13 @@ class Sending:
             "lost", inc=self._runtime.me, role=shard.role, shard=shard.shard, n=letter.n
         )
 
-    def _outcome(self, shard: ShardKey, letter: Letter, outcome: str) -> None:
+    def _outcome(
+        self, shard: ShardKey, letter: Letter, outcome: str, cancelled: bool = False
+    ) -> None:
         if self._runtime.tracing:
             self._runtime.meter.event(
                 "outcome", inc=self._runtime.me, role=shard.role, shard=shard.shard, n=letter.n,
-                outcome=outcome,
+                outcome=outcome, cancelled=cancelled,
             )  # fmt: skip
 
     def _expired(self, sender: Sender, letter: Letter) -> None:
@@ -401,7 +408,8 @@ class Sending:
     def _abandon(self, sender: Sender, letter: Letter) -> None:
         """The caller was cancelled: nobody waits for the outcome any more."""
         unwritten, effects = sender.withdraw(letter, self._now())
-        self._outcome(sender.shard, letter, "not_executed" if unwritten else "maybe_executed")
+        outcome = "not_executed" if unwritten else "maybe_executed"
+        self._outcome(sender.shard, letter, outcome, cancelled=True)
         self._carry_out(sender, effects)
 
     def _sweep_tells(self) -> None:

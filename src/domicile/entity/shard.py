@@ -264,8 +264,17 @@ class ShardHost:
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if self.runtime.fenced or (task and task.cancelling() and not turn.cancel_reason):
-                self.note("finish", mail, how="cancelled")
+                if turn.began:
+                    self.note("finish", mail, how="cancelled")
                 raise
+            if not turn.began:
+                # I9: it was `on_start` that was cut short, so the message never ran.
+                if turn.cancel_reason and task is not None:
+                    task.uncancel()
+                why = turn.cancel_reason or "it was cancelled"
+                late = Unavailable(f"{_name(mail.entity)} did not start ({why})")
+                self._answer(mail, *encode_error(late))
+                return
             how = "cancelled"
             if not turn.cancel_reason:
                 status, body = encode_failure(error)

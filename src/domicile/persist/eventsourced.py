@@ -172,11 +172,13 @@ class EventSourced(Entity, Generic[S, Ev]):
         append_id = f"{cell.random.getrandbits(128):032x}"
         append = Append(append_id, cell.key, self._domicile_seq, staged, key, reply)
         journal = _journal(self)
+        result: Appended | Refusal | None
         try:
-            result: Appended | Refusal | None = await journal.append(claim, append)
-        except JournalUnknown:
-            result = await _ask(lambda: journal.appended(claim, append_id))
-        except asyncio.CancelledError:
+            try:
+                result = await journal.append(claim, append)
+            except JournalUnknown:
+                result = await _ask(lambda: journal.appended(claim, append_id))
+        except (asyncio.CancelledError, OutcomeUnknown):
             cell.host.restart(cell)
             raise
         if isinstance(result, Appended):

@@ -25,7 +25,7 @@ class SimClock:
 
     def now(self) -> float:
         """Virtual seconds."""
-        return self._world.now
+        return self._loop.agenda.now
 
     def wall(self) -> datetime:
         """The virtual time of day."""

@@ -48,7 +48,8 @@ submit         inc, role, shard, n, type, id, method, ask (bool), chain (list of
 write          inc, role, shard, n, to, epoch, finishing (bool), open (unstarted on that link and
                shard after it)
 outcome        inc, role, shard, n, outcome ("ok", "rejected", "failed", "not_executed",
-               "maybe_executed") — exactly one for each ask, at most one for a tell (refused)
+               "maybe_executed"), cancelled (bool: its caller waits no more) — exactly one for
+               each ask, at most one for a tell (refused)
 lost           inc, role, shard, n — a tell whose fate is unknown; the sender was told
 **faults**
 fault          fault (crash, freeze, thaw, partition, heal, cut, ...), node (index or None), inc

@@ -28,6 +28,8 @@ class SimNetwork:
     """Connections between named hosts, in virtual time."""
 
     def __init__(self, world: World, history: History, random: Random) -> None:
+        self.jitter_s = 0.0
+        """Added to the longest time that a packet takes."""
         self.world = world
         self.history = history
         self._random = random
@@ -95,7 +97,7 @@ class SimNetwork:
     def latency_s(self, source: str, target: str) -> float:
         """How long the next packet takes."""
         extra_s = self._slow.get(source, 0.0) + self._slow.get(target, 0.0)
-        return self._random.uniform(LATENCY_MIN_S, LATENCY_MAX_S) + extra_s
+        return self._random.uniform(LATENCY_MIN_S, LATENCY_MAX_S + self.jitter_s) + extra_s
 
     def listen(self, loop: SimLoop, host: str, accept: Callable[[], ConnectionHandler]) -> str:
         """A new address on a host."""

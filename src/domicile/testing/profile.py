@@ -27,13 +27,15 @@ from domicile.testing.sim import Sim, SimNode
 from domicile.testing.workload import ENTITIES, Ledger, Room, rooms_by_shard
 
 NODES = 5
+LEAST_FAULTS = 5
 SHARDS = 64
 ROOMS = 4
 FAULTY_S = 27.0
 CALM_S = 33.0
-SETTINGS = Settings(shards=SHARDS, window=64, buffer=200)
+SETTINGS = Settings(shards=SHARDS, window=64, buffer=200, hold_timeout_s=1.0)
+"""Tight limits, and a hold timeout below the link timeout, so that both are met."""
 
-STEPS = ("moving", "draining", "released", "serving", "open")
+STEPS = ("moving", "draining", "released", "serving", "open", "leading", "told")
 """Steps of a hand-off that an ambush can wait for, by the event that shows them."""
 
 
@@ -63,11 +65,17 @@ class Profile:
         self._faulty = True
         self._sleepers: dict[int, None] = {}
         self.sim.history.subscribe(self._on_event)
+        weather = self.sim.world.stream("weather")
+        self.sim.network.jitter_s = weather.choice((0.0, 0.0, 0.005, 0.03))
+        self._watch_delay_s = weather.choice((0.0, 0.0, 0.01, 0.05))
 
     async def run(self) -> None:
         """The whole minute."""
         sim = self.sim
         start = sim.world.now
+        for process in sim.nodes:
+            assert process.store is not None
+            process.store.watch_delay_s = (0.0, self._watch_delay_s)
         async with asyncio.TaskGroup() as group:
             for sender in range(-1, NODES):
                 group.create_task(self._talk(sender, start + FAULTY_S + CALM_S - 3))
@@ -214,11 +222,15 @@ class Profile:
         while sim.world.now < until - 4:
             await asyncio.sleep(random.uniform(0.5, 3.0))
             strike = random.choice(kinds)
-            if random.random() < 0.6:
+            late = sim.world.now > until - 12 and sum(self.tally.faults.values()) < LEAST_FAULTS
+            if random.random() < 0.6 and not late:
                 self._lie_in_wait(random, strike)
             else:
                 strike(random)
+        while sum(self.tally.faults.values()) < LEAST_FAULTS:
+            self._cut(random)
         self._ambush = None
+        self._faulty = False
         await asyncio.sleep(max(0.0, until - sim.world.now))
         for index in list(self._sleepers):
             self._wake(index)
@@ -236,7 +248,7 @@ class Profile:
         return (
             self._crash, self._crash, self._freeze, self._freeze, self._cut, self._cut, self._cut,
             self._partition, self._block, self._outage, self._watch, self._slow, self._lose_replies,
-            self._stop, self._leader,
+            self._stop, self._leader, self._stall, self._stall,
         )  # fmt: skip
 
     def _lie_in_wait(self, random: Random, strike: Callable[[Random], None]) -> None:
@@ -253,7 +265,7 @@ class Profile:
             entry = self.sim.entry(shard) if step in ("moving", "serving") else None
             hit = entry is not None and entry.state == step and entry.epoch > 1
         else:
-            hit = event.kind == step and event.fields.get("shard") == shard.shard
+            hit = event.kind == step and event.fields.get("shard", shard.shard) == shard.shard
         if hit:
             self._ambush = None
             delay_s = self.random.choice((0.0, self.random.uniform(0, 0.003)))
@@ -359,6 +371,34 @@ class Profile:
             self.sim.note_fault("stop", victim)
             victim.loop.post(victim.stopping.set)
             self._later(random.uniform(4.0, 12.0), lambda: self._restart(victim.index))
+
+    def _stall(self, random: Random) -> None:
+        """A journal write that outlives its writer: it commits, or not, as its home is lost."""
+        shard = random.choice(list(self.hot))
+        id = random.choice(self.hot[shard])
+        ledger = self.sim.shard(Ledger, id)
+
+        def began() -> None:
+            entry = self.sim.entry(ledger)
+            for process in self.sim.nodes:
+                alive = process.up and process.index not in self._sleepers
+                if alive and process.incarnation == entry.owner and self._faulty:
+                    self._note("stalled write")
+                    self.sim.crash(process.index)
+                    self._later(random.uniform(8.0, 12.0), partial(self._restart, process.index))
+
+        self.sim.servers.stall(random.uniform(4.5, 8.0), began)
+        for _ in range(2):
+            self.sim.loop.post(partial(self._write, id))
+
+    def _write(self, id: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._note_down(id))
+        task.add_done_callback(_seen)
+
+    async def _note_down(self, id: str) -> None:
+        for _ in range(2):
+            with suppress(DomicileError):
+                await self.sim.ref(Ledger, id).ask(Ledger.note, 1)
 
     def _leader(self, random: Random) -> None:
         """The same for whoever coordinates now."""

@@ -419,6 +419,7 @@ class Servers:
     def __init__(self, world: World, meter: Meter) -> None:
         self._world = world
         self._pauses = world.stream("journal pauses")
+        self._stall: tuple[float, Callable[[], None]] | None = None
         self.store_loop = world.process("store")
         self.journal_loop = world.process("journal")
         self.store = MemoryStore(SimClock(world, self.store_loop), meter)
@@ -436,5 +437,15 @@ class Servers:
         """The journal as a process sees it."""
         return RemoteJournal(self._world, loop, self.journal_loop, self.journal, faults)
 
+    def stall(self, seconds: float, began: Callable[[], None]) -> None:
+        """The next write to the journal stands still in the middle of its transaction."""
+        self._stall = (seconds, began)
+
     async def _pause(self) -> None:
-        await asyncio.sleep(self._pauses.uniform(0.0001, 0.002))
+        stall, self._stall = self._stall, None
+        if stall is None:
+            await asyncio.sleep(self._pauses.uniform(0.0001, 0.002))
+        else:
+            seconds, began = stall
+            began()
+            await asyncio.sleep(seconds)

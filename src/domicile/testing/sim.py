@@ -124,7 +124,7 @@ class Sim(Client):
                 shard = ShardKey(role, number)
                 entry = self.entry(shard)
                 home = self._process_of(entry.owner)
-                if entry.state != "serving" or home is None or home.node is None:
+                if entry.state != "serving" or home is None or not home.up or home.node is None:
                     return False
                 life = home.node.life
                 host = None if life is None else life.runtime.hosts.get(shard)

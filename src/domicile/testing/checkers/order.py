@@ -172,7 +172,10 @@ class _Judge:
         self.found.add(event.at, message, fate.submit, fate.start, event)
 
     def _excused(self, event: Event, key: _Key, fate: _Fate, submit: Event) -> bool:
-        if self._reading.disturbed.overlap(submit.at, event.at):
+        if self._reading.disturbed.overlap(submit.at, event.at) or event.fields.get("cancelled"):
+            return True
+        if fate.finish and fate.finish.fields["how"] == "failed":
+            # It ran, so there is no gap: what it stored is unknown (J4), or fenced (I2).
             return True
         timeout_s = submit.fields["timeout"]
         if (

@@ -1,0 +1,485 @@
+"""The owner machine: its table, who may enter, what goes back, and its bounds (H7–H11)."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from domicile.core.handoff import OWNER_TRANSITIONS, OwnerEvent, Phase
+from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.owner import (
+    Accepted,
+    AnswerFlush,
+    Discard,
+    Effect,
+    FlushAsked,
+    Mail,
+    Owner,
+    PhaseChanged,
+    ReadRecord,
+    Refuse,
+    SendBack,
+    Source,
+    Wake,
+)
+from domicile.core.shardmap import Entry
+
+ME, OTHER = Incarnation("me"), Incarnation("other")
+ANN, BEN = Source(Incarnation("ann"), "l1"), Source(Incarnation("ben"), "l1")
+CART, DOOR = EntityKey("cart", "c"), EntityKey("door", "d")
+SHARD = ShardKey("r", 0)
+
+
+def entry(owner: Incarnation, epoch: int, state: Any, change: int) -> Entry:
+    return Entry(owner, epoch, state, change=change)
+
+
+SERVING = entry(ME, 1, "serving", 1)
+MOVING = entry(ME, 1, "moving", 2)
+
+
+def mail(
+    n: int,
+    source: Source = ANN,
+    entity: EntityKey = CART,
+    *,
+    epoch: int = 1,
+    change: int = 1,
+    finishing: bool = False,
+    shared: bool = False,
+) -> Mail:
+    return Mail(source, n, entity, epoch, change, finishing, shared, None)
+
+
+def opened(mailbox: int = 10) -> Owner:
+    owner = Owner(SHARD, ME, mailbox)
+    owner.see(SERVING)
+    return owner
+
+
+def in_phase(phase: Phase) -> Owner:
+    owner = Owner(SHARD, ME, 10)
+    if phase is not Phase.CLOSED:
+        owner.see(SERVING)
+    if phase in (Phase.DRAINING, Phase.RELEASED):
+        owner.see(MOVING)
+    if phase is Phase.RELEASED:
+        owner.happen(OwnerEvent.EMPTY)
+    assert owner.phase is phase
+    return owner
+
+
+def sent_back(effects: tuple[Effect, ...]) -> dict[Source, list[int]]:
+    found: dict[Source, list[int]] = {}
+    for effect in effects:
+        if isinstance(effect, SendBack):
+            found.setdefault(effect.source, []).extend(m.n for m in effect.mail)
+    return found
+
+
+# the table
+
+
+def test_every_phase_handles_every_event() -> None:
+    assert set(OWNER_TRANSITIONS) == set(product(Phase, OwnerEvent))
+
+
+@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("event", OwnerEvent)
+def test_the_machine_goes_where_the_table_says(phase: Phase, event: OwnerEvent) -> None:
+    owner = in_phase(phase)
+    before = owner.epoch
+    effects = owner.happen(event, before + 1)
+    transition = OWNER_TRANSITIONS[phase, event]
+    assert owner.phase in transition.to
+    newer = event in (OwnerEvent.SERVING_NEWER, OwnerEvent.MOVING_NEWER)
+    assert owner.epoch == (before + 1 if newer else before)
+    changes = [effect for effect in effects if isinstance(effect, PhaseChanged)]
+    expected = PhaseChanged(owner.phase, owner.epoch, transition.does)
+    assert changes == ([] if transition.does == "nothing" else [expected])
+
+
+def test_only_a_newer_epoch_opens_and_only_it_leaves_released() -> None:
+    """H10, H11: released(e) is final."""
+    for (phase, event), transition in OWNER_TRANSITIONS.items():
+        if transition.to == (Phase.OPEN,) and phase in (Phase.CLOSED, Phase.RELEASED):
+            assert event is OwnerEvent.SERVING_NEWER
+        if phase is Phase.RELEASED and transition.to != (Phase.RELEASED,):
+            assert event in (OwnerEvent.SERVING_NEWER, OwnerEvent.FENCED)
+
+
+# entries
+
+
+@pytest.mark.parametrize(
+    ("phase", "seen", "leads_to"),
+    [
+        (Phase.CLOSED, entry(ME, 1, "serving", 1), Phase.OPEN),
+        (Phase.CLOSED, entry(ME, 1, "moving", 1), Phase.RELEASED),
+        (Phase.CLOSED, entry(OTHER, 1, "serving", 1), Phase.CLOSED),
+        (Phase.OPEN, entry(ME, 1, "moving", 2), Phase.DRAINING),
+        (Phase.OPEN, entry(ME, 2, "moving", 2), Phase.RELEASED),
+        (Phase.OPEN, entry(OTHER, 2, "serving", 2), Phase.CLOSED),
+        (Phase.DRAINING, entry(ME, 1, "serving", 3), Phase.OPEN),
+        (Phase.DRAINING, entry(OTHER, 2, "serving", 3), Phase.CLOSED),
+        (Phase.RELEASED, entry(ME, 1, "serving", 3), Phase.RELEASED),
+        (Phase.RELEASED, entry(OTHER, 2, "serving", 3), Phase.RELEASED),
+        (Phase.RELEASED, entry(ME, 3, "serving", 4), Phase.OPEN),
+        (Phase.RELEASED, entry(ME, 3, "moving", 4), Phase.RELEASED),
+    ],
+)
+def test_an_entry_is_judged_by_owner_epoch_and_state(
+    phase: Phase, seen: Entry, leads_to: Phase
+) -> None:
+    owner = in_phase(phase)
+    owner.see(seen)
+    assert owner.phase is leads_to
+    assert owner.released is (leads_to is Phase.RELEASED)
+
+
+def test_an_entry_that_is_not_newer_changes_nothing() -> None:
+    """C3: a deposed leader can only repeat history."""
+    owner = in_phase(Phase.DRAINING)
+    assert owner.see(SERVING) == ()
+    assert owner.see(MOVING) == ()
+    assert owner.phase is Phase.DRAINING
+
+
+def test_a_release_that_the_leader_has_not_taken_is_repeated() -> None:
+    owner = in_phase(Phase.RELEASED)
+    effects = owner.see(entry(ME, 1, "serving", 3))
+    assert effects == (PhaseChanged(Phase.RELEASED, 1, "repeat Released"),)
+
+
+# H7
+
+
+def test_mail_of_the_right_epoch_is_accepted_and_wakes_its_entity() -> None:
+    owner = opened()
+    first, second = mail(1), mail(2)
+    assert owner.request(first) == (Accepted(first, 1), Wake(CART))
+    assert owner.request(second) == (Accepted(second, 2), Wake(CART))
+
+
+@pytest.mark.parametrize("phase", [Phase.CLOSED, Phase.DRAINING, Phase.RELEASED])
+def test_no_other_phase_takes_new_roots(phase: Phase) -> None:
+    owner = in_phase(phase)
+    owner.entry = MOVING
+    message = mail(1, change=2)
+    assert owner.request(message) == (SendBack(ANN, (message,)),)
+
+
+def test_mail_of_another_epoch_goes_back() -> None:
+    """A→B→A: leftovers of an earlier ownership never run in a later one."""
+    owner = Owner(SHARD, ME, 10)
+    owner.see(entry(ME, 3, "serving", 5))
+    old = mail(1, epoch=1)
+    assert owner.request(old) == (SendBack(ANN, (old,)),)
+
+
+def test_after_a_refusal_the_link_is_refused_until_it_flushes() -> None:
+    owner = in_phase(Phase.DRAINING)
+    owner.request(mail(1))
+    owner.see(entry(ME, 1, "serving", 3))
+    assert sent_back(owner.request(mail(2))) == {ANN: [2]}
+    assert owner.request(mail(1, BEN))[0] == Accepted(mail(1, BEN), 1)
+    assert owner.flush(FlushAsked(ANN, 1))[-1] == AnswerFlush(ANN, 1)
+    assert owner.request(mail(3))[0] == Accepted(mail(3), 2)
+
+
+def test_a_draining_shard_takes_finishing_mail_only() -> None:
+    owner = in_phase(Phase.DRAINING)
+    wanted = mail(1, BEN, change=2, finishing=True)
+    assert owner.request(wanted) == (Accepted(wanted, 1), Wake(CART))
+    assert owner.start(CART) is wanted
+    assert sent_back(owner.request(mail(1, change=2))) == {ANN: [1]}
+
+
+@pytest.mark.parametrize("ahead", [{"epoch": 2}, {"change": 2}])
+def test_mail_of_a_sender_that_knows_more_is_parked_until_the_record_is_read(
+    ahead: dict[str, int],
+) -> None:
+    owner = opened()
+    first, second = mail(1, **ahead), mail(2)
+    assert owner.request(first) == (ReadRecord(),)
+    assert owner.request(second) == (), "it must not overtake parked mail"
+    assert owner.flush(FlushAsked(ANN, 7)) == ()
+    assert owner.request(mail(1, BEN))[0] == Accepted(mail(1, BEN), 1)
+    effects = owner.see(entry(OTHER, 2, "serving", 3))
+    assert owner.phase is Phase.CLOSED
+    assert sent_back(effects) == {BEN: [1], ANN: [1, 2]}
+    assert effects[-1] == AnswerFlush(ANN, 7)
+    assert not owner.parked
+
+
+def test_parked_mail_enters_when_the_record_says_that_this_is_its_home() -> None:
+    owner = Owner(SHARD, ME, 10)
+    assert owner.request(mail(1)) == (ReadRecord(),)
+    effects = owner.see(SERVING)
+    assert Accepted(mail(1), 1) in effects
+    assert owner.start(CART) == mail(1)
+
+
+def test_mail_still_ahead_after_a_read_asks_for_another() -> None:
+    owner = opened()
+    owner.request(mail(1, epoch=3, change=5))
+    assert owner.see(entry(OTHER, 2, "serving", 3))[-1] == ReadRecord()
+    assert sent_back(owner.see(entry(OTHER, 3, "serving", 5))) == {ANN: [1]}
+
+
+# H8, H9
+
+
+def test_a_flush_returns_what_that_sender_has_unstarted_in_order() -> None:
+    owner = opened()
+    for message in (mail(1), mail(2, entity=DOOR), mail(1, BEN), mail(3)):
+        owner.request(message)
+    owner.start(CART)
+    effects = owner.flush(FlushAsked(ANN, 4))
+    assert sent_back(effects) == {ANN: [2, 3]}
+    assert effects[-1] == AnswerFlush(ANN, 4), "Flushed never overtakes a Return"
+    assert ANN not in owner.gates
+    owner.finish(CART, False)
+    assert owner.start(CART) == mail(1, BEN)
+
+
+def test_a_flush_wakes_what_stood_behind_the_returned_mail() -> None:
+    owner = opened()
+    owner.request(mail(1))
+    owner.request(mail(1, BEN))
+    assert Wake(CART) in owner.flush(FlushAsked(ANN, 1))
+
+
+def test_mail_of_a_lost_link_is_discarded_not_returned() -> None:
+    owner = opened()
+    newer = Source(ANN.sender, "l2")
+    owner.request(mail(1))
+    owner.request(mail(2, newer))
+    effects = owner.flush(FlushAsked(newer, 1))
+    assert sent_back(effects) == {newer: [2]}
+    assert Discard((mail(1),)) in effects
+
+
+def test_a_lost_link_takes_its_gate_and_its_parked_mail_along() -> None:
+    owner = in_phase(Phase.DRAINING)
+    owner.request(mail(1))
+    owner.request(mail(1, BEN, epoch=9))
+    assert owner.gates
+    assert owner.parked
+    owner.link_gone(ANN)
+    owner.link_gone(BEN)
+    assert not owner.gates
+    assert not owner.parked
+    assert not owner.latest
+
+
+def test_the_cut_keeps_each_mailbox_up_to_its_last_finishing_message() -> None:
+    owner = opened()
+    owner.request(mail(1))
+    owner.request(mail(2, finishing=True))
+    owner.request(mail(3))
+    owner.request(mail(1, BEN))
+    owner.request(mail(4, entity=DOOR))
+    effects = owner.see(MOVING)
+    assert sent_back(effects) == {ANN: [3, 4], BEN: [1]}
+    assert effects[-1] == PhaseChanged(Phase.DRAINING, 1, "cut")
+    assert list(owner.gates) == [ANN, BEN]
+    assert [owner.start(CART), owner.finish(CART, False), owner.start(CART)] == [
+        mail(1), True, mail(2, finishing=True),
+    ]  # fmt: skip
+
+
+def test_losing_the_shard_sends_everything_unstarted_back() -> None:
+    owner = opened()
+    owner.request(mail(1, finishing=True))
+    owner.request(mail(2))
+    owner.start(CART)
+    assert sent_back(owner.see(entry(OTHER, 2, "serving", 2))) == {ANN: [2]}
+    assert owner.start(CART) is None
+    assert owner.finish(CART, False) is False
+    assert not owner.boxes
+
+
+# running
+
+
+def test_readers_run_beside_each_other_and_a_writer_alone_in_order() -> None:
+    owner = opened()
+    for message in (mail(1, shared=True), mail(2, shared=True), mail(3), mail(4, shared=True)):
+        owner.request(message)
+    assert owner.start(CART) == mail(1, shared=True)
+    assert owner.start(CART) == mail(2, shared=True)
+    assert owner.start(CART) is None, "the writer waits for the readers"
+    assert owner.finish(CART, True) is False
+    assert owner.finish(CART, True) is True
+    assert owner.start(CART) == mail(3)
+    assert owner.start(CART) is None, "no reader beside a writer"
+    assert owner.finish(CART, False) is True
+    assert owner.start(CART) == mail(4, shared=True)
+    assert owner.finish(CART, True) is False
+    assert not owner.boxes, "an idle entity keeps nothing here"
+
+
+def test_hold_keeps_an_idle_entity_from_starting() -> None:
+    owner = opened()
+    assert owner.hold(CART)
+    owner.request(mail(1))
+    assert owner.start(CART) is None
+    assert owner.finish(CART, False) is True
+    assert owner.start(CART) == mail(1)
+    assert not owner.hold(CART), "something runs in it"
+
+
+def test_a_timer_is_taken_only_while_open() -> None:
+    for phase in Phase:
+        owner = in_phase(phase)
+        assert owner.timer(mail(-1)) is (phase is Phase.OPEN)
+        assert (CART in owner.boxes) is (phase is Phase.OPEN)
+
+
+def test_a_full_mailbox_refuses_and_later_mail_of_the_link_still_enters() -> None:
+    """I6."""
+    owner = opened(mailbox=2)
+    owner.request(mail(1))
+    owner.request(mail(2))
+    assert owner.request(mail(3)) == (Refuse(mail(3)),)
+    assert owner.request(mail(4, entity=DOOR))[0] == Accepted(mail(4, entity=DOOR), 1)
+    owner.start(CART)
+    assert owner.request(mail(5))[0] == Accepted(mail(5), 2)
+
+
+# properties
+
+_SOURCES = (ANN, Source(ANN.sender, "l2"), BEN)
+_STEP = st.one_of(
+    st.tuples(
+        st.just("request"),
+        st.sampled_from(_SOURCES),
+        st.sampled_from((CART, DOOR)),
+        st.integers(-1, 1),
+        st.booleans(),
+        st.booleans(),
+    ),
+    st.tuples(st.just("flush"), st.sampled_from(_SOURCES)),
+    st.tuples(st.just("entry"), st.sampled_from(("serve", "move", "leave"))),
+    st.tuples(st.just("start"), st.sampled_from((CART, DOOR))),
+    st.tuples(st.just("finish"), st.integers(0, 3)),
+    st.tuples(st.just("empty")),
+    st.tuples(st.just("gone"), st.sampled_from(_SOURCES)),
+)
+
+
+class Walk:
+    """Drives an owner and knows where each message must be."""
+
+    def __init__(self) -> None:
+        self.owner = Owner(SHARD, ME, 3)
+        self.owner.see(SERVING)
+        self.numbers = 0
+        self.place: dict[int, str] = {}
+        self.running: list[Mail] = []
+
+    def take(self, step: tuple[Any, ...]) -> None:
+        owner, before = self.owner, self.owner.phase
+        happened: list[Effect] = []
+        match step:
+            case ("request", source, entity, ahead, finishing, shared):
+                self.numbers += 1
+                message = Mail(
+                    source, self.numbers, entity, max(1, owner.epoch + ahead), owner.entry.change,
+                    finishing, shared, None,
+                )  # fmt: skip
+                self.place[message.n] = "in"
+                happened += owner.request(message)
+            case ("flush", source):
+                happened += owner.flush(FlushAsked(source, 1))
+                if source not in owner.parked:
+                    assert source not in owner.gates
+            case ("entry", what):
+                now = owner.entry
+                change = now.change + 1
+                if what == "serve":
+                    seen = entry(ME, now.epoch + (now.owner != ME), "serving", change)
+                elif what == "move":
+                    seen = entry(ME, now.epoch + (now.owner != ME), "moving", change)
+                else:
+                    seen = entry(OTHER, now.epoch + 1, "serving", change)
+                happened += owner.see(seen)
+            case ("start", entity):
+                started = owner.start(entity)
+                assert started is None or before in (Phase.OPEN, Phase.DRAINING)
+                if started is not None:
+                    assert self.place[started.n] == "in", "started after it went back"
+                    self.place[started.n] = "started"
+                    self.running.append(started)
+                    self.check_alone(started)
+            case ("finish", index) if index < len(self.running):
+                done = self.running.pop(index)
+                owner.finish(done.entity, done.shared)
+            case ("empty",) if not owner.boxes:
+                happened += owner.happen(OwnerEvent.EMPTY)
+            case ("gone", source):
+                for waiting in owner.parked.get(source, ()):
+                    if isinstance(waiting, Mail):
+                        self.place[waiting.n] = "out"
+                owner.link_gone(source)
+            case _:
+                pass
+        for effect in happened:
+            self.judge(effect)
+        self.check_places()
+
+    def check_alone(self, started: Mail) -> None:
+        beside = [m for m in self.running if m.entity == started.entity and m is not started]
+        assert not beside or (started.shared and all(m.shared for m in beside))
+
+    def judge(self, effect: Effect) -> None:
+        match effect:
+            case SendBack(source, mails):
+                numbers = [m.n for m in mails]
+                assert numbers == sorted(numbers)
+                assert all(m.source == source for m in mails)
+                for n in numbers:
+                    assert self.place[n] == "in", "returned what had started"
+                    self.place[n] = "out"
+            case Discard(mails):
+                for message in mails:
+                    assert self.place[message.n] == "in"
+                    self.place[message.n] = "out"
+            case Refuse(message):
+                self.place[message.n] = "out"
+            case Accepted(message, depth):
+                assert depth <= self.owner.mailbox
+                assert message.epoch == self.owner.epoch
+            case _:
+                pass
+
+    def check_places(self) -> None:
+        held = [m.n for box in self.owner.boxes.values() for m in box.mail]
+        for waiting in self.owner.parked.values():
+            held += [m.n for m in waiting if isinstance(m, Mail)]
+        assert sorted(held) == [n for n, place in self.place.items() if place == "in"]
+        for box in self.owner.boxes.values():
+            assert not box.idle()
+        if not self.owner.admits:
+            assert not any(box.mail for box in self.owner.boxes.values())
+
+
+@given(st.lists(_STEP, max_size=60))
+def test_every_message_is_in_one_place_and_phases_follow_the_table(
+    steps: list[tuple[Any, ...]],
+) -> None:
+    """I6: nothing vanishes. H7–H11: nothing that went back starts, nothing is in a closed one."""
+    run = Walk()
+    reachable = {
+        phase: {to for (at, _), t in OWNER_TRANSITIONS.items() if at is phase for to in t.to}
+        for phase in Phase
+    }
+    for step in steps:
+        before = run.owner.phase
+        run.take(step)
+        assert run.owner.phase in reachable[before] | {before}

@@ -1,0 +1,89 @@
+"""Break the source with a patch and see whether the default profile's checkers notice.
+
+    python tests/mutants/run.py tests/mutants/no-gate.patch [more.patch ...]
+    python tests/mutants/run.py --all
+
+Each patch is applied to a copy of `src/`; seeds 0–199 run until the first bad one. A mutant is
+found only by a checker's verdict; a crash or a hang does not count. Exit code 0 if all are found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MUTANTS = Path(__file__).resolve().parent
+
+PROBE = """
+import sys
+from domicile.testing.campaign import run_seeds
+if __name__ == "__main__":
+    first, end, jobs = map(int, sys.argv[1:])
+    results = run_seeds(range(first, end), jobs, stop_at_first=True, until_verdict=True)
+    judged = [result for result in results if result.violations]
+    crashed = [result for result in results if result.error]
+    if judged:
+        print(f"found at seed {judged[0].seed}: {judged[0].violations[0].splitlines()[0]}")
+    elif crashed:
+        print(f"no verdict, but {len(crashed)} seeds crashed: {crashed[0].error}")
+    else:
+        print(f"survived {len(results)} seeds")
+    sys.exit(0 if judged else 1)
+"""
+
+
+def try_mutant(patch: Path, seeds: tuple[int, int], jobs: int) -> bool:
+    """Apply, run, tell. True if a checker found it."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="domicile-mutant-") as scratch:
+        tree = Path(scratch)
+        shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        applied = subprocess.run(
+            ["git", "apply", "--whitespace=nowarn", str(patch.resolve())],
+            cwd=tree, capture_output=True, text=True, check=False,
+            env={**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)},
+        )  # fmt: skip
+        if applied.returncode:
+            print(f"{patch.stem}: the patch no longer applies: {applied.stderr.strip()}")
+            return False
+        (tree / "probe.py").write_text(PROBE)
+        ran = subprocess.run(
+            [sys.executable, str(tree / "probe.py"), *map(str, seeds), str(jobs)],
+            cwd=tree, capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
+        )  # fmt: skip
+    said = (ran.stdout.strip() or ran.stderr.strip()).splitlines() or ["no output"]
+    print(f"{patch.stem}: {said[-1]} ({time.monotonic() - began:.0f} s)", flush=True)
+    return ran.returncode == 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("patches", nargs="*", type=Path)
+    parser.add_argument("--all", action="store_true", help="every patch beside this file")
+    parser.add_argument("--seeds", default="0:200")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args(arguments)
+    patches: list[Path] = sorted(MUTANTS.glob("*.patch")) if options.all else options.patches
+    if not patches:
+        parser.error("name a patch, or --all")
+    missing = [str(patch) for patch in patches if not patch.is_file()]
+    if missing:
+        parser.error(f"no such patch: {', '.join(missing)}")
+    first, end = (int(part) for part in options.seeds.split(":"))
+    found = [try_mutant(patch, (first, end), options.jobs) for patch in patches]
+    print(f"{sum(found)} of {len(found)} mutants found by a checker")
+    return 0 if all(found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

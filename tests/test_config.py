@@ -1,0 +1,94 @@
+"""Settings: the defaults of the rules, what is derived, what is refused (L2), the environment."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from domicile import ConfigError, Settings
+from domicile.config import CLOCK_DRIFT, MAX_TICK_S
+
+
+def test_the_documented_defaults() -> None:
+    settings = Settings()
+    assert (settings.ttl_s, settings.margin_s, settings.renew_s) == (6.0, 1.0, 1.5)
+    assert settings.op_timeout_s == 1.5
+    assert settings.stop_budget_s == 0.5
+    assert (settings.ask_timeout_s, settings.handler_timeout_s) == (10.0, 30.0)
+    assert (settings.mailbox, settings.buffer, settings.window) == (1_000, 1_000, 1_024)
+    assert (settings.message_bytes, settings.hold_bytes) == (4 << 20, 16 << 20)
+    assert (settings.shards, settings.idle_s, settings.chain) == (256, 120.0, 16)
+    assert (settings.link_timeout_s, settings.hold_timeout_s) == (5.0, 10.0)
+    assert (settings.drain_deadline_s, settings.linger_s) == (10.0, 5.0)
+
+
+def test_a_short_ttl_derives_its_timings() -> None:
+    settings = Settings(ttl_s=2.0)
+    assert settings.margin_s == 0.6
+    assert settings.renew_s == pytest.approx(1.4 / 3)
+
+
+@given(st.floats(0.8, 10_000))
+def test_what_is_derived_is_always_valid(ttl_s: float) -> None:
+    """L2."""
+    settings = Settings(ttl_s=ttl_s)
+    room_s = settings.ttl_s - settings.margin_s
+    assert 2 * settings.renew_s + settings.op_timeout_s <= room_s + 1e-6
+    needed_s = CLOCK_DRIFT * ttl_s + MAX_TICK_S + settings.stop_budget_s
+    assert settings.margin_s + 1e-6 >= needed_s
+
+
+@pytest.mark.parametrize(
+    ("given_", "says"),
+    [
+        ({"ttl_s": 0}, "must be positive"),
+        ({"ttl_s": -6}, "must be positive"),
+        ({"window": 0}, "window must be positive"),
+        ({"shards": -1}, "shards must be positive"),
+        ({"renew_s": 3.0}, "Raise ttl_s or lower renew_s"),
+        ({"margin_s": 3.0}, "no room for two renewals"),
+        ({"margin_s": 0.3}, "margin_s=0.3 is too short"),
+        ({"ttl_s": float("nan")}, "ttl_s must be positive"),
+    ],
+)
+def test_impossible_settings_are_refused(given_: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Settings(**given_)
+
+
+def test_settings_are_frozen() -> None:
+    settings = Settings()
+    with pytest.raises(FrozenInstanceError):
+        settings.ttl_s = 3.0  # type: ignore[misc]
+
+
+def test_the_environment_overrides_defaults() -> None:
+    settings = Settings.from_environment(
+        {"DOMICILE_TTL_S": "12", "DOMICILE_WINDOW": "7", "OTHER": "x", "DOMICILE_SEED": "3"}
+    )
+    assert settings == Settings(ttl_s=12.0, window=7)
+    assert settings.margin_s == 2.0
+    assert isinstance(settings.window, int)
+
+
+def test_the_process_environment_is_the_default_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOMICILE_MAILBOX", "5")
+    assert Settings.from_environment().mailbox == 5
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Settings)])
+def test_every_setting_can_come_from_the_environment(name: str) -> None:
+    default = getattr(Settings(), name)
+    variable = f"DOMICILE_{name.upper()}"
+    assert getattr(Settings.from_environment({variable: repr(default)}), name) == default
+    with pytest.raises(ConfigError, match=variable):
+        Settings.from_environment({variable: "many"})
+
+
+def test_a_fraction_is_no_count() -> None:
+    with pytest.raises(ConfigError, match=r"DOMICILE_WINDOW='1\.5' is not a number"):
+        Settings.from_environment({"DOMICILE_WINDOW": "1.5"})
