@@ -10,7 +10,8 @@ import math
 from dataclasses import replace
 
 import pytest
-from handoff_lab import Msg, Scenario, Violation, explore, walk
+from handoff_lab import Msg, Scenario, explore, walk
+from handoff_machines import Violation
 
 from domicile.core.handoff import Bond, OwnerEvent, Phase, SenderEvent
 from domicile.core.ids import Incarnation

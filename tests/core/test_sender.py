@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
-from handoff_lab import check_sender
+from handoff_machines import check_sender
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -421,6 +421,23 @@ def of(sim: Sim, incarnation: str, *kinds: str) -> list[Event]:
     return [event for event in sim.history.of(*kinds) if event.fields["inc"] == incarnation]
 
 
+async def freeze_in_the_middle(sim: Sim, incarnation: str) -> float:
+    """Stop a node right after it took a message into a mailbox: its turn is next; when."""
+    record = sim.history.event
+    frozen: list[float] = []
+
+    def event(kind: str, /, **fields: Any) -> None:
+        record(kind, **fields)
+        mine = kind == "accept" and fields["inc"] == incarnation and fields["depth"] == 1
+        if mine and not frozen:
+            frozen.append(sim.world.now)
+            sim.freeze(BUSY)
+
+    sim.history.event = event  # type: ignore[method-assign]
+    await sim.wait_until(lambda: bool(frozen))
+    return frozen[0]
+
+
 @pytest.mark.scenario("DX-15", partial=True)
 @pytest.mark.parametrize(
     "late_s", [0.0, 0.2, 0.7, 5.0], ids=["at it", "within the stop budget", "past it", "long past"]
@@ -439,14 +456,13 @@ async def test_nothing_starts_goes_on_or_answers_past_the_deadline(sim: Sim, lat
     assert process.loop is not None
     assert process.node is not None
     assert process.node.life is not None
+    frozen_at = await freeze_in_the_middle(sim, incarnation)
     suspended = len(process.node.life.runtime.suspended)
     assert suspended > 10, "no handler is suspended"
-    sim.freeze(BUSY)
-    frozen_at = sim.world.now
     until = deadline(sim, incarnation)
     assert until > frozen_at
     sim.world.call_at(until + late_s, lambda: sim.thaw(BUSY))
-    await sim.advance(until - frozen_at - 0.001)
+    await sim.advance(until - sim.world.now - 0.001)
     piled_up = [
         event
         for event in sim.history.of("write")

@@ -107,12 +107,14 @@ class Load:
         self.senders += 1
 
         async def send(client: Client) -> None:
-            while self.left > 0:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(random.randint(1, 12)):
-                        self._one(group, client, name, random)
-                await asyncio.sleep(random.random() * 0.1)
-            self.senders -= 1
+            try:
+                while self.left > 0:
+                    async with asyncio.TaskGroup() as group:
+                        for _ in range(random.randint(1, 12)):
+                            self._one(group, client, name, random)
+                    await asyncio.sleep(random.random() * 0.05)
+            finally:
+                self.senders -= 1
 
         return send
 
@@ -146,12 +148,27 @@ class Load:
         )
 
 
+def spread_news_unevenly(sim: Sim) -> None:
+    """Everybody hears of a move at another moment."""
+    random = sim.world.stream("news")
+    for faults in (sim.store, *(node.store for node in sim.nodes)):
+        assert faults is not None
+        faults.watch_delay_s = (0.0, random.random() * 0.05)
+
+
 async def keep_moving(sim: Sim, load: Load) -> None:
-    """Wishes, wishes taken back in the middle of a move, drains: until all senders are done."""
+    """Wishes, wishes taken back in the middle of a move, drains: until all senders are done.
+
+    Distances change all the time, so that what is said later by one may arrive before what was
+    said earlier by another.
+    """
+    names = ["client", *(node.name for node in sim.nodes)]
     random = sim.world.stream("moves")
     shards = sim.settings.shards
     drained: int | None = None
+    give_up_at = sim.world.now + MESSAGES / 100
     while load.senders:
+        assert sim.world.now < give_up_at, "some sender waits in vain"
         shard = ShardKey(ROLE, random.randrange(shards))
         await sim.wish(shard, random.randrange(len(sim.nodes)))
         if random.random() < 0.4:
@@ -164,6 +181,8 @@ async def keep_moving(sim: Sim, load: Load) -> None:
             else:
                 await sim.undrain(drained)
                 drained = None
+        if random.random() < 0.5:
+            sim.network.slow(random.choice(names), random.random() ** 2 * 0.05)
         await sim.advance(random.random() * 0.01)
 
 
@@ -177,6 +196,7 @@ async def keep_moving(sim: Sim, load: Load) -> None:
 )
 async def test_every_number_arrives_once_and_in_order_while_shards_move(sim: Sim) -> None:
     LEDGER.clear()
+    spread_news_unevenly(sim)
     load = Load(MESSAGES)
     for node, count in TASKS.items():
         for task in range(count):
@@ -342,6 +362,15 @@ def on_phase(kind: str) -> Trigger:
         return event.kind == kind and event.fields["shard"] == it.shard.shard
 
     return trigger
+
+
+def has_taken(sim: Sim, it: Handing, kind: str) -> bool:
+    """Whether the old owner has taken that step."""
+    return any(
+        (event.fields["inc"], event.fields["shard"], event.fields["epoch"])
+        == (it.before.owner, it.shard.shard, it.before.epoch)
+        for event in sim.history.of(kind)
+    )
 
 
 def on_release_heard(sim: Sim, event: Event, it: Handing) -> bool:
@@ -511,3 +540,38 @@ async def test_a_decision_that_never_reached_the_store_is_made_anew(sim: Sim) ->
     assert sim.entry(it.shard).epoch == it.before.epoch + 1
     [successor] = leaders(sim)
     assert successor != it.leader
+
+
+# RG-05, the case that needs the most unlikely of delays
+
+
+@pytest.mark.scenario("RG-05", partial=True)
+@HANDING
+async def test_a_sender_that_knows_of_a_move_first_gets_its_unstarted_mail_back(sim: Sim) -> None:
+    it = await hand_over(sim)
+    ref, leader = sim.ref(Desk, it.desk), sim.nodes[it.leader].name
+    store = sim.nodes[OWNER].store
+    assert store is not None
+    LEDGER.gate_open = False
+    await ref.tell(Desk.hold, "client", 0)
+    for number in range(1, 6):
+        await ref.tell(Desk.note, "client", number)
+    await sim.advance(0.1)
+    # The owner hears of the move half a second after the client, whose flush arrives before.
+    store.watch_delay_s = (0.5, 0.5)
+    sim.network.slow(leader, 0.5)
+    await sim.wish(it.shard, TARGET)
+    await sim.advance(0.1)
+    assert sim.entry(it.shard).state == "moving"
+    early = [event.fields["n"] for event in sim.history.of("return")]
+    for number in range(6, 9):
+        await ref.tell(Desk.note, "client", number)
+    assert not has_taken(sim, it, "draining")
+    # From now on it is the other way round: the new home is known long before mail comes back.
+    sim.network.slow("client", 0.3)
+    await sim.wait_until(lambda: has_taken(sim, it, "draining"))
+    sim.network.slow(leader, 0.0)
+    LEDGER.gate_open = True
+    await sim.wait_until(lambda: len(LEDGER.seen[it.desk, "client"]) == 9)
+    assert LEDGER.seen[it.desk, "client"] == list(range(9))
+    assert len(early) == 5

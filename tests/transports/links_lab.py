@@ -113,9 +113,7 @@ class Host:
             link = self.layer._out[peer].link.link
             self.heard.setdefault(link, []).append(message.n)
 
-    def on_link_lost(
-        self, peer: Incarnation, reason: str, unsent: tuple[ToOwner, ...]
-    ) -> None:
+    def on_link_lost(self, peer: Incarnation, reason: str, unsent: tuple[ToOwner, ...]) -> None:
         assert not self.inside
         self.lost.append((peer, reason))
 

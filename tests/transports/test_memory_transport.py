@@ -120,9 +120,7 @@ class Heard:
         if len(self.pongs) == 100:
             self.done.set_result(None)
 
-    def on_link_lost(
-        self, peer: Incarnation, reason: str, unsent: tuple[ToOwner, ...]
-    ) -> None:
+    def on_link_lost(self, peer: Incarnation, reason: str, unsent: tuple[ToOwner, ...]) -> None:
         raise AssertionError(reason)
 
     def on_link_gone(self, link: LinkKey) -> None:

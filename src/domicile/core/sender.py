@@ -9,87 +9,14 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 from domicile.core.handoff import SENDER_TRANSITIONS as TRANSITIONS
 from domicile.core.handoff import Bond, SenderEvent
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.letter import Arm, Effect, GiveUp, Home, Letter, Limits, SendFlush, Write
 from domicile.core.shardmap import FREE, Entry
 
 FIRST_WAVE_S = 0.25
-
-
-class Home(NamedTuple):
-    """Where a shard lives, or lived."""
-
-    owner: Incarnation
-    epoch: int
-
-
-@dataclass(slots=True, eq=False)
-class Letter:
-    """One message at its sender. `load` is the shell's business."""
-
-    n: int
-    entity: EntityKey
-    ask: bool
-    chain: tuple[ShardKey, ...]
-    size_bytes: int
-    load: Any
-    urgent: bool = False
-    """Made finishing by a wave (N5), until the shard serves."""
-    to: Incarnation | None = None
-    started: bool = False
-    resolved: bool = False
-
-
-# effects
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """Send this request, stamped (H2)."""
-
-    letter: Letter
-    to: Incarnation
-    epoch: int
-    change: int
-    finishing: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SendFlush:
-    """Send `Flush` behind all requests written so far (H4)."""
-
-    to: Incarnation
-    id: int
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Unknown what became of it: MaybeExecuted for an ask, `lost` for a tell (H6)."""
-
-    letter: Letter
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """Call `tick` at this time."""
-
-    at: float
-
-
-Effect = Write | SendFlush | GiveUp | Arm
-
-
-class Limits(NamedTuple):
-    """I6: what one shard may hold at one sender."""
-
-    buffer: int
-    hold_bytes: int
-    window: int
-    hold_timeout_s: float
 
 
 class Sender:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from domicile.core.hashing import shard_of
 from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.letter import Arm, Effect, GiveUp, Letter, Limits, SendFlush, Write
 from domicile.core.messages import (
     Caller,
     Flush,
@@ -23,7 +24,7 @@ from domicile.core.messages import (
     Status,
     ToOwner,
 )
-from domicile.core.sender import Arm, Effect, GiveUp, Letter, Limits, Sender, SendFlush, Write
+from domicile.core.sender import Sender
 from domicile.core.shardmap import Entry
 from domicile.entity.cell import current_turn
 from domicile.entity.codec import decode_error

@@ -14,13 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import Any
 
 from domicile.config import Settings
 from domicile.core.handoff import Phase
 from domicile.core.ids import ShardKey
 from domicile.entity.client import Client
 from domicile.errors import DomicileError
+from domicile.life import Life
 from domicile.node import Node
 from domicile.testing.history import Event
 from domicile.testing.sim import Sim, SimNode
@@ -75,7 +75,7 @@ class Profile:
         start = sim.world.now
         for process in sim.nodes:
             assert process.store is not None
-            process.store.watch_delay_s = (0.0, self._watch_delay_s)
+            process.store.watch_delay_s = (0.0, self._watch_delay_s * process.index / NODES)
         async with asyncio.TaskGroup() as group:
             for sender in range(-1, NODES):
                 group.create_task(self._talk(sender, start + FAULTY_S + CALM_S - 3))
@@ -295,6 +295,19 @@ class Profile:
                 involved += [node for node in up if node.incarnation in (entry.owner, entry.to)]
         return random.choice(involved if involved and random.random() < 0.7 else up)
 
+    def _pair(self, random: Random) -> tuple[int, int]:
+        """An owner and a sender (-1: the client); often of a shard that moves with open mail."""
+        pairs: list[tuple[int, int]] = []
+        for shard in self.hot:
+            entry = self.sim.entry(shard)
+            owner = next((n.index for n in self.sim.nodes if n.incarnation == entry.owner), None)
+            if entry.state == "moving" and owner is not None:
+                pairs += [(owner, index) for index in _waiting(self.sim, shard) if index != owner]
+        if pairs and random.random() < 0.8:
+            return random.choice(pairs)
+        one, other = random.sample(range(NODES), 2)
+        return one, random.choice((-1, other))
+
     def _crash(self, random: Random) -> None:
         victim = self._victim(random)
         if victim is not None:
@@ -309,13 +322,13 @@ class Profile:
             self._note("freeze past the lease" if long else "freeze")
             self.sim.freeze(victim.index)
             self._sleepers[victim.index] = None
-            pause_s = random.uniform(5.2, 9.0) if long else random.uniform(0.05, 3.0)
+            pause_s = random.uniform(5.0, 9.0) if long else random.uniform(0.05, 4.5)
             self._later(pause_s, lambda: self._wake(victim.index))
 
     def _cut(self, random: Random) -> None:
         self._note("cut")
-        one, other = random.sample(range(NODES), 2)
-        if random.random() < 0.5:
+        one, other = self._pair(random)
+        if other < 0:
             self.sim.cut_client(one)
         else:
             self.sim.cut(one, other)
@@ -330,8 +343,8 @@ class Profile:
 
     def _block(self, random: Random) -> None:
         self._note("block")
-        one, other = random.sample(range(NODES), 2)
-        self.sim.block(one, other)
+        one, other = self._pair(random)
+        self.sim.block(one, random.randrange(NODES) if other < 0 else other)
         self._later(random.uniform(0.5, 8.0), self.sim.heal)
 
     def _outage(self, random: Random) -> None:
@@ -403,14 +416,14 @@ class Profile:
     def _leader(self, random: Random) -> None:
         """The same for whoever coordinates now."""
         for process in self.sim.nodes:
-            life = None if process.node is None else process.node.life
-            if process.up and life is not None and life.elected.leading:
+            if _leading(process):
                 if process.index in self._sleepers:
                     return
                 self._note("leader frozen")
                 self.sim.freeze(process.index)
                 self._sleepers[process.index] = None
-                pause_s = random.uniform(0.1, 9.0)
+                # Mostly about as long as its leader lease, while its node lease may just hold.
+                pause_s = random.uniform(*random.choice(((4.2, 5.2), (4.2, 5.2), (0.1, 9.0))))
                 self._later(pause_s, partial(self._wake, process.index))
                 return
 
@@ -439,7 +452,7 @@ def situation(sim: Sim, shards: dict[ShardKey, list[str]]) -> list[str]:
         phase = None if host is None else host.owner.phase
         if entry.state == "moving":
             steps[f"moving, owner {'gone' if phase is None else phase.value}"] = None
-            if _mail_in_flight(sim, shard):
+            if _waiting(sim, shard):
                 steps["a hand-off with mail in flight"] = None
         elif owner is None or not owner.up:
             steps["home lost"] = None
@@ -449,22 +462,33 @@ def situation(sim: Sim, shards: dict[ShardKey, list[str]]) -> list[str]:
     return list(steps)
 
 
-def _mail_in_flight(sim: Sim, shard: ShardKey) -> bool:
-    lives: list[Any] = [sim.client_life]
-    lives += [node.node.life for node in sim.nodes if node.up and node.node is not None]
-    for life in lives:
+def _waiting(sim: Sim, shard: ShardKey) -> list[int]:
+    """The processes with open mail for a shard; -1 is the client."""
+    lives: dict[int, Life | None] = {-1: sim.client_life}
+    for process in sim.nodes:
+        if process.up and process.node is not None:
+            lives[process.index] = process.node.life
+    found: list[int] = []
+    for index, life in lives.items():
         sender = None if life is None else life.runtime.sending.senders.get(shard)
         if sender is not None and sender.waiting():
-            return True
-    return False
+            found.append(index)
+    return found
 
 
 def _coordinator_step(sim: Sim) -> str:
     for process in sim.nodes:
-        life = None if process.node is None else process.node.life
-        if process.up and life is not None and life.elected.leading:
-            return life.elected.step
+        step = _leading(process)
+        if step:
+            return step
     return "absent"
+
+
+def _leading(process: SimNode) -> str:
+    """What a process does as a leader, if it is one; looks without touching."""
+    life = None if process.node is None else process.node.life
+    step = "" if life is None or not process.up else life.elected.step
+    return "" if step in ("following", "over") else step
 
 
 def _seen(task: asyncio.Task[None]) -> None:
