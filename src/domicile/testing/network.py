@@ -30,6 +30,9 @@ class SimNetwork:
     def __init__(self, world: World, history: History, random: Random) -> None:
         self.jitter_s = 0.0
         """Added to the longest time that a packet takes."""
+        self.skew_s = 0.0
+        """Some ways between two hosts take up to this much longer than others, always."""
+        self._ways: dict[tuple[str, str], float] = {}
         self.world = world
         self.history = history
         self._random = random
@@ -97,6 +100,12 @@ class SimNetwork:
     def latency_s(self, source: str, target: str) -> float:
         """How long the next packet takes."""
         extra_s = self._slow.get(source, 0.0) + self._slow.get(target, 0.0)
+        if self.skew_s:
+            way = self._ways.get((source, target))
+            if way is None:
+                way = self._random.choice((0.0, 0.0, self._random.random()))
+                self._ways[source, target] = way
+            extra_s += way * self.skew_s
         return self._random.uniform(LATENCY_MIN_S, LATENCY_MAX_S + self.jitter_s) + extra_s
 
     def listen(self, loop: SimLoop, host: str, accept: Callable[[], ConnectionHandler]) -> str:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
+from typing import Any
 
 from domicile.config import Settings
 from domicile.core.handoff import Phase
@@ -21,7 +22,6 @@ from domicile.core.ids import ShardKey
 from domicile.entity.client import Client
 from domicile.errors import DomicileError
 from domicile.life import Life
-from domicile.node import Node
 from domicile.testing.history import Event
 from domicile.testing.sim import Sim, SimNode
 from domicile.testing.workload import ENTITIES, Ledger, Room, rooms_by_shard
@@ -66,7 +66,8 @@ class Profile:
         self._sleepers: dict[int, None] = {}
         self.sim.history.subscribe(self._on_event)
         weather = self.sim.world.stream("weather")
-        self.sim.network.jitter_s = weather.choice((0.0, 0.0, 0.005, 0.03))
+        self.sim.network.jitter_s = weather.choice((0.0, 0.0, 0.005, 0.02))
+        self.sim.network.skew_s = weather.choice((0.0, 0.03, 0.08))
         self._watch_delay_s = weather.choice((0.0, 0.0, 0.01, 0.05))
 
     async def run(self) -> None:
@@ -107,32 +108,14 @@ class Profile:
             await asyncio.sleep(random.uniform(1, 20))
             if self.sim.world.now >= until:
                 return
-            self._burst(sender, random)
+            self._burst(sender, random, random.sample(random.choice(list(self.hot.values())), 2))
 
-    def _burst(self, sender: int, random: Random, shard: ShardKey | None = None) -> None:
+    def _burst(self, sender: int, random: Random, ids: list[str]) -> None:
         """Several messages in a row, from one process to one or two rooms."""
-        shard = random.choice(list(self.hot)) if shard is None else shard
-        ids = random.sample(self.hot[shard], 2)
-        count = random.randint(3, 5)
-        if sender < 0:
-            task = asyncio.get_running_loop().create_task(self._send(self.sim, random, ids, count))
-            task.add_done_callback(_seen)
-            return
-        process = self.sim.nodes[sender]
-        if process.up and process.incarnation is not None and process.loop is not None:
-            node = process.node
-            assert node is not None
-            process.loop.post(
-                lambda: (
-                    asyncio.get_running_loop()
-                    .create_task(self._send(node, random, ids, count))
-                    .add_done_callback(_seen)
-                )
-            )
+        count = random.randint(2, 4)
+        self._in(sender, lambda client: self._send(client, random, ids, count))
 
-    async def _send(
-        self, client: Client | Node, random: Random, ids: list[str], count: int
-    ) -> None:
+    async def _send(self, client: Client, random: Random, ids: list[str], count: int) -> None:
         """One burst, written one after the other without waiting in between."""
         async with asyncio.TaskGroup() as group:
             for _ in range(count):
@@ -140,7 +123,7 @@ class Profile:
                 if random.random() < 0.3:
                     await asyncio.sleep(random.uniform(0, 0.004))
 
-    async def _one(self, client: Client | Node, random: Random, id: str) -> None:
+    async def _one(self, client: Client, random: Random, id: str) -> None:
         room = client.ref(Room, id)
         dice = random.random()
         try:
@@ -174,22 +157,65 @@ class Profile:
         """Wishes, half of them withdrawn while the move is under way, with mail around them."""
         random = self.sim.world.stream("moves")
         while self.sim.world.now < until:
-            await asyncio.sleep(random.uniform(0.8, 2.4))
+            await asyncio.sleep(random.uniform(0.4, 1.2))
+            await self._trap(random)
+            await asyncio.sleep(random.uniform(0.4, 1.2))
             shards = random.sample(list(self.hot), random.randint(1, 2))
-            senders = [random.randrange(-1, NODES) for _ in range(3)]
+            sender = random.randrange(-1, NODES)
+            # Often the same process to the same rooms throughout: there the order matters.
+            senders = [sender] * 3 if random.random() < 0.7 else [sender, -1, 0]
+            pairs = {shard: random.sample(self.hot[shard], 2) for shard in shards}
             for shard in shards:
                 if random.random() < 0.5:
                     self._entangle(shard, random)
-                self._burst(senders[0], random, shard)
+                self._burst(senders[0], random, pairs[shard])
             await asyncio.sleep(random.uniform(0, 0.02))
             for shard in shards:
                 await self.sim.wish(shard, random.randrange(NODES))
-                self._burst(senders[1], random, shard)
+                self._burst(senders[1], random, pairs[shard])
             for shard in shards:
-                if random.random() < 0.5:
+                if random.random() < 0.4:
                     await asyncio.sleep(random.uniform(0, 0.012))
                     await self.sim.wish(shard, None)
-                    self._burst(senders[2], random, shard)
+                else:
+                    await asyncio.sleep(random.uniform(0.002, 0.03))
+                self._burst(senders[2], random, pairs[shard])
+
+    async def _trap(self, random: Random) -> None:
+        """Mail waits behind a running handler when its shard is wished away, and more follows."""
+        shard = random.choice(list(self.hot))
+        room = random.choice(self.hot[shard])
+        sender = random.randrange(-1, NODES)
+        pause = random.uniform(0.003, 0.02)
+        self._in(sender, lambda client: self._row(client, room, pause, 3))
+        await asyncio.sleep(random.uniform(0, 0.01))
+        await self.sim.wish(shard, random.randrange(NODES))
+        for _ in range(3):
+            await asyncio.sleep(random.uniform(0.001, 0.012))
+            self._in(sender, lambda client: self._row(client, room, 0.0, 1))
+
+    async def _row(self, client: Client, id: str, pause: float, count: int) -> None:
+        """A thought, if any, and tells behind it."""
+        room = client.ref(Room, id)
+        with suppress(DomicileError):
+            if pause:
+                await room.tell(Room.think, pause)
+            for _ in range(count):
+                await room.tell(Room.note, 1)
+
+    def _in(self, sender: int, work: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
+        """Run something in a process: -1 is the test's client, the others are nodes."""
+
+        def start(client: Client) -> None:
+            task = asyncio.get_running_loop().create_task(work(client))
+            task.add_done_callback(_seen)
+
+        if sender < 0:
+            self.sim.loop.post(partial(start, self.sim))
+            return
+        process = self.sim.nodes[sender]
+        if process.up and process.incarnation and process.loop and process.node:
+            process.loop.post(partial(start, process.node))
 
     def _entangle(self, shard: ShardKey, random: Random) -> None:
         """Chains that wait across mailboxes: x0 → y1, while y1's running handler → x2."""
