@@ -19,7 +19,7 @@ ifneq ($(shell test -w "$$HOME" && echo yes),yes)
 export UV_CACHE_DIR ?= $(CURDIR)/$(VENV)/.cache/uv
 endif
 
-.PHONY: help setup check format test sim mutant bench docs lock clean
+.PHONY: help setup check format test golden sim mutant bench docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ format: setup ## let ruff rewrite what it can
 test: setup ## the test suite (ARGS="-k lease" for a part of it)
 	$(PY) -m pytest $(ARGS)
 
+golden: setup ## rewrite the golden digests after an intended change of runs
+	$(PY) tests/golden/update.py
+
 sim: setup ## 1,000 simulated seeds (SEEDS=A:B, JOBS=N)
 	$(PY) -m domicile.testing.campaign --seeds $(SEEDS) --jobs $(JOBS)
 
@@ -76,5 +79,5 @@ lock: setup ## compile the requirement files anew
 
 clean: ## remove everything that can be made again
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	rm -rf .coverage
+	rm -rf .coverage .venvs
 	find src tests docs -type d -name __pycache__ -prune -exec rm -rf {} +

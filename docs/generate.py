@@ -1,4 +1,4 @@
-"""Draws the diagrams in the docs from the transition tables in `domicile.core`.
+"""Draws in the docs what the source knows better: transition tables, errors, events, checkers.
 
 `make docs` runs it; `tests/test_docs.py` fails while a page differs from what it would write.
 A page asks for a drawing by a pair of markers, `<!-- generated:owner -->` and
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 DOCS = Path(__file__).parent
@@ -21,6 +22,7 @@ MARKED = re.compile(
     re.DOTALL,
 )
 MARKER = re.compile(r"<!-- /?generated:[\w-]+ -->")
+RULED = re.compile(r"^=+ +=+$", re.MULTILINE)
 
 
 class Transition(Protocol):
@@ -57,24 +59,100 @@ def diagram(transitions: Table) -> str:
 
 def grid(transitions: Table) -> str:
     """A Markdown table of all transitions, those that change nothing included."""
-    rows = [("in", "on", "goes to", "does", "rule")]
-    rows += [
-        (
-            state.value,
-            event.value,
-            " or ".join(to.value for to in transition.to),
-            transition.does,
-            transition.rule,
-        )
-        for (state, event), transition in transitions.items()
-    ]
+    return markdown(
+        ("in", "on", "goes to", "does", "rule"),
+        [
+            (
+                state.value,
+                event.value,
+                " or ".join(to.value for to in transition.to),
+                transition.does,
+                transition.rule,
+            )
+            for (state, event), transition in transitions.items()
+        ],
+    )
+
+
+def markdown(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A Markdown table."""
     lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows]
-    return "\n".join([lines[0], "| --- | --- | --- | --- | --- |", *lines[1:]])
+    titles, ruler = " | ".join(head), " | ".join("---" for _ in head)
+    return "\n".join([f"| {titles} |", f"| {ruler} |", *lines])
 
 
 def section(transitions: Table) -> str:
     """Diagram and table, as they stand between the markers."""
     return f"\n{diagram(transitions)}\n\n{grid(transitions)}\n\n"
+
+
+def errors(module: ModuleType) -> str:
+    """The tree of errors as its module draws it, and what each class says of itself."""
+    doc = module.__doc__ or ""
+    tree = doc.partition("::\n\n")[2].partition("\n\n")[0]
+    drawn = "\n".join(line.removeprefix("    ") for line in tree.splitlines())
+    rows = [
+        (f"`{name}`", summary(kind))
+        for name, kind in vars(module).items()
+        if isinstance(kind, type) and issubclass(kind, Exception)
+    ]
+    return f"\n```text\n{drawn}\n```\n\n{markdown(('error', 'meaning'), rows)}\n\n"
+
+
+def events(doc: str) -> dict[str, dict[str, str]]:
+    """The kinds of events that a ruled table names, with their fields, by group."""
+    groups: dict[str, dict[str, str]] = {}
+    kind, fields = "", {}
+    for line in RULED.split(doc)[2].strip("\n").splitlines():
+        if line.startswith("**"):
+            fields = groups.setdefault(line.strip("*"), {})
+        elif line.startswith(" "):
+            fields[kind] += f" {line.strip()}"
+        else:
+            kind, _, text = line.partition(" ")
+            fields[kind] = text.strip()
+    return groups
+
+
+def history(doc: str) -> str:
+    """A table of events for each group."""
+    parts = [
+        f"### {group}\n\n"
+        + markdown(("kind", "fields"), [(f"`{kind}`", text) for kind, text in kinds.items()])
+        for group, kinds in events(doc).items()
+    ]
+    return "\n" + "\n\n".join(parts) + "\n\n"
+
+
+def checkers(judges: Mapping[str, object]) -> str:
+    """A table of checkers by the rule that they judge."""
+    rows = [(rule, summary(judge).partition(": ")[2]) for rule, judge in judges.items()]
+    return f"\n{markdown(('rule', 'what it demands'), rows)}\n\n"
+
+
+def campaign(profile: ModuleType, command: ModuleType) -> str:
+    """What a seed has and what a campaign must have met."""
+    rows = [
+        ("nodes", f"{profile.NODES}"),
+        ("shards", f"{profile.SHARDS}"),
+        ("virtual seconds", f"{profile.FAULTY_S:g} with faults, then {profile.CALM_S:g} without"),
+        ("messages", f"at least {command.LEAST_MESSAGES:,}"),
+        ("faults", f"at least {command.LEAST_FAULTS}"),
+        ("completed moves", f"at least {command.LEAST_MOVES}"),
+    ]
+    return (
+        f"\n{markdown(('in every seed', ''), rows)}\n\n"
+        f"In at least {command.LEAST_MID_MOVE:.0%} of the seeds a fault strikes a hand-off with "
+        f"mail in flight.\n\n"
+        f"- Kinds of faults: {', '.join(command.FAULTS)}.\n"
+        f"- Steps to be struck: {'; '.join(command.STEPS)}.\n\n"
+    )
+
+
+def summary(thing: object) -> str:
+    """The first paragraph of what something says of itself."""
+    doc = getattr(thing, "__doc__", None) or ""
+    return " ".join(doc.strip().partition("\n\n")[0].split())
 
 
 def fill(text: str, sections: Mapping[str, str]) -> str:
@@ -89,12 +167,21 @@ def fill(text: str, sections: Mapping[str, str]) -> str:
 
 def drawings() -> dict[str, str]:
     """Every drawing that a page can ask for."""
+    import domicile.errors
     from domicile.core import lease, owner, sender
+    from domicile.testing import campaign as command
+    from domicile.testing import history as told
+    from domicile.testing import profile
+    from domicile.testing.checkers import CHECKERS
 
     return {
         "owner": section(owner.TRANSITIONS),
         "sender": section(sender.TRANSITIONS),
         "lease": section(lease.TRANSITIONS),
+        "errors": errors(domicile.errors),
+        "history": history(told.__doc__ or ""),
+        "checkers": checkers(CHECKERS),
+        "campaign": campaign(profile, command),
     }
 
 

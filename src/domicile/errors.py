@@ -71,6 +71,13 @@ class Rejection(DomicileError):
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.wire_name = name or cls.__qualname__
+        known = Rejection.registry.get(cls.wire_name)
+        if known is not None and known.__module__ != cls.__module__:
+            raise ConfigError(
+                f"{known.__module__} and {cls.__module__} both define a rejection that is called "
+                f"{cls.wire_name!r} on the wire; give one of them its own: "
+                f"class {cls.__name__}(Rejection, name=...)"
+            )
         Rejection.registry[cls.wire_name] = cls
 
 

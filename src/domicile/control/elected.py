@@ -97,14 +97,18 @@ class Elected:
 
     def on_changes(self, changes: Changes) -> None:
         """The member's watch brought a commit."""
+        news = False
         for change in changes.changes:
             if change.key == LEADER_KEY:
                 self._see_leader(change.item is None)
+                news = True
             elif change.key.startswith(NODES):
                 self._see_node(change.key, change.item)
+                news = True
         if self._leadership is not None:
             self._leadership.on_changes(changes)
-        self._wake()
+        if news:
+            self._wake()
 
     def on_released(self, node: Incarnation, released: Released) -> None:
         """An owner says that an epoch is over (H10)."""

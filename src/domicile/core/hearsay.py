@@ -103,11 +103,13 @@ class Hearsay:
     ) -> dict[int, int]:
         """Epochs of moves that go where a wish names or named; removing it takes them back."""
         wished: dict[int, int] = {}
+        for shard in tuple(self._wished):
+            if shard.role == role and entries[shard.shard].state != "moving":
+                del self._wished[shard]
         for number, entry in enumerate(entries):
-            shard = ShardKey(role, number)
             if entry.state != "moving":
-                self._wished.pop(shard, None)
                 continue
+            shard = ShardKey(role, number)
             self.move(view, shard, entry.to)
             if shard in self._wished:
                 wished[number] = self._wished[shard]

@@ -18,6 +18,10 @@ from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.shardmap import FREE, Entry
 
 
+PARKED = 4_096
+"""I6: messages of one link that may wait for a record to be read (H7)."""
+
+
 class Source(NamedTuple):
     """The link a message came on: the sending incarnation and its link id."""
 
@@ -201,7 +205,11 @@ class Owner:
         """A message arrives (H7)."""
         out: list[Effect] = []
         waiting = self.parked.get(mail.source)
-        if waiting is not None:
+        if waiting is not None and len(waiting) >= PARKED:
+            # Behind the gate everything parked goes back too, so the order holds.
+            self.gates[mail.source] = None
+            out.append(SendBack(mail.source, (mail,)))
+        elif waiting is not None:
             waiting.append(mail)
         elif self._ahead(mail):
             self.parked[mail.source] = deque((mail,))

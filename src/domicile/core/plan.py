@@ -144,15 +144,18 @@ class _Round:
         }
 
     def _sort(self) -> None:
+        nodes, released, load = self._view.nodes, self._part.released, self._load
         for shard, entry in enumerate(self._part.entries):
-            if entry.owner not in self._view.nodes or shard in self._part.released:
+            owner = entry.owner
+            if owner not in nodes or shard in released:
                 self._homeless.append(shard)
-            elif entry.state == "moving":
+                continue
+            if entry.state == "moving":
                 self._moving.append(shard)
-                self._add(entry.to if entry.to in self._willing else entry.owner, 1)
+                owner = entry.to if entry.to in self._willing else owner
             else:
                 self._serving.append(shard)
-                self._add(entry.owner, 1)
+            load[owner] = load.get(owner, 0) + 1
 
     def _add(self, node: Incarnation, count: int) -> None:
         self._load[node] = self._load.get(node, 0) + count
@@ -206,6 +209,8 @@ class _Round:
 
     def _empty(self) -> list[Move]:
         """Leaving and drained nodes give everything away, without a limit."""
+        if not any(map(self._departing, self._view.nodes)):
+            return []
         chosen: dict[int, Incarnation] = {}
         rest: list[int] = []
         for shard in self._serving:
@@ -237,6 +242,8 @@ class _Round:
     def _fulfil(self) -> list[Move]:
         """Shards that an operator wants elsewhere."""
         moves: list[Move] = []
+        if not self._part.wishes:
+            return moves
         for shard in self._serving:
             if shard not in self._part.wishes:
                 continue

@@ -94,11 +94,15 @@ class ShardMap:
     def merge_block(self, role: str, number: int, block: Block) -> list[tuple[ShardKey, Entry]]:
         """Take a whole block; what changed, in shard order."""
         changed: list[tuple[ShardKey, Entry]] = []
-        before = self._blocks.get((role, number), ())
-        self._blocks[role, number] = block.entries
-        for index, entry in enumerate(block.entries):
-            if index < len(before) and entry.change == before[index].change:
-                continue
+        before = self._blocks.get((role, number))
+        entries = self._blocks[role, number] = block.entries
+        if before is None or len(before) != len(entries):
+            fresh = list(range(len(entries)))
+        else:
+            pairs = enumerate(zip(before, entries, strict=True))
+            fresh = [index for index, (old, new) in pairs if old.change != new.change]
+        for index in fresh:
+            entry = entries[index]
             shard = ShardKey(role, number * BLOCK_SIZE + index)
             if self.merge(shard, entry):
                 changed.append((shard, entry))

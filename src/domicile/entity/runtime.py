@@ -94,16 +94,13 @@ class Runtime:
         self._here: deque[ToOwner | tuple[ToSender]] = deque()
         self._begun: dict[tuple[Source, ShardKey], list[int]] = {}
         self._turn_ends = False
-        self._timers: list[Timer] = []
+        self._sweeper: Timer | None = None
+        self._repeater: Timer | None = None
 
     def start(self, links: Links) -> None:
         """Links stand; messages may flow."""
         self.links = links
-        now = self.clock.now()
-        self._timers = [
-            self.clock.call_at(now + SWEEP_S, self._sweep),
-            self.clock.call_at(now + REPEAT_S, self._repeat),
-        ]
+        self._sweeper = self.clock.call_at(self.clock.now() + SWEEP_S, self._sweep)
 
     def ref(self, kind: type[E], id: str) -> Ref[E]:
         """A ref that sends from this incarnation."""
@@ -228,9 +225,14 @@ class Runtime:
         return released and not self.sending.waiting() and not self._here
 
     def repeat_released(self) -> None:
-        """H10: on each leader change, and every second."""
+        """H10: on each leader change, and every second while the store lags behind."""
         for host in self.hosts.values():
             host.repeat_released()
+
+    def repeat_soon(self) -> None:
+        """Something was released: say so again until the store shows it."""
+        if self._repeater is None:
+            self._repeater = self.clock.call_at(self.clock.now() + REPEAT_S, self._repeat)
 
     def fence(self, reason: str) -> None:
         """L4: admit nothing, cancel; what this process sent is told to its callers."""
@@ -250,17 +252,18 @@ class Runtime:
         await self.workers.close()
 
     def _cancel_timers(self) -> None:
-        for timer in self._timers:
-            timer.cancel()
+        for timer in (self._sweeper, self._repeater):
+            if timer is not None:
+                timer.cancel()
 
     def _sweep(self) -> None:
         if self.guard():
             now = self.clock.now()
             for host in self.hosts.values():
                 host.sweep(now)
-            self._timers[0] = self.clock.call_at(now + SWEEP_S, self._sweep)
+            self._sweeper = self.clock.call_at(now + SWEEP_S, self._sweep)
 
     def _repeat(self) -> None:
+        self._repeater = None
         if self.guard():
             self.repeat_released()
-            self._timers[1] = self.clock.call_at(self.clock.now() + REPEAT_S, self._repeat)

@@ -153,6 +153,7 @@ class ShardHost:
         entry = owner.entry
         if owner.phase is Phase.RELEASED and entry.owner == owner.me and entry.epoch <= owner.epoch:
             self.runtime.tell_leader(Released(*self.shard, owner.epoch))
+            self.runtime.repeat_soon()
 
     @property
     def unsettled(self) -> bool:
@@ -294,6 +295,11 @@ class ShardHost:
             if how == "failed":
                 self.runtime.meter.count("handler.failed")
                 log.warning("%s failed on %s", _method(mail), _name(mail.entity), exc_info=error)
+        if len(body) > self.runtime.settings.message_bytes:
+            limit = self.runtime.settings.message_bytes
+            status, body = encode_failure(
+                HandlerFailed(f"the reply has {len(body):,} bytes; the limit is {limit:,}")
+            )
         self.note("finish", mail, how=how)
         if status is not Status.OK or _is_ask(mail):
             self._answer(mail, status, body)

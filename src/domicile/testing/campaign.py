@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from domicile.testing.checkers import check
-from domicile.testing.profile import LEAST_FAULTS, Profile, Tally
+from domicile.testing.profile import LEAST_FAULTS, LEAST_MESSAGES, Profile, Tally
 
-LEAST_MESSAGES = 1_000
 LEAST_MOVES = 10
 LEAST_MID_MOVE = 0.3
 

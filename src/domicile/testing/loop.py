@@ -30,8 +30,8 @@ from domicile.testing.tasks import SimTask, Watched, abandon, stack_of, tasks_of
 
 T = TypeVar("T")
 
-_CHECK_ROUNDS = 20_000
-_STANDSTILL_CHECKS = 250
+_CHECK_ROUNDS = 100_000
+_STANDSTILL_CHECKS = 50
 _REPORTED_TASKS = 20
 
 

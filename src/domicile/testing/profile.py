@@ -28,6 +28,7 @@ from domicile.testing.workload import ENTITIES, Ledger, Room, rooms_by_shard
 
 NODES = 5
 LEAST_FAULTS = 5
+LEAST_MESSAGES = 1_000
 SHARDS = 64
 ROOMS = 4
 FAULTY_S = 27.0
@@ -87,7 +88,6 @@ class Profile:
     def finish(self) -> Tally:
         """Count what the history shows."""
         history = self.sim.history
-        self.tally.messages = sum(1 for _ in history.of("submit"))
         self.tally.digest = history.digest()
         released = {
             (event.fields["role"], event.fields["shard"], event.fields["epoch"])
@@ -105,14 +105,14 @@ class Profile:
         """Bursts from one process: -1 is the test's client, the others are nodes."""
         random = self.sim.world.stream(f"talk {sender}")
         while True:
-            await asyncio.sleep(random.uniform(1, 20))
+            await asyncio.sleep(random.uniform(1, 30))
             if self.sim.world.now >= until:
                 return
             self._burst(sender, random, random.sample(random.choice(list(self.hot.values())), 2))
 
     def _burst(self, sender: int, random: Random, ids: list[str]) -> None:
         """Several messages in a row, from one process to one or two rooms."""
-        count = random.randint(2, 4)
+        count = random.randint(5, 8)
         self._in(sender, lambda client: self._send(client, random, ids, count))
 
     async def _send(self, client: Client, random: Random, ids: list[str], count: int) -> None:
@@ -156,10 +156,14 @@ class Profile:
     async def _move(self, until: float) -> None:
         """Wishes, half of them withdrawn while the move is under way, with mail around them."""
         random = self.sim.world.stream("moves")
+        began = self.sim.world.now
         while self.sim.world.now < until:
-            await asyncio.sleep(random.uniform(0.4, 1.2))
-            await self._trap(random)
-            await asyncio.sleep(random.uniform(0.4, 1.2))
+            done = (self.sim.world.now - began) / (until - began)
+            hurry = self.tally.messages < done * LEAST_MESSAGES * 1.1
+            await asyncio.sleep(random.uniform(0.6, 1.2) if hurry else random.uniform(1.8, 3.2))
+            if random.random() < 0.5:
+                await self._trap(random)
+                continue
             shards = random.sample(list(self.hot), random.randint(1, 2))
             sender = random.randrange(-1, NODES)
             # Often the same process to the same rooms throughout: there the order matters.
@@ -187,12 +191,12 @@ class Profile:
         room = random.choice(self.hot[shard])
         sender = random.randrange(-1, NODES)
         pause = random.uniform(0.003, 0.02)
-        self._in(sender, lambda client: self._row(client, room, pause, 3))
+        self._in(sender, lambda client: self._row(client, room, pause, 4))
         await asyncio.sleep(random.uniform(0, 0.01))
         await self.sim.wish(shard, random.randrange(NODES))
         for _ in range(3):
             await asyncio.sleep(random.uniform(0.001, 0.012))
-            self._in(sender, lambda client: self._row(client, room, 0.0, 1))
+            self._in(sender, lambda client: self._row(client, room, 0.0, 2))
 
     async def _row(self, client: Client, id: str, pause: float, count: int) -> None:
         """A thought, if any, and tells behind it."""
@@ -284,6 +288,8 @@ class Profile:
         )  # fmt: skip
 
     def _on_event(self, event: Event) -> None:
+        if event.kind == "submit":
+            self.tally.messages += 1
         if self._ambush is None:
             return
         step, shard, strike = self._ambush
