@@ -61,7 +61,7 @@ class Scale:
     seeds: int = 5
 
 
-QUICK = Scale(runs=3, seconds=0.01, entities=40, activations=200, idle=500, seeds=1)
+QUICK = Scale(runs=1, seconds=0.01, entities=40, activations=200, idle=500, seeds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +323,7 @@ def show(figure: Figure) -> str:
 
 def spread(figure: Figure) -> str:
     """How far apart the runs were, relative to their median."""
-    return f"{(max(figure.runs) - min(figure.runs)) / figure.median:.0%}"
+    return f"{(max(figure.runs) - min(figure.runs)) / (figure.median or 1):.0%}"
 
 
 def table(figures: Sequence[Figure]) -> str:

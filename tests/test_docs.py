@@ -1,4 +1,4 @@
-"""The docs tell the truth: drawings are fresh, examples run, links lead somewhere."""
+"""The docs tell the truth: drawings are fresh, tables are whole, examples run, links lead on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
 import pytest
+
+from domicile import Entity, Settings, errors, handler
+from domicile.testing import Sim, history
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -20,6 +23,9 @@ PAGES = (
 )
 
 FENCE = re.compile(r"(?P<above>[^\n]*\n)```python\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
+ROW = re.compile(r"^\| `(?P<name>[\w-]+)` \| (?P<second>[^|]+) \|", re.MULTILINE)
+EVENT = re.compile(r"\.event\(\s*\"(?P<kind>\w+)\"")
+VERB = re.compile(r"\bsim\.(?P<name>\w+)")
 LINK = re.compile(r"\]\((?!\w+:|#)(?P<target>[^)#]+)")
 
 
@@ -148,6 +154,92 @@ def test_the_drawings_are_fresh() -> None:
     assert [str(page) for page in generate.stale(DOCS, drawings)] == [], "run `make docs`"
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert [name for name in drawings if f"<!-- generated:{name} -->" not in text] == []
+
+
+def test_events_are_read_from_a_ruled_table() -> None:
+    doc = (
+        "Intro.\n\n=====  =====\nkind   fields\n=====  =====\n**birds**\nsing   song, and\n"
+        "       loudness\nfly    to\n**fish**\nswim   depth\n=====  =====\n\nEnd.\n"
+    )
+    assert generate.events(doc) == {
+        "birds": {"sing": "song, and loudness", "fly": "to"},
+        "fish": {"swim": "depth"},
+    }
+
+
+def test_every_event_of_the_source_is_documented() -> None:
+    groups = generate.events(history.__doc__ or "")
+    known = {kind for kinds in groups.values() for kind in kinds}
+    told = {
+        match["kind"]
+        for path in (ROOT / "src").rglob("*.py")
+        for match in EVENT.finditer(path.read_text(encoding="utf-8"))
+    }
+    assert len(told) > 15
+    assert told - known == set()
+
+
+def test_the_settings_page_names_every_field_with_its_default() -> None:
+    page = (DOCS / "reference" / "settings.md").read_text(encoding="utf-8")
+    rows = {match["name"]: match["second"].replace(",", "") for match in ROW.finditer(page)}
+    defaults = Settings()
+    names = list(get_type_hints(Settings))
+    assert list(rows) == names
+    wrong = [name for name in names if float(rows[name]) != getattr(defaults, name)]
+    assert wrong == []
+
+
+def test_the_errors_page_names_every_error() -> None:
+    page = (DOCS / "reference" / "errors.md").read_text(encoding="utf-8")
+    tree = page.partition("```text")[2].partition("```")[0]
+    kinds = [
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.DomicileError)
+    ]
+    assert [name for name in kinds if not re.search(rf"\b{name}\b", tree)] == []
+
+
+def test_the_table_of_mutants_is_whole() -> None:
+    page = (DOCS / "explanation" / "testing.md").read_text(encoding="utf-8")
+    section = page.partition("## Mutants")[2].partition("\n## ")[0]
+    patches = sorted(path.stem for path in (ROOT / "tests" / "mutants").glob("*.patch"))
+    assert [match["name"] for match in ROW.finditer(section)] == patches
+
+
+class Bird(Entity, name="docs.bird"):
+    """Something to simulate."""
+
+    @handler
+    async def sing(self) -> None:
+        """Nothing."""
+
+
+def test_the_verbs_of_the_simulator_exist() -> None:
+    sim = Sim(0, entities=[Bird], nodes=1)
+    try:
+        unknown = [
+            f"{page.relative_to(ROOT)}: sim.{match['name']}"
+            for page in PAGES
+            for match in VERB.finditer(page.read_text(encoding="utf-8"))
+            if not hasattr(sim, match["name"])
+        ]
+    finally:
+        sim.close()
+    assert unknown == []
+
+
+def test_the_targets_that_pages_name_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    promised = {"demo"}
+    named = {
+        target
+        for page in PAGES
+        for target in re.findall(r"(?:^|`)make ([a-z]+)", page.read_text(encoding="utf-8"), re.M)
+    }
+    assert {"test", "sim"} <= named
+    assert named - targets - promised == set()
 
 
 def test_examples_are_found_with_their_lines() -> None:

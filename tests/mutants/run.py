@@ -33,7 +33,8 @@ if __name__ == "__main__":
     if judged:
         print(f"found at seed {judged[0].seed}: {judged[0].violations[0].splitlines()[0]}")
     elif crashed:
-        print(f"no verdict, but {len(crashed)} seeds crashed: {crashed[0].seed}: {crashed[0].error.splitlines()[0]}")
+        first = crashed[0].error.splitlines()[0]
+        print(f"no verdict, but {len(crashed)} seeds crashed, seed {crashed[0].seed}: {first}")
     else:
         print(f"survived {len(results)} seeds")
     sys.exit(0 if judged else 1)

@@ -17,7 +17,6 @@ from domicile.core.handoff import OwnerEvent, Phase
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.shardmap import FREE, Entry
 
-
 PARKED = 4_096
 """I6: messages of one link that may wait for a record to be read (H7)."""
 

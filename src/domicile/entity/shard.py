@@ -296,9 +296,9 @@ class ShardHost:
                 self.runtime.meter.count("handler.failed")
                 log.warning("%s failed on %s", _method(mail), _name(mail.entity), exc_info=error)
         if len(body) > self.runtime.settings.message_bytes:
-            limit = self.runtime.settings.message_bytes
+            most = self.runtime.settings.message_bytes
             status, body = encode_failure(
-                HandlerFailed(f"the reply has {len(body):,} bytes; the limit is {limit:,}")
+                HandlerFailed(f"the reply has {len(body):,} bytes; the limit is {most:,}")
             )
         self.note("finish", mail, how=how)
         if status is not Status.OK or _is_ask(mail):

@@ -342,7 +342,7 @@ class World:
             loop.kill()
         self._agenda.closed = True
         # A coroutine that awaits in a finally block protests when it is closed. Nobody cares now.
-        reported, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        reported, sys.unraisablehook = sys.unraisablehook, _say_nothing
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
@@ -449,3 +449,7 @@ def _bury(loop: SimLoop) -> None:
             abandon(thing)
     finally:
         asyncio._set_running_loop(None)
+
+
+def _say_nothing(_: object) -> None:
+    """For `sys.unraisablehook` while a world ends."""
