@@ -164,9 +164,7 @@ async def asks(refs: Sequence[Ref[Echo]], depth: int, seconds: float) -> float:
     return sum(worker.result() for worker in workers) / (time.perf_counter() - began)
 
 
-async def tells(
-    refs: Sequence[Ref[Echo]], arrivals: Arrivals, depth: int, seconds: float
-) -> float:
+async def tells(refs: Sequence[Ref[Echo]], arrivals: Arrivals, depth: int, seconds: float) -> float:
     """Tells per second, in rounds of `depth`; a round ends when all of them have run."""
     sent = began_at = arrivals.count
     began = time.perf_counter()
@@ -318,7 +316,9 @@ async def measure(scale: Scale, tell: Callable[[str], None]) -> list[Figure]:
 def show(figure: Figure) -> str:
     """A figure with as many digits as it deserves."""
     value = figure.median
-    return f"{value:,.2f} {figure.unit}" if value < 100 else f"{round(value, -1):,.0f} {figure.unit}"
+    return (
+        f"{value:,.2f} {figure.unit}" if value < 100 else f"{round(value, -1):,.0f} {figure.unit}"
+    )
 
 
 def spread(figure: Figure) -> str:

@@ -154,8 +154,8 @@ def prepared(full: str, base: str) -> Path | str:
         except subprocess.TimeoutExpired:
             return f"uv {command[0]} took over {INSTALL_S} s"
         if ran.returncode:
-            said = ran.stderr.strip().splitlines()
-            return f"uv {command[0]} failed: {' / '.join(said[-3:]) or 'no message'}"
+            said = " ".join(ran.stderr.split())
+            return f"uv {command[0]} failed: {said[-200:] or 'no message'}"
     stamp.write_text(wanted)
     return python
 

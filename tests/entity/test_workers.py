@@ -25,7 +25,7 @@ def run(body: Callable[[Workers], Coroutine[Any, Any, None]]) -> None:
         try:
             await body(workers)
         finally:
-            await workers.close()
+            await workers.close(1.0)
         assert not pool(), "close leaves no worker"
 
     try:
@@ -200,7 +200,7 @@ def test_a_failing_job_is_reported_and_the_others_go_on() -> None:
         workers.submit(bad)
         workers.submit(good)
         await asyncio.sleep(1)
-        await workers.close()
+        await workers.close(1.0)
 
     try:
         world.run(main(), world.process("p"))
@@ -247,7 +247,7 @@ def test_close_cancels_what_runs_and_drops_what_waits() -> None:
         workers.submit(partial(guarded, workers, slow()))
         await asyncio.sleep(0.1)
         workers.submit(never)
-        await workers.close()
+        await workers.close(1.0)
         assert seen == ["ended"]
         workers.submit(never)
         await asyncio.sleep(1)

@@ -7,7 +7,7 @@ something may happen, only where it should go. Ties go to whoever comes first in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil
+from math import ceil, fsum
 from typing import TypeVar
 
 N = TypeVar("N", bound=str)
@@ -37,7 +37,7 @@ def place(
     if not capacity:
         return {}
     load = {node: owned.get(node, 0) for node in capacity}
-    total, units = sum(load.values()) + len(shards), sum(capacity.values())
+    total, units = sum(load.values()) + len(shards), fsum(capacity.values())
     chosen: dict[int, N] = {}
     for shard in shards:
         node = (prefer or {}).get(shard)

@@ -7,6 +7,7 @@ and the membership report, and hands out refs. A client's runtime has an empty c
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from random import Random
@@ -41,6 +42,8 @@ from domicile.ports.meter import Meter, NoMeter
 from domicile.ports.transport import LinkKey, Links, Peer
 
 E = TypeVar("E", bound=Entity)
+
+log = logging.getLogger("domicile")
 
 LOCAL = "local"
 SWEEP_S = 5.0
@@ -137,6 +140,10 @@ class Runtime:
 
     def on_request(self, source: Source, message: Request | Flush) -> None:
         """A message that a peer, or this process itself, wrote to this owner."""
+        config = self.members.config
+        if config is None or not 0 <= message.shard < config.shards.get(message.role, 0):
+            self.meter.count("request.stray")
+            return
         host = self._host(ShardKey(message.role, message.shard))
         if isinstance(message, Request):
             host.request(source, message)
@@ -249,7 +256,13 @@ class Runtime:
         """The incarnation is over, by its own will or fenced: no task of it is left."""
         self._cancel_timers()
         self.sending.fail_all("this process left the cluster")
-        await self.workers.close()
+        stuck = await self.workers.close(self.settings.stop_budget_s)
+        if stuck:
+            self.meter.count("handler.stuck", stuck)
+            log.error(
+                "%d handlers of node %s ignore their cancellation; they are never resumed, but "
+                "what they hold stays held until this process ends", stuck, self.node_id,
+            )  # fmt: skip
 
     def _cancel_timers(self) -> None:
         for timer in (self._sweeper, self._repeater):

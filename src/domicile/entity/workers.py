@@ -106,19 +106,24 @@ class Workers:
             if self._ready:
                 self._wake()
 
-    async def close(self) -> None:
-        """End every worker; jobs not begun are dropped."""
+    async def close(self, limit_s: float) -> int:
+        """End every worker; jobs not begun are dropped. How many did not end in time."""
         self._closed = True
         self._ready.clear()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        for task in tasks:
-            try:
-                await task
-            except asyncio.CancelledError:
-                if not task.cancelled():
-                    raise
+        try:
+            async with asyncio.timeout(limit_s):
+                for task in tasks:
+                    try:
+                        await asyncio.shield(task)
+                    except asyncio.CancelledError:
+                        if not task.cancelled():
+                            raise
+        except TimeoutError:
+            pass
+        return sum(not task.done() for task in tasks)
 
     def cancel_all(self) -> None:
         """Cancel what runs, without waiting (L4)."""

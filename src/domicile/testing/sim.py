@@ -76,8 +76,10 @@ class Sim(Client):
         settings: Settings | None = None,
         resources: Callable[[], AbstractAsyncContextManager[Mapping[type[Any], Any]]] | None = None,
         candidates: Sequence[int] | None = None,
+        rough: bool = False,
     ) -> None:
         self.seed = seed
+        self._rough = rough
         self.world = World(seed)
         self.history = History(lambda: self.world.now)
         self.random = self.world.stream("test")
@@ -107,6 +109,8 @@ class Sim(Client):
             Plan("domicile", "", {}, {}, self.settings, False),
         )
         await self.wait_until(self.settled, timeout_s=START_S)
+        if self._rough:
+            Roughness(self).begin()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -353,3 +357,38 @@ class Sim(Client):
             except StoreUnavailable:
                 pass
             await asyncio.sleep(0.05)
+
+
+class Roughness:
+    """Small seeded faults that a program should not notice, for as long as a run lasts."""
+
+    def __init__(self, sim: Sim) -> None:
+        self._sim = sim
+        self._random = sim.world.stream("roughness")
+
+    def begin(self) -> None:
+        """From now on: uneven delays, lost replies of the store, broken connections."""
+        sim, random = self._sim, self._random
+        sim.network.jitter_s = random.choice((0.0, 0.005, 0.02))
+        sim.network.skew_s = random.choice((0.0, 0.03))
+        for process in sim.nodes:
+            if process.store is not None:
+                process.store.watch_delay_s = (0.0, random.choice((0.0, 0.01, 0.05)))
+                process.store.lost_reply = random.choice((0.0, 0.02))
+        self._next()
+
+    def _next(self) -> None:
+        delay_s = self._random.uniform(0.2, 2.0)
+        self._sim.world.call_at(self._sim.world.now + delay_s, self._strike)
+
+    def _strike(self) -> None:
+        sim, random = self._sim, self._random
+        node = random.choice(sim.nodes)
+        kind = random.choice(("cut", "cut client", "watch"))
+        if kind == "cut":
+            sim.cut(node.index, random.choice(sim.nodes).index)
+        elif kind == "cut client":
+            sim.cut_client(node.index)
+        elif node.store is not None:
+            node.store.break_watch()
+        self._next()

@@ -58,11 +58,14 @@ def simulated(
     settings: Settings | None = None,
     resources: Callable[[], AbstractAsyncContextManager[Mapping[type[Any], Any]]] | None = None,
     candidates: Sequence[int] | None = None,
+    rough: bool = False,
 ) -> Callable[[Callable[Concatenate[Sim, P], Coroutine[Any, Any, None]]], Callable[P, None]]:
     """Run an async test in a simulated cluster of `nodes`, with seeds 0 … `seeds` - 1.
 
     The parameter named `sim` (else the first) gets the cluster; the others stay pytest
-    fixtures. Works on methods too.
+    fixtures. Works on methods too. `rough=True` adds small seeded faults all the time: broken
+    connections, broken watches, lost replies of the store, uneven delays. `candidates` are the
+    nodes that may coordinate; `settings` and `resources` are those of every node.
     """
 
     def decorate(
@@ -82,6 +85,7 @@ def simulated(
                     settings=settings,
                     resources=resources,
                     candidates=candidates,
+                    rough=rough,
                 )
 
                 async def body(sim: Sim) -> None:
