@@ -8,6 +8,7 @@ commits that are conditional on the block's revision, so no two entries share a 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -50,8 +51,9 @@ def encode_block(block: Block) -> bytes:
     return _encoder.encode(block)
 
 
+@lru_cache(maxsize=64)
 def decode_block(value: bytes) -> Block:
-    """A block from its stored form."""
+    """A block from its stored form. Blocks are frozen, so one is shared by all who read it."""
     return _decoder.decode(value)
 
 

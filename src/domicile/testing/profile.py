@@ -159,7 +159,7 @@ class Profile:
         began = self.sim.world.now
         while self.sim.world.now < until:
             done = (self.sim.world.now - began) / (until - began)
-            hurry = self.tally.messages < done * LEAST_MESSAGES * 1.1
+            hurry = self.tally.messages < done * LEAST_MESSAGES * 1.03
             await asyncio.sleep(random.uniform(0.6, 1.2) if hurry else random.uniform(1.8, 3.2))
             if random.random() < 0.5:
                 await self._trap(random)
@@ -184,6 +184,9 @@ class Profile:
                 else:
                     await asyncio.sleep(random.uniform(0.002, 0.03))
                 self._burst(senders[2], random, pairs[shard])
+        while self.tally.messages < LEAST_MESSAGES:
+            self._burst(-1, random, random.sample(random.choice(list(self.hot.values())), 2))
+            await asyncio.sleep(0.05)
 
     async def _trap(self, random: Random) -> None:
         """Mail waits behind a running handler when its shard is wished away, and more follows."""

@@ -31,7 +31,7 @@ from domicile.ports.meter import Meter
 from domicile.ports.store import Store
 from domicile.stores.memory import MemoryStore
 from domicile.testing.clock import SimClock
-from domicile.testing.loop import SimLoop, World
+from domicile.testing.loop import SimLoop, SimulationError, World
 
 T = TypeVar("T")
 
@@ -105,8 +105,15 @@ class _Wire:
     """The way from one process to one server and back."""
 
     def __init__(
-        self, world: World, loop: SimLoop, server: SimLoop, faults: Faults, op_timeout_s: float
+        self,
+        world: World,
+        loop: SimLoop,
+        server: SimLoop,
+        faults: Faults,
+        op_timeout_s: float,
+        may_wait: bool = True,
     ) -> None:
+        self.may_wait = may_wait
         self.world = world
         self.loop = loop
         self.server = server
@@ -135,26 +142,45 @@ class _Wire:
             self.server.post(arrive)
 
     def _run(self, start: Callable[[], Coroutine[Any, Any, T]], answer: asyncio.Future[T]) -> None:
+        if not self.may_wait:
+            self._run_at_once(start(), answer)
+            return
         task = self.server.create_task(start())
-        task.add_done_callback(partial(self._reply, answer))
+        task.add_done_callback(partial(self._done, answer))
 
-    def _reply(self, answer: asyncio.Future[T], task: asyncio.Task[T]) -> None:
+    def _run_at_once(self, work: Coroutine[Any, Any, T], answer: asyncio.Future[T]) -> None:
+        """Without a task: the work of this server never waits for anything."""
+        try:
+            work.send(None)
+        except StopIteration as stop:
+            self._reply(partial(_settle, answer, stop.value))
+        except Exception as error:
+            self._reply(partial(_fail, answer, error))
+        else:
+            work.close()
+            raise SimulationError("a call of this server waited; say may_wait=True")
+
+    def _done(self, answer: asyncio.Future[T], task: asyncio.Task[T]) -> None:
         if task.cancelled():
             return
         error = task.exception()
-        if self.faults.loses_reply():
-            return
-        settle = partial(_settle, answer, task) if error is None else partial(_fail, answer, error)
-        self.world.call_at(self.world.now + self.faults.delay(), partial(self._return, settle))
+        if error is None:
+            self._reply(partial(_settle, answer, task.result()))
+        else:
+            self._reply(partial(_fail, answer, error))
+
+    def _reply(self, settle: Callable[[], object]) -> None:
+        if not self.faults.loses_reply():
+            self.world.call_at(self.world.now + self.faults.delay(), partial(self._return, settle))
 
     def _return(self, settle: Callable[[], object]) -> None:
         if not self.faults.cut:
             self.loop.post(settle)
 
 
-def _settle(answer: asyncio.Future[T], task: asyncio.Task[T]) -> None:
+def _settle(answer: asyncio.Future[T], value: T) -> None:
     if not answer.done():
-        answer.set_result(task.result())
+        answer.set_result(value)
 
 
 def _fail(answer: asyncio.Future[Any], error: BaseException) -> None:
@@ -174,8 +200,9 @@ class RemoteStore:
         faults: Faults,
         *,
         op_timeout_s: float = OP_TIMEOUT_S,
+        may_wait: bool = True,
     ) -> None:
-        self._wire = _Wire(world, loop, server, faults, op_timeout_s)
+        self._wire = _Wire(world, loop, server, faults, op_timeout_s, may_wait)
         self._backend = backend
         self._watches: dict[_RemoteWatch, None] = {}
         self._closed = False
@@ -431,7 +458,8 @@ class Servers:
 
     def remote_store(self, loop: SimLoop, by: str, faults: Faults) -> RemoteStore:
         """The store as a process sees it; `by` names it in `commit` events."""
-        return RemoteStore(self._world, loop, self.store_loop, self.store.client(by), faults)
+        store = self.store.client(by)
+        return RemoteStore(self._world, loop, self.store_loop, store, faults, may_wait=False)
 
     def remote_journal(self, loop: SimLoop, faults: Faults) -> RemoteJournal:
         """The journal as a process sees it."""
