@@ -56,7 +56,7 @@ class Scale:
     runs: int = 3
     seconds: float = 0.5
     entities: int = 1_000
-    activations: int = 20_000
+    activations: int = 10_000
     idle: int = 100_000
     seeds: int = 5
 
