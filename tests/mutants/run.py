@@ -4,7 +4,8 @@
     python tests/mutants/run.py --all
 
 Each patch is applied to a copy of `src/`; seeds 0–199 run until the first bad one. A mutant is
-found only by a checker's verdict; a crash or a hang does not count. Exit code 0 if all are found.
+found only by a checker's verdict on a seed that is clean without the patch; a crash or a hang
+does not count. Exit code 0 if all are found.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ if __name__ == "__main__":
     judged = [result for result in results if result.violations]
     crashed = [result for result in results if result.error]
     if judged:
+        print("seed", judged[0].seed)
         print(f"found at seed {judged[0].seed}: {judged[0].violations[0].splitlines()[0]}")
     elif crashed:
         first = crashed[0].error.splitlines()[0]
@@ -39,6 +41,18 @@ if __name__ == "__main__":
         print(f"survived {len(results)} seeds")
     sys.exit(0 if judged else 1)
 """
+
+
+def probe(tree: Path, seeds: tuple[int, int], jobs: int) -> tuple[bool, list[str]]:
+    """Run seeds on a source tree: whether a checker objected, and what was said."""
+    (tree / "probe.py").write_text(PROBE)
+    ran = subprocess.run(
+        [sys.executable, str(tree / "probe.py"), *map(str, seeds), str(jobs)],
+        cwd=tree, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    said = (ran.stdout.strip() or ran.stderr.strip()).splitlines() or ["no output"]
+    return ran.returncode == 0, said
 
 
 def try_mutant(patch: Path, seeds: tuple[int, int], jobs: int) -> bool:
@@ -55,15 +69,16 @@ def try_mutant(patch: Path, seeds: tuple[int, int], jobs: int) -> bool:
         if applied.returncode:
             print(f"{patch.stem}: the patch no longer applies: {applied.stderr.strip()}")
             return False
-        (tree / "probe.py").write_text(PROBE)
-        ran = subprocess.run(
-            [sys.executable, str(tree / "probe.py"), *map(str, seeds), str(jobs)],
-            cwd=tree, capture_output=True, text=True, check=False,
-            env={**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
-        )  # fmt: skip
-    said = (ran.stdout.strip() or ran.stderr.strip()).splitlines() or ["no output"]
+        found, said = probe(tree, seeds, jobs)
+        if found:
+            seed = int(said[0].split()[1])
+            shutil.rmtree(tree / "src")
+            shutil.copytree(ROOT / "src", tree / "src")
+            if probe(tree, (seed, seed + 1), 1)[0]:
+                found = False
+                said.append(f"seed {seed} is bad without the patch too: this proves nothing")
     print(f"{patch.stem}: {said[-1]} ({time.monotonic() - began:.0f} s)", flush=True)
-    return ran.returncode == 0
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -206,14 +206,14 @@ def test_a_frozen_sender_is_told_after_its_thaw() -> None:
 
 
 def test_an_ask_that_takes_long_in_quiet_is_stuck() -> None:
-    tape = Tape().settle().submit(1).wait(4.5).start(1).finish(1).outcome(1)
+    tape = Tape().settle().submit(1).wait(9.5).start(1).finish(1).outcome(1)
     rejected(tape, "L", "stuck")
 
 
 def test_the_same_ask_is_fine_while_faults_are_about() -> None:
-    tape = Tape().submit(1).wait(4.5).start(1).finish(1).outcome(1).settle()
+    tape = Tape().submit(1).wait(9.5).start(1).finish(1).outcome(1).settle()
     accepted(tape)
-    early = Tape().note("quiet").wait(14.0).submit(1).wait(4.5).start(1).finish(1).outcome(1)
+    early = Tape().note("quiet").wait(14.0).submit(1).wait(9.5).start(1).finish(1).outcome(1)
     accepted(early)
 
 
@@ -227,13 +227,13 @@ def test_a_prompt_refusal_in_quiet_is_accepted() -> None:
 
 
 def test_an_ask_unanswered_at_the_end_is_stuck() -> None:
-    tape = Tape().settle().submit(1).wait(3.9)
+    tape = Tape().settle().submit(1).wait(8.9)
     accepted(tape)
     rejected(tape.wait(0.2), "L", "unanswered")
 
 
 def test_a_slow_handler_explains_waiting() -> None:
-    tape = Tape().settle().submit(1).start(1).wait(4.5).finish(1).outcome(1)
+    tape = Tape().settle().submit(1).start(1).wait(9.5).finish(1).outcome(1)
     accepted(tape)
 
 
@@ -247,7 +247,7 @@ def test_a_row_of_quick_handlers_explains_waiting() -> None:
 def test_waiting_for_a_nested_ask_is_no_work_and_explains_nothing() -> None:
     tape = Tape().settle().submit(1).start(1)
     nested = {"inc": A, "shard": 1, "id": "y", "chain": [("T", "x")]}
-    tape.submit(1, **nested).wait(4.5).start(1, inc=B, sender=A, shard=1, id="y")
+    tape.submit(1, **nested).wait(9.5).start(1, inc=B, sender=A, shard=1, id="y")
     tape.finish(1, inc=B, sender=A, shard=1, id="y").outcome(1, inc=A, shard=1)
     tape.finish(1).outcome(1)
     rejected(tape, "L", "stuck")
@@ -256,14 +256,14 @@ def test_waiting_for_a_nested_ask_is_no_work_and_explains_nothing() -> None:
 def test_a_long_drain_in_quiet_is_stuck() -> None:
     tape = Tape().settle()
     tape.store({0: entry(A, 1, "moving", change=2)})
-    tape.phase("draining", A, 1).wait(4.5).phase("released", A, 1)
-    rejected(tape, "L", "drained r/0 for 4.500 s")
+    tape.phase("draining", A, 1).wait(9.5).phase("released", A, 1)
+    rejected(tape, "L", "drained r/0 for 9.500 s")
 
 
 def test_a_long_drain_behind_a_slow_handler_is_accepted() -> None:
     tape = Tape().settle().start(1)
     tape.store({0: entry(A, 1, "moving", change=2)})
-    tape.phase("draining", A, 1).wait(4.5).finish(1).phase("released", A, 1)
+    tape.phase("draining", A, 1).wait(9.5).finish(1).phase("released", A, 1)
     accepted(tape)
 
 
@@ -271,7 +271,7 @@ def test_a_shard_that_stays_moving_is_stuck() -> None:
     tape = Tape()
     tape.store({0: entry(A, 1, "moving", change=2)})
     tape.phase("draining", A, 1).phase("released", A, 1)
-    accepted(tape.wait(4.0))
+    accepted(tape.wait(8.0))
     rejected(tape.settle(), "L", "has been moving for")
 
 

@@ -24,8 +24,8 @@ LEAST_MOVES = 10
 LEAST_MID_MOVE = 0.3
 
 FAULTS = (
-    "block", "crash", "cut", "freeze", "freeze past the lease", "leader frozen", "lost replies",
-    "outage", "partition", "slow", "stalled write", "stop", "watch",
+    "block", "crash", "cut", "freeze", "freeze past the lease", "late answers", "leader frozen",
+    "lost replies", "outage", "partition", "slow", "stalled write", "stop", "watch",
 )  # fmt: skip
 STEPS = (
     "coordinator absent", "coordinator committing", "coordinator idle", "coordinator listing",

@@ -281,7 +281,8 @@ class Profile:
         return (
             self._crash, self._crash, self._freeze, self._freeze, self._cut, self._cut, self._cut,
             self._partition, self._block, self._outage, self._watch, self._slow, self._lose_replies,
-            self._stop, self._leader, self._stall, self._stall,
+            self._stop, self._leader, self._stall, self._stall, self._late,
+            self._late,
         )  # fmt: skip
 
     def _lie_in_wait(self, random: Random, strike: Callable[[Random], None]) -> None:
@@ -330,18 +331,51 @@ class Profile:
                 involved += [node for node in up if node.incarnation in (entry.owner, entry.to)]
         return random.choice(involved if involved and random.random() < 0.7 else up)
 
-    def _pair(self, random: Random) -> tuple[int, int]:
-        """An owner and a sender (-1: the client); often of a shard that moves with open mail."""
-        pairs: list[tuple[int, int]] = []
+    def _late(self, random: Random) -> None:
+        """Answers to a flush that come after the sender gave up on it, and flushed again (H5)."""
+        owner, sender, shard = self._pair(random)
+        if owner == sender or not self._faulty:
+            return
+        self._note("late answers")
+        self._in(-1, lambda _: self._hold_back(random, owner, sender, shard))
+
+    async def _hold_back(self, random: Random, owner: int, sender: int, shard: ShardKey) -> None:
+        room = random.choice(self.hot[shard])
+        elsewhere = random.choice([node for node in range(NODES) if node != owner])
+        row = partial(self._row, id=room, pause=0.0, count=3)
+        self._in(sender, row)
+        await asyncio.sleep(random.uniform(0.005, 0.02))
+        self.sim.block(*random.choice(((owner, sender), (sender, owner))))
+        await self.sim.wish(shard, elsewhere)
+        await asyncio.sleep(random.uniform(0.02, 0.2))
+        await self.sim.wish(shard, None)
+        await asyncio.sleep(SETTINGS.hold_timeout_s + random.uniform(0.0, 0.3))
+        self._in(sender, row)
+        await asyncio.sleep(random.uniform(0.0, 0.05))
+        await self.sim.wish(shard, elsewhere)
+        await asyncio.sleep(random.uniform(0.05, 0.3))
+        self._in(sender, row)
+        await asyncio.sleep(random.uniform(0.0, 0.2))
+        self.sim.heal()
+
+    def _pair(self, random: Random) -> tuple[int, int, ShardKey]:
+        """An owner, a sender (-1: the client) and their shard; often one that moves with mail."""
+        pairs: list[tuple[int, int, ShardKey]] = []
         for shard in self.hot:
             entry = self.sim.entry(shard)
             owner = next((n.index for n in self.sim.nodes if n.incarnation == entry.owner), None)
             if entry.state == "moving" and owner is not None:
-                pairs += [(owner, index) for index in _waiting(self.sim, shard) if index != owner]
+                waiting = [index for index in _waiting(self.sim, shard) if index != owner]
+                pairs += [(owner, index, shard) for index in waiting]
         if pairs and random.random() < 0.8:
             return random.choice(pairs)
+        shard = random.choice(list(self.hot))
+        entry = self.sim.entry(shard)
         one, other = random.sample(range(NODES), 2)
-        return one, random.choice((-1, other))
+        for process in self.sim.nodes:
+            if process.incarnation == entry.owner and process.index != other:
+                one = process.index
+        return one, random.choice((-1, other)), shard
 
     def _crash(self, random: Random) -> None:
         victim = self._victim(random)
@@ -362,7 +396,7 @@ class Profile:
 
     def _cut(self, random: Random) -> None:
         self._note("cut")
-        one, other = self._pair(random)
+        one, other, _ = self._pair(random)
         if other < 0:
             self.sim.cut_client(one)
         else:
@@ -378,9 +412,11 @@ class Profile:
 
     def _block(self, random: Random) -> None:
         self._note("block")
-        one, other = self._pair(random)
-        self.sim.block(one, random.randrange(NODES) if other < 0 else other)
-        self._later(random.uniform(0.5, 8.0), self.sim.heal)
+        owner, sender, _ = self._pair(random)
+        sender = random.choice([n for n in range(NODES) if n != owner]) if sender < 0 else sender
+        one, other = random.choice(((owner, sender), (sender, owner)))
+        self.sim.block(one, other)
+        self._later(random.uniform(*random.choice(((1.2, 4.5), (0.5, 8.0)))), self.sim.heal)
 
     def _outage(self, random: Random) -> None:
         victim = self._victim(random)

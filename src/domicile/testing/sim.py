@@ -175,9 +175,12 @@ class Sim(Client):
         self.store.cut = False
 
     def block(self, one: int, other: int) -> None:
-        """Nothing passes from one node to another, though it does the other way round."""
-        self.note_fault("block", self.nodes[one])
-        self.network.block(self.nodes[one].name, self.nodes[other].name)
+        """Nothing passes from one node to another, though it does the other way round.
+
+        -1 is the test's own client.
+        """
+        self.note_fault("block", self.nodes[max(one, other)])
+        self.network.block(self._name(one), self._name(other))
 
     def cut(self, one: int, other: int) -> None:
         """Break the connections between two nodes; links reconnect."""
@@ -290,6 +293,9 @@ class Sim(Client):
 
     def _outbound(self) -> Outbound:
         return self._lives
+
+    def _name(self, index: int) -> str:
+        return "client" if index < 0 else self.nodes[index].name
 
     def _up(self, index: int) -> SimNode:
         process = self.nodes[index]

@@ -7,13 +7,14 @@ from domicile.testing.checkers.reading import Message, Reading, Spans, read
 from domicile.testing.checkers.verdict import Findings, Violation
 from domicile.testing.history import Event, History
 
-STUCK_S = 4.0
-"""The longest an ask or a drain may take when no handler is slow by itself."""
+STUCK_S = 9.0
+"""The longest an ask or a drain may take when no handler is slow by itself: waves (N5) come 0.25,
+0.5, 1, 2, 4 and 8 s after `moving`, and a chain may need the last of them before the deadline."""
 
 SLOW_S = 2.0
 """Own time from which on a handler, or an unbroken row of them, explains waiting."""
 
-PLACE_S = 5.0
+PLACE_S = 9.0
 """The longest a stored entry may go without its owner acting on it."""
 
 PATIENT_S = 5.0
