@@ -165,7 +165,11 @@ class Life:
             },
         )  # fmt: skip
         self.runtime.start(self._links)
-        return await self.member.join(self._listen if self._hosts else None)
+        try:
+            return await self.member.join(self._listen if self._hosts else None)
+        except BaseException:
+            await self._end()
+            raise
 
     async def _listen(self) -> str:
         assert self._links is not None
@@ -183,11 +187,7 @@ class Life:
                 for task in [*watching, *self._tasks]:
                     task.cancel()
         finally:
-            self._end_links()
-            await self.runtime.close()
-            await self._transport.close()
-        if not self._left:
-            await self.member.revoke()
+            await self._end()
 
     async def leave(self) -> None:
         """H14: release all, answer and hear everything, say goodbye, then give up the lease."""
@@ -210,6 +210,14 @@ class Life:
         self._end_links()
         await self.member.leave()
         self._over.set()
+
+    async def _end(self) -> None:
+        """Nothing of this incarnation runs afterwards; the store frees its shards at once (L5)."""
+        self._end_links()
+        await self.runtime.close()
+        await self._transport.close()
+        if not self._left:
+            await self.member.leave()
 
     async def _until(self, condition: Callable[[], bool], limit_s: float) -> None:
         """Wait for a condition, for a while, unless this incarnation ends first."""
@@ -443,11 +451,15 @@ class Lives:
     async def stop(self) -> None:
         """Leave in an orderly way (H14)."""
         self._stopping = True
-        if self.current is not None:
-            await self.current.leave()
-        elif self._supervisor is not None:
-            self._supervisor.cancel()
-        await self._ended()
+        left = False
+        try:
+            if self.current is not None:
+                await self.current.leave()
+                left = True
+        finally:
+            if self._supervisor is not None and not left:
+                self._supervisor.cancel()
+            await self._ended()
 
     async def wait(self) -> None:
         """Until stopped by someone else."""
@@ -492,10 +504,11 @@ class Lives:
             await backends.store.close()
 
     async def _ended(self) -> None:
-        supervisor = self._supervisor
-        if supervisor is not None:
+        supervisor, me = self._supervisor, asyncio.current_task()
+        if supervisor is not None and me is not None:
+            wanted = me.cancelling()
             try:
                 await supervisor
             except asyncio.CancelledError:
-                if not supervisor.cancelled():
+                if not supervisor.cancelled() or me.cancelling() > wanted:
                     raise

@@ -203,6 +203,9 @@ class Turn:
     def end(self) -> None:
         """The coroutine is over: its chain is no longer waited for."""
         self.active = False
+        if self.cancel_reason and self.task is not None:
+            # Also if the handler swallowed it: the worker goes on with other messages.
+            self.task.uncancel()
         if self.timer is not None:
             self.timer.cancel()
         self.host.runtime.suspended.pop(self, None)

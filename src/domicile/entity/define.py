@@ -256,6 +256,10 @@ class Entity:
         """Stop this entity after the current message; the next message starts it again."""
         self._domicile_context().passivate()
 
+    @classmethod
+    def __domicile_check__(cls) -> None:
+        """`ConfigError` if a node cannot be home to this class. For kinds of entities."""
+
     def _domicile_context(self) -> Context:
         try:
             return self._domicile
@@ -357,6 +361,7 @@ def catalogue(entities: Sequence[type[Entity]]) -> dict[str, EntityType]:
                 f"{_full_name(cls)}.__init__ must work without arguments ({error}); an entity is "
                 "made by its home, so read what it needs in on_start"
             ) from None
+        cls.__domicile_check__()
         made.check()
         types[made.name] = made
     return types

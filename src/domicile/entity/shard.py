@@ -270,8 +270,6 @@ class ShardHost:
                 raise
             if not turn.began:
                 # I9: it was `on_start` that was cut short, so the message never ran.
-                if turn.cancel_reason and task is not None:
-                    task.uncancel()
                 why = turn.cancel_reason or "it was cancelled"
                 late = Unavailable(f"{_name(mail.entity)} did not start ({why})")
                 self._answer(mail, *encode_error(late))
@@ -284,8 +282,6 @@ class ShardHost:
                 status, body = encode_failure(limit)
             else:
                 status, body = encode_error(MaybeExecuted(turn.cancel_reason))
-            if turn.cancel_reason and task is not None:
-                task.uncancel()
         except (OutcomeUnknown, Fenced) as unknown:
             how = "failed"
             status, body = encode_error(MaybeExecuted(str(unknown)))
@@ -325,6 +321,8 @@ class ShardHost:
             )
         try:
             args, kwargs = handler.decode_args(request.body)
+        except NotExecuted as unfit:
+            raise NotStarted(unfit) from unfit
         except Exception as error:
             raise NotStarted(NotExecuted(f"the arguments do not fit: {error}")) from error
 
@@ -447,7 +445,6 @@ class ShardHost:
         except asyncio.CancelledError:
             if turn.task is None or not turn.cancel_reason:
                 raise
-            turn.task.uncancel()
             log.warning("on_stop of %s was cut short: %s", _name(cell.key), turn.cancel_reason)
         except Exception as error:
             self.runtime.meter.count("entity.stop_failed")

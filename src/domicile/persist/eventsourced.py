@@ -90,12 +90,27 @@ class EventSourced(Entity, Generic[S, Ev]):
     _domicile_staged: tuple[bytes, ...] = ()
     _domicile_staged_state: Any = _UNREAD
     _domicile_reading: list[asyncio.Future[None]] | None = None
+    _domicile_writing: asyncio.Lock | None = None
+    _domicile_in_doubt: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         kinds = _event_kinds(cls)
         if kinds is not None:
             cls.__domicile_events__ = EventCodec(cls.__name__, kinds)
+
+    @classmethod
+    def __domicile_check__(cls) -> None:
+        name = cls.__qualname__
+        if not hasattr(cls, "__domicile_events__"):
+            raise ConfigError(
+                f"{name} does not say what its state and events are; write "
+                f"class {name}(EventSourced[State, Added | Removed])"
+            )
+        if cls.initial is EventSourced.initial or cls.apply is EventSourced.apply:
+            raise ConfigError(
+                f"{name} needs the static methods initial(id) and apply(state, event)"
+            )
 
     @staticmethod
     def initial(id: str, /) -> Any:
@@ -118,18 +133,20 @@ class EventSourced(Entity, Generic[S, Ev]):
     async def persist(self, *events: Ev) -> S:
         """Commit events and return the new state; `Fenced` if the shard moved on (I2)."""
         turn = _turn()
-        if turn.mail.shared:
+        if turn.mail.shared and turn.began:
             raise RuntimeError("a shared handler cannot persist: drop shared=True")
-        state: Any = await self.state()
         encoded = tuple(self.__domicile_events__.encode(event) for event in events)
-        for event in events:
-            state = type(self).apply(state, event)
-        self._domicile_staged += encoded
-        self._domicile_staged_state = state
-        if turn.key:
-            turn.store_first = self._store_staged
-        else:
-            await self._commit("", None)
+        async with self._writing():
+            state: Any = await self.state()
+            for event in events:
+                state = type(self).apply(state, event)
+            self._domicile_staged += encoded
+            self._domicile_staged_state = state
+            # What `on_start` persists is its own, not part of the message that woke the entity.
+            if turn.key and turn.began:
+                turn.store_first = self._store_staged
+            else:
+                await self._commit("", None)
         return state  # type: ignore[no-any-return]
 
     async def __domicile_keyed__(self, key: str, call: Callable[[], Awaitable[bytes]]) -> bytes:
@@ -149,7 +166,8 @@ class EventSourced(Entity, Generic[S, Ev]):
             return stored.reply
         try:
             reply = await call()
-            await self._commit(key, reply)
+            async with self._writing():
+                await self._commit(key, reply)
         finally:
             turn.store_first = None
             self._domicile_staged, self._domicile_staged_state = (), _UNREAD
@@ -158,17 +176,30 @@ class EventSourced(Entity, Generic[S, Ev]):
     async def _store_staged(self) -> None:
         """Commit before something is sent; the reply follows when the handler ends."""
         turn = _turn()
-        turn.store_first = None
-        await self._commit(turn.key, None)
+        async with self._writing():
+            # Cleared after the commit: what a task sends meanwhile waits for it, too (I4).
+            if turn.store_first is not None:
+                await self._commit(turn.key, None)
+                turn.store_first = None
+
+    def _writing(self) -> asyncio.Lock:
+        """Tasks of one handler persist one after the other: each builds on the last state."""
+        if self._domicile_writing is None:
+            self._domicile_writing = asyncio.Lock()
+        return self._domicile_writing
 
     async def _commit(self, key: str, reply: bytes | None) -> None:
         """J2, J4, J5: append what is staged; the state follows the commit."""
         cell = _cell(self)
+        where = f"{cell.key.type} {cell.key.id!r}"
+        if self._domicile_in_doubt:
+            # A handler that went on after a failed commit: a reply must not outlive its events.
+            raise OutcomeUnknown(f"an earlier commit of {where} failed; nothing more is stored")
         claim = await self._claimed()
         if self._domicile_state is _UNREAD:
             await self._recover()
         staged, state = self._domicile_staged, self._domicile_staged_state
-        self._domicile_staged, self._domicile_staged_state = (), _UNREAD
+        self._domicile_in_doubt = True
         append_id = f"{cell.random.getrandbits(128):032x}"
         append = Append(append_id, cell.key, self._domicile_seq, staged, key, reply)
         journal = _journal(self)
@@ -178,16 +209,18 @@ class EventSourced(Entity, Generic[S, Ev]):
                 result = await journal.append(claim, append)
             except JournalUnknown:
                 result = await _ask(lambda: journal.appended(claim, append_id))
-        except (asyncio.CancelledError, OutcomeUnknown):
+        except BaseException:
             cell.host.restart(cell)
             raise
+        finally:
+            self._domicile_staged, self._domicile_staged_state = (), _UNREAD
         if isinstance(result, Appended):
+            self._domicile_in_doubt = False
             self._domicile_seq = result.seq
             if state is not _UNREAD:
                 self._domicile_state = state
             return
         cell.host.restart(cell)
-        where = f"{cell.key.type} {cell.key.id!r}"
         if isinstance(result, Refusal) and result.fenced:
             raise Fenced(
                 f"{where} has a newer home (epoch {result.epoch} > {claim.epoch}); nothing was "
@@ -302,13 +335,27 @@ def _journal(entity: Entity) -> Journal:
 
 
 def _event_kinds(cls: type[Any]) -> tuple[Any, ...] | None:
-    """The event classes named in `EventSourced[State, A | B]`; None for a class still generic."""
-    for base in getattr(cls, "__orig_bases__", ()):
-        if typing.get_origin(base) is EventSourced:
-            event = typing.get_args(base)[1]
-            if isinstance(event, TypeVar):
-                return None
-            if typing.get_origin(event) in (types.UnionType, typing.Union):
-                return typing.get_args(event)
-            return (event,)
+    """The event classes named in `EventSourced[State, A | B]`, also by way of a generic base of
+    one's own; None for a class still generic."""
+    event = _event_of(cls)
+    if event is None or isinstance(event, TypeVar):
+        return None
+    if typing.get_origin(event) in (types.UnionType, typing.Union):
+        return typing.get_args(event)
+    return (event,)
+
+
+def _event_of(cls: type[Any]) -> Any:
+    """What stands for `Ev` in a class: a type, or a type variable of the class itself."""
+    for base in cls.__dict__.get("__orig_bases__", cls.__bases__):
+        origin = typing.get_origin(base) or base
+        if not (isinstance(origin, type) and issubclass(origin, EventSourced)):
+            continue
+        args = typing.get_args(base)
+        if origin is EventSourced:
+            return args[1] if args else None
+        generic: Any = typing.get_origin(base) or base
+        event = _event_of(generic)
+        names: tuple[Any, ...] = getattr(generic, "__parameters__", ())
+        return args[names.index(event)] if args and event in names else event
     return None

@@ -163,7 +163,7 @@ class Sim(Client):
     def partition(self, *sides: Sequence[int]) -> None:
         """Nodes of different sides cannot reach each other; all reach the store."""
         self.note_fault("partition", None)
-        self.network.partition([[self.nodes[index].name for index in side] for side in sides])
+        self.network.partition([[self._slot(index).name for index in side] for side in sides])
 
     def heal(self) -> None:
         """End every partition and every cut from the store."""
@@ -179,18 +179,18 @@ class Sim(Client):
 
         -1 is the test's own client.
         """
-        self.note_fault("block", self.nodes[max(one, other)])
+        self.note_fault("block", self._slot(max(one, other)))
         self.network.block(self._name(one), self._name(other))
 
     def cut(self, one: int, other: int) -> None:
         """Break the connections between two nodes; links reconnect."""
-        self.note_fault("cut", self.nodes[one])
-        self.network.cut(self.nodes[one].name, self.nodes[other].name)
+        self.note_fault("cut", self._slot(one))
+        self.network.cut(self._slot(one).name, self._slot(other).name)
 
     def cut_client(self, node: int) -> None:
         """Break the test's own connections to a node."""
-        self.note_fault("cut", self.nodes[node])
-        self.network.cut("client", self.nodes[node].name)
+        self.note_fault("cut", self._slot(node))
+        self.network.cut("client", self._slot(node).name)
 
     def cut_store(self, node: int) -> None:
         """Cut a node off the store until `heal`."""
@@ -203,7 +203,7 @@ class Sim(Client):
 
     def start(self, node: int) -> None:
         """Start a process in a slot whose process is gone; another incarnation."""
-        process = self.nodes[node]
+        process = self._slot(node)
         if process.up:
             raise SimulationError(f"node {node} is running: crash or stop it first")
         self._launch(process)
@@ -218,16 +218,16 @@ class Sim(Client):
 
     async def drain(self, node: int) -> None:
         """Wish a node empty."""
-        await self._write(Put(drain_key(self.nodes[node].name), b""))
+        await self._write(Put(drain_key(self._slot(node).name), b""))
 
     async def undrain(self, node: int) -> None:
         """Take that wish back."""
-        await self._write(Delete(drain_key(self.nodes[node].name)))
+        await self._write(Delete(drain_key(self._slot(node).name)))
 
     async def wish(self, shard: ShardKey, node: int | None) -> None:
         """Wish a shard's home; None takes the wish back, and a move under way with it."""
         key = wish_key(shard)
-        write = Delete(key) if node is None else Put(key, self.nodes[node].name.encode())
+        write = Delete(key) if node is None else Put(key, self._slot(node).name.encode())
         await self._write(write)
 
     async def advance(self, seconds: float) -> None:
@@ -295,10 +295,15 @@ class Sim(Client):
         return self._lives
 
     def _name(self, index: int) -> str:
-        return "client" if index < 0 else self.nodes[index].name
+        return "client" if index == -1 else self._slot(index).name
+
+    def _slot(self, index: int) -> SimNode:
+        if not 0 <= index < len(self.nodes):
+            raise SimulationError(f"no node {index}: they are 0 to {len(self.nodes) - 1}")
+        return self.nodes[index]
 
     def _up(self, index: int) -> SimNode:
-        process = self.nodes[index]
+        process = self._slot(index)
         if not process.up:
             raise SimulationError(f"node {index} is not running")
         return process

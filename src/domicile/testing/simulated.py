@@ -11,18 +11,33 @@ import inspect
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from domicile.config import Settings
 from domicile.entity.define import Entity
+from domicile.errors import ConfigError
 from domicile.testing.checkers import check
 from domicile.testing.sim import Sim
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class InvariantBroken(AssertionError):
     """The history of a run breaks a rule."""
+
+
+class Decorator(Protocol):
+    """What `simulated(...)` returns: takes `test(sim, ...)` or a method `test(self, sim, ...)`."""
+
+    @overload
+    def __call__(
+        self, test: Callable[Concatenate[Sim, P], Coroutine[Any, Any, None]], /
+    ) -> Callable[P, None]: ...
+    @overload
+    def __call__(
+        self, test: Callable[Concatenate[T, Sim, P], Coroutine[Any, Any, None]], /
+    ) -> Callable[Concatenate[T, P], None]: ...
 
 
 def run_simulation(sim: Sim, body: Callable[[Sim], Coroutine[Any, Any, None]]) -> None:
@@ -59,7 +74,7 @@ def simulated(
     resources: Callable[[], AbstractAsyncContextManager[Mapping[type[Any], Any]]] | None = None,
     candidates: Sequence[int] | None = None,
     rough: bool = False,
-) -> Callable[[Callable[Concatenate[Sim, P], Coroutine[Any, Any, None]]], Callable[P, None]]:
+) -> Decorator:
     """Run an async test in a simulated cluster of `nodes`, with seeds 0 … `seeds` - 1.
 
     The parameter named `sim` (else the first) gets the cluster; the others stay pytest
@@ -68,14 +83,17 @@ def simulated(
     nodes that may coordinate; `settings` and `resources` are those of every node.
     """
 
-    def decorate(
-        test: Callable[Concatenate[Sim, P], Coroutine[Any, Any, None]],
-    ) -> Callable[P, None]:
+    if nodes < 1 or seeds < 1:
+        raise ConfigError(f"nodes={nodes} and seeds={seeds} must be at least 1, or nothing is run")
+
+    def decorate(test: Callable[..., Coroutine[Any, Any, None]], /) -> Callable[..., None]:
+        if not inspect.iscoroutinefunction(test):
+            raise TypeError(f"a simulated test must be an `async def` function, not {test!r}")
         signature = inspect.signature(test)
         name = _sim_parameter(signature)
 
         @functools.wraps(test)
-        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        def run(*args: Any, **kwargs: Any) -> None:
             bound = rest.bind(*args, **kwargs)
             for seed in _seeds(seeds):
                 sim = Sim(
@@ -90,7 +108,7 @@ def simulated(
 
                 async def body(sim: Sim) -> None:
                     given = {**bound.arguments, name: sim}
-                    await test(**given)  # type: ignore[call-arg]
+                    await test(**given)
 
                 try:
                     run_simulation(sim, body)
@@ -120,4 +138,8 @@ def _sim_parameter(signature: inspect.Signature) -> str:
 
 def _seeds(count: int) -> Sequence[int]:
     alone = os.environ.get("DOMICILE_SEED")
-    return range(count) if alone is None else (int(alone),)
+    if alone is None:
+        return range(count)
+    if not alone.isdecimal():
+        raise ConfigError(f"DOMICILE_SEED={alone!r} must be the number of one seed")
+    return (int(alone),)
