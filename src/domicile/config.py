@@ -55,6 +55,12 @@ class Settings:
     link_frames: int = 256
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            kinds = (int,) if field.type == "int" else (int, float)
+            if not isinstance(value, kinds) or isinstance(value, bool) or value == float("inf"):
+                kind = "a whole number" if field.type == "int" else "a number"
+                raise ConfigError(f"{field.name} must be {kind}, it is {value!r}")
         derived = _derive(self.ttl_s)
         for name, value in derived.items():
             if not getattr(self, name):

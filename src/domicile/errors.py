@@ -72,7 +72,9 @@ class Rejection(DomicileError):
         super().__init_subclass__(**kwargs)
         cls.wire_name = name or cls.__qualname__
         known = Rejection.registry.get(cls.wire_name)
-        if known is not None and known.__module__ != cls.__module__:
+        modules = [cls.__module__] if known is None else [known.__module__, cls.__module__]
+        # A program run as a script may be imported by its own name, too: that is one class.
+        if known is not None and modules[0] != modules[1] and "__main__" not in modules:
             raise ConfigError(
                 f"{known.__module__} and {cls.__module__} both define a rejection that is called "
                 f"{cls.wire_name!r} on the wire; give one of them its own: "

@@ -43,7 +43,7 @@ from domicile.core.shardmap import Entry
 from domicile.entity.cell import Alarm, Cell, Incoming, Turn, current_turn
 from domicile.entity.codec import encode_error, encode_failure
 from domicile.entity.define import Entity, EntityType, make
-from domicile.entity.workers import Guarded
+from domicile.entity.workers import Abandoned, Guarded
 from domicile.errors import (
     Fenced,
     HandlerFailed,
@@ -285,7 +285,10 @@ class ShardHost:
         except (OutcomeUnknown, Fenced) as unknown:
             how = "failed"
             status, body = encode_error(MaybeExecuted(str(unknown)))
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit, GeneratorExit, Abandoned):
+            raise
+        except BaseException as error:
+            # Whatever else it raised: the worker lives on, or this entity would stay busy for good.
             status, body = encode_failure(error)
             how = "rejected" if status is Status.REJECTED else "failed"
             if how == "failed":
@@ -373,7 +376,9 @@ class ShardHost:
                 await cell.entity.on_start()
             cell.started = True
             self._backoff.pop(cell.key, None)
-        except Exception as error:
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
             _, delay_s = self._backoff.get(cell.key, (0.0, FIRST_BACKOFF_S / 2))
             delay_s = min(delay_s * 2, MAX_BACKOFF_S)
             self._backoff[cell.key] = (self.runtime.clock.now() + delay_s, delay_s)
@@ -442,11 +447,14 @@ class ShardHost:
         try:
             if self.runtime.guard() and cell.entity is not None:
                 await Guarded(cell.entity.on_stop(), turn)
+                self.note("stopped", mail)
         except asyncio.CancelledError:
             if turn.task is None or not turn.cancel_reason:
                 raise
             log.warning("on_stop of %s was cut short: %s", _name(cell.key), turn.cancel_reason)
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit, GeneratorExit, Abandoned):
+            raise
+        except BaseException as error:
             self.runtime.meter.count("entity.stop_failed")
             log.warning("on_stop of %s failed", _name(cell.key), exc_info=error)
         finally:

@@ -57,9 +57,10 @@ class EventCodec:
                 raise ConfigError(f"{owner}: two event classes are named {kind.__name__!r}")
             try:
                 self._decoders[kind.__name__] = msgspec.msgpack.Decoder(kind)
-            except TypeError as error:
+            except (TypeError, NameError) as error:
                 raise ConfigError(
-                    f"{owner}: event {kind.__name__} cannot be stored: {error}"
+                    f"{owner}: event {kind.__name__} cannot be stored: {error}; use built-in "
+                    "types, dataclasses, enums or msgspec Structs, defined at module level"
                 ) from None
 
     def encode(self, event: Any) -> bytes:

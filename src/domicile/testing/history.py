@@ -39,6 +39,7 @@ return         inc, role, shard, epoch, sender, n
 dropped        inc, role, shard, sender, n, why — mail of a lost link, never to run
 start          inc, role, shard, epoch, sender, n, type, id, method, shared (bool)
 resume         inc, role, shard, epoch, sender, n, type, id — a suspended handler goes on
+stopped        inc, role, shard, epoch, sender, n, type, id — `on_stop` ended, not cut short
 finish         inc, role, shard, epoch, sender, n, type, id, how ("ok", "rejected", "failed",
                "cancelled", "abandoned": never to be resumed)
 reply          inc, sender, role, shard, n — handed to the connection
@@ -51,6 +52,10 @@ outcome        inc, role, shard, n, outcome ("ok", "rejected", "failed", "not_ex
                "maybe_executed"), cancelled (bool: its caller waits no more) — exactly one for
                each ask, at most one for a tell (refused)
 lost           inc, role, shard, n — a tell whose fate is unknown; the sender was told
+**workload**
+acked          type, id, seq, value — a durable entity answered that `value` (None: of an earlier
+               ask with that key) is its event number `seq`
+kept           type, id, values — what its journal holds in the end
 **faults**
 fault          fault (crash, freeze, thaw, partition, heal, cut, ...), node (index or None), inc
 quiet          from here on no fault is active or will be injected

@@ -22,6 +22,7 @@ from domicile.core.ids import ShardKey
 from domicile.entity.client import Client
 from domicile.errors import DomicileError
 from domicile.life import Life
+from domicile.testing.checkers.reading import GRACE_S
 from domicile.testing.history import Event
 from domicile.testing.sim import Sim, SimNode
 from domicile.testing.workload import ENTITIES, Ledger, Room, rooms_by_shard
@@ -33,7 +34,7 @@ SHARDS = 64
 ROOMS = 4
 FAULTY_S = 27.0
 CALM_S = 33.0
-SETTINGS = Settings(shards=SHARDS, window=64, buffer=200, hold_timeout_s=1.0)
+SETTINGS = Settings(shards=SHARDS, window=64, buffer=200, mailbox=16, chain=3, hold_timeout_s=1.0)
 """Tight limits, and a hold timeout below the link timeout, so that both are met."""
 
 STEPS = ("moving", "draining", "released", "serving", "open", "leading", "told")
@@ -64,6 +65,7 @@ class Profile:
         self.rooms = [ids[rank] for rank in range(ROOMS) for ids in self.hot.values()]
         self._ambush: tuple[str, ShardKey, Callable[[], None]] | None = None
         self._faulty = True
+        self._values = 0
         self._sleepers: dict[int, None] = {}
         self.sim.history.subscribe(self._on_event)
         weather = self.sim.world.stream("weather")
@@ -84,6 +86,9 @@ class Profile:
             group.create_task(self._move(start + FAULTY_S + CALM_S - 4))
             group.create_task(self._harm(start + FAULTY_S))
         await asyncio.sleep(max(0.0, start + FAULTY_S + CALM_S - sim.world.now))
+        for id in self.rooms:
+            values = [event.what for event in sim.events(Ledger, id)]
+            sim.history.event("kept", type="ledger", id=id, values=values)
 
     def finish(self) -> Tally:
         """Count what the history shows."""
@@ -139,17 +144,25 @@ class Profile:
                 path = self._path(random, id)
                 await room.ask(Room.relay, random.uniform(0.001, 0.02), path)
             else:
-                ledger = client.ref(Ledger, id)
-                if random.random() < 0.4:
-                    ledger = ledger.options(key=f"k{random.randrange(6)}")
-                await ledger.ask(Ledger.note, random.randrange(-1, 20))
+                key = f"k{random.randrange(6)}" if random.random() < 0.4 else ""
+                await self._note_down(client, id, key, refused=random.random() < 0.05)
         except DomicileError:
             pass
 
+    async def _note_down(self, client: Client, id: str, key: str, *, refused: bool) -> None:
+        """A value that no other ask has, so that its place in the journal can be told."""
+        self._values += 1
+        value = -1 if refused else self._values
+        ledger = client.ref(Ledger, id)
+        seq = await (ledger.options(key=key) if key else ledger).ask(Ledger.note, value)
+        self.sim.history.event("acked", type="ledger", id=id, seq=seq, value=None if key else value)
+
     def _path(self, random: Random, start: str) -> list[str]:
         above = range(self.rooms.index(start) + 1, len(self.rooms))
-        chosen = sorted(random.sample(above, min(len(above), random.randint(1, 3))))
-        return [self.rooms[index] for index in chosen]
+        chosen = sorted(random.sample(above, min(len(above), random.randint(1, 4))))
+        path = [self.rooms[index] for index in chosen]
+        # N2: a path that leads back is refused at its last step instead of waiting for itself.
+        return [*path, start] if random.random() < 0.1 else path
 
     # moves
 
@@ -177,6 +190,10 @@ class Profile:
             for shard in shards:
                 await self.sim.wish(shard, random.randrange(NODES))
                 self._burst(senders[1], random, pairs[shard])
+                if random.random() < 0.3:
+                    # On at once: who takes it may hear only that it moves again (H9).
+                    await asyncio.sleep(random.uniform(0.003, 0.03))
+                    await self.sim.wish(shard, random.randrange(NODES))
             for shard in shards:
                 if random.random() < 0.4:
                     await asyncio.sleep(random.uniform(0, 0.012))
@@ -272,10 +289,17 @@ class Profile:
                 sim.start(process.index)
             elif process.store is not None and process.journal is not None:
                 process.store.lost_reply = process.journal.lost_reply = 0.0
+                process.journal.lost_request = 0.0
                 process.store.slow = 1.0
             sim.network.slow(process.name, 0.0)
         sim.heal()
         sim.history.event("quiet")
+        # H14: a planned stop is no fault, so nobody may notice it.
+        await asyncio.sleep(GRACE_S + random.uniform(0.5, 3.0))
+        leaver = random.choice(sim.nodes)
+        if leaver.stopping is not None and leaver.loop is not None:
+            leaver.loop.post(leaver.stopping.set)
+            self._later(random.uniform(4.0, 8.0), partial(self._restart, leaver.index))
 
     def _kinds(self) -> tuple[Callable[[Random], None], ...]:
         return (
@@ -447,6 +471,7 @@ class Profile:
             if process.store is not None and process.journal is not None:
                 process.store.lost_reply = random.choice((0.0, 0.1, 0.3))
                 process.journal.lost_reply = random.choice((0.0, 0.1, 0.3))
+                process.journal.lost_request = random.choice((0.0, 0.1, 0.3))
 
     def _stop(self, random: Random) -> None:
         victim = self._victim(random)
@@ -476,13 +501,13 @@ class Profile:
             self.sim.loop.post(partial(self._write, id))
 
     def _write(self, id: str) -> None:
-        task = asyncio.get_running_loop().create_task(self._note_down(id))
+        task = asyncio.get_running_loop().create_task(self._write_twice(id))
         task.add_done_callback(_seen)
 
-    async def _note_down(self, id: str) -> None:
+    async def _write_twice(self, id: str) -> None:
         for _ in range(2):
             with suppress(DomicileError):
-                await self.sim.ref(Ledger, id).ask(Ledger.note, 1)
+                await self._note_down(self.sim, id, "", refused=False)
 
     def _leader(self, random: Random) -> None:
         """The same for whoever coordinates now."""

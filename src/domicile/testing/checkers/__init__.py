@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 from domicile.testing.checkers.bounded import check_bounded
 from domicile.testing.checkers.deadlines import check_deadlines
+from domicile.testing.checkers.drained import check_drained
+from domicile.testing.checkers.durable import check_durable
 from domicile.testing.checkers.fenced import check_fenced
 from domicile.testing.checkers.liveness import check_liveness
 from domicile.testing.checkers.one_home import check_handlers, check_links, check_stored
@@ -21,11 +23,13 @@ from domicile.testing.history import History
 __all__ = ["CHECKERS", "Violation", "check"]
 
 CHECKERS: dict[str, Callable[[History], list[Violation]]] = {
+    "H9": check_drained,
     "I1a": check_stored,
     "I1b": check_links,
     "I1c": check_handlers,
     "I2": check_fenced,
     "I3": check_stored_first,
+    "I4": check_durable,
     "I5": check_order,
     "I6": check_bounded,
     "L": check_liveness,

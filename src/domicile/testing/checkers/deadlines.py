@@ -1,16 +1,23 @@
-"""L3, deadlines: nothing starts, goes on or answers at or past the incarnation's deadline (L1)."""
+"""L3, deadlines: nothing starts, goes on or answers at or past the incarnation's deadline (L1).
+
+And an incarnation that can tell the time is fenced at its deadline, whether or not it is busy.
+"""
 
 from __future__ import annotations
 
-from domicile.testing.checkers.reading import read
+from domicile.testing.checkers.reading import Reading, read
 from domicile.testing.checkers.verdict import Findings, Violation
 from domicile.testing.history import Event, History
+
+PROMPT_S = 1e-4
+"""How late the timer at the deadline may come; an answered renewal takes longer than this."""
 
 _DEEDS = {"start": "started a handler", "resume": "resumed a handler", "reply": "answered"}
 
 
 def check_deadlines(history: History) -> list[Violation]:
-    """L3: each start, resumption and reply lies strictly before `sent_at + ttl - margin`."""
+    """L3: each start, resumption and reply lies strictly before `sent_at + ttl - margin`; L4: so
+    does the fence, unless the process stood still."""
     reading = read(history)
     found = Findings("L3")
     valid_until: dict[str, float] = {}
@@ -43,8 +50,33 @@ def check_deadlines(history: History) -> list[Violation]:
                 valid_until[inc] = until
                 renewals[inc] = event
         elif kind == "fenced":
-            fenced.setdefault(event.fields["inc"], event)
+            inc = event.fields["inc"]
+            _judge_overdue(found, reading, inc, valid_until, event.at, renewals)
+            fenced.setdefault(inc, event)
     return found.violations
+
+
+def _judge_overdue(
+    found: Findings,
+    reading: Reading,
+    inc: str,
+    valid_until: dict[str, float],
+    at: float,
+    renewals: dict[str, Event],
+) -> None:
+    """L4: at the deadline it is over, at once; only a pause delays that, until its end."""
+    if inc not in valid_until:
+        return
+    due_at = valid_until[inc]
+    for start, end in sorted(reading.freezes.get(inc, ())):
+        if start <= due_at:
+            due_at = max(due_at, end)
+    if at > due_at + PROMPT_S:
+        message = (
+            f"{reading.name(inc)} still stood {at - due_at:.6f} s past its deadline "
+            f"{valid_until[inc]:.6f}, though it did not stand still"
+        )
+        found.add(at, message, renewals[inc])
 
 
 def _subject(event: Event) -> str:

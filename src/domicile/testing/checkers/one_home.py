@@ -13,17 +13,32 @@ from domicile.testing.history import Event, History
 
 
 def check_stored(history: History) -> list[Violation]:
-    """I1a: epochs and changes only rise, one owner each, new owners only by C4, one writer."""
+    """I1a: epochs and changes only rise, one owner each, new owners only by C4, one writer.
+
+    And a node's record goes only after it stopped, or its deadline passed (C5).
+    """
     reading = read(history)
     found = Findings("I1a")
     nodes: dict[str, None] = {}
     released: dict[tuple[str, ShardKey, int], None] = {}
     leader: LeaderRecord | None = None
+    stopped: dict[str, None] = {}
+    removed: dict[str, Event] = {}
+    valid_until: dict[str, float] = {}
     for position, event in enumerate(history.events):
         kind, fields = event.kind, event.fields
         if kind == "released":
             shard = ShardKey(fields["role"], fields["shard"])
             released[fields["inc"], shard, fields["epoch"]] = None
+        elif kind in ("fenced", "ended") or (kind == "fault" and fields["fault"] == "crash"):
+            stopped[str(fields["inc"])] = None
+            early = removed.get(str(fields["inc"]))
+            if early is not None and kind != "fault":
+                message = f"the record of {reading.name(fields['inc'])} went before it stopped (C5)"
+                found.add(early.at, message, early, event)
+        elif kind == "renewed":
+            until = fields["sent_at"] + fields["ttl"] - fields["margin"]
+            valid_until[fields["inc"]] = max(until, valid_until.get(fields["inc"], until))
         elif kind in ("commit", "expire"):
             # Conditions speak of the state before the commit, so it is judged before it is applied.
             puts = fields.get("puts", ())
@@ -39,7 +54,10 @@ def check_stored(history: History) -> list[Violation]:
                     leader = decode_record(value, LeaderRecord)
             for key in fields.get("deletes", ()):
                 if key.startswith(NODES):
-                    nodes.pop(key[len(NODES) :].decode(), None)
+                    inc = key[len(NODES) :].decode()
+                    nodes.pop(inc, None)
+                    if inc not in stopped and event.at < valid_until.get(inc, event.at):
+                        removed[inc] = event
                 elif key == LEADER_KEY:
                     leader = None
                 elif key.startswith(MAP):

@@ -1,0 +1,82 @@
+"""H9, drained: what a moving shard need not finish goes back to its senders, and does not run.
+
+And a node that leaves in calm weather has let go of everything first (H14).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from domicile.testing.checkers.reading import Message, read
+from domicile.testing.checkers.verdict import Findings, Violation
+from domicile.testing.history import Event, History
+
+_Key = tuple[str, str, int, int]
+_Home = tuple[str, str, int]
+
+
+def check_drained(history: History) -> list[Violation]:
+    """H9: of the mail that waits when draining begins, only finishing mail and what is before it
+    starts; H10: entities stop before the release; H14: `ended` finds no shard open."""
+    reading = read(history)
+    found = Findings("H9")
+    finishing: dict[_Key, bool] = {}
+    boxes: dict[_Home, dict[tuple[str, str], dict[_Key, None]]] = {}
+    due_back: dict[_Home, dict[_Key, Event]] = {}
+    phases: dict[_Home, Event] = {}
+    for event in history.events:
+        kind, fields = event.kind, event.fields
+        if kind == "write":
+            finishing[fields["inc"], fields["role"], fields["shard"], fields["n"]] = fields[
+                "finishing"
+            ]
+        elif kind in ("accept", "return", "dropped", "start"):
+            home, key = _names(fields)
+            cut = due_back.get(home, {}).pop(key, None)
+            if kind == "accept":
+                entity = (fields["type"], fields["id"])
+                boxes.setdefault(home, {}).setdefault(entity, {})[key] = None
+                continue
+            for box in boxes.get(home, {}).values():
+                box.pop(key, None)
+            if kind == "start" and cut is not None:
+                message = (
+                    f"{reading.name(home[0])} started {Message(*key)} "
+                    "though its shard moves and nothing that must finish was behind it"
+                )
+                found.add(event.at, message, cut, event)
+        elif kind in ("open", "draining", "released", "closed"):
+            home = (fields["inc"], fields["role"], fields["shard"])
+            phases[home] = event
+            due_back.pop(home, None)
+            if kind == "draining":
+                due_back[home] = {
+                    key: event
+                    for box in boxes.get(home, {}).values()
+                    for key in _behind(list(box), finishing)
+                }
+        elif kind == "stopped":
+            phase = phases.get((fields["inc"], fields["role"], fields["shard"]))
+            if phase and phase.kind == "released" and fields["epoch"] <= phase.fields["epoch"]:
+                message = (
+                    f"{reading.name(fields['inc'])} released {fields['role']}/{fields['shard']} "
+                    f"before {fields['type']}/{fields['id']} had stopped (H10)"
+                )
+                found.add(event.at, message, phase, event)
+        elif kind == "ended" and not reading.disturbed.overlap(event.at, event.at):
+            for home, phase in phases.items():
+                if home[0] == fields["inc"] and phase.kind in ("open", "draining"):
+                    message = f"{reading.name(home[0])} left without releasing {home[1]}/{home[2]}"
+                    found.add(event.at, f"{message} (H14)", phase, event)
+    return found.violations
+
+
+def _names(fields: dict[str, Any]) -> tuple[_Home, _Key]:
+    where = (fields["role"], fields["shard"])
+    return (fields["inc"], *where), (fields["sender"], *where, fields["n"])
+
+
+def _behind(box: list[_Key], finishing: dict[_Key, bool]) -> list[_Key]:
+    """What waits behind the last message that must finish here."""
+    last = max((index for index, key in enumerate(box) if finishing.get(key)), default=-1)
+    return [key for key in box[last + 1 :] if key[0]]

@@ -1,0 +1,53 @@
+"""I4, durable: what was acknowledged is stored, and every message has its effect at most once."""
+
+from __future__ import annotations
+
+from domicile.testing.checkers.reading import read
+from domicile.testing.checkers.verdict import Findings, Violation
+from domicile.testing.history import Event, History
+
+
+def check_durable(history: History) -> list[Violation]:
+    """I4: `acked` follows the append, stays in the journal, and a key or value is stored once."""
+    name = read(history).name
+    found = Findings("I4")
+    ends: dict[tuple[str, str], int] = {}
+    keyed: dict[tuple[str, str, str], Event] = {}
+    append_ids: dict[str, None] = {}
+    acks: dict[tuple[str, str], list[Event]] = {}
+    for event in history.of("append", "acked", "kept"):
+        fields = event.fields
+        entity = (fields["type"], fields["id"])
+        where = f"{entity[0]}/{entity[1]}"
+        if event.kind == "append":
+            if not fields["ok"] or fields["append_id"] in append_ids:
+                continue
+            append_ids[fields["append_id"]] = None
+            ends[entity] = max(ends.get(entity, 0), fields["seq"] + fields["count"])
+            if fields.get("key") and fields["count"]:
+                first = keyed.setdefault((*entity, fields["key"]), event)
+                if first is not event:
+                    message = f"key {fields['key']!r} had a second effect on {where}"
+                    found.add(event.at, f"{message}, by {name(fields['owner'])}", first, event)
+        elif event.kind == "acked":
+            acks.setdefault(entity, []).append(event)
+            if fields["seq"] > ends.get(entity, 0):
+                message = f"event {fields['seq']} of {where} was acknowledged before it was stored"
+                found.add(event.at, message, event)
+        else:
+            _judge_kept(found, event, where, acks.get(entity, []))
+    return found.violations
+
+
+def _judge_kept(found: Findings, kept: Event, where: str, acks: list[Event]) -> None:
+    values = kept.fields["values"]
+    seen: dict[int, int] = {}
+    for seq, value in enumerate(values, 1):
+        if seen.setdefault(value, seq) != seq:
+            message = f"{where} holds value {value} twice, as events {seen[value]} and {seq}"
+            found.add(kept.at, message)
+    for ack in acks:
+        seq, value = ack.fields["seq"], ack.fields["value"]
+        if seq > len(values) or (value is not None and values[seq - 1] != value):
+            message = f"{where} acknowledged value {value} as event {seq}, but does not hold it"
+            found.add(kept.at, message, ack)
