@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from domicile.testing.checkers import check
-from domicile.testing.profile import LEAST_FAULTS, LEAST_MESSAGES, Profile, Tally
+from domicile.testing.profile import Profile
+from domicile.testing.standard import LEAST_FAULTS, LEAST_MESSAGES, Tally
 
 LEAST_MOVES = 10
 LEAST_MID_MOVE = 0.3

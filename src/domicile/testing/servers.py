@@ -44,7 +44,8 @@ class Faults:
     """What the network between one process and one server does now. Change it at any time.
 
     `delay_s` is the range of each way's delay, `slow` multiplies it, `watch_delay_s` is a range
-    added for watches. `lost_request` and `lost_reply` are probabilities of each call.
+    added for watches. `lost_request`, `lost_reply` and `late_request` are probabilities of each
+    call; a late request arrives after its caller has given it up.
     """
 
     def __init__(self, random: Random) -> None:
@@ -56,6 +57,7 @@ class Faults:
         self.slow = 1.0
         self.lost_request = 0.0
         self.lost_reply = 0.0
+        self.late_request = 0.0
 
     @property
     def cut(self) -> bool:
@@ -78,6 +80,12 @@ class Faults:
         """A delay for one way of a call."""
         low, high = self.delay_s
         return (low + (high - low) * self._random.random()) * self.slow
+
+    def request_delay(self) -> float:
+        """A delay for a call's way to the server; sometimes longer than its caller waits (S1)."""
+        if self.late_request > 0 and self._random.random() < self.late_request:
+            return self.delay() + OP_TIMEOUT_S * (1 + self._random.random())
+        return self.delay()
 
     def watch_delay(self) -> float:
         """A delay for one batch of a watch."""
@@ -134,7 +142,8 @@ class _Wire:
         """Have the server's process do something, if the network lets it through."""
         if self.faults.loses_request():
             return False
-        self.world.call_at(self.world.now + self.faults.delay(), partial(self._deliver, arrive))
+        at = self.world.now + self.faults.request_delay()
+        self.world.call_at(at, partial(self._deliver, arrive))
         return True
 
     def _deliver(self, arrive: Callable[[], object]) -> None:

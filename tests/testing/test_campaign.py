@@ -1,0 +1,474 @@
+"""The campaign: what it makes of one seed, when it fails, and what it prints."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import inspect
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
+
+import pytest
+
+from domicile.testing import campaign, profile
+from domicile.testing.campaign import (
+    FAULTS,
+    LEAST_MOVES,
+    STEPS,
+    Result,
+    main,
+    report,
+    run_seed,
+    run_seeds,
+    shortfalls,
+    totals,
+)
+from domicile.testing.checkers import Violation
+from domicile.testing.history import History
+from domicile.testing.profile import LEAST_FAULTS, LEAST_MESSAGES, Profile, Tally
+
+GONE = "I6 broken at 3.000000: gone"
+
+
+@pytest.fixture(autouse=True)
+def _loud_again() -> Iterator[None]:
+    """A campaign silences the runtime's log for its whole process."""
+    logger = logging.getLogger("domicile")
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
+@pytest.fixture(scope="module")
+def one() -> Result:
+    """Seed 3, run and judged once for all tests that only look."""
+    return run_seed(3)
+
+
+def made_up(seed: int, **changed: Any) -> Result:
+    """A seed that went through everything, unless told otherwise."""
+    known: dict[str, Any] = {
+        "messages": LEAST_MESSAGES,
+        "faults": Counter(FAULTS),
+        "struck": Counter(STEPS),
+        "moves": LEAST_MOVES,
+        "mid_move": True,
+        "digest": f"{seed:032x}",
+    }
+    return Result(seed, Tally(**{**known, **changed}), cpu_s=0.25)
+
+
+def bad(seed: int) -> Result:
+    result = made_up(seed)
+    result.violations = [GONE]
+    return result
+
+
+def broken(seed: int) -> Result:
+    result = made_up(seed)
+    result.error = "ValueError: what now"
+    return result
+
+
+# --- one seed
+
+
+def test_a_seed_is_run_and_judged(one: Result) -> None:
+    assert one.seed == 3
+    assert one.ok
+    assert one.violations == []
+    assert one.error == ""
+    assert 0 < one.cpu_s < 30
+    tally = one.tally
+    assert tally.messages >= LEAST_MESSAGES
+    assert sum(tally.faults.values()) >= LEAST_FAULTS
+    assert tally.moves >= LEAST_MOVES
+    assert re.fullmatch(r"[0-9a-f]{32}", tally.digest)
+    assert shortfalls([one], whole=False) == []
+
+
+def test_a_seed_counts_only_known_kinds_and_steps(one: Result) -> None:
+    """A name that the campaign does not ask for would never be missed."""
+    assert sorted({*one.tally.faults} - {*FAULTS}) == []
+    assert sorted({*one.tally.struck} - {*STEPS, "a hand-off with mail in flight"}) == []
+    assert one.tally.mid_move == ("a hand-off with mail in flight" in one.tally.struck)
+
+
+def test_every_kind_that_a_profile_can_note_is_asked_for() -> None:
+    noted = [
+        leaf.value
+        for call in ast.walk(ast.parse(inspect.getsource(profile)))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "self._note"
+        for leaf in ast.walk(call.args[0])
+        if isinstance(leaf, ast.Constant)
+    ]
+    assert sorted(noted) == sorted(FAULTS)
+
+
+def test_the_same_seed_gives_the_same_result(one: Result) -> None:
+    assert run_seed(3).tally == one.tally
+
+
+def test_another_seed_gives_another_history(one: Result) -> None:
+    assert run_seed(4).tally.digest != one.tally.digest
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_seed_leaves_the_garbage_collector_as_it_was(
+    enabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Profile, "run", _at_once)
+    was = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        run_seed(0)
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if was else gc.disable)()
+
+
+async def _at_once(_: Profile) -> None:
+    """A profile that does nothing."""
+
+
+async def _fails(_: Profile) -> None:
+    raise ValueError("what now")
+
+
+async def _leaves_an_error(run: Profile) -> None:
+    def fail() -> None:
+        raise ValueError("nobody looks")
+
+    loop = run.sim.nodes[1].loop
+    assert loop is not None
+    loop.post(fail)
+    await run.sim.advance(0.1)
+
+
+@pytest.mark.parametrize(
+    ("run", "error"),
+    [
+        (_at_once, "^$"),
+        (_fails, "^ValueError: what now$"),
+        (_leaves_an_error, r"^node-1\.1: Exception in callback .*ValueError\('nobody looks'\)$"),
+    ],
+)
+def test_an_error_makes_a_seed_bad(
+    run: Callable[[Profile], Any], error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Profile, "run", run)
+    result = run_seed(0)
+    assert re.search(error, result.error)
+    assert result.ok is (run is _at_once)
+    assert result.violations == []
+    assert result.tally.digest
+
+
+def _objects(_: History) -> list[Violation]:
+    return [Violation("I6", 3.0, "gone")]
+
+
+def test_a_violation_makes_a_seed_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Profile, "run", _at_once)
+    monkeypatch.setattr(campaign, "check", _objects)
+    result = run_seed(0)
+    assert result.violations == [GONE]
+    assert not result.ok
+
+
+# --- what is missing
+
+
+def test_seeds_that_went_through_everything_miss_nothing() -> None:
+    assert shortfalls([made_up(seed) for seed in range(3)], whole=True) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "missing"),
+    [
+        ({"messages": 999}, "seed 7: 999 messages, at least 1000 wanted"),
+        ({"faults": Counter(cut=4)}, "seed 7: 4 faults, at least 5 wanted"),
+        ({"moves": 9}, "seed 7: 9 completed moves, at least 10 wanted"),
+    ],
+)
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_seed_that_falls_short_is_named(
+    changed: dict[str, Any], missing: str, whole: bool
+) -> None:
+    assert shortfalls([made_up(6), made_up(7, **changed), made_up(8)], whole) == [missing]
+
+
+def test_a_seed_that_falls_short_of_all_is_named_for_each() -> None:
+    assert len(shortfalls([Result(1, Tally(), 0.0), Result(2, Tally(), 0.0)], whole=False)) == 6
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_kind_of_fault_that_no_seed_had_fails_a_whole_run(kind: str) -> None:
+    without = Counter(name for name in FAULTS if name != kind)
+    results = [made_up(seed, faults=without) for seed in range(3)]
+    assert shortfalls(results, whole=True) == [f"no seed had the fault {kind!r}"]
+    assert shortfalls(results, whole=False) == []
+    assert shortfalls([*results, made_up(3)], whole=True) == []
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_that_no_fault_struck_fails_a_whole_run(step: str) -> None:
+    without = Counter(name for name in STEPS if name != step)
+    results = [made_up(seed, struck=without) for seed in range(3)]
+    assert shortfalls(results, whole=True) == [f"no fault struck {step!r}"]
+    assert shortfalls(results, whole=False) == []
+    assert shortfalls([*results, made_up(3)], whole=True) == []
+
+
+def test_hand_off_states_and_coordinator_steps_are_asked_for() -> None:
+    assert [step for step in STEPS if step.startswith("moving, owner ")] == [
+        "moving, owner draining",
+        "moving, owner gone",
+        "moving, owner open",
+        "moving, owner released",
+    ]
+    assert sum(step.startswith("coordinator ") for step in STEPS) == 5
+
+
+@pytest.mark.parametrize(("struck", "enough"), [(3, True), (2, False), (0, False)])
+def test_too_few_seeds_with_a_fault_in_a_hand_off_fail_a_whole_run(
+    struck: int, enough: bool
+) -> None:
+    results = [made_up(seed, mid_move=seed < struck) for seed in range(10)]
+    wanted = [f"only {struck * 10}% of seeds had a fault in a hand-off with mail"]
+    assert shortfalls(results, whole=True) == ([] if enough else wanted)
+    assert shortfalls(results, whole=False) == []
+
+
+# --- what is told
+
+
+def test_totals_add_up() -> None:
+    results = [
+        made_up(0, faults=Counter(cut=2, crash=1), struck=Counter({"home lost": 1})),
+        made_up(1, faults=Counter(cut=3), struck=Counter({"home lost": 4})),
+    ]
+    faults, struck = totals(results)
+    assert faults == {"cut": 5, "crash": 1}
+    assert struck == {"home lost": 5}
+    assert results[0].tally.faults == {"cut": 2, "crash": 1}, "the seeds' own counts stay"
+
+
+def test_the_report_tells_every_kind_and_step_hit_or_not() -> None:
+    results = [
+        made_up(0, messages=1500, faults=Counter(cut=1234, surprise=1), struck=Counter()),
+        made_up(1, messages=1600, faults=Counter(cut=1), mid_move=False),
+        made_up(2, messages=1, faults=Counter(), mid_move=False),
+    ]
+    results[2].cpu_s = 1.5
+    page = report(results, wall_s=61.7)
+    assert page.splitlines()[:3] == [
+        "3 seeds in 62 s; CPU per seed: median 0.25 s, most 1.50 s",
+        "messages 3,101, completed moves 30, faults 1,236",
+        "seeds with a fault in a hand-off with mail in flight: 33%",
+    ]
+    rows = dict(reversed(row) for row in re.findall(r"^ +([\d,]+)  (.+)$", page, re.MULTILINE))
+    assert sorted(rows) == sorted({*FAULTS, *STEPS, "surprise"})
+    assert rows["cut"] == "1,235"
+    assert rows["crash"] == "0"
+    assert rows["surprise"] == "1"
+    assert rows["home lost"] == "2"
+
+
+def test_a_report_of_nothing_is_still_a_page() -> None:
+    assert report([], 0.0).startswith("0 seeds in 0 s")
+
+
+# --- many seeds
+
+
+class Pool:
+    """A pool of processes that does its work in this one, and only when asked for results."""
+
+    def __init__(self, run: Callable[[int], Result]) -> None:
+        self.run = run
+        self.terminated = False
+        self.jobs = 0
+
+    def get_context(self, method: str) -> Self:
+        assert method == "spawn", "a forked child would share this one's modules and their state"
+        return self
+
+    def Pool(self, jobs: int, initializer: Callable[[], object]) -> Self:  # noqa: N802
+        assert initializer is gc.freeze
+        self.jobs = jobs
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.terminate()
+
+    def terminate(self) -> None:
+        self.terminated = True
+
+    def imap(
+        self, _: Callable[[int], Result], seeds: Sequence[int], chunksize: int
+    ) -> Iterator[Result]:
+        assert chunksize >= 1
+        for seed in seeds:
+            assert not self.terminated
+            yield self.run(seed)
+
+
+def in_this_process(monkeypatch: pytest.MonkeyPatch, run: Callable[[int], Result]) -> Pool:
+    pool = Pool(run)
+    monkeypatch.setattr(campaign, "multiprocessing", pool)
+    return pool
+
+
+def ill_fated(seed: int) -> Result:
+    """Seed 2 fails by an error, seed 4 breaks a rule."""
+    return {2: broken, 4: bad}.get(seed, made_up)(seed)
+
+
+@pytest.mark.parametrize(
+    ("options", "ran"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5, 6]),
+        ({"stop_at_first": True}, [0, 1, 2]),
+        ({"stop_at_first": True, "until_verdict": True}, [0, 1, 2, 3, 4]),
+        ({"until_verdict": True}, [0, 1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_seeds_run_in_order_until_a_bad_one_if_wanted(
+    options: dict[str, bool], ran: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = in_this_process(monkeypatch, ill_fated)
+    assert [result.seed for result in run_seeds(range(7), 2, **options)] == ran
+    assert pool.jobs == 2
+    assert pool.terminated
+
+
+def test_progress_is_told_every_hundred_seeds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_this_process(monkeypatch, ill_fated)
+    run_seeds(range(250), 1)
+    assert capsys.readouterr().err.splitlines() == [
+        "100/250 seeds, 2 bad",
+        "200/250 seeds, 2 bad",
+    ]
+
+
+# --- the command
+
+
+def test_one_good_seed_in_a_process_of_its_own(
+    capsys: pytest.CaptureFixture[str], one: Result
+) -> None:
+    assert main(["--seeds", "3:4", "--jobs", "1"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("1 seeds in ")
+    assert f"messages {one.tally.messages:,}, completed moves {one.tally.moves:,}, " in out
+    assert out.endswith("\nzero violations\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--seeds", "5"], "--seeds '5' must look like 0:1000"),
+        (["--seeds", "a:b"], "--seeds 'a:b' must look like 0:1000"),
+        (["--seeds", "1:2:3"], "--seeds '1:2:3' must look like 0:1000"),
+        (["--seeds", "4:4"], "nothing to run"),
+        (["--seeds", "5:4"], "nothing to run"),
+        (["--seeds", "0:1", "--jobs", "0"], "nothing to run"),
+        (["--jobs", "many"], "invalid int value: 'many'"),
+        (["--seed", "0:1", "extra"], "unrecognized arguments: extra"),
+    ],
+)
+def test_a_command_that_makes_no_sense_is_refused(
+    arguments: list[str],
+    complaint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    in_this_process(monkeypatch, lambda seed: pytest.fail(f"seed {seed} was run"))
+    with pytest.raises(SystemExit) as exit:
+        main(arguments)
+    assert exit.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("usage: python -m domicile.testing.campaign")
+    assert complaint in error
+
+
+def test_a_failing_seed_is_one_line_to_repeat(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(campaign, "check", _objects)
+    in_this_process(monkeypatch, run_seed)
+    assert main(["--seeds", "3:4", "--jobs", "1"]) == 1
+    out = capsys.readouterr().out
+    told = out[out.index("\nseed 3 is bad") :].splitlines()
+    assert told[1:4] == [
+        "seed 3 is bad; repeat it with:",
+        "  python -m domicile.testing.campaign --seeds 3:4",
+        f"  {GONE}",
+    ]
+    assert told[-1] == "1 bad seeds"
+
+
+def test_only_the_first_bad_seeds_and_violations_are_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def talkative(seed: int) -> Result:
+        result = broken(seed)
+        result.violations = [f"violation {number}" for number in range(9)]
+        return result
+
+    in_this_process(monkeypatch, talkative)
+    assert main(["--seeds", "0:30"]) == 1
+    out = capsys.readouterr().out
+    assert re.findall(r"--seeds (\d+):", out) == [str(seed) for seed in range(10)]
+    assert re.findall(r"violation (\d)", out) == ["0", "1", "2"] * 10
+    assert out.count("ValueError: what now") == 10
+    assert out.endswith("\n30 bad seeds\n")
+
+
+def test_the_first_bad_seed_can_end_a_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_this_process(monkeypatch, ill_fated)
+    assert main(["--seeds", "0:1000", "--first"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("3 seeds in ")
+    assert "--seeds 2:3" in out
+    assert out.endswith("\n1 bad seeds\n")
+
+
+def test_a_shortfall_fails_a_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_this_process(monkeypatch, lambda seed: made_up(seed, moves=9 + seed))
+    assert main(["--seeds", "0:2"]) == 1
+    out = capsys.readouterr().out
+    assert "seed 0: 9 completed moves, at least 10 wanted" in out
+    assert out.endswith("\nzero violations, 1 shortfalls\n")
+
+
+@pytest.mark.parametrize(("seeds", "code"), [("0:99", 0), ("0:100", 1)])
+def test_a_hundred_seeds_are_a_whole_run(
+    seeds: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calm = Counter(name for name in FAULTS if name != "crash")
+    in_this_process(monkeypatch, lambda seed: made_up(seed, faults=calm))
+    assert main(["--seeds", seeds]) == code
+    assert ("no seed had the fault 'crash'" in capsys.readouterr().out) is bool(code)
+
+
+def test_a_whole_run_that_went_through_everything_is_good(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = in_this_process(monkeypatch, made_up)
+    assert main(["--seeds", "0:100", "--jobs", "200"]) == 0
+    assert pool.jobs == 100, "no more processes than seeds"
+    assert capsys.readouterr().out.endswith("\nzero violations\n")
