@@ -7,6 +7,7 @@ machine below breaks one rule of the hand-off, and the same exploration finds it
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -256,10 +257,17 @@ class NoPrefix(Sender):
 
     __slots__ = ()
 
-    def _write_finishing(self, home: Home, now: float, out: list[SenderEffect]) -> None:
-        for letter in [letter for letter in self.queue if self.finishing(letter)]:
+    def _write_lane(
+        self,
+        home: Home,
+        wanted: Callable[[Letter], bool],
+        finishing: bool,
+        now: float,
+        out: list[SenderEffect],
+    ) -> None:
+        for letter in [letter for letter in self.queue if wanted(letter)]:
             self.queue.remove(letter)
-            self._write(letter, home, True, now, out)
+            self._write(letter, home, finishing, now, out)
 
 
 @pytest.mark.parametrize(

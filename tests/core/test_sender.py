@@ -386,13 +386,32 @@ def test_a_finishing_message_is_preceded_by_what_waits_for_the_same_entity() -> 
     assert desk.queued == [2]
 
 
-def test_the_window_holds_for_finishing_messages_and_never_splits_their_order() -> None:
+def test_a_full_window_does_not_hold_finishing_messages_nor_split_their_order() -> None:
     desk = Desk(LIMITS._replace(window=1), seen=MOVING)
     desk.send(1, ask=False)
-    assert written(desk.send(1, chain=(SHARD,))) == [1]
-    assert written(desk.send(1, chain=(SHARD,))) == []
-    assert written(desk.sender.begun(A, (1,), 0.0)) == [2]
-    assert written(desk.sender.begun(A, (2,), 0.0)) == [3]
+    assert written(desk.send(1, chain=(SHARD,))) == [1, 2]
+    assert written(desk.send(1, chain=(SHARD,))) == [3]
+
+
+def test_a_full_window_does_not_hold_what_a_running_handler_awaits() -> None:
+    """The window may be full of mail that waits for that very handler."""
+    desk = Desk(LIMITS._replace(window=1), seen=SERVING)
+    assert written(desk.send(1)) == [1]
+    assert written(desk.send(1, ask=False)) == [], "a root waits for room"
+    assert written(desk.send(1, chain=(ELSEWHERE,))) == [2, 3], "and goes along if it must"
+    assert written(desk.send(1)) == []
+    assert written(desk.sender.begun(A, (1, 2, 3), 0.0)) == [4]
+
+
+def test_who_waits_in_line_behind_a_handler_makes_its_asks_finishing() -> None:
+    desk = Desk(seen=MOVING)
+    line: list[ShardKey] = []
+    letter = Letter(
+        desk.sender.number(), EntityKey("t", "x"), True, (ELSEWHERE,), 1, None, lambda: line
+    )
+    assert written(desk.sender.submit(letter, 0.0)) == []
+    line.append(SHARD)
+    assert written(desk.sender.look(0.0)) == [letter.n]
 
 
 def test_waves_make_chained_asks_finishing_at_growing_times_after_moving_was_seen() -> None:
@@ -416,15 +435,13 @@ def test_a_later_move_has_waves_of_its_own() -> None:
 
 
 def test_a_wave_ends_when_the_shard_serves() -> None:
-    desk = Desk(LIMITS._replace(window=1), seen=MOVING)
-    desk.send(3, chain=(ELSEWHERE,))
+    desk = Desk(seen=MOVING)
+    desk.send(1, chain=(ELSEWHERE,))
     assert written(desk.sender.tick(0.25)) == [1]
-    desk.sender.begun(A, (1,), 0.3)
-    assert written(desk.sender.see(REVERTED, 0.4)) == []
-    again = entry(A, 1, "moving", 4)
-    desk.sender.see(again, 0.5)
-    desk.sender.flushed(A, 1, again, False, 0.6)
-    assert not any(letter.urgent for letter in desk.sender.queue)
+    desk.sender.returned(A, (1,), MOVING, False, 0.3)
+    assert [letter.urgent for letter in desk.sender.queue] == [True]
+    assert written(desk.sender.see(REVERTED, 0.4)) == [], "the flush is out"
+    assert [letter.urgent for letter in desk.sender.queue] == [False]
 
 
 # I6

@@ -238,10 +238,19 @@ async def test_longer_chains_through_draining_shards_go_on(
 @pytest.mark.scenario("DX-16")
 @CHAINS
 async def test_a_drain_that_waits_behind_a_busy_entity_elsewhere_ends_with_a_wave(sim: Sim) -> None:
-    # x1 waits in z1's mailbox behind a handler that asks into the draining shard of x1: no
-    # chain tells of that, only the waves of N5 do.
-    took_s = await walk_while_moving(sim, {"x": 1}, [["x1", "z1"], ["z1", "x2"]])
+    # x1 waits in z1's mailbox behind a handler that waits for y1, which asks into the draining
+    # shard of x1: the node of y1 cannot know who waits at z1, only the waves of N5 help.
+    took_s = await walk_while_moving(sim, {"x": 1}, [["x1", "z1"], ["z1", "y1", "x2"]])
     assert WAVE_S / 2 < took_s < SOON_S
+    assert len(starts(sim, names(sim)["z1"])) == 2
+
+
+@pytest.mark.scenario("DX-16")
+@CHAINS
+async def test_a_drain_that_waits_in_line_behind_its_own_caller_ends_at_once(sim: Sim) -> None:
+    # x1 waits in z1's mailbox behind a handler that asks into the draining shard of x1: the
+    # node of z1 sees who waits in line there, and what must finish first.
+    assert await walk_while_moving(sim, {"x": 1}, [["x1", "z1"], ["z1", "x2"]]) < WAVE_S
     assert len(starts(sim, names(sim)["z1"])) == 2
 
 

@@ -321,6 +321,12 @@ def test_a_record_that_goes_after_its_node_stopped_is_accepted(kind: str) -> Non
     accepted(tape)
 
 
+def test_a_fenced_node_may_end_after_its_record_went() -> None:
+    tape = _fenced(Tape().move())
+    tape.expire(node_key(A))
+    accepted(tape.wait(0.5).note("ended", inc=A))
+
+
 def test_a_record_that_goes_at_the_deadline_is_accepted_and_before_it_rejected() -> None:
     tape = Tape().fault("freeze", A).wait(5.0, renew=False)
     tape.expire(node_key(A))

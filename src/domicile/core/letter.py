@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,8 +26,12 @@ class Letter:
     chain: tuple[ShardKey, ...]
     size_bytes: int
     load: Any
+    behind: Callable[[], Iterable[ShardKey]] | None = None
+    """Shards whose handlers wait in line behind the one that sent this, as of now (N3)."""
     urgent: bool = False
     """Made finishing by a wave (N5), until the shard serves."""
+    beyond: bool = False
+    """Written although the window was full, for a handler that waits."""
     to: Incarnation | None = None
     started: bool = False
     resolved: bool = False
@@ -44,6 +49,8 @@ class Write:
     epoch: int
     change: int
     finishing: bool
+    open: int
+    """Unstarted at that owner, this one included."""
 
 
 @dataclass(frozen=True, slots=True)

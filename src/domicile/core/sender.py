@@ -213,10 +213,15 @@ class Sender:
     # decisions
 
     def finishing(self, letter: Letter) -> bool:
-        """N3, N5: a draining shard may be waiting for this one."""
+        """N3, N5: a draining shard waits for this one, as far as is known here."""
         if not letter.ask:
             return False
-        return letter.urgent or any(s == self.shard or self.is_moving(s) for s in letter.chain)
+        if letter.urgent or any(map(self._drains, letter.chain)):
+            return True
+        return letter.behind is not None and any(map(self._drains, letter.behind()))
+
+    def _drains(self, shard: ShardKey) -> bool:
+        return shard == self.shard or self.is_moving(shard)
 
     def _home(self) -> Home | None:
         """The home that may be written to: none while free, gone, or released by its owner."""
@@ -236,7 +241,7 @@ class Sender:
             self._take(SenderEvent.MOVING, now, out)
         if self.bond is not Bond.FLUSHING and home is not None and self.key in (None, home):
             if moving:
-                self._write_finishing(home, now, out)
+                self._write_lane(home, self.finishing, True, now, out)
             else:
                 self._write_heads(home, now, out)
         if moving and any(mail.ask and mail.chain and not mail.urgent for mail in self.queue):
@@ -252,28 +257,38 @@ class Sender:
         return self.moving_since + delay_s
 
     def _write_heads(self, home: Home, now: float, out: list[Effect]) -> None:
-        count = min(len(self.queue), self.limits.window - self.open)
-        if count <= 0:
-            return
+        """H2, as far as the window goes; but what a running handler awaits never waits for it:
+        the window may be full of mail that waits for that very handler."""
+        count = min(len(self.queue), max(0, self.limits.window - self.open))
         heads = self.queue[:count]
         del self.queue[:count]
         for letter in heads:
+            letter.beyond = False
             self._write(letter, home, self.finishing(letter), now, out)
+        if self.queue:
+            self._write_lane(home, _nested, False, now, out)
 
-    def _write_finishing(self, home: Home, now: float, out: list[Effect]) -> None:
-        """N4: a finishing message goes out behind all queued ones to the same entity."""
+    def _write_lane(
+        self,
+        home: Home,
+        wanted: Callable[[Letter], bool],
+        finishing: bool,
+        now: float,
+        out: list[Effect],
+    ) -> None:
+        """N4: a wanted message goes out behind all queued ones to the same entity."""
         last: dict[EntityKey, int] = {}
         for letter in self.queue:
-            if self.finishing(letter):
+            if wanted(letter):
                 last[letter.entity] = letter.n
         if not last:
             return
         keep: list[Letter] = []
         for letter in self.queue:
-            if letter.n <= last.get(letter.entity, 0) and self.open < self.limits.window:
-                self._write(letter, home, True, now, out)
+            if letter.n <= last.get(letter.entity, 0):
+                letter.beyond = self.open >= self.limits.window
+                self._write(letter, home, finishing or self.finishing(letter), now, out)
             else:
-                last.pop(letter.entity, None)
                 keep.append(letter)
         self.queue[:] = keep
 
@@ -287,7 +302,8 @@ class Sender:
         letter.started = False
         self.written[letter.n] = letter
         self.open += 1
-        out.append(Write(letter, home.owner, home.epoch, self.entry.change, finishing))
+        change = self.entry.change
+        out.append(Write(letter, home.owner, home.epoch, change, finishing, self.open))
 
     def _take(self, happening: SenderEvent, now: float, out: list[Effect]) -> None:
         """One step of the table, with what it does."""
@@ -339,3 +355,7 @@ class Sender:
 
 def _number(letter: Letter) -> int:
     return letter.n
+
+
+def _nested(letter: Letter) -> bool:
+    return letter.ask and bool(letter.chain)

@@ -97,6 +97,7 @@ class Runtime:
         self._here: deque[ToOwner | tuple[ToSender]] = deque()
         self._begun: dict[tuple[Source, ShardKey], list[int]] = {}
         self._turn_ends = False
+        self._look = False
         self._sweeper: Timer | None = None
         self._repeater: Timer | None = None
 
@@ -124,6 +125,11 @@ class Runtime:
         if host is not None:
             host.see(entry)
         self.sending.see(shard, entry)
+
+    def look_soon(self) -> None:
+        """Someone waits in line here now: what must finish first may go on (N3)."""
+        self._look = True
+        self._end_turn_soon()
 
     def on_map_changed(self) -> None:
         """After a batch of entries or nodes: other shards' queues may go on (N3)."""
@@ -209,6 +215,9 @@ class Runtime:
         self._turn_ends = False
         if not self.guard():
             return
+        if self._look:
+            self._look = False
+            self.sending.look()
         for source, shard in list(self._begun):
             self._tell_begun(source, shard)
         for _ in range(len(self._here)):

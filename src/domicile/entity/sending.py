@@ -7,11 +7,12 @@ into results and errors (I9), and counts what is lost (I6).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from domicile.core.hashing import shard_of
-from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.letter import Arm, Effect, GiveUp, Letter, Limits, SendFlush, Write
 from domicile.core.messages import (
     Caller,
@@ -26,7 +27,7 @@ from domicile.core.messages import (
 )
 from domicile.core.sender import Sender
 from domicile.core.shardmap import Entry
-from domicile.entity.cell import current_turn
+from domicile.entity.cell import Incoming, current_turn
 from domicile.entity.codec import decode_error
 from domicile.entity.ref import Call
 from domicile.errors import (
@@ -124,6 +125,7 @@ class Sending:
             tuple(ShardKey(caller.role, caller.shard) for caller in chain),
             size,
             load,
+            partial(self._behind, chain) if chain else None,
         )
         room = sender.room(size)
         effects = sender.submit(letter, now) if room else ()
@@ -150,6 +152,21 @@ class Sending:
         elif letter.to is None and self._sweep is None:
             self._sweep = runtime.clock.call_at(now + SWEEP_S, self._sweep_tells)
         return sender, letter
+
+    def _behind(self, chain: tuple[Caller, ...]) -> Iterator[ShardKey]:
+        """Who waits in line behind the handlers of a chain, as far as they run on this node.
+
+        A handler in a draining shard may wait for a message that is queued behind another one,
+        which asks back into that shard: what the first waits for, the second must finish, too.
+        """
+        for caller in chain:
+            host = self._runtime.hosts.get(ShardKey(caller.role, caller.shard))
+            box = None if host is None else host.owner.boxes.get(EntityKey(caller.type, caller.id))
+            if box is not None:
+                for mail in box.mail:
+                    if isinstance(mail.load, Incoming):
+                        for waiting in mail.load.request.chain:
+                            yield ShardKey(waiting.role, waiting.shard)
 
     def _chain(self, call: Call, ask: bool) -> tuple[Caller, ...]:
         """N1, N2: who waits for this call."""
@@ -305,7 +322,7 @@ class Sending:
             runtime.meter.event(
                 "write", inc=runtime.me, role=sender.shard.role, shard=sender.shard.shard,
                 n=letter.n, to=write.to, epoch=write.epoch, finishing=write.finishing,
-                open=sender.open,
+                open=write.open, beyond=letter.beyond,
             )  # fmt: skip
         runtime.send(
             write.to,

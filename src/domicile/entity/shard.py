@@ -172,6 +172,8 @@ class ShardHost:
                     self._wake(entity)
                 case Accepted(mail, depth):
                     self.note("accept", mail, depth=depth)
+                    if mail.load.request.chain:
+                        self.runtime.look_soon()
                 case SendBack(source, mails):
                     self._send_back(source, mails)
                 case AnswerFlush(source, id):

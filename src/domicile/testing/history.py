@@ -47,7 +47,7 @@ reply          inc, sender, role, shard, n — handed to the connection
 submit         inc, role, shard, n, type, id, method, ask (bool), chain (list of (type, id)),
                held (messages queued for that shard after it), timeout (seconds)
 write          inc, role, shard, n, to, epoch, finishing (bool), open (unstarted on that link and
-               shard after it)
+               shard after it), beyond (bool: past the window, for a handler that waits)
 outcome        inc, role, shard, n, outcome ("ok", "rejected", "failed", "not_executed",
                "maybe_executed"), cancelled (bool: its caller waits no more) — exactly one for
                each ask, at most one for a tell (refused)

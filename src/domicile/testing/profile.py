@@ -99,7 +99,7 @@ class Profile:
 
     def _burst(self, sender: int, random: Random, ids: list[str]) -> None:
         """Several messages in a row, from one process to one or two rooms."""
-        count = random.randint(5, 8)
+        count = random.randint(8, 12)
         self.inside(sender, lambda client: self._send(client, random, ids, count))
 
     async def _send(self, client: Client, random: Random, ids: list[str], count: int) -> None:
@@ -154,8 +154,8 @@ class Profile:
         began = self.sim.world.now
         while self.sim.world.now < until:
             done = (self.sim.world.now - began) / (until - began)
-            hurry = self.tally.messages < done * LEAST_MESSAGES * 1.03
-            await asyncio.sleep(random.uniform(0.6, 1.2) if hurry else random.uniform(1.8, 3.2))
+            hurry = self.tally.messages < done * LEAST_MESSAGES
+            await asyncio.sleep(random.uniform(0.8, 1.8) if hurry else random.uniform(3.0, 5.0))
             if random.random() < 0.5:
                 await self._trap(random)
                 continue
@@ -193,12 +193,12 @@ class Profile:
         room = random.choice(self.hot[shard])
         sender = random.randrange(-1, NODES)
         pause = random.uniform(0.003, 0.02)
-        self.inside(sender, lambda client: self.row(client, room, pause, 4))
+        self.inside(sender, lambda client: self.row(client, room, pause, 6))
         await asyncio.sleep(random.uniform(0, 0.01))
         await self.sim.wish(shard, random.randrange(NODES))
         for _ in range(3):
             await asyncio.sleep(random.uniform(0.001, 0.012))
-            self.inside(sender, lambda client: self.row(client, room, 0.0, 2))
+            self.inside(sender, lambda client: self.row(client, room, 0.0, 4))
 
     async def row(self, client: Client, id: str, pause: float, count: int) -> None:
         """A thought, if any, and tells behind it."""
@@ -228,7 +228,9 @@ class Profile:
         other = random.choice([key for key in self.hot if key != shard])
         here, there = self.hot[shard], self.hot[other]
         pause = random.uniform(0.01, 0.04)
+        third = self.hot[random.choice([key for key in self.hot if key not in (shard, other)])]
         for start, path in (
+            (there[1], [third[2], here[3]]),
             (there[1], [here[2]]),
             (here[0], [there[1]]),
             (here[1], [there[2]]),

@@ -35,7 +35,8 @@ def check_bounded(history: History) -> list[Violation]:
         elif kind == "write":
             limits = reading.limits(fields["inc"])
             if limits:
-                _bound(found, reading, event, "open", limits["window"])
+                room = limits["buffer"] if fields.get("beyond") else 0
+                _bound(found, reading, event, "open", limits["window"] + room)
         elif kind == "accept":
             limits = reading.limits(fields["inc"])
             if limits:
