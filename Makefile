@@ -19,7 +19,7 @@ ifneq ($(shell test -w "$$HOME" && echo yes),yes)
 export UV_CACHE_DIR ?= $(CURDIR)/$(VENV)/.cache/uv
 endif
 
-.PHONY: help setup check format test golden sim mutant bench docs lock clean
+.PHONY: help setup check format test golden sim mutant mutants bench docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ sim: setup ## 1,000 simulated seeds (SEEDS=A:B, JOBS=N)
 mutant: setup ## plant a bug and see it found: PATCH=tests/mutants/name.patch
 	@test -n "$(PATCH)" || { echo "usage: make mutant PATCH=tests/mutants/name.patch" >&2; exit 2; }
 	$(PY) tests/mutants/run.py $(PATCH)
+
+mutants: setup ## all planted bugs, one after the other
+	$(PY) tests/mutants/run.py --all
 
 bench: setup ## the benchmarks
 	$(PY) benchmarks/run.py

@@ -99,7 +99,7 @@ class Profile:
 
     def _burst(self, sender: int, random: Random, ids: list[str]) -> None:
         """Several messages in a row, from one process to one or two rooms."""
-        count = random.randint(8, 12)
+        count = random.randint(6, 10)
         self.inside(sender, lambda client: self._send(client, random, ids, count))
 
     async def _send(self, client: Client, random: Random, ids: list[str], count: int) -> None:
@@ -155,7 +155,7 @@ class Profile:
         while self.sim.world.now < until:
             done = (self.sim.world.now - began) / (until - began)
             hurry = self.tally.messages < done * LEAST_MESSAGES
-            await asyncio.sleep(random.uniform(0.8, 1.8) if hurry else random.uniform(3.0, 5.0))
+            await asyncio.sleep(random.uniform(0.8, 1.8) if hurry else random.uniform(3.0, 6.0))
             if random.random() < 0.5:
                 await self._trap(random)
                 continue
@@ -172,7 +172,7 @@ class Profile:
             for shard in shards:
                 await self.sim.wish(shard, random.randrange(NODES))
                 self._burst(senders[1], random, pairs[shard])
-                if random.random() < 0.3:
+                if random.random() < 0.15:
                     # On at once: who takes it may hear only that it moves again (H9).
                     await asyncio.sleep(random.uniform(0.003, 0.03))
                     await self.sim.wish(shard, random.randrange(NODES))

@@ -32,12 +32,13 @@ def check_drained(history: History) -> list[Violation]:
             ]
         elif kind in ("accept", "return", "dropped", "start"):
             home, key = _names(fields)
-            cut = due_back.get(home, {}).pop(key, None)
+            cut = due_back[home].pop(key, None) if home in due_back else None
+            entity = (fields["type"], fields["id"])
             if kind == "accept":
-                entity = (fields["type"], fields["id"])
                 boxes.setdefault(home, {}).setdefault(entity, {})[key] = None
                 continue
-            for box in boxes.get(home, {}).values():
+            box = boxes[home].get(entity) if home in boxes else None
+            if box is not None:
                 box.pop(key, None)
             if kind == "start" and cut is not None:
                 message = (
