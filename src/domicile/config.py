@@ -1,4 +1,4 @@
-"""Frozen settings with the defaults of PROTOCOLS.md, validated at construction (L2).
+"""Frozen settings with the defaults of the rules, validated at construction (L2).
 
 Every limit a rule names has its default here. Values come from keywords or from the
 environment (`DOMICILE_TTL_S=2`). Imports errors only.

@@ -1,4 +1,4 @@
-"""The link machines: the rules of model m5, one test per way to break them, and their algebra."""
+"""The link machines: their rules, one test per way to break them, and their algebra."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A member's calls to the store, bounded and repeated, and the `config` all members agree on.
 
 Only `domicile.control.member` calls it. It must never write `config` unconditionally: two members
-that join at once with different roles both end up in it (PROTOCOLS.md §8.1).
+that join at once with different roles both end up in it.
 """
 
 from __future__ import annotations

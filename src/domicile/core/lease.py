@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from enum import Enum
 from math import inf
-from typing import NamedTuple
+
+from domicile.core.table import Transition
 
 
 class LeaseState(Enum):
@@ -33,14 +34,6 @@ class LeaseEvent(Enum):
     LEFT = "left"
 
 
-class Transition(NamedTuple):
-    """One row. Of two targets the first holds if the new deadline lies ahead, else the second."""
-
-    to: tuple[LeaseState, ...]
-    rule: str
-    does: str
-
-
 EXTEND = "valid_until = max(valid_until, sent_at + ttl - margin)"
 FENCE = "admit nothing, cancel, never resume past the hard deadline"
 END = "nothing runs any more, revoke the lease"
@@ -51,7 +44,8 @@ _HELD = LeaseState.HELD
 _FENCED = LeaseState.FENCED
 _ENDED = LeaseState.ENDED
 
-TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], Transition] = {
+# Of two targets the first holds if the new deadline lies ahead, else the second.
+TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], Transition[LeaseState]] = {
     (_UNREGISTERED, LeaseEvent.GRANTED): Transition((_HELD, _UNREGISTERED), "L1", EXTEND),
     (_UNREGISTERED, LeaseEvent.ACKNOWLEDGED): Transition((_UNREGISTERED,), "L1", IGNORE),
     (_UNREGISTERED, LeaseEvent.LATE_ACKNOWLEDGED): Transition((_UNREGISTERED,), "L1", IGNORE),

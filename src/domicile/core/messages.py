@@ -1,7 +1,7 @@
 """What travels between incarnations, as typed arrays (msgpack). Never pickled.
 
 A link is dialled by the sender of requests: `ToOwner` messages go out on it, `ToSender`
-messages come back on it. Within a link nothing overtakes (PROTOCOLS.md §3).
+messages come back on it. Within a link nothing overtakes.
 """
 
 from __future__ import annotations

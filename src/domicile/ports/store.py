@@ -1,4 +1,4 @@
-"""The coordination store (DESIGN.md §4, S1–S9), modelled on etcd.
+"""The coordination store (S1–S9), modelled on etcd.
 
 Strongly consistent, with a store-wide rising revision. `domicile.testing.suites` defines what
 an implementation must do; `domicile.stores.memory` is the reference.

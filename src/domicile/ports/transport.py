@@ -1,7 +1,7 @@
 """Connections (as a transport gives them) and links (as the runtime uses them).
 
 A connection is what TCP offers: ordered bytes that may stop at any time. A link is a numbered,
-acknowledged session between two incarnations that survives reconnects (PROTOCOLS.md §3).
+acknowledged session between two incarnations that survives reconnects.
 """
 
 from __future__ import annotations

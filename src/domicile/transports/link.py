@@ -1,6 +1,6 @@
 """The two ends of a link as pure machines: numbers, acknowledgements, sessions, resumption.
 
-A link is FIFO both ways and exactly once across connections (PROTOCOLS.md §3). The dialling end
+A link is FIFO both ways and exactly once across connections. The dialling end
 is a `DialledLink`; the accepting process keeps one `Acceptor` per dialling incarnation, which
 holds the current `AcceptedLink`. Called by `domicile.transports.links` alone, which owns the
 connections and timers. Nothing here may do I/O, look at a clock, or draw random numbers.
@@ -161,7 +161,7 @@ class _End:
         """The messages of a frame, if it is the next one; nothing for a duplicate or a bare ack.
 
         Whatever an older session's connection still delivers is not looked at: its sender has
-        been told what is missing here and resends it (model m5, "late").
+        been told what is missing here and resends it.
         """
         if session != self.session:
             return ()
