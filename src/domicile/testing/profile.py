@@ -99,7 +99,7 @@ class Profile:
 
     def _burst(self, sender: int, random: Random, ids: list[str]) -> None:
         """Several messages in a row, from one process to one or two rooms."""
-        count = random.randint(6, 10)
+        count = random.randint(6, 9)
         self.inside(sender, lambda client: self._send(client, random, ids, count))
 
     async def _send(self, client: Client, random: Random, ids: list[str], count: int) -> None:
@@ -114,15 +114,15 @@ class Profile:
         room = client.ref(Room, id)
         dice = random.random()
         try:
-            if dice < 0.35:
+            if dice < 0.45:
                 await room.tell(Room.note, 1)
-            elif dice < 0.6:
-                await room.ask(Room.note, 2)
             elif dice < 0.7:
+                await room.ask(Room.note, 2)
+            elif dice < 0.78:
                 await room.ask(Room.think, random.uniform(0.001, 0.03))
-            elif dice < 0.76:
+            elif dice < 0.83:
                 await room.ask(Room.peek, random.uniform(0.001, 0.01))
-            elif dice < 0.92:
+            elif dice < 0.93:
                 path = self._path(random, id)
                 await room.ask(Room.relay, random.uniform(0.001, 0.02), path)
             else:
@@ -151,11 +151,8 @@ class Profile:
     async def _move(self, until: float) -> None:
         """Wishes, half of them withdrawn while the move is under way, with mail around them."""
         random = self.sim.world.stream("moves")
-        began = self.sim.world.now
         while self.sim.world.now < until:
-            done = (self.sim.world.now - began) / (until - began)
-            hurry = self.tally.messages < done * LEAST_MESSAGES
-            await asyncio.sleep(random.uniform(0.8, 1.8) if hurry else random.uniform(3.0, 6.0))
+            await asyncio.sleep(random.uniform(1.8, 3.2))
             if random.random() < 0.5:
                 await self._trap(random)
                 continue
