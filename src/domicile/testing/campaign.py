@@ -29,7 +29,8 @@ FAULTS = (
     "lost replies", "outage", "partition", "slow", "stalled write", "stop", "watch",
 )  # fmt: skip
 STEPS = (
-    "coordinator absent", "coordinator committing", "coordinator idle", "coordinator listing",
+    "coordinator absent", "coordinator batching releases", "coordinator committing",
+    "coordinator idle", "coordinator listing", "coordinator settling",
     "coordinator waiting for releases", "home lost", "moving, owner draining",
     "moving, owner gone", "moving, owner open", "moving, owner released", "serving, not yet open",
 )  # fmt: skip

@@ -46,6 +46,10 @@ class Mischief:
         self._sleepers: dict[int, None] = {}
         self.sim.history.subscribe(self._on_event)
 
+    def begin_early(self, random: Random) -> None:
+        """A node crashes while the cluster starts, before its shards have homes (C8)."""
+        self._later(random.uniform(0.05, 0.55), lambda: self._crash(random))
+
     async def harm(self, until: float) -> None:
         """Faults until the calm begins; then everything is mended."""
         sim, random = self.sim, self.sim.world.stream("faults")

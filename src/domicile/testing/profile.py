@@ -50,6 +50,8 @@ class Profile:
         self.sim.network.jitter_s = weather.choice((0.0, 0.0, 0.005, 0.02))
         self.sim.network.skew_s = weather.choice((0.0, 0.03, 0.08))
         self._watch_delay_s = weather.choice((0.0, 0.0, 0.01, 0.05))
+        if weather.random() < 0.15:
+            self._mischief.begin_early(weather)
 
     async def run(self) -> None:
         """The whole minute."""
