@@ -220,7 +220,7 @@ def test_hand_off_states_and_coordinator_steps_are_asked_for() -> None:
         "moving, owner open",
         "moving, owner released",
     ]
-    assert sum(step.startswith("coordinator ") for step in STEPS) == 5
+    assert sum(step.startswith("coordinator ") for step in STEPS) == 7
 
 
 @pytest.mark.parametrize(("struck", "enough"), [(3, True), (2, False), (0, False)])
