@@ -24,6 +24,7 @@ from domicile.testing.standard import (
     SETTINGS,
     STEPS,
     leading,
+    seen,
     situation,
     waiting,
 )
@@ -293,7 +294,7 @@ class Mischief:
 
     def _write(self, id: str) -> None:
         task = asyncio.get_running_loop().create_task(self._write_twice(id))
-        task.add_done_callback(_seen)
+        task.add_done_callback(seen)
 
     async def _write_twice(self, id: str) -> None:
         for _ in range(2):
@@ -326,11 +327,3 @@ class Mischief:
     def _restart(self, index: int) -> None:
         if not self.sim.nodes[index].up:
             self.sim.start(index)
-
-
-def _seen(task: asyncio.Task[None]) -> None:
-    """Errors of a burst surface unless its process was ended."""
-    if not task.cancelled():
-        error = task.exception()
-        if error is not None:
-            raise error

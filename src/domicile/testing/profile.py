@@ -29,6 +29,7 @@ from domicile.testing.standard import (
     SETTINGS,
     SHARDS,
     Tally,
+    seen,
 )
 from domicile.testing.workload import ENTITIES, Ledger, Room, rooms_by_shard
 
@@ -213,7 +214,7 @@ class Profile:
 
         def start(client: Client) -> None:
             task = asyncio.get_running_loop().create_task(work(client))
-            task.add_done_callback(_seen)
+            task.add_done_callback(seen)
 
         if sender < 0:
             self.sim.loop.post(partial(start, self.sim))
@@ -240,16 +241,8 @@ class Profile:
                 task = asyncio.get_running_loop().create_task(
                     self._relay(self.sim, start, pause, path)
                 )
-                task.add_done_callback(_seen)
+                task.add_done_callback(seen)
 
     async def _relay(self, client: Client, start: str, pause: float, path: list[str]) -> None:
         with suppress(DomicileError):
             await client.ref(Room, start).ask(Room.relay, pause, path)
-
-
-def _seen(task: asyncio.Task[None]) -> None:
-    """Errors of a burst surface unless its process was ended."""
-    if not task.cancelled():
-        error = task.exception()
-        if error is not None:
-            raise error

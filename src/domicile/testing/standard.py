@@ -6,6 +6,7 @@ without touching them: an observer that fenced what it looks at would hide what 
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -89,3 +90,11 @@ def leading(process: SimNode) -> str:
     life = None if process.node is None else process.node.life
     step = "" if life is None or not process.up else life.elected.step
     return "" if step in ("following", "over") else step
+
+
+def seen(task: asyncio.Task[None]) -> None:
+    """Errors of a burst surface unless its process was ended."""
+    if not task.cancelled():
+        error = task.exception()
+        if error is not None:
+            raise error
