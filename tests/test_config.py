@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,3 +93,38 @@ def test_every_setting_can_come_from_the_environment(name: str) -> None:
 def test_a_fraction_is_no_count() -> None:
     with pytest.raises(ConfigError, match=r"DOMICILE_WINDOW='1\.5' is not a number"):
         Settings.from_environment({"DOMICILE_WINDOW": "1.5"})
+
+
+def test_a_file_is_read_below_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("[domicile]\nttl_s = 12\nwindow = 7\n")
+    assert Settings.from_toml(file) == Settings(ttl_s=12, window=7)
+    environ = {"DOMICILE_SETTINGS": str(file), "DOMICILE_WINDOW": "9"}
+    assert Settings.from_environment(environ) == Settings(ttl_s=12, window=9)
+
+
+def test_a_project_file_has_its_own_table(tmp_path: Path) -> None:
+    file = tmp_path / "pyproject.toml"
+    file.write_text("[tool.domicile]\nmailbox = 5\n[domicile]\nmailbox = 6\n")
+    assert Settings.from_toml(file).mailbox == 5
+    file.write_text("[project]\nname = 'x'\n")
+    assert Settings.from_toml(file) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[domicile]\nttls = 3\n", "unknown name 'ttls'; did you mean 'ttl_s'"),
+        ("[domicile]\nttl_s = '3'\n", "ttl_s must be a number"),
+        ("[domicile]\nwindow = 1.5\n", "window must be a whole number"),
+        ("domicile = 3\n", "must be a table"),
+        ("[domicile\n", "is not TOML"),
+    ],
+)
+def test_a_wrong_file_says_what_is_wrong(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        Settings.from_toml(file)
+    with pytest.raises(ConfigError, match="can't be read"):
+        Settings.from_environment({"DOMICILE_SETTINGS": str(tmp_path / "none.toml")})

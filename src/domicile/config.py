@@ -1,14 +1,18 @@
 """Frozen settings with the defaults of the rules, validated at construction (L2).
 
-Every limit a rule names has its default here. Values come from keywords or from the
-environment (`DOMICILE_TTL_S=2`). Imports errors only.
+Every limit a rule names has its default here. Values come from keywords, from the environment
+(`DOMICILE_TTL_S=2`) or from a TOML file. Imports errors only.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, cast
 
 from domicile.errors import ConfigError
 
@@ -89,9 +93,15 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """Settings from `DOMICILE_<NAME>` variables; unset ones keep their defaults."""
+        """Settings from `DOMICILE_<NAME>` variables, and below them from a TOML file.
+
+        `DOMICILE_SETTINGS` names the file; see `from_toml`. What neither gives keeps its default.
+        """
         source = os.environ if environ is None else environ
-        values: dict[str, float | int] = {}
+        values: dict[str, Any] = {}
+        path = source.get("DOMICILE_SETTINGS")
+        if path:
+            values = _read_toml(Path(path), {field.name for field in fields(cls)})
         for field in fields(cls):
             name = f"DOMICILE_{field.name.upper()}"
             if name in source:
@@ -102,7 +112,32 @@ class Settings:
                     raise ConfigError(
                         f"{name}={source[name]!r} is not a number ({kind.__name__} expected)"
                     ) from error
-        return cls(**values)  # type: ignore[arg-type]
+        return cls(**values)
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Settings:
+        """Settings from the table `[domicile]` of a TOML file; `[tool.domicile]` in pyproject."""
+        return cls(**_read_toml(Path(path), {field.name for field in fields(cls)}))
+
+
+def _read_toml(path: Path, known: set[str]) -> dict[str, Any]:
+    try:
+        whole = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"settings file {path} can't be read: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"settings file {path} is not TOML: {error}") from error
+    below: Any = whole.get("tool", {}) if path.name == "pyproject.toml" else whole
+    found: Any = below.get("domicile", {})
+    if not isinstance(found, dict):
+        raise ConfigError(f"settings file {path}: `domicile` must be a table")
+    found = cast("dict[str, Any]", found)
+    unknown = sorted(found.keys() - known)
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], sorted(known), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"settings file {path} has an unknown name {unknown[0]!r}{hint}")
+    return dict(found)
 
 
 def _derive(ttl_s: float) -> dict[str, float]:

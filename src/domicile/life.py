@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from domicile.config import Settings
+from domicile.control.deaths import Deaths
 from domicile.control.elected import Elected
 from domicile.control.member import Member
 from domicile.core.ids import Incarnation, ShardKey, new_incarnation, release_key
@@ -48,10 +49,12 @@ from domicile.entity.ref import Call
 from domicile.entity.runtime import Runtime
 from domicile.errors import StoreUnavailable, Unavailable
 from domicile.ports.clock import Clock
+from domicile.ports.health import Health
 from domicile.ports.journal import Journal
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
 from domicile.ports.transport import LinkKey, Peer, Transport
+from domicile.ports.watchdog import Watchdog
 from domicile.transports.links import LinkLayer
 
 log = logging.getLogger("domicile")
@@ -62,7 +65,11 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """What a process is wired to. `transport` makes a fresh one for each life."""
+    """What a process is wired to. `transport` makes a fresh one for each life.
+
+    `health` can prove deaths, where that is possible; `watchdog` ends a process that hangs, where
+    the process is Domicile's own.
+    """
 
     store: Store
     transport: Callable[[], Transport]
@@ -70,6 +77,8 @@ class Backends:
     clock: Clock
     meter: Meter
     random: Random
+    health: Health | None = None
+    watchdog: Watchdog | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +110,7 @@ class Life:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._over = asyncio.Event()
         self._left = False
+        self._tags = {"node": plan.node_id or "client", "incarnation": self.me}
 
     async def begin(self) -> bool:
         """Read the store, open the port, register (SM-02). False if fenced meanwhile."""
@@ -166,6 +176,8 @@ class Life:
         )  # fmt: skip
         self.runtime.start(self._links)
         try:
+            if backends.health is not None:
+                backends.health.hold(self.me)
             return await self.member.join(self._listen if self._hosts else None)
         except BaseException:
             await self._end()
@@ -178,11 +190,16 @@ class Life:
 
     async def run(self) -> None:
         """Until fenced or left; then nothing of this incarnation is left running."""
+        if not self._over.is_set():
+            log.info("joined the cluster %s", self._plan.cluster, extra=self._tags)
         try:
             async with asyncio.TaskGroup() as group:
                 watching = [group.create_task(self.member.run(), name="domicile-member")]
                 if self._hosts:
                     watching.append(group.create_task(self.elected.run(), name="domicile-elected"))
+                    if self._backends.health is not None:
+                        deaths = self._deaths(self._backends.health)
+                        watching.append(group.create_task(deaths.run(), name="domicile-deaths"))
                 await self._over.wait()
                 for task in [*watching, *self._tasks]:
                     task.cancel()
@@ -192,6 +209,7 @@ class Life:
     async def leave(self) -> None:
         """H14: release all, answer and hear everything, say goodbye, then give up the lease."""
         settings = self._plan.settings
+        log.info("leaving: handing everything over (H14)", extra=self._tags)
         self.runtime.leaving = True
         if self._hosts:
             self.elected.stop_campaigning()
@@ -209,15 +227,30 @@ class Life:
         self.runtime.sending.fail_all("this process left the cluster")
         self._end_links()
         await self.member.leave()
+        log.info("left the cluster %s", self._plan.cluster, extra=self._tags)
         self._over.set()
+
+    def _deaths(self, health: Health) -> Deaths:
+        return Deaths(
+            store=self._backends.store, health=health, meter=self._backends.meter,
+            settings=self._plan.settings, members=self._members, me=self.me,
+            lease=self.member.lease_id, guard=self.member.guard,
+        )  # fmt: skip
 
     async def _end(self) -> None:
         """Nothing of this incarnation runs afterwards; the store frees its shards at once (L5)."""
+        health, watchdog = self._backends.health, self._backends.watchdog
         self._end_links()
-        await self.runtime.close()
+        stuck = await self.runtime.close()
+        if watchdog is not None:
+            if stuck:
+                watchdog.stuck(stuck)
+            watchdog.rest()
         await self._transport.close()
         if not self._left:
             await self.member.leave()
+        if health is not None:
+            health.let_go(self.me)
 
     async def _until(self, condition: Callable[[], bool], limit_s: float) -> None:
         """Wait for a condition, for a while, unless this incarnation ends first."""
@@ -260,10 +293,16 @@ class Life:
         if self._hosts:
             self.elected.on_changes(changes)
 
+    def on_renewed(self) -> None:
+        """L4: from now on the watchdog would wait until the new hard deadline."""
+        if self._backends.watchdog is not None:
+            left_s = self.member.lease.hard_until - self._backends.clock.now()
+            self._backends.watchdog.feed(max(0.0, left_s))
+
     def on_fenced(self, reason: str) -> None:
         """L4, L5: this incarnation is over."""
         if not self._left:
-            log.warning("%s is fenced: %s", self._plan.node_id or "client", reason)
+            log.warning("fenced, joining anew: %s", reason, extra=self._tags)
         self.runtime.fence(reason)
         self._end_links()
         self._over.set()

@@ -150,6 +150,9 @@ class Process:
         assert not self.fenced
         self.changes.append(changes)
 
+    def on_renewed(self) -> None:
+        pass
+
     def on_fenced(self, reason: str) -> None:
         self.fenced.append((self.clock.now(), reason))
 

@@ -182,6 +182,9 @@ class Node:
                     self.see(ShardKey(role, number * 64 + index), entry)
         self.elected.on_changes(changes)
 
+    def on_renewed(self) -> None:
+        pass
+
     def on_fenced(self, reason: str) -> None:
         self.fenced = reason
         self.phases.clear()

@@ -170,11 +170,11 @@ def test_context_variables_stay_in_their_process(world: World, driver: SimLoop) 
     assert seen == [
         ("main", "caller's"),
         ("own task", "driver's"),
+        ("outside", "unset"),
         ("other's task", "unset"),
         ("other's I/O", "unset"),
         ("other's callback", "unset"),
         ("own callback", "driver's"),
-        ("outside", "unset"),
     ]
 
 
@@ -222,12 +222,13 @@ def test_ready_callbacks_of_all_processes_run_in_global_order(
 def test_timers_run_by_time_then_by_scheduling(plan: list[tuple[int, int]]) -> None:
     world = World(0)
     loops = [world.process(str(number)) for number in range(2)]
-    seen: list[tuple[int, int]] = []
+    seen: list[tuple[int, bool, int]] = []
 
     def note(delay_s: int, number: int) -> Callable[[], None]:
         def run() -> None:
             assert world.now == 1000.0 + delay_s
-            seen.append((delay_s, number))
+            inside = plan[number][1] != 2
+            seen.append((delay_s, inside, number))
 
         return run
 
@@ -304,7 +305,7 @@ def test_errors_in_callbacks_are_recorded_with_their_process(world: World, drive
 
     world.run(main(), driver)
     found = [(name, type(context["exception"])) for name, context in world.errors]
-    assert found == [("node", ZeroDivisionError), ("node", ValueError), ("", IndexError)]
+    assert found == [("", IndexError), ("node", ZeroDivisionError), ("node", ValueError)]
 
 
 def test_an_exception_handler_replaces_the_record(world: World, driver: SimLoop) -> None:

@@ -32,6 +32,9 @@ class Recorder:
     def closed(self, reason: str) -> None:
         self.closing.set_result(reason)
 
+    def guard(self) -> bool:
+        return True
+
 
 class Greeter(Recorder):
     """Speaks as soon as the connection stands."""
@@ -176,6 +179,9 @@ async def body_two_loops() -> None:
 
         def closed(self, reason: str) -> None:
             stop.set()
+
+        def guard(self) -> bool:
+            return True
 
     async def elsewhere() -> None:
         address = await MemoryTransport(network).listen(Echo)

@@ -8,6 +8,7 @@ never decide about shards itself, nor act past the validity of its own leader le
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from random import Random
@@ -36,6 +37,8 @@ from domicile.errors import StoreError
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
+
+log = logging.getLogger("domicile")
 
 REREAD_S = 0.05
 """How soon a read that failed is tried again."""
@@ -150,10 +153,12 @@ class Elected:
             leadership = await self._campaign()
             if leadership is not None:
                 self._leadership = leadership
+                log.info("coordinating from now on", extra={"node": self._node_id})
                 try:
                     await leadership.run()
                 finally:
                     self._leadership = None
+                    log.info("no longer coordinating", extra={"node": self._node_id})
             await self._drop_lease()
 
     async def _turn(self) -> bool:

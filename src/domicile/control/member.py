@@ -65,6 +65,10 @@ class MemberEvents(Protocol):
         """What one commit changed."""
         ...
 
+    def on_renewed(self) -> None:
+        """The lease now runs until `Member.lease.valid_until`."""
+        ...
+
     def on_fenced(self, reason: str) -> None:
         """This incarnation is over: stop everything, then `revoke` (L4, L5). Called once."""
         ...
@@ -130,6 +134,7 @@ class Member:
         now = self._clock.now()
         if self.lease.valid(now):
             return True
+        self._meter.count("guard.refused")
         if self.lease.check(now) is LeaseState.FENCED:
             self._fenced()
         return False
@@ -163,6 +168,7 @@ class Member:
             ttl=ttl_s,
             margin=self._settings.margin_s,
         )
+        self._events.on_renewed()
 
     def _watch_deadline(self) -> None:
         # A timer alone is late after a pause; it only serves a process that is idle (L3).

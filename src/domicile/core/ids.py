@@ -21,6 +21,7 @@ MAP = b"map/"
 RELEASE = b"release/"
 DRAIN = b"drain/"
 WISH = b"wish/"
+DEAD = b"dead/"
 
 
 class EntityKey(NamedTuple):
@@ -50,6 +51,11 @@ def node_key(incarnation: Incarnation) -> bytes:
 def client_key(incarnation: Incarnation) -> bytes:
     """Where a client's record lives."""
     return CLIENTS + incarnation.encode()
+
+
+def dead_key(incarnation: Incarnation) -> bytes:
+    """Where the proof of an incarnation's death lives (C5)."""
+    return DEAD + incarnation.encode()
 
 
 def drain_key(node_id: str) -> bytes:

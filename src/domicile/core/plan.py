@@ -290,12 +290,15 @@ class _Round:
             to = self._part.entries[shard].to
             if to in room and not self._departing(self._part.entries[shard].owner):
                 room[to] -= 1
+        resting, wished = bool(self._part.resting_until), bool(self._part.wishes)
         spare: dict[Incarnation, list[int]] = {node: [] for node in self._receivers}
         for shard in self._serving:
             owner = self._part.entries[shard].owner
-            stays = shard in decided or self._resting(shard) or self._at_wish(shard)
-            if owner in spare and not stays:
-                spare[owner].append(shard)
+            if owner not in spare or shard in decided:
+                continue
+            if (resting and self._resting(shard)) or (wished and self._at_wish(shard)):
+                continue
+            spare[owner].append(shard)
         movable = {node: len(shards) for node, shards in spare.items()}
         pairs = least_shards(
             self._load, self._receivers, limit=limit - under_way, room=room, movable=movable

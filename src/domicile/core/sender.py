@@ -17,6 +17,8 @@ from domicile.core.letter import Arm, Effect, GiveUp, Home, Letter, Limits, Send
 from domicile.core.shardmap import FREE, Entry
 
 FIRST_WAVE_S = 0.25
+WAVE_STEP_MAX_S = 0.5
+"""Waves never lie further apart: a long chain may need one for each of its steps (N5)."""
 
 
 class Sender:
@@ -253,7 +255,7 @@ class Sender:
     def _next_wave(self, now: float) -> float:
         delay_s = FIRST_WAVE_S
         while self.moving_since + delay_s <= now:
-            delay_s *= 2
+            delay_s += min(delay_s, WAVE_STEP_MAX_S)
         return self.moving_since + delay_s
 
     def _write_heads(self, home: Home, now: float, out: list[Effect]) -> None:

@@ -68,6 +68,16 @@ class BlockKey(NamedTuple):
         return block_key(self.role, self.number)
 
 
+def _read_block(item: Item) -> tuple[BlockKey, Stored] | None:
+    """What a stored block says, if it is readable."""
+    try:
+        role, number = parse_block_key(item.key)
+        block = decode_block(item.value)
+    except (ValueError, msgspec.MsgspecError):
+        return None
+    return BlockKey(role, number), Stored(item.revision, block.txn, block.entries)
+
+
 def block_of(shard: ShardKey) -> BlockKey:
     """The block that holds a shard."""
     return BlockKey(shard.role, shard.shard // BLOCK_SIZE)
@@ -146,14 +156,11 @@ class StoreView:
 
     def take(self, item: Item) -> Stored | None:
         """Take a block that was read; what it says, if it is readable."""
-        try:
-            role, number = parse_block_key(item.key)
-            block = decode_block(item.value)
-        except (ValueError, msgspec.MsgspecError):
+        read = _read_block(item)
+        if read is None:
             return None
-        stored = Stored(item.revision, block.txn, block.entries)
-        self.put_block(BlockKey(role, number), stored)
-        return stored
+        self.put_block(*read)
+        return read[1]
 
     def knows(self, shard: ShardKey) -> bool:
         """Whether the config has such a shard."""
@@ -197,7 +204,8 @@ class StoreView:
         key = item.key
         try:
             if key.startswith(MAP):
-                return self.take(item) is not None
+                read = _read_block(item)
+                return read is not None and self.put_block(*read)
             if key.startswith(NODES):
                 self._put_node(item)
             elif key.startswith(WISH):

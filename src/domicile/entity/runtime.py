@@ -261,8 +261,11 @@ class Runtime:
         self.workers.cancel_all()
         self.sending.fail_all(f"this process lost its lease ({reason})")
 
-    async def close(self) -> None:
-        """The incarnation is over, by its own will or fenced: no task of it is left."""
+    async def close(self) -> int:
+        """The incarnation is over, by its own will or fenced: no task of it is left.
+
+        How many handlers ignored their cancellation (L4); they are never resumed.
+        """
         self._cancel_timers()
         self.sending.fail_all("this process left the cluster")
         stuck = await self.workers.close(self.settings.stop_budget_s)
@@ -272,6 +275,7 @@ class Runtime:
                 "%d handlers of node %s ignore their cancellation; they are never resumed, but "
                 "what they hold stays held until this process ends", stuck, self.node_id,
             )  # fmt: skip
+        return stuck
 
     def _cancel_timers(self) -> None:
         for timer in (self._sweeper, self._repeater):

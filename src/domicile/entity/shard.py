@@ -198,6 +198,7 @@ class ShardHost:
             runtime.cancel_turns(self.shard, "the shard has a new home")
             self._forget_cells()
         if change.does != "repeat Released":
+            log.debug("%s", change.phase.value, extra=self.tags(change.epoch))
             runtime.meter.event(
                 change.phase.value, inc=runtime.me, role=self.shard.role, shard=self.shard.shard,
                 epoch=change.epoch,
@@ -295,7 +296,10 @@ class ShardHost:
             how = "rejected" if status is Status.REJECTED else "failed"
             if how == "failed":
                 self.runtime.meter.count("handler.failed")
-                log.warning("%s failed on %s", _method(mail), _name(mail.entity), exc_info=error)
+                log.warning(
+                    "%s failed on %s", _method(mail), _name(mail.entity), exc_info=error,
+                    extra=self.tags(mail.epoch),
+                )  # fmt: skip
         if len(body) > self.runtime.settings.message_bytes:
             most = self.runtime.settings.message_bytes
             status, body = encode_failure(
@@ -385,7 +389,7 @@ class ShardHost:
             delay_s = min(delay_s * 2, MAX_BACKOFF_S)
             self._backoff[cell.key] = (self.runtime.clock.now() + delay_s, delay_s)
             self.runtime.meter.count("entity.start_failed")
-            log.warning("%s failed to start", _name(cell.key), exc_info=error)
+            log.warning("%s failed to start", _name(cell.key), exc_info=error, extra=self.tags())
             raise NotStarted(
                 Unavailable(f"{_name(cell.key)} failed to start: {type(error).__name__}: {error}")
             ) from error
@@ -453,12 +457,15 @@ class ShardHost:
         except asyncio.CancelledError:
             if turn.task is None or not turn.cancel_reason:
                 raise
-            log.warning("on_stop of %s was cut short: %s", _name(cell.key), turn.cancel_reason)
+            log.warning(
+                "on_stop of %s was cut short: %s", _name(cell.key), turn.cancel_reason,
+                extra=self.tags(),
+            )  # fmt: skip
         except (KeyboardInterrupt, SystemExit, GeneratorExit, Abandoned):
             raise
         except BaseException as error:
             self.runtime.meter.count("entity.stop_failed")
-            log.warning("on_stop of %s failed", _name(cell.key), exc_info=error)
+            log.warning("on_stop of %s failed", _name(cell.key), exc_info=error, extra=self.tags())
         finally:
             current_turn.reset(token)
             turn.end()
@@ -507,6 +514,12 @@ class ShardHost:
             if handler is not None and handler.timeout_s is not None:
                 return handler.timeout_s
         return settings.handler_timeout_s
+
+    def tags(self, epoch: int | None = None) -> dict[str, object]:
+        """What every log record about this shard carries."""
+        shard = f"{self.shard.role}/{self.shard.shard}"
+        epoch = self.owner.epoch if epoch is None else epoch
+        return {"node": self.runtime.node_id, "shard": shard, "epoch": epoch}
 
     def note(self, kind: str, mail: Mail, **more: Any) -> None:
         """A history event about one message."""

@@ -17,7 +17,11 @@ class Connection(Protocol):
     """One direction-agnostic pipe of packets. Never blocks; keeps no buffer past a guard (L3)."""
 
     def send(self, data: bytes) -> None:
-        """Hand a packet to the kernel. After `close` or loss this does nothing."""
+        """Hand a packet to the kernel. After `close` or loss this does nothing.
+
+        What the kernel does not take now waits here, and `ConnectionHandler.guard` is compared
+        directly before each later attempt: past it, what waits is dropped and never sent (L3).
+        """
         ...
 
     def close(self) -> None:
@@ -38,6 +42,10 @@ class ConnectionHandler(Protocol):
 
     def closed(self, reason: str) -> None:
         """The peer closed, the network broke, or dialling failed. Called at most once."""
+        ...
+
+    def guard(self) -> bool:
+        """L3: whether bytes that were put off may be handed to the kernel now."""
         ...
 
 

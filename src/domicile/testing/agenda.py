@@ -44,6 +44,11 @@ class Handle:
             if self.queued:
                 self.loop.agenda.timer_cancelled()
 
+    def failed(self, callback: Callable[..., object], error: BaseException) -> None:
+        """It raised: its loop reports that."""
+        message = f"Exception in callback {callback!r}"
+        self.loop.call_exception_handler({"message": message, "exception": error, "handle": self})
+
     def cancelled(self) -> bool:
         """Whether it was cancelled."""
         return self.callback is None
@@ -83,18 +88,30 @@ class Agenda:
         self.next_task = count(1).__next__
         self._stale = 0
 
-    def collect_due(self) -> None:
-        """Make ready what is due by now; the timers of frozen processes wait for the thaw."""
+    def collect_due(self, outside: SimLoop) -> None:
+        """Make ready what is due by now; the timers of frozen processes wait for the thaw.
+
+        What is due outside of all processes happens right here.
+        """
         timers, now = self.timers, self.now
         while timers and timers[0][0] <= now:
             entry = heappop(timers)
             handle = entry[2]
-            if handle.callback is None:
+            callback = handle.callback
+            if callback is None:
                 self._stale -= 1
                 continue
             handle.queued = False
-            if handle.loop.frozen:
-                handle.loop.late.append(entry)
+            loop = handle.loop
+            if loop is outside:
+                try:
+                    handle.context.run(callback, *handle.args)
+                except (KeyboardInterrupt, SystemExit):
+                    raise
+                except BaseException as error:
+                    handle.failed(callback, error)
+            elif loop.frozen:
+                loop.late.append(entry)
             else:
                 self.ready.append(handle)
 

@@ -93,11 +93,12 @@ class History:
         self.events: list[Event] = []
         self.counts: Counter[str] = Counter()
         self.closed = False
-        self._listeners: list[Callable[[Event], None]] = []
+        self._listeners: dict[str, list[Callable[[Event], None]]] = {}
 
-    def subscribe(self, listener: Callable[[Event], None]) -> None:
-        """Hear of every event as it happens; to strike at an exact moment."""
-        self._listeners.append(listener)
+    def subscribe(self, listener: Callable[[Event], None], *kinds: str) -> None:
+        """Hear of every event of some kinds as it happens; to strike at an exact moment."""
+        for kind in kinds:
+            self._listeners.setdefault(kind, []).append(listener)
 
     def count(self, name: str, value: int = 1) -> None:
         """Add to a counter."""
@@ -112,8 +113,9 @@ class History:
         self.events.append(event)
         if kind in _HASHED:
             self._hash.update(f"{at:.9f} {kind} {fields!r}\n".encode())
-        for listener in self._listeners:
-            listener(event)
+        if kind in self._listeners:
+            for listener in self._listeners[kind]:
+                listener(event)
 
     def frame(self, source: str, target: str, data: bytes) -> None:
         """Note a packet put on the network: in the digest only, there are too many to keep."""

@@ -50,7 +50,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._ready = agenda.ready
         self._timers = agenda.timers
         self._next_sequence = agenda.next_sequence
-        self._context = Context()
+        self.context = Context()
         self._enqueue: Callable[[Handle], object] = self._ready.append
         self._parked: deque[Handle] = deque()
         self.late: list[Entry] = []
@@ -68,7 +68,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def post(self, callback: Callable[[], object]) -> None:
         """An I/O event arrives: runs as soon as possible, in order; kept while frozen."""
         if not self.dead:
-            self._enqueue(Handle(self, callback, (), self._context.copy()))
+            self._enqueue(Handle(self, callback, (), self.context.copy()))
 
     def freeze(self) -> None:
         """Like SIGSTOP: nothing of this process runs; what arrives piles up."""
@@ -166,7 +166,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def _new_context(self) -> Context:
         # Context variables must not leak from one simulated process into another.
-        return copy_context() if self.agenda.current is self else self._context.copy()
+        return copy_context() if self.agenda.current is self else self.context.copy()
 
     def create_future(self) -> asyncio.Future[Any]:
         """A future of this process."""
@@ -271,7 +271,9 @@ class World:
         self.seed = seed
         self.random = Random(f"domicile {seed}")
         self.processes: list[SimLoop] = []
-        self._agenda = Agenda()
+        self._agenda = agenda = Agenda()
+        self.clock: Callable[[], float] = lambda: agenda.now
+        """`now` as a function."""
         self._outside = SimLoop(self._agenda, "")  # type: ignore[abstract]
 
     @property
@@ -297,8 +299,12 @@ class World:
         return loop
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Handle:
-        """Run something outside of all processes: no fault of a process stops it."""
-        return self._outside.call_at(when, callback)
+        """Run something outside of all processes: no fault of a process stops it.
+
+        At the same time it comes before what processes do, in the order of these calls.
+        """
+        # One context for all of them: they hold no variables and never run inside each other.
+        return self._outside.call_at(when, callback, context=self._outside.context)
 
     def run(
         self, main: Coroutine[Any, Any, T], loop: SimLoop, *, stuck_after_s: float = 300.0
@@ -359,7 +365,9 @@ class World:
         take = ready.popleft
         set_running_loop = asyncio._set_running_loop
         set_asyncgen_hooks = sys.set_asyncgen_hooks
+        outside = self._outside
         current: SimLoop | None = None
+        hooked: SimLoop | None = None
         finished: list[object] = []
         task.add_done_callback(finished.append)
         rounds = standing = 0
@@ -376,7 +384,9 @@ class World:
             if not ready and not (timers and timers[0][0] <= agenda.now):
                 self._advance(task, watched, stuck_after_s)
             if timers and timers[0][0] <= agenda.now:
-                agenda.collect_due()
+                agenda.current = current = None
+                set_running_loop(None)
+                agenda.collect_due(outside)
             for _ in range(len(ready)):
                 if not ready:  # a freeze or kill took the rest
                     break
@@ -387,23 +397,16 @@ class World:
                 loop = handle.loop
                 if loop is not current:
                     agenda.current = current = loop
-                    if loop is self._outside:
-                        set_running_loop(None)
-                    else:
-                        set_running_loop(loop)
+                    set_running_loop(loop)
+                    if loop is not hooked:
+                        hooked = loop
                         set_asyncgen_hooks(None, loop.finalizer)
                 try:
                     handle.context.run(callback, *handle.args)
                 except (KeyboardInterrupt, SystemExit):
                     raise
                 except BaseException as error:
-                    loop.call_exception_handler(
-                        {
-                            "message": f"Exception in callback {callback!r}",
-                            "exception": error,
-                            "handle": handle,
-                        }
-                    )
+                    handle.failed(callback, error)
                 if finished:
                     return
 

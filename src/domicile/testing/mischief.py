@@ -45,7 +45,7 @@ class Mischief:
         self._ambush: tuple[str, ShardKey, Callable[[Event], None]] | None = None
         self._faulty = True
         self._sleepers: dict[int, None] = {}
-        self.sim.history.subscribe(self._on_event)
+        self.sim.history.subscribe(self._on_event, "commit", *STEPS)
 
     def begin_early(self, random: Random) -> None:
         """A node crashes while the cluster starts, before its shards have homes (C8)."""
@@ -56,11 +56,11 @@ class Mischief:
         sim, random = self.sim, self.sim.world.stream("faults")
         kinds = list(self._kinds())
         while sim.world.now < until - 4:
-            await asyncio.sleep(random.uniform(0.5, 3.0))
+            await asyncio.sleep(random.uniform(0.8, 3.6))
             strike = random.choice(kinds)
             late = sim.world.now > until - 12 and sum(self.tally.faults.values()) < LEAST_FAULTS
             if random.random() < 0.6 and not late:
-                self._lie_in_wait(random, strike)
+                await self._lie_in_wait(random, strike)
             else:
                 strike(random)
         while sum(self.tally.faults.values()) < LEAST_FAULTS:
@@ -81,6 +81,8 @@ class Mischief:
             sim.network.slow(process.name, 0.0)
         sim.heal()
         sim.history.event("quiet")
+        if random.random() < 0.7:
+            return
         # H14: a planned stop is no fault, so nobody may notice it.
         await asyncio.sleep(GRACE_S + random.uniform(0.5, 3.0))
         leaver = random.choice(sim.nodes)
@@ -96,8 +98,8 @@ class Mischief:
             self._late,
         )  # fmt: skip
 
-    def _lie_in_wait(self, random: Random, strike: Callable[[Random], None]) -> None:
-        """Strike when a hot shard next reaches a chosen step of a hand-off."""
+    async def _lie_in_wait(self, random: Random, strike: Callable[[Random], None]) -> None:
+        """Move a hot shard, and strike when it reaches a chosen step of its hand-off."""
 
         def spring(event: Event) -> None:
             struck = event.fields.get("inc")
@@ -109,7 +111,9 @@ class Mischief:
                 delay_s = random.choice((0.0, random.uniform(0, 0.003)))
                 self._later(delay_s, lambda: strike(random) if self._faulty else None)
 
-        self._ambush = (random.choice(STEPS), random.choice(list(self.hot)), spring)
+        shard = random.choice(list(self.hot))
+        self._ambush = (random.choice(STEPS), shard, spring)
+        await self._load.trap(random, shard)
 
     def _on_event(self, event: Event) -> None:
         if self._ambush is None:

@@ -210,6 +210,10 @@ class _Tracked:
             self._transport.track(connection)
             self._handler.opened(connection)
 
+    def guard(self) -> bool:
+        """What the handler itself says."""
+        return self._handler.guard()
+
 
 class _Packet(NamedTuple):
     """Something under way: `dial`, `open`, `data` or `close`."""

@@ -147,8 +147,12 @@ class _Wire:
         return True
 
     def _deliver(self, arrive: Callable[[], object]) -> None:
-        if not self.faults.cut:
+        if self.faults.cut:
+            return
+        if self.may_wait:
             self.server.post(arrive)
+        else:
+            arrive()
 
     def _run(self, start: Callable[[], Coroutine[Any, Any, T]], answer: asyncio.Future[T]) -> None:
         if not self.may_wait:

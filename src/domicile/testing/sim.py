@@ -25,6 +25,7 @@ from domicile.life import Backends, Life, Lives, Plan
 from domicile.node import Node
 from domicile.persist.eventsourced import EventSourced
 from domicile.testing.clock import SimClock
+from domicile.testing.health import SimLocks
 from domicile.testing.history import History
 from domicile.testing.loop import SimLoop, SimulationError, World
 from domicile.testing.network import SimNetwork
@@ -77,11 +78,13 @@ class Sim(Client):
         resources: Callable[[], AbstractAsyncContextManager[Mapping[type[Any], Any]]] | None = None,
         candidates: Sequence[int] | None = None,
         rough: bool = False,
+        locks: bool = False,
     ) -> None:
         self.seed = seed
+        self._locks = SimLocks() if locks else None
         self._rough = rough
         self.world = World(seed)
-        self.history = History(lambda: self.world.now)
+        self.history = History(self.world.clock)
         self.random = self.world.stream("test")
         self.settings = Settings() if settings is None else settings
         self._entities = list(entities)
@@ -332,6 +335,7 @@ class Sim(Client):
             clock=SimClock(self.world, loop),
             meter=self.history,
             random=self.world.stream(f"process {loop.name}"),
+            health=None if self._locks is None else self._locks.of(loop),
         )
 
     def _launch(self, process: SimNode) -> None:

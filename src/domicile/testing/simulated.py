@@ -74,13 +74,16 @@ def simulated(
     resources: Callable[[], AbstractAsyncContextManager[Mapping[type[Any], Any]]] | None = None,
     candidates: Sequence[int] | None = None,
     rough: bool = False,
+    locks: bool = False,
 ) -> Decorator:
     """Run an async test in a simulated cluster of `nodes`, with seeds 0 … `seeds` - 1.
 
     The parameter named `sim` (else the first) gets the cluster; the others stay pytest
     fixtures. Works on methods too. `rough=True` adds small seeded faults all the time: broken
-    connections, broken watches, lost replies of the store, uneven delays. `candidates` are the
-    nodes that may coordinate; `settings` and `resources` are those of every node.
+    connections, broken watches, lost replies of the store, uneven delays. `locks=True` has
+    crashes proved at once, as on the embedded store; without it leases have to run out.
+    `candidates` are the nodes that may coordinate; `settings` and `resources` are those of every
+    node.
     """
 
     if nodes < 1 or seeds < 1:
@@ -104,6 +107,7 @@ def simulated(
                     resources=resources,
                     candidates=candidates,
                     rough=rough,
+                    locks=locks,
                 )
 
                 async def body(sim: Sim) -> None:

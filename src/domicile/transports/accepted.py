@@ -154,6 +154,10 @@ class Caller:
         if self._layer.alive():
             self._finish()
 
+    def guard(self) -> bool:
+        """L3: whether bytes that were put off may still leave."""
+        return self._layer.alive()
+
     def _finish(self) -> None:
         if self._over:
             return

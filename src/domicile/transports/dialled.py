@@ -177,6 +177,7 @@ class _Way:
 
     def __init__(self, side: Dialled, session: int) -> None:
         self._session = session
+        self._layer = side.layer
         self._connection: Connection | None = None
         self._side: Dialled | None = side
 
@@ -214,3 +215,7 @@ class _Way:
         self._connection = None
         if self._side is not None and self._side.layer.alive():
             self._side.redial()
+
+    def guard(self) -> bool:
+        """L3: whether bytes that were put off may still leave, also once this way is left."""
+        return self._layer.alive()

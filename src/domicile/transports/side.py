@@ -20,7 +20,7 @@ from domicile.ports.meter import Meter
 from domicile.ports.transport import Connection, LinkEvents
 from domicile.transports.link import AcceptedLink, DialledLink
 
-ACK_DELAY_S = 0.4
+ACK_DELAY_S = 1.2
 """A frame is acknowledged at most this long after it arrived."""
 
 End = TypeVar("End", bound=DialledLink | AcceptedLink)

@@ -1,0 +1,77 @@
+"""Looks for incarnations that are proved dead and removes their records (C5, L6).
+
+Run by every node that has a health port. It must never act on anything but `DEAD`: silence,
+errors and missing proof are no proof.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from domicile.config import Settings
+from domicile.core.deaths import burial
+from domicile.core.ids import Incarnation
+from domicile.core.members import Members
+from domicile.core.txn import Committed, Conflict
+from domicile.errors import StoreError
+from domicile.ports.health import Health, Verdict
+from domicile.ports.meter import Meter
+from domicile.ports.store import Store
+
+log = logging.getLogger("domicile")
+
+PROBE_S = 0.1
+"""How often each known incarnation is looked at; one look is a few system calls."""
+
+
+class Deaths:
+    """One node's look-out for dead peers."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        health: Health,
+        meter: Meter,
+        settings: Settings,
+        members: Members,
+        me: Incarnation,
+        lease: str,
+        guard: Callable[[], bool],
+    ) -> None:
+        self._store, self._health, self._meter = store, health, meter
+        self._settings, self._members = settings, members
+        self._me, self._lease, self._guard = me, lease, guard
+        self._buried: dict[Incarnation, None] = {}
+
+    async def run(self) -> None:
+        """Until cancelled, or this incarnation may act no more."""
+        while self._guard():
+            for incarnation in self._known():
+                if self._health.verdict(incarnation) is Verdict.DEAD:
+                    await self._bury(incarnation)
+            await asyncio.sleep(PROBE_S)
+
+    def _known(self) -> list[Incarnation]:
+        known = [*self._members.nodes, *self._members.clients]
+        self._buried = {one: None for one in self._buried if one in known}
+        return [one for one in known if one != self._me and one not in self._buried]
+
+    async def _bury(self, dead: Incarnation) -> None:
+        record = self._members.nodes.get(dead)
+        evidence = self._health.evidence(dead)
+        conditions, writes = burial(self._members, dead, evidence, self._lease)
+        try:
+            async with asyncio.timeout(self._settings.op_timeout_s):
+                outcome = await self._store.commit(conditions, writes)
+        except (StoreError, TimeoutError):
+            return  # the next look tries again
+        if isinstance(outcome, Committed):
+            self._buried[dead] = None
+            self._meter.count("node.dead")
+            name = "a client" if record is None else f"node {record.node}"
+            log.warning("%s is dead (%s); its shards are free at once", name, evidence)
+        elif isinstance(outcome, Conflict):
+            self._meter.count("node.dead.raced")

@@ -1,0 +1,43 @@
+"""Proof of death: whether a named incarnation can never run again (L6, C9).
+
+Absence of proof is `UNKNOWN`, never `DEAD`. A wrong `DEAD` makes two homes (I1); everything else
+only costs time.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol
+
+from domicile.core.ids import Incarnation
+
+
+class Verdict(Enum):
+    """What is known of an incarnation."""
+
+    ALIVE = "alive"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+
+
+class Health(Protocol):
+    """Judges incarnations, and shows its own process's ones to the judges of others."""
+
+    def hold(self, incarnation: Incarnation) -> None:
+        """Show that an incarnation of this process lives; before it registers (L6).
+
+        Raises `StoreUnavailable` if that can't be done.
+        """
+        ...
+
+    def let_go(self, incarnation: Incarnation) -> None:
+        """That incarnation has stopped everything and its record is gone."""
+        ...
+
+    def verdict(self, incarnation: Incarnation) -> Verdict:
+        """What is known now; errors are `UNKNOWN`. Quick: called on the event loop."""
+        ...
+
+    def evidence(self, incarnation: Incarnation) -> str:
+        """For a `DEAD` one: what proves it, in words for the store and the log."""
+        ...

@@ -1,0 +1,94 @@
+"""One cluster's part of a store that several clusters share: its keys carry the cluster's name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from domicile.core.txn import (
+    Absent,
+    At,
+    Change,
+    Changes,
+    Condition,
+    Conflict,
+    Delete,
+    Item,
+    Listing,
+    Outcome,
+    Present,
+    Put,
+    Write,
+)
+from domicile.ports.store import Store
+
+
+class Namespace:
+    """Implements `Store` on another one. Revisions and leases are those of the whole store."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store = store
+        self._prefix = name.encode() + b"/"
+
+    async def get(self, key: bytes) -> Item | None:
+        """As `Store.get`."""
+        item = await self._store.get(self._prefix + key)
+        return None if item is None else self._inner(item)
+
+    async def list(self, prefix: bytes) -> Listing:
+        """As `Store.list`."""
+        listing = await self._store.list(self._prefix + prefix)
+        return Listing(listing.revision, tuple(map(self._inner, listing.items)))
+
+    async def commit(self, conditions: Sequence[Condition], writes: Sequence[Write]) -> Outcome:
+        """As `Store.commit`."""
+        outcome = await self._store.commit(
+            [self._condition(one) for one in conditions], [self._write(one) for one in writes]
+        )
+        if isinstance(outcome, Conflict):
+            return Conflict(self._strip(outcome.key))
+        return outcome
+
+    async def grant(self, lease: str, ttl_s: float) -> float:
+        """As `Store.grant`."""
+        return await self._store.grant(lease, ttl_s)
+
+    async def renew(self, lease: str) -> float | None:
+        """As `Store.renew`."""
+        return await self._store.renew(lease)
+
+    async def revoke(self, lease: str) -> None:
+        """As `Store.revoke`."""
+        await self._store.revoke(lease)
+
+    async def watch(self, prefix: bytes, from_revision: int) -> AsyncIterator[Changes]:
+        """As `Store.watch`."""
+        async for changes in self._store.watch(self._prefix + prefix, from_revision):
+            yield Changes(
+                changes.revision,
+                tuple(
+                    Change(
+                        self._strip(one.key), None if one.item is None else self._inner(one.item)
+                    )
+                    for one in changes.changes
+                ),
+            )
+
+    async def close(self) -> None:
+        """As `Store.close`, of the whole store."""
+        await self._store.close()
+
+    def _strip(self, key: bytes) -> bytes:
+        return key[len(self._prefix) :]
+
+    def _inner(self, item: Item) -> Item:
+        return Item(self._strip(item.key), item.value, item.created, item.revision)
+
+    def _condition(self, condition: Condition) -> Condition:
+        key = self._prefix + condition.key
+        if isinstance(condition, At):
+            return At(key, condition.revision)
+        return Absent(key) if isinstance(condition, Absent) else Present(key)
+
+    def _write(self, write: Write) -> Write:
+        key = self._prefix + write.key
+        return Put(key, write.value, write.lease) if isinstance(write, Put) else Delete(key)
