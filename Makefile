@@ -9,6 +9,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 UV := $(VENV)/bin/uv
 STAMP := $(VENV)/.ready
+BENCH := $(VENV)/.bench
 COMPILE := $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 \
 	--no-header --no-annotate --no-emit-index-url
 
@@ -19,7 +20,7 @@ ifneq ($(shell test -w "$$HOME" && echo yes),yes)
 export UV_CACHE_DIR ?= $(CURDIR)/$(VENV)/.cache/uv
 endif
 
-.PHONY: help setup check format test golden sim mutant mutants bench docs lock clean
+.PHONY: help setup check format test golden sim mutant mutants demo bench recovery docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,8 +70,18 @@ mutant: setup ## plant a bug and see it found: PATCH=tests/mutants/name.patch
 mutants: setup ## all planted bugs, one after the other
 	$(PY) tests/mutants/run.py --all
 
-bench: setup ## the benchmarks
-	$(PY) benchmarks/run.py
+demo: setup ## a small cluster of real processes under load; kill one, freeze one, see nothing lost
+	$(VENV)/bin/domicile demo
+
+$(BENCH): requirements/bench.txt | $(STAMP)
+	$(UV) pip install --quiet --python $(PY) --require-hashes -r requirements/bench.txt
+	@touch $@
+
+bench: setup $(BENCH) ## the benchmarks, with grpc.aio as a peer in the same run
+	$(PY) benchmarks/run.py $(ARGS)
+
+recovery: setup ## how long shards are without a home after SIGKILL (DX-04)
+	$(PY) benchmarks/recovery.py $(ARGS)
 
 docs: setup ## redraw the diagrams from the transition tables
 	$(PY) docs/generate.py
@@ -79,8 +90,9 @@ lock: setup ## compile the requirement files anew
 	$(COMPILE) requirements/uv.in -o requirements/uv.txt
 	$(COMPILE) requirements/base.in -o requirements/base.txt
 	$(COMPILE) requirements/dev.in -o requirements/dev.txt
+	$(COMPILE) requirements/bench.in -o requirements/bench.txt
 
 clean: ## remove everything that can be made again
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -rf .coverage .venvs
-	find src tests docs -type d -name __pycache__ -prune -exec rm -rf {} +
+	find src tests docs benchmarks examples -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,335 +1,318 @@
-"""Benchmarks of what exists: nodes of one process on the memory backend, and the simulator.
+"""Benchmarks: asks and tells between two processes, beside grpc.aio, and within one process.
 
-    python benchmarks/run.py               all of it, in about a minute
+    python benchmarks/run.py               all of it, in about five minutes
     python benchmarks/run.py --quick       a smoke test; its figures mean nothing
-    python benchmarks/run.py --json FILE   the figures and every single run, for comparison
+    python benchmarks/run.py --json FILE   the figures and every single round, for comparison
 
-Each figure is the median of several runs. Memory is measured in fresh processes, everything else
-in this one, one benchmark after the other. uvloop is used if it is installed. The table goes to
-stdout, progress to stderr.
+Domicile's two processes share an embedded store in a temporary directory: one is home to all
+entities, the other a client. gRPC's two are a grpc.aio server and one channel. All are on loopback,
+without TLS, not pinned to cores, and alive together, on asyncio and on uvloop, but only one pair is
+measured at a time: round after round, each round measuring everything once. A figure is the median
+of the rounds. CPU time is that of both processes, and of all their threads. Tables go to stdout,
+progress to stderr.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import gc
+import importlib.util
 import json
-import multiprocessing
 import os
 import platform
+import select
+import subprocess
 import sys
+import tempfile
 import time
-import tracemalloc
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from importlib.metadata import version
-from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-from domicile import Entity, Node, Ref, Settings, handler
-from domicile.testing.campaign import run_seed
+import parts
+import single
 
-try:
-    from uvloop import new_event_loop
-except ImportError:
-    new_event_loop = None
-
-PAYLOAD = b"x" * 100
 DEPTHS = (1, 100, 1_000)
-ACTIVATION_DEPTH = 100
-SETTINGS = Settings(idle_s=3_600.0)
-PAIR = Settings(idle_s=3_600.0, min_nodes=2)
-"""The pair's first allocation waits for both, so that no shard moves while it is measured."""
+LATENCIES_AT = (1, 100)
+ANSWER_S = 120.0
+LEAVE_S = 30.0
+HERE = Path(__file__).parent
 
-_names = count()
+SYSTEMS = {"domicile": "Domicile", "unary": "grpc.aio unary", "stream": "grpc.aio stream"}
+
+NOTES = """\
+Domicile's messages take its whole path: typed encoding, routing by shard, a link that numbers,
+acknowledges and survives reconnects, the owner's checks of epoch and lease, a mailbox per entity;
+at most once and in order. gRPC hands bytes to one function: no entities, no order among unary
+calls, no homes. Its stream carries one message per payload, and replies find their callers by
+position. A tell's round of N ends once the receiver confirms that all N ran, by one more message;
+a unary call stands for a tell by an empty reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
     """How much of everything."""
 
-    runs: int = 3
-    seconds: float = 0.5
+    rounds: int = 5
+    seconds: float = 0.4
     entities: int = 1_000
     activations: int = 10_000
     idle: int = 100_000
     seeds: int = 5
 
 
-QUICK = Scale(runs=1, seconds=0.01, entities=40, activations=200, idle=500, seeds=1)
+QUICK = Scale(rounds=1, seconds=0.01, entities=20, activations=100, idle=300, seeds=1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Figure:
-    """One measured thing."""
+    """One kind of message, at one depth, through one system, on one loop."""
 
-    name: str
-    unit: str
-    runs: tuple[float, ...] = field(default=())
+    loop: str
+    where: str
+    what: str
+    depth: int
+    system: str
+    rounds: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
 
-    @property
-    def median(self) -> float:
-        """The figure to quote."""
-        return median(self.runs)
+    def median(self, name: str) -> float | None:
+        """Of the rounds; None if that was not measured."""
+        known = [one[name] for one in self.rounds if name in one]
+        return median(known) if known else None
 
-
-class Arrivals:
-    """Counts the tells that ran, and wakes who waits for a number of them."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._wanted = 0
-        self._reached = asyncio.Event()
-
-    def note(self) -> None:
-        """One more."""
-        self.count += 1
-        if self.count == self._wanted:
-            self._reached.set()
-
-    async def reach(self, wanted: int) -> None:
-        """Wait until that many have run."""
-        if self.count < wanted:
-            self._wanted = wanted
-            self._reached.clear()
-            await self._reached.wait()
+    def report(self) -> dict[str, Any]:
+        """For comparison by machines."""
+        timed = self.what == "ask" and self.depth in LATENCIES_AT
+        return {
+            "loop": self.loop,
+            "where": self.where,
+            "what": self.what,
+            "in_flight": self.depth,
+            "system": self.system,
+            "per_s": self.median("rate"),
+            "cpu_s": self.median("cpu_s"),
+            "p50_s": self.median("p50_s") if timed else None,
+            "p99_s": self.median("p99_s") if timed else None,
+            "rounds": self.rounds,
+        }
 
 
-@dataclass(frozen=True)
-class Home:
-    """Which node an entity finds itself in."""
+class Part:
+    """A process of the benchmark, from here."""
 
-    name: str
+    def __init__(self, name: str, loop: str, where: str, entities: int, directory: Path) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            [
+                sys.executable, str(HERE / "parts.py"), name, "--loop", loop, "--where", where,
+                "--entities", str(entities),
+            ],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=directory, text=True, bufsize=1,
+            start_new_session=True,
+        )  # fmt: skip
 
+    def ready(self) -> str:
+        """Where it is, once it can be used."""
+        return str(self._answer()["ready"])
 
-class Echo(Entity, name="echo"):
-    """Does as little as an entity can."""
+    def measure(self, system: str, what: str, depth: int, seconds: float) -> dict[str, float]:
+        """One round of one figure."""
+        return self._ask({"system": system, "what": what, "depth": depth, "seconds": seconds})
 
-    @handler
-    async def echo(self, data: bytes) -> bytes:
-        """Give it back."""
-        return data
+    def cpu_s(self) -> float:
+        """What it has used of a processor so far, all threads together."""
+        return self._ask({"what": "cpu"})["cpu_s"]
 
-    @handler
-    async def note(self, data: bytes) -> None:
-        """Be told."""
-        self.resource(Arrivals).note()
+    def close(self) -> None:
+        """Have it leave; kill it if it does not."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(LEAVE_S)
+        except (OSError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
+        finally:
+            self._process.stdout.close()
 
-    @handler
-    async def where(self) -> str:
-        """The node that is home."""
-        return self.resource(Home).name
+    def _ask(self, wanted: dict[str, Any]) -> dict[str, float]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(wanted) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
 
-
-def node(store: str, name: str, arrivals: Arrivals, settings: Settings) -> Node:
-    """A node that knows its name and counts what it is told."""
-
-    @asynccontextmanager
-    async def resources() -> AsyncGenerator[dict[type[Any], Any]]:
-        yield {Arrivals: arrivals, Home: Home(name)}
-
-    return Node(store, entities=[Echo], resources=resources, node_id=name, settings=settings)
-
-
-@asynccontextmanager
-async def alone() -> AsyncGenerator[tuple[Node, Arrivals]]:
-    """One node in a cluster of its own."""
-    arrivals = Arrivals()
-    async with node(f"memory://bench-{next(_names)}", "a", arrivals, SETTINGS) as a:
-        yield a, arrivals
-
-
-# rates
-
-
-async def asks(refs: Sequence[Ref[Echo]], depth: int, seconds: float) -> float:
-    """Asks per second with `depth` of them in flight, each worker on entities of its own."""
-    ends = time.perf_counter() + seconds
-
-    async def work(first: int) -> int:
-        done = 0
-        while time.perf_counter() < ends:
-            await refs[(first + done * depth) % len(refs)].ask(Echo.echo, PAYLOAD)
-            done += 1
-        return done
-
-    began = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        workers = [group.create_task(work(first)) for first in range(depth)]
-    return sum(worker.result() for worker in workers) / (time.perf_counter() - began)
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], ANSWER_S)[0]:
+            raise RuntimeError(f"{self.name} has not answered for {ANSWER_S:g} s")
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} ended early; its messages are above")
+        return json.loads(line)
 
 
-async def tells(refs: Sequence[Ref[Echo]], arrivals: Arrivals, depth: int, seconds: float) -> float:
-    """Tells per second, in rounds of `depth`; a round ends when all of them have run."""
-    sent = began_at = arrivals.count
-    began = time.perf_counter()
-    while time.perf_counter() < began + seconds:
-        for _ in range(depth):
-            await refs[sent % len(refs)].tell(Echo.note, PAYLOAD)
-            sent += 1
-        await arrivals.reach(sent)
-    return (sent - began_at) / (time.perf_counter() - began)
+class Pair(NamedTuple):
+    """Who calls, and who is called if that is another process."""
+
+    caller: Part
+    called: Part | None
+
+    def measure(self, figure: Figure, seconds: float) -> dict[str, float]:
+        """One round: per second, latencies, and processor time of both ends per message."""
+        before_s = self.called.cpu_s() if self.called else 0.0
+        told = self.caller.measure(figure.system, figure.what, figure.depth, seconds)
+        after_s = self.called.cpu_s() if self.called else 0.0
+        cpu_s = told.pop("cpu_s") + after_s - before_s
+        count, took_s = told.pop("count"), told.pop("took_s")
+        return {"rate": count / took_s, "cpu_s": cpu_s / count, **told}
 
 
-async def activate(node: Node, ids: Iterator[int], number: int) -> float:
-    """First asks per second, each to an entity that did not exist before."""
-    left = iter(range(number))
+@contextmanager
+def processes(loop: str, entities: int) -> Generator[dict[tuple[str, str], Pair]]:
+    """The processes of one loop: who measures which system from where."""
+    with tempfile.TemporaryDirectory(prefix="domicile-bench-") as name, ExitStack() as stack:
+        directory = Path(name)
 
-    async def work() -> None:
-        for _ in left:
-            await node.ref(Echo, f"fresh-{next(ids)}").ask(Echo.echo, PAYLOAD)
+        def part(kind: str, where: str) -> Part:
+            made = Part(kind, loop, where, entities, directory)
+            stack.callback(made.close)
+            return made
 
-    began = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for _ in range(ACTIVATION_DEPTH):
-            group.create_task(work())
-    return number / (time.perf_counter() - began)
-
-
-async def repeat(runs: int, measure: Callable[[], Awaitable[float]]) -> tuple[float, ...]:
-    """Several runs of one measurement, with the garbage of the last one gone."""
-    results: list[float] = []
-    for _ in range(runs):
-        gc.collect()
-        results.append(await measure())
-    return tuple(results)
-
-
-async def local(scale: Scale) -> AsyncGenerator[Figure]:
-    """Within one node."""
-    async with alone() as (a, arrivals):
-        refs = [a.ref(Echo, str(number)) for number in range(scale.entities)]
-        for ref in refs:
-            await ref.ask(Echo.echo, PAYLOAD)
-        for depth in DEPTHS:
-            runs = await repeat(scale.runs, lambda depth=depth: asks(refs, depth, scale.seconds))
-            yield Figure(f"local ask, {depth:,} in flight", "/s", runs)
-        for depth in DEPTHS:
-            runs = await repeat(
-                scale.runs, lambda depth=depth: tells(refs, arrivals, depth, scale.seconds)
-            )
-            yield Figure(f"local tell, {depth:,} in flight", "/s", runs)
+        store = "sqlite:///bench.db"
+        home = part("home", store)
+        server = part("grpc_server", "") if has_grpc() else None
+        home.ready()
+        client = part("client", store)
+        pairs = {
+            ("remote", "domicile"): Pair(client, home),
+            ("local", "domicile"): Pair(home, None),
+        }
+        if server is not None:
+            grpc = part("grpc_client", server.ready())
+            grpc.ready()
+            for system in ("unary", "stream"):
+                pairs["remote", system] = Pair(grpc, server)
+        client.ready()
+        yield pairs
 
 
-async def remote(scale: Scale) -> AsyncGenerator[Figure]:
-    """From one node to entities of another, over a link."""
-    store, arrivals = f"memory://bench-{next(_names)}", Arrivals()
-    a, b = (node(store, name, arrivals, PAIR) for name in "ab")
-    async with a, b:
-        refs: list[Ref[Echo]] = []
-        for number in count():
-            ref = a.ref(Echo, str(number))
-            if await ref.ask(Echo.where) == "b":
-                refs.append(ref)
-            if len(refs) == scale.entities:
-                break
-        for depth in DEPTHS:
-            runs = await repeat(scale.runs, lambda depth=depth: asks(refs, depth, scale.seconds))
-            yield Figure(f"ask between two nodes, {depth:,} in flight", "/s", runs)
-
-
-async def activation(scale: Scale) -> AsyncGenerator[Figure]:
-    """Entities that start with their first message."""
-    async with alone() as (a, _):
-        ids = count()
-        await activate(a, ids, ACTIVATION_DEPTH)
-        runs = await repeat(scale.runs, lambda: activate(a, ids, scale.activations))
-        yield Figure("activation by a first ask", "/s", runs)
-
-
-# memory
-
-
-def resident_bytes() -> int:
-    """What this process holds: of real memory on Linux, of traced memory elsewhere."""
-    gc.collect()
-    if sys.platform == "linux":
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    return tracemalloc.get_traced_memory()[0]
-
-
-async def idle_bytes(number: int) -> float:
-    """Bytes that one more idle entity costs, its id and the entity object included."""
-    async with alone() as (a, _):
-        ids = count()
-        await activate(a, ids, 2 * ACTIVATION_DEPTH)
-        before = resident_bytes()
-        await activate(a, ids, number)
-        return (resident_bytes() - before) / number
-
-
-def measure_idle(number: int) -> float:
-    """`idle_bytes` in a process that has done nothing else."""
-    if sys.platform != "linux":
-        tracemalloc.start()
-    return run(idle_bytes(number))
-
-
-async def memory(scale: Scale) -> AsyncGenerator[Figure]:
-    """In fresh processes: freed memory of earlier runs would hide some of it."""
-    context = multiprocessing.get_context("spawn")
-    results: list[float] = []
-    for _ in range(scale.runs):
-        with ProcessPoolExecutor(1, mp_context=context) as pool:
-            results.append(
-                await asyncio.get_running_loop().run_in_executor(pool, measure_idle, scale.idle)
-            )
-    yield Figure(f"idle entity, of {scale.idle:,}", "bytes", tuple(results))
-
-
-# the simulator
-
-
-def seeds(scale: Scale) -> Figure:
-    """CPU seconds of a seed of the campaign: the median seed of each run."""
-    runs = tuple(
-        median(run_seed(seed).cpu_s for seed in range(scale.seeds)) for _ in range(scale.runs)
-    )
-    return Figure(f"campaign seed, median of {scale.seeds}", "CPU s", runs)
-
-
-# the command
-
-
-def run(main: Coroutine[Any, Any, Any]) -> Any:
-    """On uvloop if there is one."""
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(main)
-
-
-async def measure(scale: Scale, tell: Callable[[str], None]) -> list[Figure]:
-    """Everything that runs on a loop, in turn."""
-    figures: list[Figure] = []
-    for group in (local, remote, activation, memory):
-        async for figure in group(scale):
-            tell(f"{figure.name}: {show(figure)}")
-            figures.append(figure)
+def messages(scale: Scale, tell: Callable[[str], None]) -> list[Figure]:
+    """Asks and tells, on every loop there is."""
+    with ExitStack() as stack:
+        figures: list[Figure] = []
+        pairs: dict[str, dict[tuple[str, str], Pair]] = {}
+        for loop in parts.loops():
+            tell(f"starting the processes on {loop}")
+            pairs[loop] = stack.enter_context(processes(loop, scale.entities))
+            figures += [
+                Figure(loop, where, what, depth, system)
+                for where, systems in (("remote", list(SYSTEMS)), ("local", ["domicile"]))
+                for what in ("ask", "tell")
+                for depth in DEPTHS
+                for system in systems
+                if (where, system) in pairs[loop]
+            ]
+        for turn in range(scale.rounds):
+            for figure in figures:
+                pair = pairs[figure.loop][figure.where, figure.system]
+                figure.rounds.append(pair.measure(figure, scale.seconds))
+            tell(f"round {turn + 1} of {scale.rounds}: asks and tells on {', '.join(pairs)}")
     return figures
 
 
-def show(figure: Figure) -> str:
-    """A figure with as many digits as it deserves."""
-    value = figure.median
-    return (
-        f"{value:,.2f} {figure.unit}" if value < 100 else f"{round(value, -1):,.0f} {figure.unit}"
-    )
+def has_grpc() -> bool:
+    """Whether there is something to compare with."""
+    return importlib.util.find_spec("grpc") is not None
 
 
-def spread(figure: Figure) -> str:
-    """How far apart the runs were, relative to their median."""
-    return f"{(max(figure.runs) - min(figure.runs)) / (figure.median or 1):.0%}"
+# showing
 
 
-def table(figures: Sequence[Figure]) -> str:
-    """A Markdown table."""
-    rows = [f"| {figure.name} | {show(figure)} | {spread(figure)} |" for figure in figures]
-    return "\n".join(["| what | median | spread |", "| --- | ---: | ---: |", *rows])
+def number(value: float | None) -> str:
+    """With as many digits as it deserves."""
+    if value is None:
+        return ""
+    return f"{value:,.2f}" if value < 100 else f"{round(value, -1):,.0f}"
+
+
+def ratio(figure: Figure | None, other: Figure | None) -> str:
+    """How many times as many per second."""
+    mine, theirs = (None if one is None else one.median("rate") for one in (figure, other))
+    return f"{mine / theirs:.2g}×" if mine and theirs else ""
+
+
+def rates(figures: Sequence[Figure], loop: str) -> str:
+    """Messages per second: a row per kind and depth, the systems side by side."""
+    names = [SYSTEMS[system] for system in _peers(figures)]
+    head = [f"{loop}: per second", "in flight", *names, *(f"to {name}" for name in names[1:])]
+    rows: list[list[str]] = []
+    for what, depth, cells in _side_by_side(figures):
+        numbers = [number(cell and cell.median("rate")) for cell in cells]
+        rows.append([what, depth, *numbers, *(ratio(cells[0], cell) for cell in cells[1:])])
+    return grid(head, rows)
+
+
+def costs(figures: Sequence[Figure], loop: str) -> str:
+    """Processor time per message, of caller and called together."""
+    names = [SYSTEMS[system] for system in _peers(figures)]
+    rows: list[list[str]] = []
+    for what, depth, cells in _side_by_side(figures):
+        found = [cell and cell.median("cpu_s") for cell in cells]
+        rows.append(
+            [what, depth, *("" if cpu_s is None else f"{cpu_s * 1e6:.0f}" for cpu_s in found)]
+        )
+    return grid([f"{loop}: CPU µs per message", "in flight", *names], rows)
+
+
+def _side_by_side(figures: Sequence[Figure]) -> Iterator[tuple[str, str, list[Figure | None]]]:
+    known = {(one.where, one.what, one.depth, one.system): one for one in figures}
+    peers = _peers(figures)
+    for where, what, depth in dict.fromkeys(key[:3] for key in known):
+        cells = [known.get((where, what, depth, system)) for system in peers]
+        yield f"{where} {what}", f"{depth:,}", cells
+
+
+def latencies(figures: Sequence[Figure], loop: str) -> str:
+    """How long an ask takes, where the number in flight does not drown it."""
+    timed = {
+        (one.where, one.depth, one.system): one.report()
+        for one in figures
+        if one.what == "ask" and one.depth in LATENCIES_AT
+    }
+    peers = _peers(figures)
+    head = [f"{loop}: p50 / p99 ms", "in flight", *(SYSTEMS[system] for system in peers)]
+    rows = [
+        [
+            f"{where} ask",
+            f"{depth:,}",
+            *(
+                f"{told['p50_s'] * 1e3:.2f} / {told['p99_s'] * 1e3:.2f}" if told else ""
+                for told in (timed.get((where, depth, system)) for system in peers)
+            ),
+        ]
+        for where, depth in dict.fromkeys(key[:2] for key in timed)
+    ]
+    return grid(head, rows)
+
+
+def _peers(figures: Sequence[Figure]) -> list[str]:
+    return [system for system in SYSTEMS if any(one.system == system for one in figures)]
+
+
+def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; numbers to the right."""
+    ruler = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ruler, *rows))
+
+
+def single_table(figures: Sequence[single.Figure]) -> str:
+    """What one process shows by itself."""
+    rows = [[one.name, f"{number(one.median)} {one.unit}"] for one in figures]
+    return grid(["one process", "median"], rows)
 
 
 def surroundings() -> dict[str, Any]:
@@ -337,17 +320,36 @@ def surroundings() -> dict[str, Any]:
     return {
         "domicile": version("domicile"),
         "python": platform.python_version(),
-        "loop": "asyncio" if new_event_loop is None else "uvloop",
+        "uvloop": version("uvloop") if "uvloop" in parts.loops() else None,
+        "grpcio": version("grpcio") if has_grpc() else None,
         "system": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
     }
 
 
+def facts(around: dict[str, Any], scale: Scale, took_s: float) -> Iterator[str]:
+    """How to read the tables."""
+    yield (
+        f"Domicile {around['domicile']}, CPython {around['python']}, "
+        f"uvloop {around['uvloop'] or 'absent'}, grpcio {around['grpcio'] or 'absent'}, "
+        f"{around['system']}, {around['cpus']} CPUs."
+    )
+    yield (
+        f"Two processes on loopback, {parts.PAYLOAD_BYTES}-byte payloads, {scale.entities:,} "
+        f"entities; medians of {scale.rounds} rounds of {scale.seconds:g} s; {took_s:.0f} s in all."
+    )
+    yield NOTES
+    if not around["grpcio"]:
+        yield "There is nothing to compare with: pip install grpcio."
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="a smoke test, in seconds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every run there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round there")
     options = parser.parse_args(arguments)
     scale = QUICK if options.quick else Scale()
     began = time.monotonic()
@@ -355,21 +357,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def tell(line: str) -> None:
         print(f"[{time.monotonic() - began:5.1f} s] {line}", file=sys.stderr, flush=True)
 
-    figures = [seeds(scale)]
-    tell(f"{figures[0].name}: {show(figures[0])}")
-    figures = [*run(measure(scale, tell)), *figures]
-    around = surroundings()
-    print(table(figures))
-    print(
-        f"\nCPython {around['python']}, {around['loop']}, {around['system']}, "
-        f"{around['cpus']} CPUs; median of {scale.runs} runs, {time.monotonic() - began:.0f} s."
-    )
+    figures = messages(scale, tell)
+    alone = single.figures(scale.rounds, scale.activations, scale.idle, scale.seeds, tell)
+    around, took_s = surroundings(), time.monotonic() - began
+    for loop in parts.loops():
+        ours = [figure for figure in figures if figure.loop == loop]
+        print(rates(ours, loop), costs(ours, loop), latencies(ours, loop), sep="\n\n", end="\n\n")
+    print(single_table(alone), end="\n\n")
+    print("\n".join(facts(around, scale, took_s)))
     if options.json is not None:
-        results = [{**asdict(figure), "median": figure.median} for figure in figures]
-        text = json.dumps({**around, "quick": options.quick, "results": results}, indent=2)
-        options.json.write_text(text + "\n", encoding="utf-8")
+        report = {
+            **around,
+            "quick": options.quick,
+            "payload_bytes": parts.PAYLOAD_BYTES,
+            "entities": scale.entities,
+            "rounds": scale.rounds,
+            "round_s": scale.seconds,
+            "messages": [figure.report() for figure in figures],
+            "single": [
+                {"name": one.name, "unit": one.unit, "median": one.median, "rounds": one.rounds}
+                for one in alone
+            ],
+        }
+        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -12,6 +12,7 @@ from typing import NamedTuple, get_type_hints
 
 import pytest
 
+from console_lab import Session, steps
 from domicile import Entity, Settings, errors, handler
 from domicile.testing import Sim, history
 
@@ -20,11 +21,16 @@ DOCS = ROOT / "docs"
 PAGES = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted(DOCS.rglob("*.md")),
+    *(EXAMPLE_PAGES := sorted((ROOT / "examples").glob("*/README.md"))),
 )
+SHOWN = ("python", "console", "sh", "text", "mermaid")
+"""What blocks may hold. Python and consoles are run, the targets that shells name exist."""
 
 FENCE = re.compile(r"(?P<above>[^\n]*\n)```python\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
 ROW = re.compile(r"^\| `(?P<name>[\w-]+)` \| (?P<second>[^|]+) \|", re.MULTILINE)
 EVENT = re.compile(r"\.event\(\s*\"(?P<kind>\w+)\"")
+KIND = re.compile(r"^ *```(?P<kind>\w*)[^\n]*\n.*?^ *```$", re.DOTALL | re.MULTILINE)
+MARK = re.compile(r"<!-- test(?:: (?P<file>[\w.]+))? -->")
 VERB = re.compile(r"\bsim\.(?P<name>\w+)")
 LINK = re.compile(r"\]\((?!\w+:|#)(?P<target>[^)#]+)")
 
@@ -35,6 +41,7 @@ class Example(NamedTuple):
     place: str
     tested: bool
     code: str
+    file: str | None = None
 
 
 class Step(NamedTuple):
@@ -79,15 +86,17 @@ def load(name: str, path: Path) -> ModuleType:
 
 
 def examples(text: str, page: str) -> list[Example]:
-    """The Python blocks of a page; those under `<!-- test -->` are to be run."""
-    return [
-        Example(
-            f"{page}:{text[: match.start('code')].count(chr(10)) + 1}",
-            match["above"].strip() == "<!-- test -->",
-            match["code"],
-        )
-        for match in FENCE.finditer("\n" + text)
-    ]
+    """The Python blocks of a page; those under `<!-- test -->` are to be run.
+
+    `<!-- test: name.py -->` also gives the block a file for the console sessions of the page.
+    """
+    found: list[Example] = []
+    for match in FENCE.finditer("\n" + text):
+        place = f"{page}:{text[: match.start('code')].count(chr(10)) + 1}"
+        mark = MARK.fullmatch(match["above"].strip())
+        file = None if mark is None else mark["file"]
+        found.append(Example(place, mark is not None, match["code"], file))
+    return found
 
 
 generate = load("domicile_docs_generate", DOCS / "generate.py")
@@ -249,16 +258,30 @@ def test_examples_are_found_with_their_lines() -> None:
         Example("a.md:9", False, "y = 2\n"),
     ]
     assert [example.tested for example in examples("```python\nz = 3\n```\n", "b.md")] == [False]
+    named = examples("\n<!-- test: app.py -->\n```python\nz = 3\n```\n", "c.md")
+    assert [(example.tested, example.file) for example in named] == [(True, "app.py")]
 
 
 def test_every_python_example_is_run() -> None:
     assert [example.place for example in EXAMPLES if not example.tested] == []
 
 
+def files_of(page: Path, place: Path) -> None:
+    """Write the named blocks of a page into a directory."""
+    name = str(page.relative_to(ROOT))
+    for example in EXAMPLES:
+        if example.file is not None and example.place.rpartition(":")[0] == name:
+            (place / example.file).write_text(example.code, encoding="utf-8")
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=[example.place for example in EXAMPLES])
-def test_example(example: Example, tmp_path: Path) -> None:
+def test_example(example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Import the example, then call what it calls a test."""
-    path = tmp_path / "example.py"
+    files_of(ROOT / example.place.rpartition(":")[0], tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+    path = tmp_path / (example.file or "example.py")
     path.write_text(example.code, encoding="utf-8")
     name = re.sub(r"\W", "_", f"docs_example_{example.place}")
     try:
@@ -266,7 +289,36 @@ def test_example(example: Example, tmp_path: Path) -> None:
         for thing in [value for key, value in vars(module).items() if key.startswith("test_")]:
             thing()
     finally:
-        sys.modules.pop(name, None)
+        for one in set(sys.modules) - before:
+            if getattr(sys.modules[one], "__file__", None) in {str(p) for p in tmp_path.iterdir()}:
+                del sys.modules[one]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        page
+        for page in PAGES
+        if page not in EXAMPLE_PAGES and steps(page.read_text(encoding="utf-8"))
+    ],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_the_console_sessions_of_a_page_are_true(page: Path, tmp_path: Path) -> None:
+    """Those of the examples are played in `test_examples.py`, beside their files."""
+    files_of(page, tmp_path)
+    with Session(tmp_path) as console:
+        for step in steps(page.read_text(encoding="utf-8")):
+            console.play(step)
+
+
+def test_blocks_are_of_known_kinds() -> None:
+    unknown = [
+        f"{page.relative_to(ROOT)}: {match['kind']}"
+        for page in PAGES
+        for match in KIND.finditer(page.read_text(encoding="utf-8"))
+        if match["kind"] and match["kind"] not in SHOWN
+    ]
+    assert unknown == []
 
 
 def test_links_within_the_docs_lead_somewhere() -> None:

@@ -245,7 +245,7 @@ def test_a_node_that_does_not_fit_the_cluster_is_refused(url: str) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("store", ["", "memory", "postgres://x", "sqlite:///x.db"])
+@pytest.mark.parametrize("store", ["", "memory", "postgres://x", "x.db", "sqlite://", "sqlite:///"])
 def test_an_unknown_store_is_refused_at_once(store: str) -> None:
     with pytest.raises(ConfigError, match="memory://name"):
         Node(store)

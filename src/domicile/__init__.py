@@ -6,6 +6,7 @@ whole clusters in virtual time; `domicile.ports` holds the interfaces for other 
 
 from __future__ import annotations
 
+from domicile.client import connect
 from domicile.config import Settings
 from domicile.entity.client import Client
 from domicile.entity.define import Entity, handler
@@ -44,5 +45,6 @@ __all__ = [
     "Rejection",
     "Settings",
     "Unavailable",
+    "connect",
     "handler",
 ]

@@ -47,7 +47,7 @@ from domicile.core.txn import Changes, Listing, Put
 from domicile.entity.define import EntityType
 from domicile.entity.ref import Call
 from domicile.entity.runtime import Runtime
-from domicile.errors import StoreUnavailable, Unavailable
+from domicile.errors import StoreError, StoreUnavailable, Unavailable
 from domicile.ports.clock import Clock
 from domicile.ports.health import Health
 from domicile.ports.journal import Journal
@@ -58,6 +58,9 @@ from domicile.ports.watchdog import Watchdog
 from domicile.transports.links import LinkLayer
 
 log = logging.getLogger("domicile")
+
+REJOIN_S = 1.0
+"""How long a node that could not join anew waits before it tries again."""
 
 POLL_S = 0.02
 """How often a leaving node looks whether it is done."""
@@ -109,8 +112,9 @@ class Life:
         self._unheard: dict[ShardKey, tuple[int, float]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._over = asyncio.Event()
+        self._deaths: Deaths | None = None
         self._left = False
-        self._tags = {"node": plan.node_id or "client", "incarnation": self.me}
+        self.tags = {"node": plan.node_id or "client", "incarnation": self.me}
 
     async def begin(self) -> bool:
         """Read the store, open the port, register (SM-02). False if fenced meanwhile."""
@@ -191,14 +195,14 @@ class Life:
     async def run(self) -> None:
         """Until fenced or left; then nothing of this incarnation is left running."""
         if not self._over.is_set():
-            log.info("joined the cluster %s", self._plan.cluster, extra=self._tags)
+            log.info("joined the cluster %s", self._plan.cluster, extra=self.tags)
         try:
             async with asyncio.TaskGroup() as group:
                 watching = [group.create_task(self.member.run(), name="domicile-member")]
                 if self._hosts:
                     watching.append(group.create_task(self.elected.run(), name="domicile-elected"))
                     if self._backends.health is not None:
-                        deaths = self._deaths(self._backends.health)
+                        self._deaths = deaths = self._look_out(self._backends.health)
                         watching.append(group.create_task(deaths.run(), name="domicile-deaths"))
                 await self._over.wait()
                 for task in [*watching, *self._tasks]:
@@ -209,7 +213,7 @@ class Life:
     async def leave(self) -> None:
         """H14: release all, answer and hear everything, say goodbye, then give up the lease."""
         settings = self._plan.settings
-        log.info("leaving: handing everything over (H14)", extra=self._tags)
+        log.info("leaving: handing everything over (H14)", extra=self.tags)
         self.runtime.leaving = True
         if self._hosts:
             self.elected.stop_campaigning()
@@ -227,10 +231,10 @@ class Life:
         self.runtime.sending.fail_all("this process left the cluster")
         self._end_links()
         await self.member.leave()
-        log.info("left the cluster %s", self._plan.cluster, extra=self._tags)
+        log.info("left the cluster %s", self._plan.cluster, extra=self.tags)
         self._over.set()
 
-    def _deaths(self, health: Health) -> Deaths:
+    def _look_out(self, health: Health) -> Deaths:
         return Deaths(
             store=self._backends.store, health=health, meter=self._backends.meter,
             settings=self._plan.settings, members=self._members, me=self.me,
@@ -302,7 +306,7 @@ class Life:
     def on_fenced(self, reason: str) -> None:
         """L4, L5: this incarnation is over."""
         if not self._left:
-            log.warning("fenced, joining anew: %s", reason, extra=self._tags)
+            log.warning("fenced, joining anew: %s", reason, extra=self.tags)
         self.runtime.fence(reason)
         self._end_links()
         self._over.set()
@@ -346,6 +350,11 @@ class Life:
     def on_link_lost(self, peer: Incarnation, reason: str, unsent: tuple[ToOwner, ...]) -> None:
         """A dialled link is lost for good."""
         self.runtime.sending.link_lost(peer, unsent)
+
+    def on_disconnected(self, peer: Incarnation) -> None:
+        """A connection broke: perhaps its other end died (L6)."""
+        if self._deaths is not None:
+            self._deaths.look_soon()
 
     def on_link_gone(self, link: LinkKey) -> None:
         """An incoming link's state was dropped."""
@@ -426,7 +435,7 @@ class Life:
             async with asyncio.timeout(self._plan.settings.op_timeout_s):
                 key = release_key(self.me, shard, epoch)
                 await self._backends.store.commit((), (Put(key, b""),))
-        except (StoreUnavailable, TimeoutError):
+        except (StoreError, TimeoutError):
             self._backends.meter.count("release.unwritten")
 
     def _read_record(self, shard: ShardKey) -> None:
@@ -441,7 +450,7 @@ class Life:
         try:
             async with asyncio.timeout(self._plan.settings.op_timeout_s):
                 item = await self._backends.store.get(key)
-        except (StoreUnavailable, TimeoutError):
+        except (StoreError, TimeoutError):
             item = None
         finally:
             self._reading.pop(key, None)
@@ -527,7 +536,15 @@ class Lives:
         try:
             while not self._stopping:
                 life = Life(backends, plan)
-                if await life.begin():
+                try:
+                    began = await life.begin()
+                except StoreUnavailable as error:
+                    if not joined.done():
+                        raise
+                    log.warning("can't join anew yet: %s", error, extra=life.tags)
+                    await asyncio.sleep(REJOIN_S)
+                    continue
+                if began:
                     self.current = life
                     if not joined.done():
                         joined.set_result(None)

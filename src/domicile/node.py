@@ -6,45 +6,43 @@ that loses its lease ends that incarnation and joins anew as another one (L5), b
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import socket
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from random import Random
-from typing import Any, ClassVar, Self
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
+from typing import Any, Self
 
 from domicile.config import Settings
-from domicile.control.clock import SystemClock
 from domicile.entity.client import Client
 from domicile.entity.define import Entity, catalogue
 from domicile.entity.ref import Outbound
 from domicile.errors import ConfigError
 from domicile.life import Backends, Life, Lives, Plan
-from domicile.persist.memory import MemoryJournal
-from domicile.ports.meter import NoMeter
-from domicile.stores.memory import MemoryStore
-from domicile.transports.memory import MemoryNetwork, MemoryTransport
+from domicile.persist.eventsourced import EventSourced
+from domicile.ports.meter import Meter
+from domicile.ports.watchdog import Watchdog
+from domicile.wiring import LOOPBACK, backends, check_journal, check_store
 
 Resources = Callable[[], AbstractAsyncContextManager[Mapping[type[Any], Any]]]
-
-
-class _Here:
-    """A `memory://name` shared by the nodes of one process."""
-
-    known: ClassVar[dict[str, _Here]] = {}
-
-    def __init__(self) -> None:
-        self.store = MemoryStore(SystemClock())
-        self.journal = MemoryJournal()
-        self.network = MemoryNetwork()
 
 
 class Node(Client):
     """Joins a cluster, is home to some of its shards, and sends to all of them.
 
-    `store` is a URL; `memory://name` is shared by all nodes of this process that name it.
-    `entities` are the classes it can be home to. `resources` returns an async context manager
-    that yields what entities get by `self.resource(Type)`. `candidate=False` never coordinates.
+    `store` is a URL: `memory://name` is shared by all nodes of this process that name it,
+    `sqlite:///file.db` by all processes of this machine. `entities` are the classes it can be
+    home to. `resources` returns an async context manager that yields what entities get by
+    `self.resource(Type)`. `listen` is `host:port` or `host:first-last`, `advertise` the address
+    that others dial if that differs. `journal` keeps the events of event-sourced entities.
+    `candidate=False` never coordinates.
     """
 
     def __init__(
@@ -53,24 +51,33 @@ class Node(Client):
         *,
         entities: Sequence[type[Entity]] = (),
         cluster: str = "domicile",
+        listen: str = LOOPBACK,
+        advertise: str | None = None,
+        journal: str | None = None,
         resources: Resources | None = None,
         candidate: bool = True,
         settings: Settings | None = None,
         node_id: str | None = None,
+        meter: Meter | None = None,
         backends: Callable[[], Backends] | None = None,
     ) -> None:
         self._catalogue = catalogue(entities)
-        self._url = store
+        self._store = store
         self._cluster = cluster
+        self._listen, self._advertise, self._journal = listen, advertise, journal
         self._resources = resources
         self._candidate = candidate
         self._settings = Settings.from_environment() if settings is None else settings
         self._node_id = node_id
+        self._meter = meter
+        self._watchdog: Watchdog | None = None
         self._stack = AsyncExitStack()
         self._lives = Lives()
-        self._backends = backends or (lambda: _backends(store, cluster))
+        self._backends = backends
         if backends is None:
-            _check_url(store)
+            check_store(store)
+            check_journal(journal)
+            _check_durable(store, journal, entities)
 
     @property
     def settings(self) -> Settings:
@@ -78,9 +85,23 @@ class Node(Client):
         return self._settings
 
     @property
+    def store(self) -> str:
+        """The URL of the store."""
+        return self._store
+
+    @property
+    def cluster(self) -> str:
+        """The name of the cluster."""
+        return self._cluster
+
+    @property
     def life(self) -> Life | None:
         """The current incarnation, if one is registered."""
         return self._lives.current
+
+    def watch_over(self, watchdog: Watchdog) -> None:
+        """Have a watchdog end this process if it hangs past its lease (L4). Before the start."""
+        self._watchdog = watchdog
 
     async def __aenter__(self) -> Self:
         """Join; messages can be sent, and shards may come, from here on."""
@@ -90,10 +111,10 @@ class Node(Client):
             resources: Mapping[type[Any], Any] = {}
             if self._resources is not None:
                 resources = await stack.enter_async_context(self._resources())
-            backends = self._backends()
-            node_id = self._node_id or _default_node_id(backends.random)
+            node_id = self._node_id or _default_node_id()
+            wired = self._wire(node_id) if self._backends is None else self._backends()
             await self._lives.start(
-                backends,
+                wired,
                 Plan(
                     self._cluster, node_id, self._catalogue, resources, self._settings,
                     self._candidate,
@@ -108,10 +129,23 @@ class Node(Client):
             await self._lives.stop()
 
     async def run(self) -> None:
-        """Serve until cancelled."""
+        """Serve until cancelled, or until SIGTERM or SIGINT asks to leave.
+
+        Returning is not leaving yet: the end of `async with node` is. A second signal ends the
+        process at once.
+        """
         if not self._lives.started:
             raise ConfigError("start the node first: `async with node: await node.run()`")
-        await self._lives.wait()
+        over = asyncio.Event()
+        serving = asyncio.get_running_loop().create_task(self._lives.wait())
+        serving.add_done_callback(lambda _: over.set())
+        try:
+            with _signals(over.set):
+                await over.wait()
+            if serving.done():
+                serving.result()
+        finally:
+            serving.cancel()
 
     @asynccontextmanager
     async def lifespan(self, app: Any) -> AsyncGenerator[None]:
@@ -122,25 +156,54 @@ class Node(Client):
     def _outbound(self) -> Outbound:
         return self._lives
 
-
-def _check_url(url: str) -> None:
-    scheme, found, _ = url.partition("://")
-    if not found or scheme != "memory":
-        raise ConfigError(f"store {url!r} is not one of the known kinds: memory://name")
-
-
-def _backends(url: str, cluster: str) -> Backends:
-    here = _Here.known.setdefault(f"{url}#{cluster}", _Here())
-    random = Random(os.urandom(16))
-    return Backends(
-        store=here.store.client(f"process-{random.getrandbits(32):08x}"),
-        transport=lambda: MemoryTransport(here.network),
-        journal=here.journal,
-        clock=SystemClock(),
-        meter=NoMeter(),
-        random=random,
-    )
+    def _wire(self, node_id: str) -> Backends:
+        return backends(
+            self._store, cluster=self._cluster, settings=self._settings, by=node_id,
+            listen=self._listen, advertise=self._advertise, journal=self._journal,
+            meter=self._meter, watchdog=self._watchdog,
+        )  # fmt: skip
 
 
-def _default_node_id(random: Random) -> str:
-    return f"{socket.gethostname()}-{os.getpid()}-{random.getrandbits(16):04x}"
+def _check_durable(store: str, journal: str | None, entities: Sequence[type[Entity]]) -> None:
+    """Events of a cluster of processes need a journal that all of them share (I4)."""
+    durable = [kind.__name__ for kind in entities if issubclass(kind, EventSourced)]
+    if durable and journal is None and not store.startswith("memory://"):
+        raise ConfigError(
+            f"{durable[0]} keeps events, but {store} comes without a journal. Use memory://name "
+            'with all nodes in one process, or say journal="memory://" if it is fine that events '
+            "are lost whenever a shard moves or this process ends"
+        )
+
+
+@contextmanager
+def _signals(leave: Callable[[], object]) -> Generator[None]:
+    """The first SIGTERM or SIGINT asks to leave; the next one has its usual effect.
+
+    Elsewhere than in the main thread, signals are the host program's own business.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    kinds = (signal.SIGTERM, signal.SIGINT)
+
+    def heard() -> None:
+        for kind in kinds:
+            loop.remove_signal_handler(kind)
+        leave()
+
+    try:
+        for kind in kinds:
+            loop.add_signal_handler(kind, heard)
+    except NotImplementedError:  # Windows
+        yield
+        return
+    try:
+        yield
+    finally:
+        for kind in kinds:
+            loop.remove_signal_handler(kind)
+
+
+def _default_node_id() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{os.urandom(2).hex()}"

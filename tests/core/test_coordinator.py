@@ -35,6 +35,7 @@ from domicile.core.ids import (
     release_key,
     wish_key,
 )
+from domicile.core.plan import Plan, View, plan
 from domicile.core.shardmap import Entry
 from domicile.core.txn import (
     MAX_OPERATIONS,
@@ -172,6 +173,25 @@ def test_a_new_leader_listens_before_it_places() -> None:
     rig = Rig(store)
     assert commits(rig.start()) == []
     assert [type(one) for one in rig.step(Heard(B))] == [Commit, Arm]
+
+
+def test_what_clients_say_costs_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I8: the control plane's cost never grows with messages."""
+    rig = running(serving(A), serving(B))
+    planned: list[float] = []
+
+    def count(view: View, now: float, settings: Settings) -> Plan:
+        planned.append(now)
+        return plan(view, now, settings)
+
+    monkeypatch.setattr("domicile.core.coordinator.plan", count)
+    for _ in range(5):
+        rig.now += 1.0
+        assert rig.step(Heard(Incarnation("client"))) == []
+    assert planned == []
+    rig.now += SETTINGS.heard_s
+    rig.step(Heard(B))
+    assert len(planned) == 1
 
 
 def test_a_silent_node_delays_a_new_leader_only_briefly() -> None:

@@ -117,6 +117,9 @@ class Host:
         assert not self.inside
         self.lost.append((peer, reason))
 
+    def on_disconnected(self, peer: Incarnation) -> None:
+        pass
+
     def on_link_gone(self, link: LinkKey) -> None:
         assert not self.inside
         self.gone.append(link)

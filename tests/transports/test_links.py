@@ -14,6 +14,7 @@ from domicile.core.messages import (
     Pong,
 )
 from domicile.ports.transport import LinkKey, Peer
+from domicile.transports.side import ACK_DELAY_S
 
 
 def test_asks_and_answers_in_order_with_one_frame_a_turn() -> None:
@@ -36,7 +37,7 @@ def test_asks_and_answers_in_order_with_one_frame_a_turn() -> None:
     simulate(test)
 
 
-def test_an_acknowledgement_comes_by_itself_within_400_ms() -> None:
+def test_an_acknowledgement_comes_by_itself_after_a_while() -> None:
     async def test(lab: Lab) -> None:
         p, q = await lab.pair()
         q.answers = False
@@ -44,7 +45,7 @@ def test_an_acknowledgement_comes_by_itself_within_400_ms() -> None:
         await asyncio.sleep(0.02)
         assert q.all_requests() == [1]
         assert p.layer.pending()
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(ACK_DELAY_S)
         assert not p.layer.pending()
         assert not q.layer.pending()
         assert lab.taken(p) == 0, "a bare acknowledgement has no number"

@@ -126,6 +126,9 @@ class Heard:
     def on_link_lost(self, peer: Incarnation, reason: str, unsent: tuple[ToOwner, ...]) -> None:
         raise AssertionError(reason)
 
+    def on_disconnected(self, peer: Incarnation) -> None:
+        pass
+
     def on_link_gone(self, link: LinkKey) -> None:
         raise AssertionError(link)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from domicile.config import Settings
 from domicile.core.deaths import burial
@@ -22,8 +23,11 @@ from domicile.ports.store import Store
 
 log = logging.getLogger("domicile")
 
-PROBE_S = 0.1
-"""How often each known incarnation is looked at; one look is a few system calls."""
+PROBE_S = 0.5
+"""How often each known incarnation is looked at."""
+
+SOON_S = (0.0, 0.01, 0.05, 0.1)
+"""When to look once a connection broke: sockets and locks of a dead process go one by one."""
 
 
 class Deaths:
@@ -45,6 +49,13 @@ class Deaths:
         self._settings, self._members = settings, members
         self._me, self._lease, self._guard = me, lease, guard
         self._buried: dict[Incarnation, None] = {}
+        self._soon = 0
+        self._woken = asyncio.Event()
+
+    def look_soon(self) -> None:
+        """A connection broke: that may be the first sign of a death."""
+        self._soon = len(SOON_S)
+        self._woken.set()
 
     async def run(self) -> None:
         """Until cancelled, or this incarnation may act no more."""
@@ -52,7 +63,17 @@ class Deaths:
             for incarnation in self._known():
                 if self._health.verdict(incarnation) is Verdict.DEAD:
                     await self._bury(incarnation)
-            await asyncio.sleep(PROBE_S)
+            await self._rest()
+
+    async def _rest(self) -> None:
+        rest_s = PROBE_S
+        if self._soon:
+            rest_s = SOON_S[len(SOON_S) - self._soon]
+            self._soon -= 1
+        self._woken.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(rest_s):
+                await self._woken.wait()
 
     def _known(self) -> list[Incarnation]:
         known = [*self._members.nodes, *self._members.clients]

@@ -152,6 +152,8 @@ class Coordinator:
 
     def _hear(self, node: Incarnation, now: float) -> bool:
         """Whether hearing this node is news."""
+        if self._listed and node not in self._view.nodes:
+            return False  # I8: a client is given no shards, so its messages must not cost a plan
         last = self._hearsay.heard_at.get(node, float("-inf"))
         self._hearsay.heard_at[node] = now
         if now - last <= self._settings.heard_s:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_OPERATIONS = 64
@@ -106,3 +107,25 @@ class Changes:
 
     revision: int
     changes: tuple[Change, ...]
+
+
+def check_limits(conditions: Sequence[Condition], writes: Sequence[Write]) -> None:
+    """`ValueError` for a commit that is too big for some store (S7)."""
+    operations = len(conditions) + len(writes)
+    if operations > MAX_OPERATIONS:
+        raise ValueError(
+            f"a commit of {operations} operations is over MAX_OPERATIONS = {MAX_OPERATIONS} "
+            "(S7, conditions and writes together); split it"
+        )
+    keys: dict[bytes, None] = {}
+    for write in writes:
+        if write.key in keys:
+            raise ValueError(f"a commit writes {write.key!r} twice; write each key once")
+        keys[write.key] = None
+        if isinstance(write, Delete):
+            continue
+        if len(write.value) > MAX_VALUE_BYTES:
+            raise ValueError(
+                f"the value for {write.key!r} has {len(write.value)} bytes, over "
+                f"MAX_VALUE_BYTES = {MAX_VALUE_BYTES} (S7); store less under one key"
+            )

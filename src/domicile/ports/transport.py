@@ -95,6 +95,10 @@ class LinkEvents(Protocol):
         `unsent`: requests that were never handed to any connection, in order."""
         ...
 
+    def on_disconnected(self, peer: Incarnation) -> None:
+        """A connection to or from a peer broke; its link may resume."""
+        ...
+
     def on_link_gone(self, link: LinkKey) -> None:
         """An incoming link's state was dropped; its gates are void."""
         ...

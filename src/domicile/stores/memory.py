@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 
 from domicile.core.txn import (
-    MAX_OPERATIONS,
-    MAX_VALUE_BYTES,
     Absent,
     At,
     Change,
@@ -22,12 +20,12 @@ from domicile.core.txn import (
     Committed,
     Condition,
     Conflict,
-    Delete,
     Item,
     Listing,
     Outcome,
     Put,
     Write,
+    check_limits,
 )
 from domicile.errors import StoreRewound, StoreUnavailable, WatchCompacted
 from domicile.ports.clock import Clock, Timer
@@ -168,7 +166,7 @@ class _Data:
         self, by: str, conditions: Sequence[Condition], writes: Sequence[Write]
     ) -> Committed | Conflict:
         """As `Store.commit`. Writes that change nothing raise no revision."""
-        _check_limits(conditions, writes)
+        check_limits(conditions, writes)
         self.expire_due()
         conflict = self._conflict(conditions, writes)
         if conflict is not None:
@@ -366,24 +364,3 @@ class _Client:
 
 def _under(prefix: bytes, changes: Sequence[Change]) -> tuple[Change, ...]:
     return tuple([change for change in changes if change.key.startswith(prefix)])
-
-
-def _check_limits(conditions: Sequence[Condition], writes: Sequence[Write]) -> None:
-    operations = len(conditions) + len(writes)
-    if operations > MAX_OPERATIONS:
-        raise ValueError(
-            f"a commit of {operations} operations is over MAX_OPERATIONS = {MAX_OPERATIONS} "
-            "(S7, conditions and writes together); split it"
-        )
-    keys: dict[bytes, None] = {}
-    for write in writes:
-        if write.key in keys:
-            raise ValueError(f"a commit writes {write.key!r} twice; write each key once")
-        keys[write.key] = None
-        if isinstance(write, Delete):
-            continue
-        if len(write.value) > MAX_VALUE_BYTES:
-            raise ValueError(
-                f"the value for {write.key!r} has {len(write.value)} bytes, over "
-                f"MAX_VALUE_BYTES = {MAX_VALUE_BYTES} (S7); store less under one key"
-            )

@@ -1,7 +1,7 @@
-"""Tools for testing programs built on Domicile: whole clusters in virtual time.
+"""Tools for testing programs built on Domicile: whole clusters in virtual time, and real ones.
 
 `@simulated` turns an async test into one that runs in a cluster, once for every seed; `Sim` is
-what it gets; `check` judges the history of a run.
+what it gets; `Processes` is a cluster of real processes; `check` judges the history of a run.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 from domicile.testing.checkers import Violation, check
 from domicile.testing.history import Event, History
 from domicile.testing.loop import Deadlock, SimulationError
+from domicile.testing.processes import HarnessError, Processes
 from domicile.testing.sim import Sim
 from domicile.testing.simulated import InvariantBroken, simulated
 
 __all__ = [
     "Deadlock",
     "Event",
+    "HarnessError",
     "History",
     "InvariantBroken",
+    "Processes",
     "Sim",
     "SimulationError",
     "Violation",

@@ -19,6 +19,7 @@ fenced         inc, reason — admits nothing from here on (L4)
 ended          inc — stopped by its own will (H14)
 gone           inc, peer — `inc` learned that `peer`'s record is gone
 taken          inc, peer, link, session, no — a frame was accepted from a peer
+handed         bytes — this many were handed to the kernel (TCP alone)
 **store**
 commit         by, revision, puts (list of (key, value, lease)), deletes (list of keys): applied
 expire         revision, deletes (list of keys): a lease ran out or was revoked

@@ -152,7 +152,10 @@ class Caller:
         """It broke, or the peer closed it."""
         self.connection = None
         if self._layer.alive():
+            side = self._side
             self._finish()
+            if side is not None:
+                self._layer.events.on_disconnected(side.key.sender)
 
     def guard(self) -> bool:
         """L3: whether bytes that were put off may still leave."""

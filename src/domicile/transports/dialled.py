@@ -213,8 +213,10 @@ class _Way:
     def closed(self, reason: str) -> None:
         """It broke, or never stood."""
         self._connection = None
-        if self._side is not None and self._side.layer.alive():
-            self._side.redial()
+        side = self._side
+        if side is not None and side.layer.alive():
+            side.redial()
+            side.layer.events.on_disconnected(side.peer.incarnation)
 
     def guard(self) -> bool:
         """L3: whether bytes that were put off may still leave, also once this way is left."""

@@ -10,7 +10,8 @@ from domicile.testing.checkers.verdict import Findings, Violation
 from domicile.testing.history import Event, History
 
 PROMPT_S = 1e-4
-"""How late the timer at the deadline may come; an answered renewal takes longer than this."""
+"""How late the timer at the deadline may come in virtual time; an answered renewal takes longer
+than this."""
 
 _DEEDS = {"start": "started a handler", "resume": "resumed a handler", "reply": "answered"}
 
@@ -23,10 +24,12 @@ def check_deadlines(history: History) -> list[Violation]:
     valid_until: dict[str, float] = {}
     renewals: dict[str, Event] = {}
     fenced: dict[str, Event] = {}
-    for event in history.events:
+    for position, event in enumerate(history.events):
         kind = event.kind
         if kind in _DEEDS:
             inc = event.fields["inc"]
+            if position in reading.rest_of_turn and inc not in fenced:
+                continue
             life = reading.lives.get(inc)
             hosts = life is None or life.fields["hosts"]
             if hosts and inc not in fenced and event.at < valid_until.get(inc, event.at):
@@ -71,7 +74,7 @@ def _judge_overdue(
     for start, end in sorted(reading.freezes.get(inc, ())):
         if start <= due_at:
             due_at = max(due_at, end)
-    if at > due_at + PROMPT_S:
+    if at > due_at + PROMPT_S + reading.slack_s:
         message = (
             f"{reading.name(inc)} still stood {at - due_at:.6f} s past its deadline "
             f"{valid_until[inc]:.6f}, though it did not stand still"

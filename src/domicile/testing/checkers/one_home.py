@@ -149,7 +149,7 @@ def check_handlers(history: History) -> list[Violation]:
     found = Findings("I1c")
     handlers = _Handlers(reading, found)
     released: dict[tuple[str, str, int], Event] = {}
-    for event in history.events:
+    for position, event in enumerate(history.events):
         kind, fields = event.kind, event.fields
         if kind in ("start", "resume"):
             shard = (fields["role"], fields["shard"])
@@ -161,7 +161,7 @@ def check_handlers(history: History) -> list[Violation]:
                     "it had released (H10)"
                 )
                 found.add(event.at, message, final, event)
-            handlers.runs(event, shard)
+            handlers.runs(event, shard, rest=position in reading.rest_of_turn)
             if kind == "start":
                 handlers.start(event)
             else:
@@ -205,8 +205,11 @@ class _Handlers:
         until = fields["sent_at"] + fields["ttl"] - fields["margin"]
         self._valid_until[fields["inc"]] = max(until, self._valid_until.get(fields["inc"], until))
 
-    def runs(self, event: Event, shard: tuple[str, int]) -> None:
-        """No start or resumption after a start of another incarnation in this or a higher epoch."""
+    def runs(self, event: Event, shard: tuple[str, int], *, rest: bool) -> None:
+        """No start or resumption after a start of another incarnation in this or a higher epoch.
+
+        But for the `rest` of a turn that a pause cut in two.
+        """
         fields = event.fields
         inc, epoch = fields["inc"], fields["epoch"]
         newest = self._newest.get(shard)
@@ -218,7 +221,7 @@ class _Handlers:
         if epoch == newest.fields["epoch"] and inc == newest.fields["inc"]:
             return
         for other, first in self._firsts[shard].items():
-            if other == inc or first.fields["epoch"] < epoch or self._excused(event):
+            if rest or other == inc or first.fields["epoch"] < epoch or self._excused(event):
                 continue
             message = (
                 f"{self._reading.name(inc)} ran {fields['type']}/{fields['id']} in epoch {epoch} "

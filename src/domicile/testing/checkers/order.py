@@ -60,6 +60,7 @@ class _Judge:
     def __init__(self, reading: Reading) -> None:
         self.found = Findings("I5")
         self._reading = reading
+        self._epsilon_s = _EPSILON_S + reading.slack_s
         self._fates: dict[_Key, _Fate] = {}
         self._withdrawn: dict[tuple[str, _Key], Event] = {}
         self._last: dict[tuple[str, str, str], Event] = {}
@@ -181,14 +182,14 @@ class _Judge:
         if (
             submit.fields["ask"]
             and timeout_s is not None
-            and event.at >= submit.at + timeout_s - _EPSILON_S
+            and event.at >= submit.at + timeout_s - self._epsilon_s
             and (fate.start is not None or self._behind_others(event, fate))
         ):
             return True
         sender, role, shard, _ = key
         death = self._reading.deaths.get(sender)
         drain_s = self._drain_s(sender)
-        if death and death.kind == "ended" and event.at >= submit.at + drain_s - _EPSILON_S:
+        if death and death.kind == "ended" and event.at >= submit.at + drain_s - self._epsilon_s:
             return True
         start, finish = fate.start, fate.finish
         if start is None or (finish and finish.fields["how"] not in ("cancelled", "abandoned")):
@@ -196,7 +197,9 @@ class _Judge:
         owner = start.fields["inc"]
         drain_at = self._drains.get((owner, role, shard))
         ran_until = finish.at if finish else event.at
-        return drain_at is not None and ran_until >= drain_at + self._drain_s(owner) - _EPSILON_S
+        return (
+            drain_at is not None and ran_until >= drain_at + self._drain_s(owner) - self._epsilon_s
+        )
 
     def _behind_others(self, event: Event, fate: _Fate) -> bool:
         """It waited in the mailbox of an entity that was at work all along."""

@@ -13,12 +13,16 @@ from weakref import WeakKeyDictionary
 from domicile.core.ids import MAP, ShardKey
 from domicile.core.shardmap import BLOCK_SIZE, FREE, Entry, decode_block, parse_block_key
 from domicile.testing.history import Event, History
+from domicile.testing.real_history import RealHistory
 
 GRACE_S = 15.0
 """How long after a fault its effects may still show, and after `quiet` things may settle."""
 
 _LASTING = {"block", "freeze", "outage", "partition", "slow"}
 """Faults that go on until `thaw` (a freeze), `heal` (the others) or `quiet`."""
+
+_FRAME_S = 0.002
+"""The replies of one frame are noted within this time."""
 
 
 class Stored(NamedTuple):
@@ -76,6 +80,10 @@ class Reading:
         self.freezes: dict[str, list[tuple[float, float]]] = {}
         """Per incarnation its pauses; one that never thawed lasts to the end."""
         self.quiet_at: float | None = None
+        self.slack_s = history.slack_s if isinstance(history, RealHistory) else 0.0
+        """How late timers may be: not at all in virtual time."""
+        self.rest_of_turn: dict[int, None] = {}
+        """Positions of what a real process did between a pause and its next guard."""
         spans: list[tuple[float, float]] = []
         lasting: dict[tuple[str, str], float] = {}
         blocks: dict[bytes, tuple[Entry, ...]] = {}
@@ -106,6 +114,31 @@ class Reading:
             if fault == "freeze":
                 self.freezes.setdefault(inc, []).append((start, self.end))
         self.disturbed = Spans([(start, end + GRACE_S) for start, end in spans])
+        if isinstance(history, RealHistory):
+            self._find_rests(history)
+
+    def _find_rests(self, history: History) -> None:
+        """I1c: a pause may fall between a guard and its deed, and then that deed comes late.
+
+        One guard is good for one start, one resumption, or the replies of one frame, and nothing
+        is noted in between: so it can only be the first that is heard of a process after a pause.
+        """
+        pauses = {inc: [end for _, end in sorted(all)] for inc, all in self.freezes.items()}
+        frames: dict[str, tuple[str, float]] = {}
+        for position, (at, kind, fields) in enumerate(history.events):
+            inc = fields.get("inc")
+            if inc not in pauses or kind == "fault":
+                continue
+            woken = False
+            while pauses[inc] and pauses[inc][0] <= at:
+                woken = True
+                del pauses[inc][0]
+            if kind == "reply" and woken:
+                frames[inc] = (fields["sender"], at + _FRAME_S)
+            elif kind != "reply" or frames.get(inc, ("", at))[0] != fields["sender"]:
+                frames.pop(inc, None)
+            if (woken and kind in ("start", "resume")) or at <= frames.get(inc, ("", -1.0))[1]:
+                self.rest_of_turn[position] = None
 
     def _fault(
         self,

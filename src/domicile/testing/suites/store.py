@@ -1,7 +1,15 @@
-"""What every store must do (S1, S2, S3, S7).
+"""What every store must do (S1, S2, S3, S5, S7), also while things go wrong.
 
-For authors of stores: derive `class TestMine(StoreContract)` and define `open`. The scenarios
-use nothing but the port and the two verbs of `Stores`.
+For authors of stores: derive `class TestMine(StoreContract)` and define `open`, which yields a
+`Stores`: a way to make clients of one empty store, and verbs that do to it what can really happen
+to it. The scenarios use nothing else. Let a verb do the real thing where that is possible (stop the
+server, hold its lock, cut the connection); only then does the suite say something of the store.
+
+- `client`, `advance`, `compact`: always needed.
+- `outage`, `restore`: the store can't be written to. Reads may fail or go on.
+- `lose_next_reply`: a commit that happens, now or soon, and whose caller is not told.
+- `slow`: commits take their time, as on a busy disk or network.
+- `break_watches`: connections of one client that break while the store is well.
 """
 
 from __future__ import annotations
@@ -9,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Protocol
 
 import pytest
@@ -22,14 +30,16 @@ from domicile.core.txn import (
     Change,
     Changes,
     Committed,
+    Condition,
     Conflict,
     Delete,
     Item,
     Present,
     Put,
+    Unknown,
     Write,
 )
-from domicile.errors import StoreUnavailable, WatchCompacted
+from domicile.errors import StoreRewound, StoreUnavailable, WatchCompacted
 from domicile.ports.store import Store
 
 
@@ -48,6 +58,26 @@ class Stores(Protocol):
         """Forget the changes up to a revision."""
         ...
 
+    async def outage(self) -> None:
+        """From now on nobody can write: calls end in time with `StoreUnavailable` or `Unknown`."""
+        ...
+
+    async def restore(self) -> None:
+        """The outage is over."""
+        ...
+
+    async def lose_next_reply(self, client: Store) -> None:
+        """The next commit of this client happens, but the client doesn't learn it."""
+        ...
+
+    async def slow(self, seconds: float) -> None:
+        """From now on a commit takes at least that long; less than a call may take."""
+        ...
+
+    async def break_watches(self, client: Store) -> None:
+        """Every watch of this client that waits now ends with `StoreUnavailable`."""
+        ...
+
 
 class StoreContract(ABC):
     """Derive a test class from this and define `open`."""
@@ -57,6 +87,9 @@ class StoreContract(ABC):
 
     patience_s: float = 10.0
     """How long, in real time, one scenario may take."""
+
+    slow_s: float = 0.05
+    """How slow `Stores.slow` is asked to be."""
 
     @abstractmethod
     def open(self) -> AbstractAsyncContextManager[Stores]:
@@ -301,6 +334,220 @@ class StoreContract(ABC):
             assert await other.get(b"k") is not None
 
         self.run(scenario)
+
+    def test_a_watch_from_the_future_means_that_history_went_back(self) -> None:
+        async def scenario(stores: Stores) -> None:
+            store = stores.client("a")
+            last = await put(store, b"k", b"")
+            with pytest.raises(StoreRewound):
+                await anext(store.watch(b"", last + 1))
+
+        self.run(scenario)
+
+    def test_competing_clients_lose_no_update(self) -> None:
+        async def scenario(stores: Stores) -> None:
+            async def add(store: Store, times: int) -> list[int]:
+                won: list[int] = []
+                while len(won) < times:
+                    item = await store.get(b"n")
+                    held: Condition = At(b"n", item.revision) if item else Absent(b"n")
+                    value = int(item.value) + 1 if item else 1
+                    outcome = await store.commit([held], [Put(b"n", b"%d" % value)])
+                    if isinstance(outcome, Committed):
+                        won.append(outcome.revision)
+                return won
+
+            clients = [stores.client(f"c{n}") for n in range(4)]
+            won = await asyncio.gather(*[add(client, 5) for client in clients])
+            item = await clients[0].get(b"n")
+            assert item is not None
+            assert item.value == b"20"
+            assert len({revision for each in won for revision in each}) == 20
+
+        self.run(scenario)
+
+    def test_a_lease_runs_out_for_watchers_though_its_holder_is_gone(self) -> None:
+        async def scenario(stores: Stores) -> None:
+            holder, other = stores.client("a"), stores.client("b")
+            ttl_s = await holder.grant("l", self.ttl_s)
+            last = await put(holder, b"k", b"", "l")
+            waiting = asyncio.create_task(after(other.watch(b"", last)))
+            await asyncio.sleep(0)
+            await holder.close()
+            await stores.advance(ttl_s + 0.01)
+            assert [change.key for change in (await waiting).changes] == [b"k"]
+
+        self.run(scenario)
+
+    def test_a_lost_reply_is_unknown_and_the_commit_is_found(self) -> None:
+        async def scenario(stores: Stores) -> None:
+            store, other = stores.client("a"), stores.client("b")
+            last = await put(store, b"other", b"")
+            await stores.lose_next_reply(store)
+            asked: list[Write] = [Put(b"k", b"txn 1"), Delete(b"other")]
+            assert await store.commit([Absent(b"k")], asked) == Unknown()
+            changes = await anext(other.watch(b"", last))
+            assert {change.key for change in changes.changes} == {b"k", b"other"}
+            for client in (store, other):
+                found = await client.get(b"k")
+                assert found is not None
+                assert (found.value, found.revision) == (b"txn 1", changes.revision)
+            assert await store.commit([Absent(b"k")], asked) == Conflict(b"k")
+
+        self.run(scenario)
+
+    def test_nothing_is_written_during_an_outage_and_all_goes_on_after_it(self) -> None:
+        async def scenario(stores: Stores) -> None:
+            store = stores.client("a")
+            last = await put(store, b"k", b"before")
+            await stores.outage()
+            for key in (b"x", b"y"):
+                with suppress(StoreUnavailable):
+                    assert await store.commit([], [Put(key, b""), Put(b"k", key)]) == Unknown()
+            with pytest.raises(StoreUnavailable):
+                await store.grant("l", self.ttl_s)
+            with pytest.raises(StoreUnavailable):
+                await store.renew("l")
+            await stores.restore()
+            # Requests may still be under way: what holds is that each is done whole or not at all.
+            assert await put(store, b"after", b"") > last
+            listing = await store.list(b"")
+            found = {item.key: item for item in listing.items}
+            assert found[b"k"].value in (b"before", b"x", b"y")
+            for key in (b"x", b"y"):
+                if found[b"k"].value == key:
+                    assert found[b"k"].revision == found[key].revision
+            assert await store.grant("l", self.ttl_s) == await store.renew("l")
+
+        self.run(scenario)
+
+    def test_after_an_outage_a_lease_and_its_keys_are_there_or_gone_together(self) -> None:
+        async def scenario(stores: Stores) -> None:
+            store = stores.client("a")
+            ttl_s = await store.grant("l", self.ttl_s)
+            await put(store, b"k", b"", "l")
+            await stores.outage()
+            await stores.advance(ttl_s + 0.01)
+            await stores.restore()
+            renewed = await store.renew("l")
+            assert (await store.get(b"k") is None) == (renewed is None)
+
+        self.run(scenario)
+
+    def test_a_watch_outlasts_an_outage_or_can_be_resumed(self) -> None:
+        async def scenario(stores: Stores) -> None:
+            store, other = stores.client("a"), stores.client("b")
+            last = await put(store, b"k", b"")
+            follower = Follower(store, last)
+            async with asyncio.TaskGroup() as tasks:
+                following = tasks.create_task(follower.follow(3))
+                await asyncio.sleep(0)
+                await stores.outage()
+                await stores.restore()
+                expected = [await put(other, b"k", b"%d" % n) for n in range(3)]
+                await following
+            assert follower.seen == expected
+
+        self.run(scenario)
+
+    def test_a_broken_watch_says_so_and_resumes_without_a_gap(self) -> None:
+        async def scenario(stores: Stores) -> None:
+            store, other = stores.client("a"), stores.client("b")
+            last = await put(store, b"k", b"")
+            watch = store.watch(b"", last)
+            waiting = asyncio.create_task(after(watch))
+            expected = [await put(other, b"k", b"1")]
+            assert (await waiting).revision == expected[0]
+            waiting = asyncio.create_task(after(watch))
+            await asyncio.sleep(0)
+            await stores.break_watches(store)
+            with pytest.raises(StoreUnavailable):
+                await waiting
+            expected += [await put(other, b"k", b"%d" % n) for n in range(3)]
+            with pytest.raises(StoreUnavailable):
+                await anext(watch)
+            follower = Follower(store, expected[0])
+            await follower.follow(3)
+            assert [expected[0], *follower.seen] == expected
+
+        self.run(scenario)
+
+    def test_what_was_compacted_during_a_break_must_be_listed(self) -> None:
+        async def scenario(stores: Stores) -> None:
+            store, other = stores.client("a"), stores.client("b")
+            last = await put(store, b"k", b"")
+            waiting = asyncio.create_task(after(store.watch(b"", last)))
+            await asyncio.sleep(0)
+            await stores.break_watches(store)
+            with pytest.raises(StoreUnavailable):
+                await waiting
+            missed = [await put(other, b"k", b"%d" % n) for n in range(3)]
+            await stores.compact(missed[1])
+            with pytest.raises(WatchCompacted):
+                await anext(store.watch(b"", last))
+            listing = await store.list(b"")
+            assert listing.items == (Item(b"k", b"2", last, missed[2]),)
+            newest = await put(other, b"k", b"")
+            assert (await anext(store.watch(b"", listing.revision))).revision == newest
+
+        self.run(scenario)
+
+    def test_a_commit_that_its_caller_gave_up_is_done_whole_or_not_at_all(self) -> None:
+        async def scenario(stores: Stores) -> None:
+            store = stores.client("a")
+            last = await put(store, b"k", b"")
+            await stores.slow(self.slow_s)
+            for n in range(4):
+                both: list[Write] = [Put(b"a", b"%d" % n), Put(b"b", b"%d" % n)]
+                given_up = asyncio.create_task(store.commit([], both))
+                await asyncio.sleep(self.slow_s * n / 3)
+                given_up.cancel()
+                await asyncio.gather(given_up, return_exceptions=True)
+            end = await put(store, b"end", b"")
+            await stores.slow(0.0)
+            seen: list[Changes] = []
+            watch = store.watch(b"", last)
+            while not seen or seen[-1].revision < end:
+                seen.append(await anext(watch))
+            for changes in seen[:-1]:
+                assert [change.key for change in changes.changes] == [b"a", b"b"]
+                values = {change.item.value for change in changes.changes if change.item}
+                assert len(values) == 1
+
+        self.run(scenario)
+
+    def test_leases_are_kept_by_slow_renewals(self) -> None:
+        async def scenario(stores: Stores) -> None:
+            store = stores.client("a")
+            ttl_s = await store.grant("l", self.ttl_s)
+            await put(store, b"k", b"", "l")
+            await stores.slow(self.slow_s)
+            for _ in range(3):
+                await stores.advance(ttl_s * 0.6)
+                assert await store.renew("l") == ttl_s
+            assert await store.get(b"k") is not None
+
+        self.run(scenario)
+
+
+class Follower:
+    """A watch that is started again where it broke, as callers must."""
+
+    def __init__(self, store: Store, seen: int) -> None:
+        self.seen: list[int] = []
+        self._store = store
+        self._from = seen
+
+    async def follow(self, count: int) -> None:
+        """Until that many commits were seen."""
+        while len(self.seen) < count:
+            with suppress(StoreUnavailable):
+                async for changes in self._store.watch(b"", self._from):
+                    self._from = changes.revision
+                    self.seen.append(changes.revision)
+                    if len(self.seen) >= count:
+                        return
+            await asyncio.sleep(0)
 
 
 async def put(store: Store, key: bytes, value: bytes, lease: str | None = None) -> int:

@@ -1,0 +1,1 @@
+"""What operators use: the command line and what it shows. Imported by nothing else."""

@@ -1,0 +1,355 @@
+"""`domicile demo`: a cluster of processes on this machine, faults, and a judged report.
+
+Uses the process harness and the checkers as any test would. Whatever happens, no process is left
+behind, and no directory unless it is wanted or something went wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import signal
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from rich.console import Console
+
+from domicile.config import Settings
+from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.errors import DomicileError
+from domicile.ops.demo_load import SENDERS, TALLIES, Load, Room, Tally, answered
+from domicile.ops.demo_view import Lines, Picture, Screen, Shown
+from domicile.ops.logs import TextFormatter
+from domicile.ops.report import Recovery, Report, report_view, write_svg
+from domicile.testing.checkers import check
+from domicile.testing.checkers.deadlines import check_deadlines
+from domicile.testing.history import History
+from domicile.testing.processes import HarnessError, NodeProcess, Processes
+from domicile.testing.real_history import RealHistory
+
+SETTINGS = Settings(
+    ttl_s=2.0, shards=64, balance_interval_s=0.3, balance_limit=0.25, ask_timeout_s=8.0,
+    drain_deadline_s=5.0, linger_s=1.0,
+)  # fmt: skip
+"""A short lease, so that the frozen node's shards are elsewhere in seconds."""
+
+FROZEN_S = SETTINGS.ttl_s + 1.0
+RECOVER_S = 30.0
+ACTS_S = 8.0
+"""About how long the acts take by themselves."""
+
+TICK_S = 0.125
+INTERRUPTED = 130
+FEW = 3
+"""Violations to show: the first ones explain the rest."""
+
+GRACE_S = 0.5
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked for."""
+
+    seconds: float = 20.0
+    nodes: int = 3
+    seed: int = 1
+    plain: bool = False
+    keep: bool = False
+    svg: Path | None = None
+
+
+def victims(wanted: Wanted) -> tuple[int, int, int]:
+    """Which nodes are killed, frozen and drained: the same for the same seed."""
+    killed, frozen, drained = Random(wanted.seed).sample(range(wanted.nodes), 3)
+    return killed, frozen, drained
+
+
+class Story:
+    """One run: acts in order, with the load all along."""
+
+    def __init__(self, wanted: Wanted, screen: Screen, directory: Path) -> None:
+        self._wanted, self._screen = wanted, screen
+        self._cluster = Processes(
+            [Tally, Room], nodes=wanted.nodes, settings=_settings(wanted), directory=directory
+        )
+        self._directory = directory
+        self._load: Load | None = None
+        self._recoveries: list[Recovery] = []
+        self._refusals = 0
+        self._conditions: dict[int, str] = {}
+        self._loaded_s = 0.0
+
+    async def tell(self) -> None:
+        """From the start of the cluster to its end."""
+        self._screen.say(f"starting {self._wanted.nodes} node processes on one embedded store")
+        cluster = self._cluster
+        async with cluster:
+            self._screen.say(f"every one of {cluster.settings.shards} shards is served")
+            load = Load(cluster.store, cluster.settings, self._directory, self._wanted.seed)
+            self._load = load
+            began = time.monotonic()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(load.run())
+                looking = group.create_task(self._look())
+                await self._acts(*victims(self._wanted))
+                self._loaded_s = time.monotonic() - began
+                await load.look(cluster)
+                load.stop()
+                looking.cancel()
+            self._screen.say("every ask has its outcome; the cluster ends")
+
+    def report(self) -> Report:
+        """Judge the run; after `tell`."""
+        load = self._load
+        assert load is not None, "tell the story first"
+        history = self._cluster.history()
+        violations = check(history)
+        return Report(
+            seed=self._wanted.seed, nodes=self._wanted.nodes, senders=SENDERS,
+            seconds=self._loaded_s, asks=load.asks, outcomes=load.outcomes, tells=load.tells,
+            out_of_order=load.out_of_order, restarted=load.restarted, refusals=self._refusals,
+            late_replies=late_replies(history), violations=[str(one) for one in violations],
+            events=len(history.events), recoveries=self._recoveries,
+        )  # fmt: skip
+
+    def kill_all(self) -> None:
+        """End every node process now; returns once they are reaped."""
+        for node in self._cluster.nodes:
+            if node.up:
+                self._cluster.crash(node.index)
+
+    async def _acts(self, killed: int, frozen: int, drained: int) -> None:
+        cluster = self._cluster
+        calm_s = max(0.2, (self._wanted.seconds - ACTS_S) / 5)
+        await asyncio.sleep(calm_s)
+
+        self._screen.say(f"kill -9 node-{killed}")
+        began, homes, away = time.monotonic(), self._at(killed), self._incarnation(killed)
+        cluster.crash(killed)
+        self._conditions[killed] = "killed"
+        await self._well("kill -9", f"node-{killed} dies in the middle of it", began, away, homes)
+        await asyncio.sleep(calm_s)
+
+        await self._freeze_and_thaw(frozen)
+        await asyncio.sleep(calm_s)
+
+        fresh = len(cluster.nodes)
+        self._screen.say(f"a new node, node-{fresh}, joins")
+        began = time.monotonic()
+        cluster.nodes.append(NodeProcess(fresh, True))
+        cluster.start(fresh)
+        await cluster.wait_until(lambda: self._shards_at(fresh) > 0, timeout_s=RECOVER_S)
+        await self._well("join", f"node-{fresh} starts and gets shards", began, NOBODY, [])
+        await asyncio.sleep(calm_s)
+
+        self._screen.say(f"SIGTERM to node-{drained}: it hands everything over")
+        began, homes, away = time.monotonic(), self._at(drained), self._incarnation(drained)
+        self._conditions[drained] = "leaving"
+        async with asyncio.TaskGroup() as group:
+            group.create_task(cluster.stop(drained))
+            await self._well("SIGTERM", f"node-{drained} drains and leaves", began, away, homes)
+        self._conditions[drained] = "left"
+        await asyncio.sleep(calm_s)
+
+    async def _freeze_and_thaw(self, frozen: int) -> None:
+        cluster = self._cluster
+        self._screen.say(
+            f"SIGSTOP node-{frozen} while it is busy, for longer than its lease of "
+            f"{cluster.settings.ttl_s:g} s"
+        )
+        began, homes, away = time.monotonic(), self._at(frozen), self._incarnation(frozen)
+        refused = cluster.counts(frozen)["guard.refused"]
+        cluster.freeze(frozen)
+        self._conditions[frozen] = "frozen"
+        await self._well("SIGSTOP", f"node-{frozen} freezes past its lease", began, away, homes)
+        await asyncio.sleep(max(0.0, FROZEN_S - (time.monotonic() - began)))
+        self._screen.say(f"SIGCONT: node-{frozen} wakes, and owns nothing any more")
+        cluster.thaw(frozen)
+        began = time.monotonic()
+        await cluster.wait_until(
+            lambda: cluster.incarnation(frozen) not in (None, away), timeout_s=RECOVER_S
+        )
+        self._conditions.pop(frozen)
+        self._refusals = cluster.counts(frozen)["guard.refused"] - refused
+        await self._well("SIGCONT", f"node-{frozen} joins as another incarnation", began, away, [])
+
+    async def _well(
+        self, act: str, what: str, began: float, away: Incarnation, tallies: list[str]
+    ) -> None:
+        """Until every shard is served elsewhere and the former home's tallies answer."""
+        try:
+            async with asyncio.timeout(RECOVER_S), asyncio.TaskGroup() as group:
+                for tally in tallies:
+                    group.create_task(answered(self._cluster, tally))
+                while not self._served_without(away):  # noqa: ASYNC110 - the harness has no event
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            raise HarnessError(f"not all was well within {RECOVER_S:g} s after {act}") from None
+        seconds = time.monotonic() - began
+        self._recoveries.append(Recovery(act, what, seconds))
+        self._screen.say(f"  all well after {seconds:.2f} s")
+
+    def _served_without(self, away: Incarnation) -> bool:
+        return self._cluster.settled() and away not in self._owners()
+
+    def _owners(self) -> list[Incarnation]:
+        shards = range(self._cluster.settings.shards)
+        entries = (self._cluster.entry(ShardKey("default", number)) for number in shards)
+        return [entry.owner for entry in entries if entry.state == "serving"]
+
+    def _incarnation(self, node: int) -> Incarnation:
+        found = self._cluster.incarnation(node)
+        if found is None:
+            raise HarnessError(f"node-{node} has no record in the store")
+        return found
+
+    def _at(self, node: int) -> list[str]:
+        home = self._incarnation(node)
+        cluster = self._cluster
+        return [id for id in TALLIES if cluster.entry(cluster.shard(Tally, id)).owner == home]
+
+    def _shards_at(self, node: int) -> int:
+        home = self._cluster.incarnation(node)
+        return 0 if home is None else self._owners().count(home)
+
+    async def _look(self) -> None:
+        """Show how it goes, until cancelled."""
+        load = self._load
+        assert load is not None
+        before, since, rate = 0, time.monotonic(), 0.0
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            if now - since >= 1.0:
+                rate, before, since = (load.answered - before) / (now - since), load.answered, now
+            told = sum(load.outcomes.values()) - load.answered
+            nodes = [
+                (node.name, self._condition(node), self._shards_at(node.index))
+                for node in self._cluster.nodes
+            ]
+            shards = self._cluster.settings.shards
+            self._screen.show(Shown(shards, nodes, rate, load.asks, load.answered, told))
+
+    def _condition(self, node: NodeProcess) -> str:
+        return self._conditions.get(node.index, "up" if node.up else "gone")
+
+
+def late_replies(history: History) -> int:
+    """Replies past a deadline, by the checker of L3; at most as many as one checker tells of."""
+    # Starts and resumptions under another name: they would use up the checker's limit.
+    events = [
+        event._replace(kind="judged apart") if event.kind in ("start", "resume") else event
+        for event in history.events
+    ]
+    found = check_deadlines(RealHistory(events, Counter()))
+    return sum(any(event.kind == "reply" for event in one.events) for one in found)
+
+
+def _settings(wanted: Wanted) -> Settings:
+    values = {name: getattr(SETTINGS, name) for name in SETTINGS.__dataclass_fields__}
+    return Settings(**{**values, "min_nodes": wanted.nodes})
+
+
+def run_demo(wanted: Wanted) -> int:
+    """Run, show and judge; the exit code."""
+    console = Console(highlight=False)
+    directory = Path(tempfile.mkdtemp(prefix="domicile-demo-"))
+    plain = wanted.plain or not console.is_terminal
+    screen: Screen = Lines(console) if plain else Picture(console)
+    story = Story(wanted, screen, directory)
+    keep = True
+    try:
+        with screen, _logged_to(directory / "demo.log"):
+            interrupted = _tell(story)
+        if interrupted:
+            keep = wanted.keep
+            console.print("interrupted; every process is gone")
+            return INTERRUPTED
+        console.print("judging what every process wrote down...")
+        report = story.report()
+        view = report_view(report)
+        console.print(view)
+        if wanted.svg is not None:
+            write_svg(view, wanted.svg, "domicile demo")
+        broken = report.broken()
+        for reason in (*broken, *report.violations[:FEW]):
+            console.print(reason, soft_wrap=True, markup=False)
+        (directory / "violations.txt").write_text("\n".join(report.violations), encoding="utf-8")
+        if len(report.violations) > FEW:
+            console.print("...", len(report.violations) - FEW, "more are in violations.txt")
+        keep = wanted.keep or bool(broken)
+        return 1 if broken else 0
+    except Exception as error:
+        for leaf in _leaves(error):
+            known = isinstance(leaf, DomicileError | HarnessError | AssertionError | OSError)
+            told = str(leaf) if known else "".join(traceback.format_exception(leaf))
+            console.print(f"the demo failed: {told}", soft_wrap=True, markup=False)
+        return 1
+    finally:
+        if keep:
+            console.print(f"logs, histories and the store are in {directory}", soft_wrap=True)
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _logged_to(path: Path) -> Generator[None]:
+    """What the senders log belongs to the other logs, not between the lines shown."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(TextFormatter())
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    inner: tuple[BaseException, ...] = getattr(error, "exceptions", ())
+    return [leaf for one in inner for leaf in _leaves(one)] or [error]
+
+
+def _tell(story: Story) -> bool:
+    """Run a story on a loop of its own; True if a signal ended it."""
+    loop = asyncio.new_event_loop()
+    asked: list[signal.Signals] = []
+    try:
+        telling = loop.create_task(story.tell())
+
+        def interrupt(kind: signal.Signals) -> None:
+            asked.append(kind)
+            story.kill_all()
+            telling.cancel()
+
+        for kind in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(kind, interrupt, kind)
+        loop.run_until_complete(_end_of(telling, asked))
+        if not asked:
+            telling.result()
+    finally:
+        loop.set_exception_handler(lambda loop, context: None)
+        loop.close()
+    return bool(asked)
+
+
+async def _end_of(telling: asyncio.Task[None], asked: list[signal.Signals]) -> None:
+    """Until it is told; once interrupted, only a moment longer, for nobody is left to wait for."""
+    while not asked and not telling.done():
+        await asyncio.wait([telling], timeout=TICK_S)
+    deadline = time.monotonic() + GRACE_S
+    while not telling.done() and time.monotonic() < deadline:
+        # Leaving in an orderly way would wait for nodes that were killed.
+        for task in asyncio.all_tasks():
+            if task is not asyncio.current_task():
+                task.cancel()
+        await asyncio.wait([telling], timeout=0.05)

@@ -1,0 +1,145 @@
+"""The demo while it runs: lines, or a picture that changes in place.
+
+Shows what it is told. The bars count shards as the store has them.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+BAR = 32
+RATE_EVERY_S = 2.0
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One moment of the cluster."""
+
+    shards: int
+    nodes: list[tuple[str, str, int]] = field(default_factory=list[tuple[str, str, int]])
+    """Name, condition (`up`, `frozen`, `gone`...) and shards at home."""
+    rate: float = 0.0
+    asks: int = 0
+    answered: int = 0
+    failed: int = 0
+
+
+class Screen(Protocol):
+    """Where the demo is shown. Entered once."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+    def say(self, text: str) -> None:
+        """Something happened."""
+        ...
+
+    def show(self, shown: Shown) -> None:
+        """How it looks now."""
+        ...
+
+
+class Lines:
+    """One line after the other, for pipes and logs."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began = time.monotonic()
+        self._rated = self._began
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        """Now."""
+        self._rated = time.monotonic()
+        self._line(text)
+
+    def show(self, shown: Shown) -> None:
+        """Now and then."""
+        now = time.monotonic()
+        if now - self._rated >= RATE_EVERY_S:
+            self._rated = now
+            homes = ", ".join(f"{name} {many}" for name, _, many in shown.nodes if many)
+            self._line(f"  {shown.rate:.0f} asks/s; shards: {homes or 'none served'}")
+
+    def _line(self, text: str) -> None:
+        passed_s = time.monotonic() - self._began
+        self._console.print(f"{passed_s:6.1f} s  {text}", soft_wrap=True)
+        self._console.file.flush()
+
+
+class Picture:
+    """Bars that change in place, and the acts so far below them."""
+
+    def __init__(self, console: Console) -> None:
+        self._began = time.monotonic()
+        self._acts: list[tuple[float, str]] = []
+        self._shown = Shown(0)
+        self._live = Live(self._view(), console=console, refresh_per_second=8)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Below what happened before."""
+        self._acts.append((time.monotonic() - self._began, text))
+        self._live.update(self._view())
+
+    def show(self, shown: Shown) -> None:
+        """In the place of how it looked before."""
+        self._shown = shown
+        self._live.update(self._view())
+
+    def _view(self) -> RenderableType:
+        acts = Table.grid(padding=(0, 2))
+        acts.add_column(justify="right", style="dim")
+        for at, text in self._acts:
+            acts.add_row(f"{at:.1f} s", text)
+        return Group(bars(self._shown), acts)
+
+
+def bars(shown: Shown) -> RenderableType:
+    """Nodes and their shards."""
+    table = Table.grid(padding=(0, 2))
+    widest = max([shown.shards, 1])
+    for name, state, many in shown.nodes:
+        style = {"up": "green", "frozen": "cyan"}.get(state, "red")
+        bar = Text("█" * round(BAR * many / widest), style=style)
+        table.add_row(name, Text(state, style=style), Text(f"{many:3d}"), bar)
+    foot = Text(
+        f"{shown.rate:.0f} asks/s, {shown.asks:,} sent, {shown.answered:,} answered, "
+        f"{shown.failed:,} told otherwise"
+    )
+    return Panel(Group(table, foot), title="domicile demo", box=box.ROUNDED, expand=False)

@@ -1,0 +1,111 @@
+"""One node in a process of its own, from its start to its leaving: what `domicile run` does.
+
+The process is Domicile's here, so this may take signals, arm the watchdog (L4) and choose the
+loop; a node inside a host program does none of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import signal
+from collections.abc import Callable, Generator
+from contextlib import AsyncExitStack, contextmanager
+from typing import Literal
+
+from domicile.core.records import NodeRecord
+from domicile.errors import ConfigError
+from domicile.node import Node
+
+log = logging.getLogger("domicile")
+
+Loop = Literal["auto", "asyncio", "uvloop"]
+
+PATIENCE_S = 3.0
+"""How long joining takes before it is worth a word."""
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def serve(node: Node, loop: Loop) -> None:
+    """Run a node until it is asked to leave and has left; raises what ended it otherwise."""
+    with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
+        runner.run(_serve(node))
+
+
+def loop_factory(loop: Loop) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """What makes the event loop; `auto` is uvloop where it is installed."""
+    if loop == "asyncio":
+        return None
+    try:
+        uvloop = importlib.import_module("uvloop")
+    except ImportError:
+        if loop == "auto":
+            return None
+        raise ConfigError(
+            "uvloop is not installed here: pip install uvloop, or leave out --loop uvloop"
+        ) from None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _serve(node: Node) -> None:
+    asked: list[signal.Signals] = []
+    async with AsyncExitStack() as stack:
+        joining = asyncio.ensure_future(stack.enter_async_context(node))
+        # Kept until `run` puts its own in their place, so that no signal falls between.
+        with _signals(asked, joining.cancel):
+            log.info("joining cluster %s in %s", node.cluster, node.store)
+            try:
+                await _joined(joining)
+            except asyncio.CancelledError:
+                if not asked:
+                    raise
+                log.info("%s came before the node had joined: nothing to hand over", asked[0].name)
+                return
+            if not asked:
+                _say_where(node)
+                await node.run()
+        for kind in SIGNALS:
+            signal.signal(kind, signal.SIG_DFL)
+        log.info(
+            "asked to leave: this takes at most %g s; a second signal ends this process at once",
+            node.settings.drain_deadline_s + node.settings.linger_s,
+        )
+
+
+async def _joined(joining: asyncio.Future[Node]) -> None:
+    """Until it is; says now and then that it still waits."""
+    waited_s = PATIENCE_S
+    try:
+        while not (await asyncio.wait([joining], timeout=waited_s))[0]:
+            log.warning("not joined yet: the store is away, locked or slow; waiting on")
+            waited_s *= 2
+    finally:
+        joining.cancel()
+    joining.result()
+
+
+def _say_where(node: Node) -> None:
+    record = None if node.life is None else node.life.member.record
+    if isinstance(record, NodeRecord):
+        tags = {"node": record.node, "incarnation": record.incarnation}
+        log.info("listening at %s", record.address, extra=tags)
+
+
+@contextmanager
+def _signals(asked: list[signal.Signals], then: Callable[[], object]) -> Generator[None]:
+    loop = asyncio.get_running_loop()
+
+    def heard(kind: signal.Signals) -> None:
+        asked.append(kind)
+        then()
+
+    for kind in SIGNALS:
+        loop.add_signal_handler(kind, heard, kind)
+    try:
+        yield
+    finally:
+        for kind in SIGNALS:
+            loop.remove_signal_handler(kind)

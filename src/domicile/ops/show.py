@@ -1,0 +1,145 @@
+"""How status and places look on a terminal; plain text where there is none.
+
+Draws what `ops.status` computed and reads nothing itself.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from domicile.ops.status import NodeSeen, Place, Status
+
+WIDE = 160
+"""Columns where there is no terminal to fit: lines of a file or pipe are not folded."""
+
+_STANDING = {"up": "green", "leaving": "yellow", "draining": "yellow"}
+
+
+class Shown:
+    """Prints views; one in the place of the other if `live` and there is a terminal."""
+
+    def __init__(self, live: bool) -> None:
+        self._console = Console(highlight=False)
+        if not self._console.is_terminal:
+            self._console.width = WIDE
+        self._live = Live(console=self._console, auto_refresh=False) if live else None
+        if self._live is not None and not self._console.is_terminal:
+            self._live = None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, view: RenderableType) -> None:
+        """Show a view now."""
+        if self._live is not None:
+            self._live.update(view, refresh=True)
+        else:
+            self._console.print(view)
+
+
+def status_view(status: Status) -> RenderableType:
+    """The whole status: a line, then tables of what there is."""
+    parts: list[RenderableType] = [_headline(status), _nodes(status), _roles(status)]
+    if status.clients:
+        ages = ", ".join(
+            f"{client.incarnation[:8]} ({client.status}, {age_text(client.age_s)})"
+            for client in status.clients
+        )
+        parts.append(Text(f"clients  {ages}"))
+    if status.drains:
+        parts.append(Text(f"drains   {', '.join(status.drains)}"))
+    if status.wishes:
+        wished = ", ".join(f"{one.role}/{one.shard} to {one.node}" for one in status.wishes)
+        parts.append(Text(f"wishes   {wished}"))
+    return Group(*parts)
+
+
+def place_view(place: Place) -> RenderableType:
+    """The home of one entity."""
+    state = Text(place.state, style="green" if place.served else "bold red")
+    if place.to is not None:
+        state.append(f" to {place.to}")
+    owner = "nobody"
+    if place.incarnation is not None:
+        owner = f"{place.node or 'unknown'} ({place.incarnation[:8]})"
+    table = Table.grid(padding=(0, 2))
+    table.add_row("entity", f"{place.type}/{place.id}")
+    table.add_row("shard", f"{place.role}/{place.shard} of {place.shards}")
+    table.add_row("state", state)
+    table.add_row("epoch", str(place.epoch))
+    table.add_row("owner", owner)
+    table.add_row("address", place.address or "none: the owner's record is gone")
+    return table
+
+
+def age_text(seconds: float | None) -> str:
+    """An age for people: `42 s`, `17 min`, `3.5 h`, `12 d`."""
+    if seconds is None:
+        return "age unknown"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 6_000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 360_000 else f"{seconds / 86400:.0f} d"
+
+
+def _headline(status: Status) -> Text:
+    line = Text(f"{status.cluster} in {status.store}, revision {status.revision}: ")
+    if status.served:
+        return line.append("every shard is served", style="green")
+    missing = sum(role.shards - role.serving for role in status.roles)
+    return line.append(f"{missing} shards are not served", style="bold red")
+
+
+def _nodes(status: Status) -> RenderableType:
+    if not status.nodes:
+        return Text("no node is registered: start one with `domicile run`", style="yellow")
+    table = _table("node", "address", "status", "shards", "age", "")
+    for node in status.nodes:
+        table.add_row(
+            node.node,
+            node.address,
+            Text(node.status, style=_STANDING.get(node.status, "bold red")),
+            _shards(node),
+            age_text(node.age_s),
+            "coordinator" if node.coordinator else "" if node.candidate else "no candidate",
+        )
+    return table
+
+
+def _shards(node: NodeSeen) -> str:
+    return f"{node.serving} + {node.moving} moving" if node.moving else str(node.serving)
+
+
+def _roles(status: Status) -> RenderableType:
+    table = _table("role", "shards", "serving", "moving", "owner gone", "free")
+    for role in status.roles:
+        numbers = (role.shards, role.serving, role.moving, role.lost, role.free)
+        table.add_row(role.role, *map(str, numbers))
+    return table
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for name in names:
+        right = name not in ("node", "address", "status", "role", "")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    return table

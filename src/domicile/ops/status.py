@@ -1,0 +1,308 @@
+"""What a cluster looks like from its store alone: nodes, clients, shards, wishes.
+
+Read by `domicile status` and `domicile where`. It asks no node and writes nothing; a store that
+is not there is never made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from domicile.core.hashing import shard_of
+from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.members import Members
+from domicile.core.records import NodeRecord
+from domicile.core.shardmap import Entry
+from domicile.core.txn import Item, Listing
+from domicile.errors import ConfigError, StoreError
+from domicile.ports.health import Health, Verdict
+from domicile.stores.sqlite import SqliteStore
+from domicile.wiring import check_store, locks_of, sqlite_path
+
+READ_S = 5.0
+
+
+class NoCluster(Exception):
+    """Nothing to look at: no file, no such cluster, or the store does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    """One registered incarnation."""
+
+    node: str
+    incarnation: str
+    address: str
+    status: str
+    coordinator: bool
+    candidate: bool
+    roles: tuple[str, ...]
+    types: tuple[str, ...]
+    serving: int
+    moving: int
+    age_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSeen:
+    """One connected client."""
+
+    incarnation: str
+    status: str
+    age_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSeen:
+    """The shards of one role. `lost` ones name an owner that is gone."""
+
+    role: str
+    shards: int
+    serving: int = 0
+    moving: int = 0
+    lost: int = 0
+    free: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WishSeen:
+    """An operator's wish for a shard's home."""
+
+    role: str
+    shard: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A cluster at one revision of its store."""
+
+    store: str
+    cluster: str
+    revision: int
+    served: bool
+    coordinator: str | None
+    nodes: list[NodeSeen] = field(default_factory=list[NodeSeen])
+    clients: list[ClientSeen] = field(default_factory=list[ClientSeen])
+    roles: list[RoleSeen] = field(default_factory=list[RoleSeen])
+    wishes: list[WishSeen] = field(default_factory=list[WishSeen])
+    drains: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an entity is at home."""
+
+    type: str
+    id: str
+    role: str
+    shard: int
+    shards: int
+    state: str
+    served: bool
+    epoch: int
+    node: str | None
+    incarnation: str | None
+    address: str | None
+    to: str | None
+
+
+class Reader:
+    """Looks at one cluster in one store, again and again if need be. Close it afterwards."""
+
+    def __init__(self, url: str, cluster: str) -> None:
+        self.url, self.cluster = url, cluster
+        self._path = _existing(url)
+        self._locks: Health = locks_of(self._path)
+        self._store = SqliteStore(self._path, by="status", op_timeout_s=READ_S)
+
+    async def members(self) -> Members:
+        """The cluster as stored now; raises `NoCluster`."""
+        _existing(self.url)
+        try:
+            listing = await self._store.list(b"")
+        except (ConfigError, StoreError) as error:
+            raise NoCluster(str(error)) from error
+        members = Members()
+        members.relist(_part(listing, self.url, self.cluster))
+        if members.config is None:
+            raise NoCluster(
+                f"cluster {self.cluster!r} in {self.url} has no nodes yet and never had any; "
+                "start one with `domicile run`"
+            )
+        return members
+
+    async def status(self) -> Status:
+        """Everything `domicile status` shows."""
+        return summed_up(await self.members(), self.url, self.cluster, self._dead, self._age)
+
+    async def where(self, kind: str, id: str, role: str | None = None) -> Place:
+        """The home of an entity; raises `NoCluster` or `LookupError`."""
+        return place_of(await self.members(), EntityKey(kind, id), role, self._dead)
+
+    async def close(self) -> None:
+        """Let go of the store."""
+        await self._store.close()
+
+    def _dead(self, incarnation: Incarnation) -> bool:
+        return self._locks.verdict(incarnation) is Verdict.DEAD
+
+    def _age(self, incarnation: Incarnation) -> float | None:
+        # The lock file is made when an incarnation begins, and never written to (L6).
+        lock = self._path.with_name(self._path.name + ".d") / incarnation
+        try:
+            return max(0.0, time.time() - lock.stat().st_mtime)
+        except OSError:
+            return None
+
+
+def _existing(url: str) -> Path:
+    check_store(url)
+    if url.startswith("memory://"):
+        raise NoCluster(
+            f"{url} lives inside one process and can't be looked at from another; give the nodes "
+            "a sqlite:///path/to/file.db"
+        )
+    path = sqlite_path(url)
+    if path.is_dir():
+        raise NoCluster(f"{path} is a directory; name the store's file, as in {url}/dev.db")
+    if not path.exists() or not path.stat().st_size:
+        raise NoCluster(
+            f"there is no store at {path} (looked in {Path.cwd()}): start a node with it first, "
+            "as in `domicile run app:node`, or name another"
+        )
+    return path
+
+
+def _part(listing: Listing, url: str, cluster: str) -> Listing:
+    """One cluster's part of a whole store, with keys as that cluster knows them."""
+    prefix = cluster.encode() + b"/"
+    items = tuple(
+        Item(item.key.removeprefix(prefix), item.value, item.created, item.revision)
+        for item in listing.items
+        if item.key.startswith(prefix)
+    )
+    if items:
+        return Listing(listing.revision, items)
+    others = sorted(
+        {item.key.partition(b"/")[0].decode(errors="replace") for item in listing.items}
+    )
+    hint = f"it holds {', '.join(others)}: say --cluster {others[0]}" if others else "it is empty"
+    raise NoCluster(f"no cluster {cluster!r} in {url}: {hint}")
+
+
+def summed_up(
+    members: Members,
+    url: str,
+    cluster: str,
+    dead: Callable[[Incarnation], bool],
+    age: Callable[[Incarnation], float | None],
+) -> Status:
+    """The status of what the store says; `dead` knows better than an unexpired record."""
+    gone = {one: dead(one) for one in (*members.nodes, *members.clients)}
+    living = [one for one in members.nodes if not gone[one]]
+    roles, serving, moving = _shards(members, living)
+    leader = members.leader
+    nodes = [
+        NodeSeen(
+            record.node, inc, record.address, _standing(members, record, gone[inc]),
+            leader is not None and leader.incarnation == inc, record.candidate,
+            record.roles, record.types, serving[inc], moving[inc], age(inc),
+        )
+        for inc, record in members.nodes.items()
+    ]  # fmt: skip
+    clients = [ClientSeen(inc, "dead" if gone[inc] else "up", age(inc)) for inc in members.clients]
+    return Status(
+        store=url,
+        cluster=cluster,
+        revision=members.revision,
+        served=bool(roles) and all(role.serving == role.shards for role in roles),
+        coordinator=None if leader is None or gone.get(leader.incarnation, True) else leader.node,
+        nodes=sorted(nodes, key=lambda seen: (seen.node, seen.incarnation)),
+        clients=clients,
+        roles=roles,
+        wishes=[WishSeen(shard.role, shard.shard, node) for shard, node in members.wishes.items()],
+        drains=list(members.drains),
+    )
+
+
+def _shards(
+    members: Members, living: Iterable[Incarnation]
+) -> tuple[list[RoleSeen], Counter[str], Counter[str]]:
+    assert members.config is not None, "the reader checked"
+    homes = dict.fromkeys(living)
+    serving: Counter[str] = Counter()
+    moving: Counter[str] = Counter()
+    roles: list[RoleSeen] = []
+    for role, shards in sorted(members.config.shards.items()):
+        states: Counter[str] = Counter()
+        for number in range(shards):
+            entry = members.map.get(ShardKey(role, number))
+            state = _state(entry, entry.owner in homes)
+            states[state] += 1
+            if state == "serving":
+                serving[entry.owner] += 1
+            elif state == "moving":
+                moving[entry.owner] += 1
+        roles.append(
+            RoleSeen(
+                role, shards, states["serving"], states["moving"], states["lost"], states["free"]
+            )
+        )
+    return roles, serving, moving
+
+
+def _state(entry: Entry, lives: bool) -> str:
+    """As stored, unless the owner is gone and nobody was named in its place yet."""
+    return entry.state if entry.state == "free" or lives else "lost"
+
+
+def _standing(members: Members, record: NodeRecord, dead: bool) -> str:
+    if dead:
+        return "dead"
+    return "draining" if record.status == "up" and record.node in members.drains else record.status
+
+
+def place_of(
+    members: Members, entity: EntityKey, role: str | None, dead: Callable[[Incarnation], bool]
+) -> Place:
+    """Where the store says that an entity is at home; raises `LookupError`."""
+    assert members.config is not None, "the reader checked"
+    role = _role_of(members, entity.type, role)
+    shards = members.config.shards[role]
+    shard = ShardKey(role, shard_of(entity, shards))
+    entry = members.map.get(shard)
+    owner = members.nodes.get(entry.owner)
+    lives = owner is not None and not dead(entry.owner)
+    state = _state(entry, lives)
+    to = members.nodes.get(entry.to)
+    return Place(
+        entity.type, entity.id, role, shard.shard, shards, state, state == "serving", entry.epoch,
+        entry.previous or None if owner is None else owner.node, entry.owner or None,
+        None if owner is None else owner.address, None if to is None else to.node,
+    )  # fmt: skip
+
+
+def _role_of(members: Members, kind: str, role: str | None) -> str:
+    assert members.config is not None, "the reader checked"
+    if role is not None:
+        if role not in members.config.shards:
+            roles = ", ".join(sorted(members.config.shards))
+            raise LookupError(f"there is no role {role!r}; known ones: {roles}")
+        return role
+    serving = [record for record in members.nodes.values() if kind in record.types]
+    if not serving:
+        known = sorted({name: None for record in members.nodes.values() for name in record.types})
+        listed = f"known ones: {', '.join(known)}" if known else "no node is registered at all"
+        raise LookupError(f"no node serves entities of type {kind!r}; {listed}")
+    shared = [name for name in serving[0].roles if all(name in one.roles for one in serving)]
+    if len(shared) != 1:
+        raise LookupError(
+            f"the nodes that serve {kind} have several roles; say which it is: "
+            + " or ".join(f"--role {name}" for name in shared)
+        )
+    return shared[0]

@@ -1,0 +1,151 @@
+"""Proof of death on one machine: a file lock that each incarnation holds while its process lives.
+
+The kernel lets go of the lock when the process ends, however it ends, so whoever can take it knows
+that the incarnation can never run again (L6). The lock is `flock`, which belongs to the open file:
+POSIX locks of two users in one process gave a false DEAD. Used beside the embedded store, on a
+local disk; the loop may call it. Nothing here may take an exclusive lock on a file that an owner
+could still want.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import time
+import weakref
+from contextlib import suppress
+from pathlib import Path
+
+from domicile.core.ids import Incarnation
+from domicile.errors import StoreUnavailable
+from domicile.ports.health import Verdict
+
+SWEEP_AFTER_S = 3_600.0
+
+_READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+_MAKE = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+
+
+class FileLocks:
+    """Implements `domicile.ports.health.Health` by files in a directory, one per incarnation."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._held: dict[Incarnation, int] = {}
+        _all.add(self)
+
+    def hold(self, incarnation: Incarnation) -> None:
+        """As `Health.hold`."""
+        if incarnation in self._held:
+            return
+        # Locked before it has its name: nobody can find it unlocked while its owner lives.
+        path = self._directory / incarnation
+        draft = self._directory / f".{incarnation}.{secrets.token_hex(4)}"
+        descriptor = -1
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(draft, _MAKE, 0o644)
+            _lock(descriptor, shared=False)
+            os.write(descriptor, f"{os.fstat(descriptor).st_ino} {os.getpid()}\n".encode())
+            os.rename(draft, path)
+        except OSError as error:
+            if descriptor >= 0:
+                os.close(descriptor)
+                with suppress(OSError):
+                    draft.unlink()
+            raise StoreUnavailable(
+                f"{path} can't be locked ({error.strerror}), so nobody could tell when this "
+                "process has died; see that its directory can be written to and has room"
+            ) from error
+        self._held[incarnation] = descriptor
+        self.sweep()
+
+    def let_go(self, incarnation: Incarnation) -> None:
+        """As `Health.let_go`."""
+        descriptor = self._held.pop(incarnation, None)
+        if descriptor is None:
+            return
+        try:
+            with suppress(OSError):
+                (self._directory / incarnation).unlink()
+        finally:
+            os.close(descriptor)
+
+    def verdict(self, incarnation: Incarnation) -> Verdict:
+        """As `Health.verdict`. A missing or foreign lock file proves nothing."""
+        # Where a file system makes POSIX locks of these, a probe would drop this process's own.
+        if any(incarnation in locks._held for locks in _all):
+            return Verdict.ALIVE
+        return self._probe(self._directory / incarnation)
+
+    def evidence(self, incarnation: Incarnation) -> str:
+        """As `Health.evidence`."""
+        path = self._directory / incarnation
+        try:
+            pid = path.read_text(encoding="ascii").split()[1]
+        except (OSError, ValueError, IndexError):
+            return f"the lock on {path} can be taken: the process that held it has ended"
+        return f"the lock on {path} can be taken: process {pid}, which held it, has ended"
+
+    def sweep(self, older_than_s: float = SWEEP_AFTER_S) -> int:
+        """Remove the lock files of dead incarnations that began long ago; how many."""
+        limit = time.time() - older_than_s
+        removed = 0
+        try:
+            paths = sorted(self._directory.iterdir())
+        except OSError:
+            return 0
+        for path in paths:
+            with suppress(OSError):
+                old = path.stat().st_mtime < limit
+                if old and self.verdict(Incarnation(path.name)) is Verdict.DEAD:
+                    path.unlink()
+                    removed += 1
+        return removed
+
+    def _probe(self, path: Path) -> Verdict:
+        try:
+            descriptor = os.open(path, _READ)
+        except OSError:
+            return Verdict.UNKNOWN
+        try:
+            # Shared, so that probes do not hide the dead from one another.
+            _lock(descriptor, shared=True)
+            made = os.read(descriptor, 64).split()
+            # A copy of a lock file can be locked by anyone: only the file that was made counts.
+            original = made[:1] == [b"%d" % os.fstat(descriptor).st_ino]
+            return Verdict.DEAD if original else Verdict.UNKNOWN
+        except BlockingIOError:
+            return Verdict.ALIVE
+        except OSError:
+            return Verdict.UNKNOWN
+        finally:
+            os.close(descriptor)
+
+    def _close_in_child(self) -> None:
+        # Closed, not unlocked: unlocking would take the lock from the parent, too.
+        descriptors, self._held = list(self._held.values()), {}
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _lock(descriptor: int, *, shared: bool) -> None:
+    """Take a lock or raise `BlockingIOError`; without locks nobody is ever judged dead."""
+    try:
+        import fcntl
+    except ImportError as error:
+        raise OSError(errno.ENOSYS, "this system has no file locks") from error
+    fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+
+
+_all: weakref.WeakSet[FileLocks] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for locks in list(_all):
+        locks._close_in_child()  # pyright: ignore[reportPrivateUsage]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

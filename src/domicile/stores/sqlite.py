@@ -1,0 +1,393 @@
+"""The embedded store: one SQLite file that the processes of one machine share (S1–S9).
+
+`SqliteStore` writes in one thread and reads in another; the event loop never waits for the file.
+A write is one SQL statement (S9), so a process that is stopped or killed leaves no half of it, and
+holds no lock while it waits for Python. Expiry is done by whoever notices that it is due (S3).
+
+The file must be on a local disk, with its -wal and -shm files beside it, and processes must open it
+by this module only: a process that opens it with another copy of SQLite as well loses its locks. A
+`SqliteStore` must not be used in a forked child; make another one there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from math import isfinite
+from pathlib import Path
+from typing import TypeVar
+
+import apsw
+
+from domicile.core.txn import (
+    Changes,
+    Committed,
+    Condition,
+    Conflict,
+    Item,
+    Listing,
+    Outcome,
+    Unknown,
+    Write,
+    check_limits,
+)
+from domicile.errors import StoreError, StoreRewound, StoreUnavailable
+from domicile.ports.meter import Meter, NoMeter
+from domicile.stores.sqlite_file import (
+    Database,
+    Known,
+    OutcomeUnknown,
+    boot_id,
+    elapsed_s,
+    explain,
+)
+from domicile.stores.sqlite_jobs import Log, Reader, Result, Writer
+from domicile.stores.sqlite_schema import COMMITS, packed
+from domicile.stores.sqlite_threads import Desk
+
+log = logging.getLogger("domicile")
+
+T = TypeVar("T")
+
+KEPT_COMMITS = 10_000
+READ_S = 5.0
+GRACE_S = 0.25
+"""How much longer than `op_timeout_s` a caller waits for a statement that is stuck in the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit as the file's log keeps it; `expiry` if it is the end of leases."""
+
+    revision: int
+    at: float
+    by: str
+    puts: list[tuple[bytes, bytes, str | None]]
+    deletes: list[bytes]
+    expiry: bool
+
+
+def commits(path: Path) -> list[Commit]:
+    """The commits that a store's file still knows, oldest first. Blocks; for judges and tools."""
+    found: list[Commit] = []
+    database: Database | None = None
+    try:
+        database = Database(path, create=False)
+        database.wait_for_locks(time.monotonic() + READ_S)
+        for revision, at, by, expiry, key, value, lease in database.rows(COMMITS):
+            if not found or found[-1].revision != revision:
+                found.append(Commit(revision, at, by, [], [], bool(expiry)))
+            if value is None:
+                found[-1].deletes.append(key)
+            else:
+                found[-1].puts.append((key, value, lease))
+    except apsw.Error as error:
+        raise explain(error, path, READ_S, opened=True) from error
+    finally:
+        if database is not None:
+            database.close()
+    return found
+
+
+class SqliteStore:
+    """Implements `domicile.ports.store.Store` on a file. Nothing happens before the first call.
+
+    `by` names this process in the file's log, which keeps the newest `kept_commits`. A call ends
+    within about `op_timeout_s`. `elapsed` replaces the machine's clock in tests.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        by: str = "",
+        kept_commits: int = KEPT_COMMITS,
+        op_timeout_s: float = 5.0,
+        elapsed: Callable[[], float] | None = None,
+        meter: Meter | None = None,
+    ) -> None:
+        if kept_commits < 1:
+            raise ValueError(f"kept_commits is {kept_commits}; keep at least one commit")
+        if not (isfinite(op_timeout_s) and op_timeout_s > 0):
+            raise ValueError(f"op_timeout_s is {op_timeout_s}; it must be above 0")
+        self._path = path
+        self._op_timeout_s = op_timeout_s
+        self._meter = NoMeter() if meter is None else meter
+        self._known = Known(path, self._noticed)
+        self._generation = 0
+        self._writer = Writer(path, self._known, by, kept_commits, elapsed or elapsed_s)
+        self._reader = Reader(path, self._known, self, op_timeout_s, elapsed)
+        self._desks: tuple[Desk, Desk] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+        self._closed = False
+        self._watches: dict[_Watch, None] = {}
+
+    async def get(self, key: bytes) -> Item | None:
+        """As `Store.get`."""
+        return await self._read(partial(self._reader.get, key))
+
+    async def list(self, prefix: bytes) -> Listing:
+        """As `Store.list`."""
+        return await self._read(partial(self._reader.list, prefix))
+
+    async def commit(self, conditions: Sequence[Condition], writes: Sequence[Write]) -> Outcome:
+        """As `Store.commit`. Writes that change nothing raise no revision."""
+        check_limits(conditions, writes)
+        operations = (*conditions, *writes)
+        ops, data = packed(conditions, writes)
+        try:
+            result = await self._write("commit", ops=ops, data=data)
+        except OutcomeUnknown as error:
+            self._meter.count("store.unknown")
+            log.warning("whether a commit happened is unknown: %s", error)
+            return Unknown()
+        if result.conflict is not None:
+            return Conflict(operations[result.conflict].key)
+        return Committed(result.revision)
+
+    async def grant(self, lease: str, ttl_s: float) -> float:
+        """As `Store.grant`."""
+        if not (isfinite(ttl_s) and ttl_s > 0):
+            raise ValueError(f"the ttl of lease {lease!r} is {ttl_s} s; it must be above 0")
+        await self._lease("grant", lease=lease, ttl_s=float(ttl_s))
+        return float(ttl_s)
+
+    async def renew(self, lease: str) -> float | None:
+        """As `Store.renew`."""
+        return (await self._lease("renew", lease=lease)).ttl_s
+
+    async def revoke(self, lease: str) -> None:
+        """As `Store.revoke`."""
+        await self._lease("revoke", lease=lease)
+
+    def watch(self, prefix: bytes, from_revision: int) -> AsyncIterator[Changes]:
+        """As `Store.watch`."""
+        return _Watch(self, prefix, from_revision, self._generation)
+
+    async def compact(self, revision: int) -> None:
+        """Forget the changes up to a revision: a watch from before it must list again."""
+        await self._lease("compact", upto=revision)
+
+    async def close(self) -> None:
+        """End the threads and the watches. Leases live on until they expire."""
+        self._closed = True
+        error = StoreUnavailable(f"the store {self._path} was closed; make another one")
+        for watch in tuple(self._watches):
+            watch.break_off(error)
+        if self._desks is not None and self._pid == os.getpid():
+            for desk in self._desks:
+                desk.stop()
+            for desk in self._desks:
+                await asyncio.to_thread(desk.join)
+
+    async def _lease(self, name: str, **fields: object) -> Result:
+        try:
+            return await self._write(name, **fields)
+        except OutcomeUnknown as error:
+            raise StoreUnavailable(str(error)) from error
+
+    async def _write(self, name: str, **fields: object) -> Result:
+        writer, reader = self._open()
+        deadline = time.monotonic() + self._op_timeout_s
+        job = partial(self._writer.run, name, fields, self._generation, deadline)
+        result = await self._answer(writer.submit(job))
+        if self._watches:
+            reader.nudge()
+        return result
+
+    async def _read(self, read: Callable[[int, float], tuple[bool, T]]) -> T:
+        """Read; if something is due, let it expire and read again (S3)."""
+        due, found = await self.read(read, self._generation)
+        if due:
+            await self._lease("expire")
+            _, found = await self.read(read, self._generation)
+        return found
+
+    async def read(self, read: Callable[[int, float], T], generation: int) -> T:
+        """Have the reading thread read; `generation` is that of when the caller began."""
+        _, reader = self._open()
+        deadline = time.monotonic() + self._op_timeout_s
+        try:
+            return await self._answer(reader.submit(partial(read, generation, deadline)))
+        except OutcomeUnknown as error:
+            raise StoreUnavailable(str(error)) from error
+
+    async def _answer(self, future: Future[T]) -> T:
+        # What has begun runs to its end in its thread, whether or not anyone still waits for it.
+        try:
+            async with asyncio.timeout(self._op_timeout_s + GRACE_S):
+                return await asyncio.wrap_future(future)
+        except TimeoutError:
+            text = (
+                f"the store {self._path} did not answer within {self._op_timeout_s:g} s; "
+                "look at the load and the health of its disk"
+            )
+            raise (StoreUnavailable if future.cancelled() else OutcomeUnknown)(text) from None
+
+    def _open(self) -> tuple[Desk, Desk]:
+        if self._closed:
+            raise StoreUnavailable(f"the store {self._path} is closed; make another one")
+        if self._desks is not None and self._pid != os.getpid():
+            raise StoreUnavailable(
+                f"the store {self._path} was opened before this process was forked; make another "
+                "SqliteStore in the child"
+            )
+        self._loop = asyncio.get_running_loop()
+        if self._desks is None:
+            self._pid = os.getpid()
+            self._writer.boot = self._reader.boot = boot_id()
+            writer = Desk(f"domicile-store-write {self._writer.by}", self._writer.handle.drop)
+            reader = Desk(
+                f"domicile-store-read {self._writer.by}",
+                self._reader.handle.drop,
+                self._reader.between,
+            )
+            self._desks = (writer, reader)
+        return self._desks
+
+    def wait(self, watch: _Watch) -> None:
+        """A watch has seen all; it is told of what comes."""
+        _, reader = self._open()
+        self._watches[watch] = None
+        self._reader.watched = True
+        if len(self._watches) == 1:
+            reader.nudge()
+
+    def leave(self, watch: _Watch) -> None:
+        """A watch waits no more."""
+        self._watches.pop(watch, None)
+        self._reader.watched = bool(self._watches)
+
+    # The following four are called by the threads.
+
+    def changed(self, since: int, upto: int, keys: frozenset[bytes] | None) -> None:
+        """These keys changed; None: too many to say."""
+        self._soon(partial(self._wake, since, upto, keys))
+
+    def expire(self) -> Future[Result]:
+        """Something is due."""
+        assert self._desks is not None
+        deadline = time.monotonic() + self._op_timeout_s
+        job = partial(self._writer.run, "expire", {}, self._known.generation, deadline)
+        return self._desks[0].submit(job)
+
+    def broken(self, error: StoreError) -> None:
+        """The file can't be read: the watches end."""
+        self._soon(partial(self._break, error))
+
+    def _noticed(self) -> None:
+        error = StoreRewound(
+            f"the store {self._path} was replaced, deleted or put back to an older state; "
+            "drop what was learned from it and list again"
+        )
+        self._soon(partial(self._rewound, self._known.generation, error))
+
+    def _soon(self, callback: Callable[[], None]) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+    def _wake(self, since: int, upto: int, keys: frozenset[bytes] | None) -> None:
+        for watch in tuple(self._watches):
+            watch.changed(since, upto, keys)
+
+    def _break(self, error: StoreError) -> None:
+        self._meter.count("store.watches_broken", len(self._watches))
+        for watch in tuple(self._watches):
+            watch.break_off(error)
+
+    def _rewound(self, generation: int, error: StoreError) -> None:
+        self._generation = generation
+        self._meter.count("store.rewound")
+        for watch in tuple(self._watches):
+            watch.break_off(error)
+
+    def look(self, prefix: bytes, seen: int) -> Callable[[int, float], Log]:
+        """The reading of a watch, for `read`."""
+        return partial(self._reader.log, prefix, seen)
+
+
+class _Watch:
+    """An iterator without a task: what it has not seen yet stays in the file's log."""
+
+    def __init__(self, store: SqliteStore, prefix: bytes, seen: int, generation: int) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._seen = seen
+        self._generation = generation
+        self._found: deque[Changes] = deque()
+        self._missed = False
+        self._error: StoreError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._read = False
+
+    def __aiter__(self) -> AsyncIterator[Changes]:
+        return self
+
+    async def __anext__(self) -> Changes:
+        if self._read:
+            raise RuntimeError("this watch is already being read; start a second watch instead")
+        self._read = True
+        try:
+            while not self._found:
+                await self._look()
+        finally:
+            self._read = False
+        found = self._found.popleft()
+        self._seen = found.revision
+        return found
+
+    async def _look(self) -> None:
+        """Read, and if there is nothing new wait until it pays to read again."""
+        self._check()
+        self._missed = False
+        self._store.wait(self)
+        try:
+            found = await self._store.read(
+                self._store.look(self._prefix, self._seen), self._generation
+            )
+            if not (found.changes or self._missed or self._error):
+                self._seen = found.upto
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+        except StoreError as error:
+            self._error = self._error or error
+            raise
+        finally:
+            self._waiter = None
+            self._store.leave(self)
+        self._check()
+        self._found.extend(found.changes)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            # A new object each time: raising one twice would chain its tracebacks.
+            raise type(self._error)(*self._error.args)
+
+    def changed(self, since: int, upto: int, keys: frozenset[bytes] | None) -> None:
+        """Look again if that concerns this watch; else it counts as seen, and may be compacted."""
+        concerned = keys is None or any(key.startswith(self._prefix) for key in keys)
+        if self._waiter is None:
+            self._missed = True
+        elif concerned or self._seen < since:
+            if not self._waiter.done():
+                self._waiter.set_result(None)
+        else:
+            self._seen = max(self._seen, upto)
+
+    def break_off(self, error: StoreError) -> None:
+        """End with an error, now and ever after."""
+        self._error = error
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,333 @@
+"""What the embedded store's two threads do with its file: one writes, one reads and looks out.
+
+Every method runs in its thread, and none touches the event loop. Used by
+`domicile.stores.sqlite` alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from math import inf
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import apsw
+
+from domicile.core.txn import Change, Changes, Item, Listing
+from domicile.errors import ConfigError, StoreError, StoreRewound, StoreUnavailable, WatchCompacted
+from domicile.stores.sqlite_file import (
+    Database,
+    Handle,
+    Known,
+    OutcomeUnknown,
+    Row,
+    elapsed_s,
+    explain,
+)
+from domicile.stores.sqlite_schema import (
+    CALLS,
+    GET,
+    LIST,
+    LOG,
+    OUTCOME,
+    PREPARE,
+    TOUCHED,
+    ranged,
+)
+from domicile.stores.sqlite_threads import Bell
+
+BATCH_ROWS = 256
+"""About how many changes a watch reads at once."""
+
+TOUCHED_ROWS = 1_000
+"""With more changes than this at once, all watches look, instead of those concerned."""
+
+LOOK_S = 0.02
+"""How often watches look for changes where the system does not tell of writes to the file."""
+
+IDLE_LOOK_S = 0.25
+"""How often they look although the system told of none."""
+
+WRITTEN_S = 0.001
+"""How long they let a commit go on once its first write to the file is heard of."""
+
+SETTLE_S = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
+"""When they look after that: a commit shows only once it is on the disk."""
+
+SETTLED_AT = 4
+"""Where in `SETTLE_S` to go on if a commit showed at once: another may be under way."""
+
+# Errors that say that the statement did nothing. After others the disk may hold the commit (S1).
+_REFUSALS = (
+    apsw.BusyError,
+    apsw.CantOpenError,
+    apsw.ConstraintError,
+    apsw.CorruptError,
+    apsw.FullError,
+    apsw.LockedError,
+    apsw.NotADBError,
+    apsw.PermissionsError,
+    apsw.ReadOnlyError,
+)
+
+
+Rows = list[Row]
+
+
+class Result(NamedTuple):
+    revision: int
+    conflict: int | None
+    ttl_s: float | None
+
+
+class Log(NamedTuple):
+    """What a watch finds: changes, and the revision up to which these are all."""
+
+    changes: list[Changes]
+    upto: int
+
+
+class Lookout(Protocol):
+    """Who is told by the reading thread. Each call returns at once."""
+
+    def changed(self, since: int, upto: int, keys: frozenset[bytes] | None) -> None:
+        """These keys changed between two revisions; None: too many to say."""
+        ...
+
+    def broken(self, error: StoreError) -> None:
+        """The file can't be read."""
+        ...
+
+    def expire(self) -> Future[Result]:
+        """A lease is due."""
+        ...
+
+
+class Writer:
+    """What the writing thread does."""
+
+    boot = ""
+
+    def __init__(
+        self, path: Path, known: Known, by: str, kept: int, elapsed: Callable[[], float]
+    ) -> None:
+        self.by = by
+        self.handle = Handle(path, known, PREPARE)
+        self._known = known
+        self._kept = kept
+        self._elapsed = elapsed
+
+    def run(self, name: str, fields: dict[str, object], generation: int, deadline: float) -> Result:
+        """One write."""
+        known, started = self._known, time.monotonic()
+        known.check(generation)
+        try:
+            connection = self.handle.use(deadline)
+            known.check(generation)
+        except apsw.Error as error:
+            raise self.handle.failed(error, time.monotonic() - started) from error
+        history, floor = known.now()
+        values: dict[str, object] = {
+            **dict.fromkeys(("lease", "ttl_s", "ops", "data", "upto")),
+            **{"history": history, "floor": floor, "boot": self.boot},
+            **{"elapsed": self._elapsed(), "by": self.by, "kept": self._kept},
+            **fields,
+        }
+        try:
+            connection.run(CALLS[name], values)
+        except apsw.ConstraintError as error:
+            self.handle.drop()
+            if str(error) != "rewound":
+                raise StoreUnavailable(
+                    f"the store refused a write ({error}); its file was changed by other means: "
+                    "put a sound copy in its place"
+                ) from error
+            known.rewind(generation, f"it has another history, or less than {floor}")
+        except apsw.Error as error:
+            raised = self.handle.failed(error, time.monotonic() - started)
+            if isinstance(error, _REFUSALS):
+                raise raised from error
+            raise OutcomeUnknown(str(raised)) from error
+        result = Result(*connection.one(OUTCOME))
+        # Written to a file that was replaced meanwhile, it is lost (S5).
+        self.handle.check_place()
+        known.saw(history, result.revision, floor)
+        return result
+
+
+class Reader:
+    """What the reading thread does: reads, and looks for changes while watches wait."""
+
+    boot = ""
+    watched = False
+
+    def __init__(
+        self,
+        path: Path,
+        known: Known,
+        lookout: Lookout,
+        op_timeout_s: float,
+        elapsed: Callable[[], float] | None,
+    ) -> None:
+        self.handle = Handle(path, known)
+        self._path = path
+        self._known = known
+        self._lookout = lookout
+        self._op_timeout_s = op_timeout_s
+        self._elapsed = elapsed or elapsed_s
+        self._real_time = elapsed is None
+        self._listens_to: Database | None = None
+        self._hears = False
+        self._version: object = -1
+        self._looked_at = -1
+        self._next_deadline: float | None = None
+        self._settling = len(SETTLE_S)
+        self._failing_since: float | None = None
+        self._expiring: Future[Result] | None = None
+        self._expiry_at = 0.0
+
+    def get(self, key: bytes, generation: int, deadline: float) -> tuple[bool, Item | None]:
+        """Whether something is due, and the item."""
+        rows = self._rows(GET, (key,), generation, deadline)
+        due = self._is_due(rows[0])
+        return due, None if rows[0][5] is None else Item(*rows[0][5:9])
+
+    def list(self, prefix: bytes, generation: int, deadline: float) -> tuple[bool, Listing]:
+        """Whether something is due, and the items."""
+        rows = self._rows(*ranged(LIST, prefix), generation, deadline)
+        items = tuple([Item(*row[5:9]) for row in rows if row[5] is not None])
+        return self._is_due(rows[0]), Listing(rows[0][1], items)
+
+    def log(self, prefix: bytes, seen: int, generation: int, deadline: float) -> Log:
+        """The first changes after a revision."""
+        rows = self._rows(*ranged(LOG, prefix, seen), generation, deadline, most=BATCH_ROWS)
+        revision, trimmed = rows[0][1], rows[0][5]
+        if seen > revision:
+            raise StoreRewound(
+                f"a watch from revision {seen} is ahead of the store {self._path} at {revision}: "
+                "its history went back; drop what was learned from it and list again"
+            )
+        if seen < trimmed:
+            raise WatchCompacted(
+                f"changes after revision {seen} are kept only from {trimmed + 1} on; "
+                "list again and watch from the listing's revision"
+            )
+        found: dict[int, list[Change]] = {}
+        for *_, at, key, value, created in rows:
+            if at is not None:
+                item = None if value is None else Item(key, value, created, at)
+                found.setdefault(at, []).append(Change(key, item))
+        changes = [Changes(at, tuple(each)) for at, each in found.items()]
+        return Log(changes, changes[-1].revision if changes else revision)
+
+    def between(self, bell: Bell, modified: bool) -> float | None:
+        """Look for changes if watches wait; for how long not to look again."""
+        if not self.watched:
+            return None
+        if modified:
+            time.sleep(WRITTEN_S)  # a commit is several writes, and each of them rings
+        changed = False
+        try:
+            changed = self._look(bell)
+            self._failing_since = None
+        except (apsw.BusyError, apsw.LockedError) as error:
+            self._fail(error)
+        except apsw.Error as error:
+            self._broken(self.handle.failed(error, 0.0))
+        except (StoreError, ConfigError) as error:
+            self._broken(error)
+        if modified:
+            self._settling = SETTLED_AT if changed else 0
+        return self._rest_s()
+
+    def _look(self, bell: Bell) -> bool:
+        """Tell of changes since the last look, and have expired what is due; if there were any."""
+        changed = False
+        patience_s = LOOK_S if self.handle.connection is not None else self._op_timeout_s
+        connection = self.handle.use(time.monotonic() + patience_s)
+        if connection is not self._listens_to:
+            self._listens_to, self._version, self._looked_at = connection, -1, -1
+            self._hears = bell.listen(self._path.with_name(self._path.name + "-wal"))
+        version = connection.pragma("data_version")
+        if version != self._version:
+            since, (_, floor) = self._looked_at, self._known.now()
+            # The first time only the state is of interest: no commit has so high a revision.
+            rows = connection.rows(TOUCHED, (since if since >= 0 else sys.maxsize, TOUCHED_ROWS))
+            history, upto, _, boot, deadline, trimmed, _ = rows[0]
+            self._known.saw(history, upto, floor)
+            self._version, self._looked_at = version, upto
+            other_boot = deadline is not None and boot != self.boot
+            self._next_deadline = -inf if other_boot else deadline
+            if upto > since:
+                complete = trimmed <= since and len(rows) < TOUCHED_ROWS
+                keys = frozenset([row[6] for row in rows]) if complete else None
+                self._lookout.changed(since, upto, keys)
+            changed = True
+        self._expire_due()
+        return changed
+
+    def _expire_due(self) -> None:
+        now = time.monotonic()
+        if self._next_deadline is None or self._elapsed() < self._next_deadline:
+            return
+        if now < self._expiry_at or (self._expiring is not None and not self._expiring.done()):
+            return
+        self._expiry_at = now + LOOK_S
+        self._expiring = self._lookout.expire()
+
+    def _rest_s(self) -> float:
+        if not self._hears or not self._real_time or self._failing_since is not None:
+            return LOOK_S
+        rest_s = IDLE_LOOK_S
+        if self._settling < len(SETTLE_S):
+            rest_s = SETTLE_S[self._settling]
+            self._settling += 1
+        if self._next_deadline is not None:
+            due_s = max(LOOK_S / 4, self._next_deadline - self._elapsed())
+            rest_s = min(rest_s, due_s)
+        return rest_s
+
+    def _fail(self, error: apsw.Error) -> None:
+        """Something locks even readers out: the watches end if that lasts."""
+        now = time.monotonic()
+        self._failing_since = self._failing_since or now
+        if now - self._failing_since > self._op_timeout_s:
+            self._broken(explain(error, self._path, now - self._failing_since, opened=True))
+
+    def _broken(self, error: Exception) -> None:
+        self._failing_since = None
+        if not isinstance(error, StoreRewound):
+            self._lookout.broken(
+                error if isinstance(error, StoreError) else StoreUnavailable(str(error))
+            )
+
+    def _rows(
+        self,
+        query: str,
+        parameters: tuple[object, ...],
+        generation: int,
+        deadline: float,
+        most: int = sys.maxsize,
+    ) -> Rows:
+        """As `Database.rows`, from the history that the caller knows."""
+        known, started = self._known, time.monotonic()
+        known.check(generation)
+        try:
+            connection = self.handle.use(deadline)
+            known.check(generation)
+            _, floor = known.now()
+            rows = connection.rows(query, parameters, most=most, same=6)
+            self.handle.check_place()
+        except apsw.Error as error:
+            raise self.handle.failed(error, time.monotonic() - started) from error
+        known.saw(rows[0][0], rows[0][1], floor)
+        return rows
+
+    def _is_due(self, row: Row) -> bool:
+        time_s, boot, deadline = row[2:5]
+        if deadline is None:
+            return False
+        return bool(boot != self.boot or max(time_s, self._elapsed()) >= deadline)

@@ -1,0 +1,163 @@
+"""The embedded store's threads: SQLite may wait for a lock or a disk, the event loop must not.
+
+A `Desk` does one job after another. A `Bell` ends its wait: for a job, for the passing of time, or
+for another process's write to a file. Used by `domicile.stores.sqlite` alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from domicile.errors import StoreUnavailable
+
+T = TypeVar("T")
+
+_IN_MODIFY = 0x2
+
+
+class Bell:
+    """Something to wait for. Only `ring` may be called by other threads than the waiting one."""
+
+    def __init__(self) -> None:
+        self._out, self._in = os.pipe()
+        os.set_blocking(self._out, False)
+        os.set_blocking(self._in, False)
+        self._poll = select.poll()
+        self._poll.register(self._out, select.POLLIN)
+        self._inotify = -1
+
+    def ring(self) -> None:
+        """End the wait, or the next one."""
+        with suppress(BlockingIOError):  # it rings already
+            os.write(self._in, b"\0")
+
+    def wait(self, seconds: float | None) -> bool:
+        """Until `ring`, a write to the watched file (then True), or that many seconds."""
+        events = self._poll.poll(None if seconds is None else seconds * 1000)
+        modified = False
+        for descriptor, _ in events:
+            modified = modified or descriptor == self._inotify
+            with suppress(BlockingIOError):
+                os.read(descriptor, 65536)
+        return modified
+
+    def listen(self, path: Path | None) -> bool:
+        """Wait for writes to this file from now on; False if this system can't tell of them."""
+        if self._inotify >= 0:
+            self._poll.unregister(self._inotify)
+            os.close(self._inotify)
+        self._inotify = -1 if path is None else _inotify(path)
+        if self._inotify >= 0:
+            self._poll.register(self._inotify, select.POLLIN)
+        return self._inotify >= 0
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.listen(None)
+        os.close(self._out)
+        os.close(self._in)
+
+
+def _inotify(path: Path) -> int:
+    """A descriptor that gets readable when a file is written to; -1 if there is no such thing."""
+    if sys.platform != "linux":
+        return -1
+    libc = ctypes.CDLL(None)
+    descriptor = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+    if descriptor < 0:
+        return -1
+    if libc.inotify_add_watch(descriptor, os.fsencode(path), _IN_MODIFY) < 0:
+        os.close(descriptor)
+        return -1
+    return descriptor
+
+
+class Desk:
+    """A thread that does jobs in order. `between` runs before each wait and says how long it is.
+
+    `between` is told whether the file that the bell listens to was written to. `end` runs last.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        end: Callable[[], None],
+        between: Callable[[Bell, bool], float | None] = lambda bell, modified: None,
+    ) -> None:
+        self.bell = Bell()
+        self._between = between
+        self._end = end
+        self._jobs: deque[tuple[Future[object], Callable[[], object]]] = deque()
+        self._ended = False
+        self._lock = threading.Lock()
+        # A daemon: a program that forgot to close its store can still exit.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """Have a job done; cancelling its future works until it begins."""
+        future: Future[T] = Future()
+        with self._lock:
+            if self._ended:
+                raise StoreUnavailable("the store is closed; make another one")
+            self._jobs.append((future, job))  # type: ignore[arg-type]
+            self.bell.ring()
+        return future
+
+    def nudge(self) -> None:
+        """Have `between` run soon."""
+        with self._lock:
+            if not self._ended:
+                self.bell.ring()
+
+    def stop(self) -> None:
+        """Take no more jobs and drop those that did not begin."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            self.bell.ring()
+
+    def join(self) -> None:
+        """Until the job in hand is done and the thread is gone; after `stop`."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        modified = False
+        while not self._ended:
+            if self._jobs:
+                future, job = self._jobs.popleft()
+                _do(future, job)
+                del future, job
+            wait_s = self._between(self.bell, modified)
+            modified = self.bell.wait(0 if self._jobs else wait_s)
+        while self._jobs:
+            _do(self._jobs.popleft()[0], _refuse)
+        self._end()
+        with self._lock:
+            self.bell.close()
+
+
+def _refuse() -> object:
+    raise StoreUnavailable("the store was closed before it came to this; make another one")
+
+
+def _do(future: Future[object], job: Callable[[], object]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = job()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -1,0 +1,151 @@
+"""What a process of `domicile.testing.processes` runs: one node, until it is told to leave.
+
+`MemberPlan` is written to a file by the harness and read here by `main`. The process dies with the
+one that started it, so that nothing outlives a test run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import faulthandler
+import importlib
+import importlib.util
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from domicile.config import Settings
+from domicile.entity.define import Entity
+from domicile.errors import ConfigError
+from domicile.node import Node
+from domicile.testing.recorder import FileRecorder
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ImportPath(msgspec.Struct, frozen=True):
+    """Where a class is found: its module, the file of that module, its name in there."""
+
+    module: str
+    file: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.name}"
+
+
+class MemberPlan(msgspec.Struct, frozen=True):
+    """Everything that a node's process needs to know."""
+
+    parent: int
+    store: str
+    cluster: str
+    node_id: str
+    candidate: bool
+    entities: list[ImportPath]
+    settings: dict[str, int | float]
+    loop: str
+    records: str | None
+    sys_path: list[str]
+
+
+def import_path(kind: type[Entity]) -> ImportPath:
+    """How another process can import a class; `ConfigError` if it can't."""
+    module = sys.modules.get(kind.__module__)
+    found: Any = module
+    for part in kind.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if found is not kind or kind.__module__ == "__main__":
+        raise ConfigError(
+            f"{kind.__module__}:{kind.__qualname__} cannot be imported by another process: define "
+            "the class at the top of a module that is not the program itself"
+        )
+    file = getattr(module, "__file__", None) or ""
+    return ImportPath(kind.__module__, file, kind.__qualname__)
+
+
+def import_class(path: ImportPath) -> type[Entity]:
+    """The class at an import path."""
+    found: Any = _module(path)
+    for part in path.name.split("."):
+        found = getattr(found, part)
+    assert isinstance(found, type)
+    assert issubclass(found, Entity)
+    return found
+
+
+def _module(path: ImportPath) -> ModuleType:
+    """By its name, or else from its file: a test runner may have given it a name of its own."""
+    try:
+        return importlib.import_module(path.module)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if not path.file or not f"{path.module}.".startswith(f"{missing}."):
+            raise
+    spec = importlib.util.spec_from_file_location(path.module, path.file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path.file} is no Python file, {path} cannot be imported from it")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.module] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def die_with(parent: int) -> None:
+    """Be killed when the parent ends, also if it has ended already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise SystemExit("the process that started this node is gone")
+
+
+def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
+    """A maker of event loops of one kind; `ConfigError` if that kind is not to be had."""
+    if name == "asyncio":
+        return asyncio.new_event_loop
+    if name != "uvloop":
+        raise ConfigError(f'loop={name!r} is not known: use "asyncio" or "uvloop"')
+    try:
+        uvloop = importlib.import_module("uvloop")
+    except ModuleNotFoundError as error:
+        raise ConfigError('loop="uvloop" needs the package uvloop; install it') from error
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _serve(node: Node) -> None:
+    async with node:
+        await node.run()
+
+
+def main() -> None:
+    """Run the node that the file named by the first argument describes."""
+    plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=MemberPlan)
+    die_with(plan.parent)
+    faulthandler.enable()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    sys.path[:] = plan.sys_path
+    recorder = None if plan.records is None else FileRecorder(Path(plan.records))
+    node = Node(
+        plan.store,
+        cluster=plan.cluster,
+        entities=[import_class(path) for path in plan.entities],
+        candidate=plan.candidate,
+        settings=Settings(**plan.settings),  # type: ignore[arg-type]
+        node_id=plan.node_id,
+        meter=recorder,
+    )
+    try:
+        with asyncio.Runner(loop_factory=loop_factory(plan.loop)) as runner:
+            runner.run(_serve(node))
+    finally:
+        if recorder is not None:
+            recorder.close()

@@ -1,0 +1,514 @@
+"""A cluster of real node processes on one embedded store, as a test sees it.
+
+The verbs are those of the simulator, `domicile.testing.sim`, but time is real and faults are
+signals. Every process writes down what it does; `history` puts it all together for the checkers.
+Nothing of a cluster outlives the test process, not even if that is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal, Self
+
+import msgspec
+
+from domicile.config import Settings
+from domicile.control.clock import SystemClock
+from domicile.core.hashing import shard_of
+from domicile.core.ids import EntityKey, Incarnation, ShardKey, drain_key, wish_key
+from domicile.core.shardmap import Entry
+from domicile.core.txn import Committed, Delete, Put, Write
+from domicile.entity.client import Client
+from domicile.entity.define import Entity, catalogue, entity_type
+from domicile.entity.ref import Outbound
+from domicile.errors import ConfigError, StoreError, StoreUnavailable
+from domicile.life import Lives, Plan
+from domicile.ports.store import Store
+from domicile.stores.namespace import Namespace
+from domicile.stores.sqlite import Commit, SqliteStore, commits
+from domicile.testing.history import Event, History
+from domicile.testing.member_process import MemberPlan, import_path, loop_factory
+from domicile.testing.member_signals import pause, resume
+from domicile.testing.real_history import merge
+from domicile.testing.recorder import FileRecorder, RecordReader
+from domicile.testing.store_view import StoreView
+from domicile.wiring import backends
+
+CLUSTER = "domicile"
+POLL_S = 0.01
+START_S = 60.0
+EXIT_S = 3.0
+"""How long processes may take to leave when the whole cluster ends; then they are killed."""
+
+REAP_S = 10.0
+LOG_LINES = 30
+_RUN = "from domicile.testing.member_process import main; main()"
+
+
+class HarnessError(Exception):
+    """Something cannot be done to a process, or one did what it must not."""
+
+
+class NodeProcess:
+    """One node of a cluster: a place that processes come and go in."""
+
+    def __init__(self, index: int, candidate: bool) -> None:
+        self.index = index
+        self.name = f"node-{index}"
+        self.candidate = candidate
+        self.runs = 0
+        self.frozen = False
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log: Path | None = None
+        self.reader: RecordReader | None = None
+        self.incarnation: Incarnation | None = None
+        """The newest incarnation that its records tell of."""
+
+    @property
+    def up(self) -> bool:
+        """Whether its process lives, frozen or not."""
+        return self.process is not None and self.process.poll() is None
+
+    def log_tail(self) -> str:
+        """The last lines that it wrote to its log."""
+        if self.log is None or not self.log.exists():
+            return "(no log)"
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        return "\n".join(text.splitlines()[-LOG_LINES:]) or "(its log is empty)"
+
+
+class Processes(Client):
+    """The cluster as a test sees it. Nodes are numbered from 0.
+
+    `entities` must be importable by other processes. `candidates` are the nodes that may
+    coordinate. Without a `directory` everything is in a temporary one, which goes away unless the
+    body of `async with` raises. `record=False` writes no history: then `settled` takes the store's
+    word that a shard is served, and `history` knows the store and the faults only.
+    """
+
+    def __init__(
+        self,
+        entities: Sequence[type[Entity]],
+        *,
+        nodes: int = 3,
+        settings: Settings | None = None,
+        loop: Literal["asyncio", "uvloop"] = "asyncio",
+        candidates: Sequence[int] | None = None,
+        directory: Path | None = None,
+        record: bool = True,
+    ) -> None:
+        if nodes < 1:
+            raise ConfigError(f"nodes={nodes} must be at least 1")
+        catalogue(entities)
+        loop_factory(loop)
+        self._entities = list(entities)
+        self._imports = [import_path(kind) for kind in entities]
+        self.settings = Settings() if settings is None else settings
+        self.nodes = [
+            NodeProcess(index, candidates is None or index in candidates) for index in range(nodes)
+        ]
+        self._loop_name = loop
+        self._given = directory
+        self._record = record
+        self._directory: Path | None = None
+        self._now = SystemClock().now
+        self._lives = Lives()
+        self._client_recorder: FileRecorder | None = None
+        self._operator: Store | None = None
+        self._view: StoreView | None = None
+        self._readers: dict[Path, RecordReader] = {}
+        self._events: list[Event] = []
+        self._phases: dict[tuple[Incarnation, str, int], tuple[str, int]] = {}
+        self._commits: dict[int, Commit] = {}
+        self._ended = False
+
+    @property
+    def directory(self) -> Path:
+        """Where store, logs and records are. Further `*.events` files join the history."""
+        if self._directory is None:
+            raise HarnessError("the cluster is not started: enter it with `async with` first")
+        return self._directory
+
+    @property
+    def store(self) -> str:
+        """The URL of the store, for further nodes and clients."""
+        return f"sqlite:///{self.directory / 'store.db'}"
+
+    # the cluster's life
+
+    async def __aenter__(self) -> Self:
+        """Start every node and the test's own client; returns once all shards are served."""
+        if self._directory is not None:
+            raise HarnessError("this cluster was started already; make another one")
+        if self._given is None:
+            self._directory = Path(tempfile.mkdtemp(prefix="domicile-"))
+        else:
+            self._directory = self._given.absolute()
+            self._directory.mkdir(parents=True, exist_ok=True)
+        try:
+            for node in self.nodes:
+                self._launch(node)
+            self._operator = Namespace(SqliteStore(self._database, by="operator"), CLUSTER)
+            self._view = StoreView(self._operator)
+            await self._view.start()
+            if self._record:
+                self._client_recorder = FileRecorder(self.directory / "client.events")
+            wired = backends(
+                self.store, cluster=CLUSTER, settings=self.settings, meter=self._client_recorder
+            )
+            await self._lives.start(wired, Plan(CLUSTER, "", {}, {}, self.settings, False))
+            await self.wait_until(self._stands, timeout_s=START_S)
+        except BaseException as error:
+            await self._end(error)
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """End all processes: by SIGTERM, and by SIGKILL those that do not leave in time."""
+        await self._end(next((one for one in exc if isinstance(one, BaseException)), None))
+
+    def settled(self) -> bool:
+        """Every shard of every role is served by a process that lives and has opened it."""
+        self._collect()
+        for role in {entity_type(kind).role: None for kind in self._entities}:
+            for number in range(self.settings.shards):
+                entry = self.entry(ShardKey(role, number))
+                home = self._process_of(entry.owner)
+                if entry.state != "serving" or home is None or not home.up:
+                    return False
+                phase = self._phases.get((entry.owner, role, number))
+                if self._record and phase != ("open", entry.epoch):
+                    return False
+        return True
+
+    # faults
+
+    def crash(self, node: int) -> None:
+        """SIGKILL: nothing of the process ever runs again."""
+        process = self._up(node)
+        self._kill(process)
+
+    def freeze(self, node: int) -> None:
+        """SIGSTOP: it stands still, all its threads do, while its lease runs out.
+
+        Never in the middle of a write to the store: that would stop everyone (S9).
+        """
+        process = self._up(node)
+        at = self._now()
+        if not pause(process.process, self._database):
+            raise HarnessError(f"node {node} does not stop")
+        process.frozen = True
+        self.note_fault("freeze", process, at)
+
+    def thaw(self, node: int) -> None:
+        """SIGCONT."""
+        process = self._up(node)
+        self.note_fault("thaw", process)
+        process.frozen = False
+        resume(process.process)
+
+    # operations
+
+    def start(self, node: int) -> None:
+        """Start a process in a place whose process is gone; another incarnation."""
+        process = self._slot(node)
+        if process.up:
+            raise HarnessError(f"node {node} is running: crash or stop it first")
+        self._launch(process)
+
+    async def stop(self, node: int) -> None:
+        """SIGTERM: the node leaves in an orderly way (H14); returns once its process is gone."""
+        process = self._up(node)
+        assert process.process is not None
+        process.process.send_signal(signal.SIGTERM)
+        settings = self.settings
+        limit_s = settings.drain_deadline_s + settings.linger_s + 3 * settings.op_timeout_s + REAP_S
+        await self.wait_until(lambda: not process.up, timeout_s=limit_s)
+        code = process.process.returncode
+        if code:
+            raise HarnessError(
+                f"node {node} ended with exit code {code} when asked to leave; its log ends:\n"
+                f"{process.log_tail()}"
+            )
+
+    async def drain(self, node: int) -> None:
+        """Wish a node empty."""
+        await self._write(Put(drain_key(self._slot(node).name), b""))
+
+    async def undrain(self, node: int) -> None:
+        """Take that wish back."""
+        await self._write(Delete(drain_key(self._slot(node).name)))
+
+    async def wish(self, shard: ShardKey, node: int | None) -> None:
+        """Wish a shard's home; None takes the wish back, and a move under way with it."""
+        key = wish_key(shard)
+        write = Delete(key) if node is None else Put(key, self._slot(node).name.encode())
+        await self._write(write)
+
+    async def wait_until(self, condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
+        """Look again and again until a condition holds."""
+        deadline = self._now() + timeout_s
+        while not condition():
+            if self._now() >= deadline:
+                raise AssertionError(
+                    f"the condition did not hold within {timeout_s:g} s; {self._situation()}"
+                )
+            await asyncio.sleep(POLL_S)
+
+    # questions
+
+    def entry(self, shard: ShardKey) -> Entry:
+        """What the store says of a shard; a moment ago, as all answers here."""
+        return self._looked().members.map.get(shard)
+
+    def shard(self, kind: type[Entity], id: str) -> ShardKey:
+        """The shard of an entity."""
+        described = entity_type(kind)
+        return ShardKey(
+            described.role, shard_of(EntityKey(described.name, id), self.settings.shards)
+        )
+
+    def owner(self, kind: type[Entity], id: str) -> int:
+        """The node that the store names as home of an entity."""
+        shard = self.shard(kind, id)
+        process = self._process_of(self.entry(shard).owner)
+        if process is None or not process.up:
+            raise HarnessError(f"shard {shard.role}/{shard.shard} has no owner that is running")
+        return process.index
+
+    def leader(self) -> int | None:
+        """The node that the store names as coordinator, if its process lives."""
+        record = self._looked().members.leader
+        process = None if record is None else self._process_of(record.incarnation)
+        return None if process is None or not process.up else process.index
+
+    def incarnation(self, node: int) -> Incarnation | None:
+        """The newest incarnation of a node that has a record in the store, if its process lives."""
+        process = self._slot(node)
+        return self._registered(process) if process.up else None
+
+    def counts(self, node: int) -> Counter[str]:
+        """The counters of the newest process in a place; they may be 0.2 s old."""
+        self._collect()
+        reader = self._slot(node).reader
+        return Counter() if reader is None else Counter(reader.counts)
+
+    def history(self) -> History:
+        """What all processes, the store and the faults have left up to now, for `check`."""
+        # Files are read one after the other, so a commit would be seen without what led to it.
+        until = math.inf if self._ended else self._now()
+        self._collect()
+        self._collect_commits()
+        totals: Counter[str] = Counter()
+        for reader in self._readers.values():
+            totals.update(reader.counts)
+        ordered = [self._commits[revision] for revision in sorted(self._commits)]
+        if ordered and ordered[-1].revision > len(ordered):
+            raise HarnessError(
+                "the store has forgotten some of its commits before they were collected: call "
+                "history() every few thousand moves"
+            )
+        return merge(ordered, self._events, totals, CLUSTER, until)
+
+    def note_fault(
+        self, fault: str, process: NodeProcess | None = None, at: float | None = None
+    ) -> None:
+        """Tell the checkers that something was done to the cluster."""
+        fields = {
+            "fault": fault,
+            "node": None if process is None else process.index,
+            "inc": None if process is None else self._known_incarnation(process),
+        }
+        self._events.append(Event(self._now() if at is None else at, "fault", fields))
+
+    # inside
+
+    def _outbound(self) -> Outbound:
+        return self._lives
+
+    @property
+    def _database(self) -> Path:
+        return self.directory / "store.db"
+
+    def _looked(self) -> StoreView:
+        if self._view is None:
+            raise HarnessError("the cluster is not started: enter it with `async with` first")
+        return self._view
+
+    def _slot(self, index: int) -> NodeProcess:
+        if not 0 <= index < len(self.nodes):
+            raise HarnessError(f"no node {index}: they are 0 to {len(self.nodes) - 1}")
+        return self.nodes[index]
+
+    def _up(self, index: int) -> NodeProcess:
+        process = self._slot(index)
+        if not process.up:
+            raise HarnessError(f"node {index} is not running; its log ends:\n{process.log_tail()}")
+        return process
+
+    def _process_of(self, incarnation: Incarnation) -> NodeProcess | None:
+        record = self._looked().members.nodes.get(incarnation)
+        if record is not None:
+            for process in self.nodes:
+                if process.name == record.node and self._registered(process) == incarnation:
+                    return process
+        return None
+
+    def _registered(self, process: NodeProcess) -> Incarnation | None:
+        members = self._looked().members
+        mine = [inc for inc, record in members.nodes.items() if record.node == process.name]
+        return max(mine, key=members.created.__getitem__) if mine else None
+
+    def _known_incarnation(self, process: NodeProcess) -> Incarnation | None:
+        """Whom a fault is done to, by its own records if there are any."""
+        self._collect()
+        if self._record or self._view is None:
+            return process.incarnation
+        return self._registered(process)
+
+    def _stands(self) -> bool:
+        registered = [self.incarnation(self._up(node.index).index) for node in self.nodes]
+        return None not in registered and self.settled()
+
+    def _situation(self) -> str:
+        gone = [process for process in self.nodes if not process.up]
+        if not gone:
+            return "all processes are running"
+        return "\n".join(
+            f"{process.name} is not running; its log ends:\n{process.log_tail()}"
+            for process in gone
+        )
+
+    def _launch(self, process: NodeProcess) -> None:
+        process.runs += 1
+        process.frozen = False
+        process.incarnation = None
+        run = f"{process.name}.{process.runs}"
+        records = self.directory / f"{run}.events" if self._record else None
+        process.log = self.directory / f"{run}.log"
+        process.reader = None if records is None else self._reader(records)
+        plan = MemberPlan(
+            parent=os.getpid(),
+            store=self.store,
+            cluster=CLUSTER,
+            node_id=process.name,
+            candidate=process.candidate,
+            entities=self._imports,
+            settings=asdict(self.settings),
+            loop=self._loop_name,
+            records=None if records is None else str(records),
+            sys_path=[entry or str(Path.cwd()) for entry in sys.path],
+        )
+        planned = self.directory / f"{run}.json"
+        planned.write_bytes(msgspec.json.encode(plan))
+        with process.log.open("wb") as log:
+            process.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _RUN, str(planned)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(plan.sys_path)},
+            )
+
+    def _kill(self, process: NodeProcess) -> None:
+        assert process.process is not None
+        # Its effects may show before it is reaped, so the fault is as old as the signal.
+        at = self._now()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.process.pid, signal.SIGKILL)
+        process.process.wait(REAP_S)
+        self.note_fault("crash", process, at)
+
+    async def _write(self, write: Write) -> None:
+        """An operator's write, until it is certain."""
+        assert self._operator is not None, "the cluster is not started"
+        while True:
+            try:
+                if isinstance(await self._operator.commit((), (write,)), Committed):
+                    return
+            except StoreUnavailable:
+                pass
+            await asyncio.sleep(POLL_S)
+
+    # what the processes leave behind
+
+    def _reader(self, path: Path) -> RecordReader:
+        return self._readers.setdefault(path, RecordReader(path))
+
+    def _collect(self) -> None:
+        """Read what was recorded since the last look."""
+        if self._ended:
+            return
+        for path in self.directory.glob("*.events"):
+            self._reader(path)
+        for reader in self._readers.values():
+            for event in reader.more():
+                self._events.append(event)
+                fields = event.fields
+                if event.kind in ("open", "draining", "released", "closed"):
+                    home = (fields["inc"], fields["role"], fields["shard"])
+                    self._phases[home] = (event.kind, fields["epoch"])
+                elif event.kind == "life" and fields["hosts"]:
+                    for process in self.nodes:
+                        if process.reader is reader:
+                            process.incarnation = fields["inc"]
+
+    def _collect_commits(self) -> None:
+        if not self._ended and self._database.exists():
+            self._commits.update((commit.revision, commit) for commit in commits(self._database))
+
+    # the end
+
+    async def _end(self, error: BaseException | None) -> None:
+        """Nothing is left running afterwards, whatever happens."""
+        self.note_fault("shutdown")
+        try:
+            if self._lives.started:
+                await self._lives.stop()
+            await self._leave()
+        finally:
+            for process in self.nodes:
+                if process.up:
+                    self._kill(process)
+            await self._let_go()
+        self._collect()
+        # Of a cluster that failed even what a broken store can't tell must not hide why.
+        with contextlib.suppress(StoreError) if error else contextlib.nullcontext():
+            self._collect_commits()
+        self._ended = True
+        if error is not None:
+            error.add_note(f"logs, records and the store of the processes are in {self.directory}")
+        elif self._given is None:
+            await asyncio.to_thread(shutil.rmtree, self.directory)
+
+    async def _let_go(self) -> None:
+        if self._view is not None:
+            await self._view.close()
+        if self._operator is not None:
+            await self._operator.close()
+        if self._client_recorder is not None:
+            self._client_recorder.close()
+
+    async def _leave(self) -> None:
+        for process in self.nodes:
+            if process.up and process.process is not None and not process.frozen:
+                process.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + EXIT_S
+        while time.monotonic() < deadline:
+            if not any(process.up and not process.frozen for process in self.nodes):
+                return
+            await asyncio.sleep(POLL_S)

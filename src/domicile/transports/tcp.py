@@ -1,0 +1,380 @@
+"""Connections over TCP, between processes of one machine or of many.
+
+`TcpTransport` listens and dials; what happens on a socket that stands is in
+`domicile.transports.tcp_connection`. A node or client has its own. Nothing here may block the
+event loop: names are looked up beside it, and numbers need no looking up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from domicile.errors import ConfigError
+from domicile.ports.meter import Meter, NoMeter
+from domicile.ports.transport import ConnectionHandler
+from domicile.transports.addresses import (
+    ANYWHERE,
+    Address,
+    parse,
+    parse_advertised,
+    primary_host,
+    written,
+)
+from domicile.transports.framing import MAX_FRAME_BYTES
+from domicile.transports.tcp_connection import Shared, TcpConnection
+
+log = logging.getLogger("domicile")
+
+DIAL_TIMEOUT_S = 3.0
+"""A dial that takes longer has failed, name look-up included."""
+
+BACKLOG = 512
+ACCEPT_AT_ONCE = 32
+ACCEPT_PAUSE_S = 0.5
+"""How many connections are accepted in one turn, and the rest after one that could not be."""
+
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""Seconds of silence, twice, because macOS has its own name for it; seconds; attempts."""
+
+Resolved = tuple[int, Any]
+"""A family and the socket address in it."""
+
+
+class TcpTransport:
+    """A `Transport` over TCP.
+
+    `listen` is `host:port`, or `host:first-last` for the first free port of a range; an IPv6 host
+    stands in brackets, port 0 is any. `advertise` is what peers dial instead, `host` or
+    `host:port`: name it where the bound address means nothing to them.
+    """
+
+    def __init__(
+        self,
+        listen: str = "127.0.0.1:0",
+        *,
+        advertise: str | None = None,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+        meter: Meter | None = None,
+    ) -> None:
+        if not 0 < max_frame_bytes < 2**32:
+            raise ConfigError(f"max_frame_bytes must be from 1 to 2³² − 1, it is {max_frame_bytes}")
+        _refuse_blind(_running())
+        self._listen = parse(listen, "the address to listen at", ranges=True)
+        self._advertise = advertise
+        if advertise is not None:
+            parse_advertised(advertise, 1)
+        self._shared = Shared(max_frame_bytes, NoMeter() if meter is None else meter)
+        self._listeners: list[_Listener] = []
+        self._dials: dict[_Dial, None] = {}
+        self._closed = False
+
+    async def listen(self, accept: Callable[[], ConnectionHandler]) -> str:
+        """Start to accept; the address that peers can dial. Raises `ConfigError`."""
+        loop = asyncio.get_running_loop()
+        _refuse_blind(loop)
+        span = self._listen
+        try:
+            found = await loop.getaddrinfo(span.host, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise ConfigError(
+                f"cannot listen at {span.host!r}: this host is not known here ({error}). Name an "
+                "address of this machine, or 0.0.0.0 for all of them"
+            ) from error
+        if self._closed:
+            raise ConfigError("this transport is closed and cannot listen again: make a new one")
+        family, *_, where = found[0]
+        sock = _bind(span, family, where)
+        self._listeners.append(_Listener(self._shared, sock, accept))
+        return self._dialable(sock)
+
+    def dial(self, address: str, handler: ConnectionHandler) -> None:
+        """Connect to an address; `handler.opened` or `handler.closed` follows in a later turn."""
+        if not self._closed:
+            _Dial(self._shared, self._dials, address, handler).start()
+
+    async def close(self) -> None:
+        """Stop accepting and close every connection, without a word to this end's handlers."""
+        self._closed = True
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        dials = list(self._dials)
+        for dial in dials:
+            dial.cancel()
+        for connection in list(self._shared.connections):
+            connection.abandon()
+        looking = [dial.looking for dial in dials if dial.looking is not None]
+        if looking:
+            await asyncio.wait(looking)
+
+    def _dialable(self, sock: socket.socket) -> str:
+        host, port = sock.getsockname()[:2]
+        if self._advertise is not None:
+            return parse_advertised(self._advertise, port)
+        return written(primary_host(sock.family) if host in ANYWHERE else host, port)
+
+
+class _Listener:
+    """A socket that accepts."""
+
+    def __init__(
+        self, shared: Shared, sock: socket.socket, accept: Callable[[], ConnectionHandler]
+    ) -> None:
+        self._shared = shared
+        self._sock = sock
+        self._accept = accept
+        self._loop = asyncio.get_running_loop()
+        self._pause: asyncio.TimerHandle | None = None
+        self._watch()
+
+    def close(self) -> None:
+        """Accept nobody any more."""
+        if self._pause is not None:
+            self._pause.cancel()
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+
+    def _watch(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._sock.fileno(), self._on_readable)
+
+    def _on_readable(self) -> None:
+        for _ in range(ACCEPT_AT_ONCE):
+            if self._sock.fileno() < 0:
+                return
+            try:
+                sock, where = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._hold_back(error)
+                return
+            self._welcome(sock, written(*where[:2]) if where else "a peer that is gone")
+
+    def _hold_back(self, error: OSError) -> None:
+        """Without a free descriptor the listener would be ready again and again."""
+        if error.errno in _EXHAUSTED:
+            log.error("no connection can be accepted for now: %s", error)
+            self._shared.meter.count("tcp.exhausted")
+            self._loop.remove_reader(self._sock.fileno())
+            self._pause = self._loop.call_later(ACCEPT_PAUSE_S, self._watch)
+        else:
+            log.warning("a connection could not be accepted: %s", error)
+
+    def _welcome(self, sock: socket.socket, peer: str) -> None:
+        try:
+            _prepare(sock)
+            handler = self._accept()
+        except OSError:
+            sock.close()
+        except Exception:
+            log.exception("no handler could be made for the connection from %s", peer)
+            sock.close()
+        else:
+            TcpConnection(self._shared, sock, handler, peer).start()
+
+
+class _Dial:
+    """An attempt to connect: to each address of a host in turn, within one time limit."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        dials: dict[_Dial, None],
+        address: str,
+        handler: ConnectionHandler,
+    ) -> None:
+        self.looking: asyncio.Task[None] | None = None
+        self._shared = shared
+        self._dials = dials
+        self._address = address
+        self._handler = handler
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + DIAL_TIMEOUT_S
+        self._targets: list[Resolved] = []
+        self._sock: socket.socket | None = None
+        self._timer: asyncio.Handle | None = None
+        self._over = False
+
+    def start(self) -> None:
+        """Begin; the handler hears nothing before a later turn."""
+        self._dials[self] = None
+        try:
+            _refuse_blind(self._loop)
+            address = parse(self._address, "the address to dial")
+        except ConfigError as error:
+            self._fail_soon(str(error))
+            return
+        try:
+            flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+            found = socket.getaddrinfo(*address[:2], type=socket.SOCK_STREAM, flags=flags)
+        except (OSError, UnicodeError):
+            self.looking = self._loop.create_task(self._look_up(address), name="domicile-dial")
+        else:
+            self._targets = [(family, where) for family, *_, where in found]
+            self._next("nothing to dial")
+
+    def cancel(self) -> None:
+        """Give up without a word."""
+        self._finish()
+        if self.looking is not None:
+            self.looking.cancel()
+
+    async def _look_up(self, address: Address) -> None:
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                found = await self._loop.getaddrinfo(*address[:2], type=socket.SOCK_STREAM)
+        except TimeoutError:
+            self._fail(f"looking up {address.host!r} took too long")
+        except (OSError, UnicodeError) as error:
+            self._fail(f"the host {address.host!r} is not known: {error}")
+        else:
+            self._targets = [(family, where) for family, *_, where in found]
+            self._next("nothing to dial")
+
+    def _next(self, reason: str) -> None:
+        """Try the next address, or fail in a later turn for the last one's reason."""
+        self._let_go()
+        left_s = self._deadline - self._loop.time()
+        if self._over:
+            return
+        if not self._targets or left_s <= 0:
+            self._fail_soon(reason)
+            return
+        patience_s = left_s / len(self._targets)
+        family, where = self._targets.pop(0)
+        try:
+            self._sock = sock = socket.socket(family, socket.SOCK_STREAM)
+            _prepare(sock)
+            failure = sock.connect_ex(where)
+        except (OSError, OverflowError) as error:
+            self._let_go()
+            self._timer = self._loop.call_soon(self._next, str(error))
+            return
+        if failure in (0, errno.EINPROGRESS, errno.EWOULDBLOCK):
+            self._timer = self._loop.call_later(patience_s, self._next, "timed out")
+            self._loop.add_writer(sock.fileno(), self._on_writable)
+        else:
+            self._timer = self._loop.call_soon(self._next, os.strerror(failure))
+
+    def _on_writable(self) -> None:
+        sock = self._sock
+        assert sock is not None, "nothing is watched without a socket"
+        failure = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failure:
+            self._next(os.strerror(failure))
+        elif _meets_itself(sock):
+            self._next("nobody listens there")
+        else:
+            self._loop.remove_writer(sock.fileno())
+            self._sock = None
+            self._finish()
+            TcpConnection(self._shared, sock, self._handler, self._address).start()
+
+    def _fail_soon(self, reason: str) -> None:
+        self._let_go()
+        self._timer = self._loop.call_soon(self._fail, reason)
+
+    def _fail(self, reason: str) -> None:
+        if self._over:
+            return
+        self._finish()
+        try:
+            self._handler.closed(f"cannot connect to {self._address}: {reason}")
+        except Exception:
+            log.exception("a handler failed to hear that %s was not reached", self._address)
+
+    def _let_go(self) -> None:
+        """Leave the attempt that is under way, if any."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._sock is not None:
+            if not self._loop.is_closed():
+                self._loop.remove_writer(self._sock.fileno())
+            self._sock.close()
+            self._sock = None
+
+    def _finish(self) -> None:
+        self._over = True
+        self._let_go()
+        self._dials.pop(self, None)
+
+
+def _bind(span: Address, family: int, where: tuple[Any, ...]) -> socket.socket:
+    """A socket that listens at the first free port of a span."""
+    host, rest = where[0], where[2:]
+    for port in range(span.first, span.last + 1):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            if sys.platform != "win32":
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                only = int(host not in ANYWHERE)
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
+            sock.bind((host, port, *rest))
+            sock.listen(BACKLOG)
+        except OSError as error:
+            sock.close()
+            if error.errno != errno.EADDRINUSE:
+                raise ConfigError(
+                    f"cannot listen at {written(span.host, port)}: {error.strerror}. Name an "
+                    "address of this machine and a port that this user may open"
+                ) from error
+        else:
+            return sock
+    if span.first == span.last:
+        raise ConfigError(
+            f"cannot listen at {written(span.host, span.first)}: another process listens there. "
+            f"Stop it, or listen at another port; {written(span.host, 0)} takes any"
+        )
+    raise ConfigError(
+        f"cannot listen at {written(span.host, span.first)}-{span.last}: every port of this range "
+        f"is in use. Widen it, or stop a process that listens there"
+    )
+
+
+def _prepare(sock: socket.socket) -> None:
+    """Never block, send at once, and notice a peer that is gone without a word."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        option = getattr(socket, name, None)
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _meets_itself(sock: socket.socket) -> bool:
+    """Whether a dial to a port that nobody listens at was given that very port as its own."""
+    try:
+        return bool(sock.getsockname() == sock.getpeername())
+    except OSError:
+        return False
+
+
+def _running() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _refuse_blind(loop: asyncio.AbstractEventLoop | None) -> None:
+    """Raise `ConfigError` for an event loop that cannot watch sockets, as Windows' own."""
+    if loop is not None and type(loop).add_reader is asyncio.AbstractEventLoop.add_reader:
+        raise ConfigError(
+            f"{type(loop).__name__} cannot watch sockets, which TCP connections need: run on "
+            "another loop, as in asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)"
+        )

@@ -1,0 +1,354 @@
+"""One TCP connection on a non-blocking socket, driven by the event loop's readiness callbacks.
+
+Made by `domicile.transports.tcp` alone. No byte that was put off may reach the kernel without a
+comparison of the guard directly before it (L3): that is why there is no asyncio transport here,
+which would keep a buffer and flush it after a pause past the deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import struct
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
+
+from domicile.ports.meter import Meter, NoMeter
+from domicile.ports.transport import ConnectionHandler
+from domicile.transports.framing import HEADER_BYTES, FrameDecoder, FramingError, header
+
+log = logging.getLogger("domicile")
+
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+"""I6: a connection where more would wait takes no more, sends what waits, and is closed.
+
+A single packet may be longer, up to the limit of packets."""
+
+PARTING_S = 2.0
+"""A closed connection has this long to send what waits and to hear the peer's end."""
+
+FULL_S = 10.0
+"""A full connection has this long to send what waits before it is closed."""
+
+READ_BYTES = 64 * 1024
+"""Read at most this much in one turn, so that no busy peer starves the others."""
+
+_JOIN_BYTES = 16 * 1024
+"""Up to this size a packet is copied behind its header; beyond, the two are gathered."""
+
+_GATHER = 256 if hasattr(socket.socket, "sendmsg") else 1
+"""Pieces handed to the kernel in one call: below the limit of every platform."""
+
+_RESET = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all connections of a transport share."""
+
+    max_frame_bytes: int
+    meter: Meter
+    connections: dict[TcpConnection, None] = field(default_factory=dict["TcpConnection", None])
+    buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)))
+
+
+class _State(Enum):
+    OPEN = "open"
+    PARTING = "parting"
+    OVER = "over"
+
+
+class TcpConnection:
+    """A `Connection`: packets in order over one socket, until either end stops."""
+
+    __slots__ = (
+        "_corked",
+        "_decoder",
+        "_full",
+        "_handler",
+        "_loop",
+        "_note",
+        "_shared",
+        "_sock",
+        "_state",
+        "_taking",
+        "_timer",
+        "_waiting",
+        "_waiting_bytes",
+        "_writing",
+        "peer",
+    )
+
+    def __init__(
+        self, shared: Shared, sock: socket.socket, handler: ConnectionHandler, peer: str
+    ) -> None:
+        self.peer = peer
+        self._shared = shared
+        self._loop = asyncio.get_running_loop()
+        self._sock = sock
+        self._handler = handler
+        self._note = None if isinstance(shared.meter, NoMeter) else shared.meter.event
+        self._decoder = FrameDecoder(shared.max_frame_bytes)
+        self._state = _State.OPEN
+        self._taking = True
+        self._full = ""
+        self._corked = False
+        self._writing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting: deque[bytes | memoryview] = deque()
+        self._waiting_bytes = 0
+
+    def start(self) -> None:
+        """The socket stands: tell the handler, then read."""
+        self._shared.connections[self] = None
+        self._loop.add_reader(self._sock.fileno(), self._on_readable)
+        self._tell(self._handler.opened, self)
+
+    def send(self, data: bytes) -> None:
+        """Hand a packet to the kernel now, if nothing waits and none was sent in this turn.
+
+        Further packets of a turn leave together at its end. After `close` or loss: nothing.
+        """
+        if not self._taking:
+            return
+        size_bytes = len(data)
+        if size_bytes > self._shared.max_frame_bytes:
+            self._give_up_soon(
+                f"a packet of {size_bytes} bytes is longer than {self._shared.max_frame_bytes}: "
+                "raise max_frame_bytes on all nodes"
+            )
+            return
+        piece = header(size_bytes)
+        if size_bytes <= _JOIN_BYTES:
+            piece += data
+        if self._corked or self._waiting:
+            self._put_off(piece, data)
+            return
+        self._corked = True
+        self._loop.call_soon(self._on_turn_end)
+        # Whoever calls `send` has just compared the guard, so this one may go (L3).
+        taken = self._hand_over((piece,) if size_bytes <= _JOIN_BYTES else (piece, data)[:_GATHER])
+        if taken < size_bytes + HEADER_BYTES and self._taking:
+            self._put_off(piece, data)
+            self._drop_front(taken)
+
+    def close(self) -> None:
+        """Take no more; send what waits while the guard holds, then end. Never blocks."""
+        if self._state is not _State.OPEN:
+            return
+        self._part()
+
+    def abandon(self) -> None:
+        """End at once, without a word to the handler: the transport is closed."""
+        self._state = _State.PARTING if self._state is _State.OPEN else self._state
+        self._taking = False
+        if self._waiting:
+            self._push()
+        self._finish()
+
+    # sending
+
+    def _put_off(self, piece: bytes, data: bytes) -> None:
+        size_bytes = len(data) + HEADER_BYTES
+        if self._waiting and self._waiting_bytes + size_bytes > MAX_WAITING_BYTES:
+            # What waits still goes: a link resumes from there, instead of where it was before.
+            self._taking = False
+            self._full = f"more than {MAX_WAITING_BYTES} bytes wait for {self.peer} to read"
+            self._shared.meter.count("tcp.full")
+            self._await_end(FULL_S)
+            return
+        self._waiting.append(piece)
+        if len(piece) < size_bytes:
+            self._waiting.append(data)
+        self._waiting_bytes += size_bytes
+
+    def _on_turn_end(self) -> None:
+        self._corked = False
+        if self._waiting and not self._writing:
+            self._push()
+
+    def _push(self) -> None:
+        """Hand over what the kernel takes of what waits, unless the guard says no (L3)."""
+        if not self._may_send():
+            self._withhold()
+            return
+        if self._state is _State.OVER or not self._waiting:
+            return
+        self._drop_front(self._hand_over(tuple(islice(self._waiting, _GATHER))))
+        if self._waiting:
+            self._watch_writable()
+            return
+        self._unwatch_writable()
+        if self._state is _State.PARTING:
+            self._end_sending()
+        elif self._full:
+            self._part()
+            self._tell(self._handler.closed, self._full)
+
+    def _hand_over(self, pieces: tuple[bytes | memoryview, ...]) -> int:
+        """How many bytes the kernel took; an error ends all sending."""
+        try:
+            taken = self._sock.send(pieces[0]) if len(pieces) == 1 else self._sock.sendmsg(pieces)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except (BrokenPipeError, ConnectionResetError):
+            # The reader finds the end, after the packets that arrived before it.
+            self._mute()
+            return 0
+        except OSError as error:
+            self._give_up_soon(f"sending failed: {error}")
+            return 0
+        if self._note is not None:
+            self._note("handed", bytes=taken)
+        return taken
+
+    def _drop_front(self, taken: int) -> None:
+        """Forget the first bytes that wait: the kernel has them."""
+        self._waiting_bytes -= taken
+        waiting = self._waiting
+        while taken:
+            size_bytes = len(waiting[0])
+            if size_bytes > taken:
+                waiting[0] = memoryview(waiting[0])[taken:]
+                return
+            waiting.popleft()
+            taken -= size_bytes
+
+    def _may_send(self) -> bool:
+        try:
+            return self._handler.guard()
+        except Exception:
+            log.exception("the guard of the connection with %s failed", self.peer)
+            return False
+
+    def _withhold(self) -> None:
+        """L3: the deadline has passed. Not one more byte leaves, the kernel's own included."""
+        if self._state is _State.OVER:
+            return
+        if self._waiting_bytes:
+            self._shared.meter.count("tcp.withheld_bytes", self._waiting_bytes)
+        with contextlib.suppress(OSError):
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self._lose("bytes were withheld: this process may no longer send (L3)")
+
+    def _mute(self) -> None:
+        """Send nothing more; what waits is lost with the connection."""
+        self._taking = False
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self._unwatch_writable()
+
+    def _watch_writable(self) -> None:
+        if not self._writing:
+            self._writing = True
+            self._loop.add_writer(self._sock.fileno(), self._push)
+
+    def _unwatch_writable(self) -> None:
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._sock.fileno())
+
+    # receiving
+
+    def _on_readable(self) -> None:
+        try:
+            count = self._sock.recv_into(self._shared.buffer)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._lose(f"connection lost: {error.strerror or error}")
+            return
+        if not count:
+            cut_off = " in the middle of a packet" if self._decoder.inside else ""
+            self._lose(f"closed by the peer{cut_off}")
+        elif self._state is _State.OPEN:
+            self._deliver(self._shared.buffer[:count])
+
+    def _deliver(self, data: memoryview) -> None:
+        packets = self._decoder.feed(data)
+        try:
+            for packet in packets:
+                self._handler.received(packet)
+                if self._state is not _State.OPEN:
+                    return
+        except FramingError as error:
+            self._shared.meter.count("tcp.garbage")
+            self._lose(str(error))
+        except Exception as error:
+            self._fail(error)
+
+    # ending
+
+    def _part(self) -> None:
+        """Say no more than what waits, and hear the peer's end: then it has read everything.
+
+        A socket that is closed with unread bytes resets, and the peer may lose what it was sent.
+        """
+        self._state = _State.PARTING
+        self._taking = False
+        self._await_end(PARTING_S)
+        if self._waiting:
+            self._push()
+        else:
+            self._end_sending()
+
+    def _end_sending(self) -> None:
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._finish()
+
+    def _await_end(self, patience_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(patience_s, self._on_impatience)
+
+    def _on_impatience(self) -> None:
+        if self._waiting and not self._may_send():
+            self._withhold()
+        else:
+            self._lose(self._full or "the peer does not read")
+
+    def _give_up_soon(self, reason: str) -> None:
+        """End in a later turn: `send` never calls the handler back."""
+        log.error("the connection with %s is given up: %s", self.peer, reason)
+        self._mute()
+        self._loop.call_soon(self._lose, reason)
+
+    def _fail(self, error: Exception) -> None:
+        log.error("a handler of the connection with %s failed", self.peer, exc_info=error)
+        self._lose(f"its handler failed: {error!r}")
+
+    def _lose(self, reason: str) -> None:
+        """It is over; the handler learns it, unless it has closed the connection itself."""
+        told = self._state is _State.OPEN
+        if self._finish() and told:
+            self._tell(self._handler.closed, reason)
+
+    def _finish(self) -> bool:
+        if self._state is _State.OVER:
+            return False
+        self._state = _State.OVER
+        self._taking = False
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._loop.is_closed():
+            self._unwatch_writable()
+            self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self._shared.connections.pop(self, None)
+        return True
+
+    def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
+        try:
+            callback(*arguments)
+        except Exception as error:
+            self._fail(error)

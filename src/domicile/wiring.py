@@ -1,0 +1,135 @@
+"""From URLs to backends: which store, transport, journal and health port a process gets.
+
+Called by `node` and `client` only. Makes objects and does no I/O; files and sockets are opened
+by their first use.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import ClassVar
+
+from domicile.config import Settings
+from domicile.control.clock import SystemClock
+from domicile.errors import ConfigError
+from domicile.life import Backends
+from domicile.persist.memory import MemoryJournal
+from domicile.ports.meter import Meter, NoMeter
+from domicile.ports.watchdog import Watchdog
+from domicile.stores.locks import FileLocks
+from domicile.stores.memory import MemoryStore
+from domicile.stores.namespace import Namespace
+from domicile.stores.sqlite import SqliteStore
+from domicile.transports.memory import MemoryNetwork, MemoryTransport
+from domicile.transports.tcp import TcpTransport
+
+LOOPBACK = "127.0.0.1:0"
+"""Where a node listens unless told otherwise: any free port, this machine only."""
+
+FRAME_SLACK_BYTES = 24 * 1024 * 1024
+"""What a packet may weigh beyond two of the largest messages: many small ones and their names."""
+
+
+class _Here:
+    """A `memory://name` shared by the nodes of one process."""
+
+    known: ClassVar[dict[str, _Here]] = {}
+
+    def __init__(self) -> None:
+        self.store = MemoryStore(SystemClock())
+        self.journal = MemoryJournal()
+        self.network = MemoryNetwork()
+
+
+def check_store(url: str) -> None:
+    """Raise `ConfigError` unless a store URL is one that this version knows."""
+    scheme, found, rest = url.partition("://")
+    if found and scheme == "memory":
+        return
+    if found and scheme == "sqlite":
+        sqlite_path(url)
+        return
+    hint = f"; did you mean sqlite:///{url}?" if not found and rest == "" and url else ""
+    raise ConfigError(
+        f"store {url!r} is not one of the known kinds: memory://name (one process), "
+        f"sqlite:///path/to/file.db (many processes of one machine){hint}"
+    )
+
+
+def check_journal(url: str | None) -> None:
+    """Raise `ConfigError` unless a journal URL is one that this version knows."""
+    if url is not None and not url.startswith("memory://"):
+        raise ConfigError(
+            f"journal {url!r} is not one of the known kinds: memory:// (kept by this process "
+            "alone and gone with it)"
+        )
+
+
+def sqlite_path(url: str) -> Path:
+    """The file that a `sqlite:///` URL names; four slashes begin an absolute path."""
+    path = url.removeprefix("sqlite://")
+    if not path.startswith("/") or len(path) < 2 or path.endswith("/"):
+        raise ConfigError(
+            f"store {url!r} names no file: write sqlite:///relative/file.db or "
+            "sqlite:////absolute/file.db, or memory://name for one process"
+        )
+    return Path(path[1:])
+
+
+def locks_of(path: Path) -> FileLocks:
+    """The locks that prove who lives, beside an embedded store (L6)."""
+
+    return FileLocks(path.with_name(path.name + ".d"))
+
+
+def backends(
+    store: str,
+    *,
+    cluster: str,
+    settings: Settings,
+    by: str = "client",
+    listen: str = LOOPBACK,
+    advertise: str | None = None,
+    journal: str | None = None,
+    meter: Meter | None = None,
+    watchdog: Watchdog | None = None,
+) -> Backends:
+    """Everything that one process needs to take part; `by` names it in the store's history."""
+    check_store(store)
+    check_journal(journal)
+    meter = NoMeter() if meter is None else meter
+    random = Random(os.urandom(16))
+    if store.startswith("memory://"):
+        here = _Here.known.setdefault(f"{store}#{cluster}", _Here())
+        return Backends(
+            store=here.store.client(by),
+            transport=lambda: MemoryTransport(here.network),
+            journal=here.journal,
+            clock=SystemClock(),
+            meter=meter,
+            random=random,
+            watchdog=watchdog,
+        )
+    path = sqlite_path(store)
+    return Backends(
+        store=Namespace(
+            SqliteStore(path, by=by, op_timeout_s=settings.op_timeout_s, meter=meter), cluster
+        ),
+        transport=_tcp(listen, advertise, settings, meter),
+        journal=MemoryJournal() if journal is not None else None,
+        clock=SystemClock(),
+        meter=meter,
+        random=random,
+        health=locks_of(path),
+        watchdog=watchdog,
+    )
+
+
+def _tcp(
+    listen: str, advertise: str | None, settings: Settings, meter: Meter
+) -> Callable[[], TcpTransport]:
+    most = 2 * settings.message_bytes + FRAME_SLACK_BYTES
+    return lambda: TcpTransport(listen, advertise=advertise, max_frame_bytes=most, meter=meter)

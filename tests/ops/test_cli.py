@@ -1,0 +1,108 @@
+"""The command line itself: help, version, usage, and what importing it costs others."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cluster_lab import healthy
+from run_lab import running
+from typer.testing import CliRunner
+
+import domicile
+from domicile.ops.cli import app
+
+COMMANDS = ("run", "status", "where", "demo")
+DOCS = Path(domicile.__file__).parents[2] / "docs" / "reference" / "cli.md"
+
+
+def shown(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def examples(text: str) -> list[str]:
+    return re.findall(r"• ((?:\w+=\S+ )?domicile .*)", text)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert re.fullmatch(r"domicile \d+\.\d+\.\d+\n", shown("--version"))
+
+
+def test_the_module_runs_too() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "domicile", "--version"], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == shown("--version")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_examples_that_parse(command: str) -> None:
+    found = examples(shown(command, "--help"))
+    assert len(found) >= 2
+    for example in found:
+        words = [word for word in shlex.split(example) if "=" not in word.partition(" ")[0]]
+        assert words[:2] == ["domicile", command]
+        # With --help at its end everything before it is parsed, and nothing is done.
+        assert CliRunner().invoke(app, [*words[1:], "--help"]).exit_code == 0
+
+
+def test_help_lists_the_commands() -> None:
+    text = shown("--help")
+    assert [command for command in COMMANDS if f" {command} " not in text] == []
+    assert "domicile demo" in text
+
+
+def test_the_page_names_every_command_and_option() -> None:
+    page = DOCS.read_text(encoding="utf-8")
+    for command in COMMANDS:
+        assert f"## domicile {command}" in page
+        section = page.partition(f"## domicile {command}")[2].partition("\n## ")[0]
+        options = set(re.findall(r"--[a-z-]+", shown(command, "--help"))) - {"--help"}
+        assert [option for option in sorted(options) if f"`{option}" not in section] == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nonsense",),
+        ("run",),
+        ("run", "app:node", "--loop", "trio"),
+        ("run", "app:node", "--log-level", "loud"),
+        ("where", "counter"),
+        ("demo", "--nodes", "2"),
+        ("demo", "--seconds", "0"),
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr
+
+
+def test_nobody_else_pays_for_the_command_line() -> None:
+    code = "import sys, domicile, domicile.testing; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = ran.stdout.split()
+    assert "domicile.node" in loaded
+    heavy = ("typer", "rich", "click", "domicile.ops")
+    assert [name for name in loaded if name.split(".")[0] in heavy or name.startswith(heavy)] == []
+
+
+def test_watching_shows_it_again_until_interrupted(tmp_path: Path) -> None:
+    url = healthy().write(tmp_path / "s.db")
+    with running(tmp_path, "status", url, "--watch", "--json") as watching:
+        assert watching.process.stdout is not None
+        first, second = watching.process.stdout.readline(), watching.process.stdout.readline()
+        assert json.loads(first) == json.loads(second)
+        watching.signal(signal.SIGINT)
+        assert watching.ended() == 0
+        assert watching.said == []

@@ -1,0 +1,230 @@
+"""`domicile run`, as real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import signal
+import socket
+from pathlib import Path
+
+import apsw
+import pytest
+from run_lab import APP, Clerk, as_client, running
+
+from domicile import Client, MaybeExecuted
+from domicile.core.ids import NODES
+from domicile.core.txn import Committed, Delete
+from domicile.ops.watchdog import STUCK_EXIT
+from domicile.stores.namespace import Namespace
+from domicile.stores.sqlite import SqliteStore
+
+LOOPS = [
+    "asyncio",
+    pytest.param(
+        "uvloop",
+        marks=pytest.mark.skipif(
+            importlib.util.find_spec("uvloop") is None, reason="uvloop is not installed"
+        ),
+    ),
+]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "clerkapp.py").write_text(APP, encoding="utf-8")
+    return tmp_path
+
+
+async def add_twice(client: Client) -> list[int]:
+    clerk = client.ref(Clerk, "anna")
+    return [await clerk.ask(Clerk.add), await clerk.ask(Clerk.add)]
+
+
+async def keep_busy(client: Client, method: str, *arguments: float) -> None:
+    """Tell, and make sure by a later answer of a neighbour that it has arrived."""
+    clerk = client.ref(Clerk, "busy")
+    if method == "ignore":
+        await clerk.tell(Clerk.ignore)
+    else:
+        await clerk.tell(Clerk.linger if method == "linger" else Clerk.block, *arguments)
+    if method != "block":
+        await client.ref(Clerk, "anna").ask(Clerk.add)
+
+
+async def block(client: Client, seconds: float) -> None:
+    """Hold the node's loop; nobody answers then."""
+    with pytest.raises(MaybeExecuted):
+        await client.ref(Clerk, "busy").options(timeout_s=1).ask(Clerk.block, seconds)
+
+
+async def remove_records(place: Path) -> int:
+    """Take every node's record away, as an expiry would."""
+    store = Namespace(SqliteStore(place / "clerk.db", by="test"), "domicile")
+    try:
+        keys = [item.key for item in (await store.list(NODES)).items]
+        assert isinstance(await store.commit((), [Delete(key) for key in keys]), Committed)
+    finally:
+        await store.close()
+    return len(keys)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+def test_a_node_serves_until_a_signal_asks_it_to_leave(
+    place: Path, loop: str, kind: signal.Signals
+) -> None:
+    with running(place, "run", "clerkapp:node", "--loop", loop) as node:
+        assert " INFO  desk  listening at 127.0.0.1:" in node.hear("listening")
+        assert as_client(place, add_twice) == [1, 2]
+        node.signal(kind)
+        assert node.ended() == 0
+        assert "joining cluster domicile in sqlite:///clerk.db" in node.said[0]
+        asked = [number for number, line in enumerate(node.said) if "asked to leave" in line]
+        left = [number for number, line in enumerate(node.said) if "left the cluster" in line]
+        assert len(asked) == len(left) == 1
+        assert asked < left
+        assert node.process.stdout is not None
+        assert node.process.stdout.read() == ""
+
+
+def test_a_function_and_json_logs(place: Path) -> None:
+    with running(place, "run", "clerkapp:make", "--log-format", "json") as node:
+        assert json.loads(node.hear("listening"))["node"] == "made"
+        node.signal(signal.SIGTERM)
+        assert node.ended() == 0
+        assert {json.loads(line)["level"] for line in node.said} == {"info"}
+
+
+def test_a_second_signal_ends_it_at_once(place: Path) -> None:
+    with running(place, "run", "clerkapp:node") as node:
+        node.hear("listening")
+        as_client(place, lambda client: keep_busy(client, "linger", 600))
+        node.signal(signal.SIGTERM)
+        node.hear("a second signal ends this process at once")
+        node.signal(signal.SIGTERM)
+        assert node.ended() == -signal.SIGTERM
+
+
+def test_a_signal_before_it_has_joined_ends_it_as_well(place: Path) -> None:
+    with running(place, "run", "clerkapp:node") as node:
+        node.hear("listening")
+        node.signal(signal.SIGTERM)
+        assert node.ended() == 0
+    other = apsw.Connection(str(place / "clerk.db"))
+    try:
+        other.execute("BEGIN IMMEDIATE")
+        with running(place, "run", "clerkapp:node") as node:
+            node.hear("joining")
+            node.signal(signal.SIGTERM)
+            node.hear("SIGTERM came before the node had joined")
+            assert node.ended() == 0
+    finally:
+        other.close()
+
+
+def test_a_port_in_use_is_one_line(place: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (place / "portapp.py").write_text(
+            "from domicile import Node\n"
+            f'node = Node("sqlite:///clerk.db", listen="127.0.0.1:{port}")\n'
+        )
+        with running(place, "run", "portapp:node", "--log-level", "warning") as node:
+            assert node.ended() == 1
+            assert len(node.said) == 1
+            assert node.said[0].startswith("error: ")
+            assert str(port) in node.said[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ('Node("clerk.db")', 1, "did you mean sqlite:///clerk.db?"),
+        ('Node("sqlite:///clerk.db", settings=Settings(shards=0))', 1, "shards"),
+        ('Node("sqlite:///clerk.db", listen="here")', 1, "listen"),
+        ('Node("sqlite:////proc/no/such.db")', 1, "/proc/no/such.db"),
+        ('"memory://"', 2, "is a str, not a Node"),
+    ],
+)
+def test_what_a_node_can_not_be_is_one_line(place: Path, text: str, code: int, words: str) -> None:
+    (place / "wrongapp.py").write_text(f"from domicile import Node, Settings\nnode = {text}\n")
+    with running(place, "run", "wrongapp:node", "--log-level", "warning") as node:
+        assert node.ended() == code
+        assert len(node.said) == 1, node.said
+        assert words in node.said[0]
+
+
+def test_a_module_that_fails_shows_its_own_lines_only(place: Path) -> None:
+    (place / "failing.py").write_text("def broken():\n    return 1 / 0\n\n\nbroken()\n")
+    with running(place, "run", "failing:node") as node:
+        assert node.ended() == 1
+        said = "\n".join(node.said)
+        assert "failing.py" in said
+        assert "return 1 / 0" in said
+        assert "importlib" not in said
+        assert node.said[-1] == "error: failing could not be imported: ZeroDivisionError: " + (
+            "division by zero"
+        )
+
+
+def test_a_library_that_is_missing_is_named(place: Path) -> None:
+    (place / "needy.py").write_text("import no_such_library\n")
+    with running(place, "run", "needy:node") as node:
+        assert node.ended() == 1
+        assert "No module named 'no_such_library'" in node.said[-1]
+
+
+def test_a_blocked_loop_ends_the_process(place: Path) -> None:
+    with running(place, "run", "clerkapp:node") as node:
+        node.hear("listening")
+        as_client(place, lambda client: block(client, 600))
+        assert node.ended() == 1
+        assert any(line.startswith("Timeout (") for line in node.said)
+        assert any("in block" in line for line in node.said)
+
+
+def test_without_the_watchdog_it_joins_anew_instead(place: Path) -> None:
+    with running(place, "run", "clerkapp:node", "--no-watchdog") as node:
+        node.hear("listening")
+        as_client(place, lambda client: block(client, 3))
+        node.hear("fenced, joining anew")
+        node.hear("joined")
+        assert as_client(place, add_twice) == [1, 2]
+        node.signal(signal.SIGTERM)
+        assert node.ended() == 0
+
+
+def test_a_handler_that_ignores_its_cancellation_ends_the_process(place: Path) -> None:
+    with running(place, "run", "clerkapp:patient") as node:
+        node.hear("listening")
+        as_client(place, lambda client: keep_busy(client, "ignore"))
+        assert asyncio.run(remove_records(place)) == 1
+        assert node.ended() == STUCK_EXIT
+        assert "1 handler ignores its cancellation" in node.said[-1]
+
+
+def test_a_process_that_was_stopped_past_its_lease_never_goes_on_as_before(place: Path) -> None:
+    with running(place, "run", "clerkapp:node") as node:
+        node.hear("listening")
+        node.signal(signal.SIGSTOP)
+
+        async def until_gone() -> None:
+            store = Namespace(SqliteStore(place / "clerk.db", by="test"), "domicile")
+            try:
+                while (await store.list(NODES)).items:  # noqa: ASYNC110 - another process ends it
+                    await asyncio.sleep(0.05)
+            finally:
+                await store.close()
+
+        asyncio.run(asyncio.wait_for(until_gone(), 30))
+        assert node.process.poll() is None
+        node.signal(signal.SIGCONT)
+        # The watchdog's thread and the loop wake at the same time: the first one decides.
+        if "Timeout (" in node.hear("Timeout (", "fenced, joining anew"):
+            assert node.ended() == 1
+        else:
+            node.hear("joined")
+            node.signal(signal.SIGTERM)
+            assert node.ended() == 0

@@ -1,0 +1,258 @@
+"""`domicile status` and `domicile where`, against stores filled through the store port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cluster_lab import GONE, A, B, C, Stored, healthy, moving, node, serving
+from typer.testing import CliRunner, Result
+
+from domicile.core.hashing import shard_of
+from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.shardmap import FREE
+from domicile.core.txn import Put
+from domicile.ops.cli import app
+from domicile.ops.show import age_text
+from domicile.stores.sqlite import SqliteStore
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("DOMICILE_STORE", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def domicile(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+HOLD = """
+import sys, pathlib
+from domicile.stores.locks import FileLocks
+FileLocks(pathlib.Path(sys.argv[1])).hold(sys.argv[2])
+"""
+
+
+def live_and_die(path: Path, incarnation: Incarnation, age_s: float) -> None:
+    """A process that held the incarnation's lock and ended without letting go of it."""
+    locks = path.with_name(path.name + ".d")
+    subprocess.run([sys.executable, "-c", HOLD, str(locks), incarnation], check=True)
+    began = time.time() - age_s
+    os.utime(locks / incarnation, (began, began))
+
+
+def test_a_healthy_cluster_is_told_as_such(tmp_path: Path) -> None:
+    result = domicile("status", healthy().write(tmp_path / "s.db"))
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["node-a", "127.0.0.1:7097", "up", "2", "age", "unknown", "coordinator"] in lines
+    assert ["node-b", "127.0.0.1:7098", "up", "2", "age", "unknown"] in lines
+    assert ["default", "4", "4", "0", "0", "0"] in lines
+    assert "every shard is served" in result.stdout
+    assert "clients" not in result.stdout
+
+
+def test_json_holds_everything_and_nothing_else_is_printed(tmp_path: Path) -> None:
+    stored = Stored(
+        nodes=[node(A), node(B, status="leaving"), node(C)],
+        leader=node(C),
+        clients=[GONE],
+        drains=["node-c"],
+        wishes={ShardKey("default", 1): "node-a"},
+        shards={
+            "default": [serving(A), moving(B, A), serving(GONE), FREE, serving(C)],
+            "other": [serving(A, 7)],
+        },
+    )
+    path = tmp_path / "s.db"
+    url = stored.write(path)
+    result = domicile("status", url, "--json")
+    assert result.exit_code == 3
+    assert result.stderr == ""
+    seen = json.loads(result.stdout)
+    nodes = {one["node"]: one for one in seen["nodes"]}
+    assert [(one["serving"], one["moving"]) for one in nodes.values()] == [(2, 0), (0, 1), (1, 0)]
+    assert [one["status"] for one in nodes.values()] == ["up", "leaving", "draining"]
+    assert [one["coordinator"] for one in nodes.values()] == [False, False, True]
+    assert nodes["node-a"]["types"] == ["counter", "room"]
+    assert seen["roles"] == [
+        {"role": "default", "shards": 5, "serving": 2, "moving": 1, "lost": 1, "free": 1},
+        {"role": "other", "shards": 1, "serving": 1, "moving": 0, "lost": 0, "free": 0},
+    ]
+    assert seen["clients"] == [{"incarnation": GONE, "status": "up", "age_s": None}]
+    assert seen["drains"] == ["node-c"]
+    assert seen["wishes"] == [{"role": "default", "shard": 1, "node": "node-a"}]
+    assert (seen["served"], seen["coordinator"], seen["store"]) == (False, "node-c", url)
+    text = domicile("status", url)
+    assert text.exit_code == 3
+    for words in ("3 shards are not served", "0 + 1 moving", "default/1 to node-a", "ffffffff (up"):
+        assert words in text.stdout
+
+
+def test_a_dead_node_counts_for_nothing_before_its_lease_runs_out(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    url = healthy().write(path)
+    live_and_die(path, A, age_s=42)
+    result = domicile("status", url, "--json")
+    assert result.exit_code == 3
+    seen = json.loads(result.stdout)
+    assert seen["nodes"][0]["status"] == "dead"
+    assert seen["nodes"][0]["age_s"] == pytest.approx(42, abs=20)
+    assert seen["roles"][0]["lost"] == 2
+    assert seen["coordinator"] is None
+
+
+def test_looking_changes_nothing_in_the_store(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    url = healthy().write(path)
+    before = json.loads(domicile("status", url, "--json").stdout)
+    assert json.loads(domicile("status", url, "--json").stdout) == before
+    assert domicile("where", "counter", "c1", url).exit_code == 0
+    assert json.loads(domicile("status", url, "--json").stdout) == before
+
+
+@pytest.mark.parametrize("id", ["c1", "c2", "c7"])
+def test_where_names_the_home(tmp_path: Path, id: str) -> None:
+    url = healthy().write(tmp_path / "s.db")
+    number = shard_of(EntityKey("counter", id), 4)
+    entry = healthy().shards["default"][number]
+    result = domicile("where", "counter", id, url, "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {
+        "type": "counter", "id": id, "role": "default", "shard": number, "shards": 4,
+        "state": "serving", "served": True, "epoch": entry.epoch, "node": entry.previous,
+        "incarnation": entry.owner, "address": f"127.0.0.1:{7000 + ord(entry.owner[0])}",
+        "to": None,
+    }  # fmt: skip
+    text = domicile("where", "counter", id, url).stdout
+    for words in (f"default/{number} of 4", "serving", entry.previous, f"epoch    {entry.epoch}"):
+        assert words in text
+
+
+def test_where_tells_of_homes_that_move_or_are_gone(tmp_path: Path) -> None:
+    moved = Stored(nodes=[node(A), node(B)], shards={"default": [moving(A, B, 5)]})
+    result = domicile("where", "counter", "c1", moved.write(tmp_path / "a.db"))
+    assert result.exit_code == 3
+    assert "moving to node-b" in result.stdout
+    gone = Stored(nodes=[node(A)], shards={"default": [serving(GONE)]})
+    result = domicile("where", "counter", "c1", gone.write(tmp_path / "b.db"))
+    assert result.exit_code == 3
+    assert "lost" in result.stdout
+    assert "record is gone" in result.stdout
+    free = Stored(nodes=[node(A)], shards={"default": [FREE]})
+    result = domicile("where", "counter", "c1", free.write(tmp_path / "c.db"))
+    assert result.exit_code == 3
+    assert "nobody" in result.stdout
+
+
+def test_where_finds_the_role_of_a_type(tmp_path: Path) -> None:
+    stored = Stored(
+        nodes=[
+            node(A, roles=("default",), types=("counter",)),
+            node(B, roles=("other",), types=("game",)),
+            node(C, roles=("default", "other"), types=("counter", "game", "both")),
+        ],
+        shards={"default": [serving(A)], "other": [serving(B, 9)]},
+    )
+    url = stored.write(tmp_path / "s.db")
+    assert json.loads(domicile("where", "game", "g", url, "--json").stdout)["epoch"] == 9
+    unclear = domicile("where", "both", "x", url)
+    assert unclear.exit_code == 1
+    assert "--role default or --role other" in unclear.stderr
+    assert domicile("where", "both", "x", url, "--role", "other").exit_code == 0
+    assert "known ones: default, other" in domicile("where", "x", "x", url, "--role", "z").stderr
+
+
+def test_a_type_that_no_node_serves_is_an_error_with_the_known_ones(tmp_path: Path) -> None:
+    result = domicile("where", "contour", "c1", healthy().write(tmp_path / "s.db"))
+    assert result.exit_code == 1
+    assert "no node serves entities of type 'contour'; known ones: counter, room" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_missing_store_is_never_made(tmp_path: Path) -> None:
+    for url in ("sqlite:///nothing.db", "sqlite:///no/such/place.db"):
+        for command in (("status",), ("where", "counter", "c1")):
+            result = domicile(*command, url)
+            assert result.exit_code == 3
+            assert "there is no store at" in result.stderr
+            assert "domicile run" in result.stderr
+            assert result.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "empty.db").touch()
+    assert domicile("status", "sqlite:///empty.db").exit_code == 3
+    assert (tmp_path / "empty.db").stat().st_size == 0
+
+
+def test_other_things_in_its_place_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("a plain file, not a database at all\n" * 50)
+    result = domicile("status", "sqlite:///notes.txt")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "not a database" in result.stderr
+    assert "directory" in domicile("status", f"sqlite:///{tmp_path}").stderr
+    assert "inside one process" in domicile("status", "memory://dev").stderr
+    assert domicile("status", "memory://dev").exit_code == 3
+    assert "did you mean sqlite:///dev.db" in domicile("status", "dev.db").stderr
+    assert domicile("status", "dev.db").exit_code == 2
+
+
+def test_a_cluster_of_another_name_is_pointed_out(tmp_path: Path) -> None:
+    url = healthy().write(tmp_path / "s.db", "shop")
+    result = domicile("status", url)
+    assert result.exit_code == 3
+    assert "no cluster 'domicile'" in result.stderr
+    assert "--cluster shop" in result.stderr
+    assert domicile("status", url, "--cluster", "shop").exit_code == 0
+
+
+def test_a_store_without_a_cluster_is_told_as_such(tmp_path: Path) -> None:
+    async def write(key: bytes) -> None:
+        store = SqliteStore(tmp_path / "s.db")
+        await store.commit((), (Put(key, b""),))
+        await store.close()
+
+    asyncio.run(write(b"domicile/drain/x"))
+    result = domicile("status", f"sqlite:///{tmp_path / 's.db'}")
+    assert result.exit_code == 3
+    assert "never had any" in result.stderr
+
+
+def test_the_store_comes_from_the_argument_the_app_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = domicile("status")
+    assert result.exit_code == 2
+    assert "DOMICILE_STORE" in result.stderr
+    (tmp_path / "statusapp.py").write_text(
+        'from domicile import Node\nnode = Node("sqlite:///app.db", cluster="shop")\n'
+    )
+    healthy().write(tmp_path / "app.db", "shop")
+    url = healthy().write(tmp_path / "env.db")
+    monkeypatch.setenv("DOMICILE_STORE", url)
+    assert json.loads(domicile("status", "--json").stdout)["store"] == url
+    monkeypatch.syspath_prepend(tmp_path)
+    seen = json.loads(domicile("status", "--app", "statusapp:node", "--json").stdout)
+    assert (seen["store"], seen["cluster"]) == ("sqlite:///app.db", "shop")
+    assert domicile("where", "counter", "c1", "--app", "statusapp:node").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "age unknown"),
+        (0.2, "0 s"),
+        (99, "99 s"),
+        (120, "2 min"),
+        (7_200, "2.0 h"),
+        (864_000, "10 d"),
+    ],
+)
+def test_ages_are_for_people(seconds: float | None, text: str) -> None:
+    assert age_text(seconds) == text

@@ -1,0 +1,231 @@
+"""The SQLite store among real processes and real faults: kills, locks, full and broken disks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+from sqlite_lab import opened, worker
+
+from domicile.core.txn import Committed, Put
+from domicile.errors import StoreUnavailable
+from domicile.stores.sqlite import SqliteStore, commits
+from domicile.testing.suites.store import put
+
+NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
+
+
+def run(path: Path, scenario: Callable[[SqliteStore], Awaitable[None]], **settings: float) -> None:
+    async def main() -> None:
+        store = SqliteStore(path, by="test", **settings)
+        try:
+            async with asyncio.timeout(60):
+                await scenario(store)
+        finally:
+            await store.close()
+
+    asyncio.run(main())
+
+
+def sound(path: Path) -> bool:
+    with opened(path) as connection:
+        return connection.pragma("integrity_check") == "ok"
+
+
+def counted(path: Path) -> list[int]:
+    """The values that the counter had, from the log."""
+    return [int(value) for commit in commits(path) for key, value, _ in commit.puts if key == b"n"]
+
+
+def test_twenty_processes_lose_no_update(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with worker(path, "crowd", 20) as crowd:
+        said = crowd.communicate(timeout=60)[0]
+        assert crowd.returncode == 0
+    acknowledged = [tuple(map(int, line.split())) for line in said.splitlines()]
+    assert sorted(value for _, value in acknowledged) == list(range(1, 101))
+    assert len({revision for revision, _ in acknowledged}) == 100
+    assert counted(path) == list(range(1, 101))
+    assert sound(path)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_writer_killed_at_any_moment_leaves_a_sound_file(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "store.db"
+    random = Random(seed)
+    acknowledged = 0
+    for _ in range(3):
+        with worker(path, "add", 1_000_000) as writer:
+            assert writer.stdout is not None
+            for _ in range(random.randrange(1, 40)):
+                value = int(writer.stdout.readline().split()[1])
+                assert value > acknowledged
+                acknowledged = value
+            time.sleep(random.random() * 0.003)
+            writer.send_signal(signal.SIGKILL)
+            for line in writer.stdout.read().splitlines(keepends=True):
+                if line.endswith("\n"):
+                    acknowledged = int(line.split()[1])
+        assert sound(path)
+        values = counted(path)
+        assert values == list(range(1, len(values) + 1))
+        assert len(values) in (acknowledged, acknowledged + 1)
+        acknowledged = len(values)
+
+
+def test_a_process_stopped_inside_a_write_is_named_and_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+
+    async def scenario(store: SqliteStore) -> None:
+        last = await put(store, b"k", b"")
+        with worker(path, "lock", 0) as locker:
+            assert locker.stdout is not None
+            assert await asyncio.to_thread(locker.stdout.readline) == "locked\n"
+            locker.send_signal(signal.SIGSTOP)
+            with pytest.raises(StoreUnavailable, match=rf"{path} stayed locked .*fuser"):
+                await store.commit([], [Put(b"k", b"no")])
+            assert await store.get(b"k") is not None
+            waiting = asyncio.create_task(store.commit([], [Put(b"k", b"yes")]))
+            await asyncio.sleep(0)
+        assert await waiting == Committed(last + 1)
+
+    run(path, scenario, op_timeout_s=1.0)
+
+
+def ask(process: subprocess.Popen[str], line: str) -> str:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+def ready(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+
+
+def test_a_file_that_can_not_grow_is_no_false_answer(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with worker(path, "attempt", 1) as process:
+        ready(process)
+        assert ask(process, "100") == "Committed | float"
+        commit, grant = ask(process, "limit 4096 300000").split(" | ")
+        assert commit == "Unknown"
+        assert grant.startswith("StoreUnavailable: ")
+        assert str(path) in grant
+        assert ask(process, "limit -1 300000") == "Committed | float"
+    assert sound(path)
+
+
+def in_namespace(setup: str, path: Path) -> tuple[str, ...]:
+    """A prefix that runs a command where it may mount; skips where the system forbids it."""
+    if shutil.which("unshare") is None:
+        pytest.skip("there is no unshare here")
+    tried = subprocess.run([*NAMESPACE, "sh", "-c", setup, "sh", path], check=False)
+    if tried.returncode:
+        pytest.skip("this system lets nobody mount in a namespace")
+    return (*NAMESPACE, "sh", "-c", f'{setup} && shift && exec "$@"', "sh", str(path))
+
+
+def test_a_full_disk_is_named_and_passes(tmp_path: Path) -> None:
+    """A small tmpfs of its own, in a mount namespace."""
+    wrapped = in_namespace('mount -t tmpfs -o size=1m none "$1"', tmp_path)
+    with worker(tmp_path / "store.db", "attempt", 1, wrapped=wrapped) as process:
+        ready(process)
+        answers = [ask(process, "500000") for _ in range(3)]
+        assert "StoreUnavailable: the disk of the store" in answers[-1]
+        assert f"{tmp_path / 'store.db'} is full; make room on it" in answers[-1]
+        assert ask(process, "10").startswith("Committed | float")
+
+
+def test_a_read_only_directory_is_named(tmp_path: Path) -> None:
+    """By its mode if that binds this user, else by a read-only mount in a namespace."""
+    wrapped: tuple[str, ...] = ()
+    path = tmp_path / "there" / "store.db"
+    run(path, lambda store: put(store, b"k", b""))
+    if os.geteuid() == 0:
+        setup = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1"'
+        wrapped = in_namespace(setup, path.parent)
+    try:
+        path.chmod(0o444)
+        path.parent.chmod(0o555)
+        with worker(path, "attempt", 0, wrapped=wrapped) as process:
+            ready(process)
+            for answer in ask(process, "10").split(" | "):
+                assert answer.startswith("StoreUnavailable: ")
+                assert str(path) in answer
+                assert "writ" in answer
+            if not wrapped:
+                path.parent.chmod(0o755)
+                path.chmod(0o644)
+                assert ask(process, "10") == "Committed | float"
+    finally:
+        path.parent.chmod(0o755)
+        path.chmod(0o644)
+
+
+def test_a_directory_that_may_not_be_entered_is_named(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("modes do not bind root")
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o000)
+
+    async def scenario(store: SqliteStore) -> None:
+        with pytest.raises(StoreUnavailable, match="this user"):
+            await store.get(b"k")
+        closed.chmod(0o755)
+        assert await store.get(b"k") is None
+
+    try:
+        run(closed / "store.db", scenario)
+    finally:
+        closed.chmod(0o755)
+
+
+def test_damage_is_named_and_passes_when_the_file_is_mended(tmp_path: Path) -> None:
+    path, copy = tmp_path / "store.db", tmp_path / "copy.db"
+
+    async def fill(store: SqliteStore) -> None:
+        for n in range(50):
+            await store.commit([], [Put(b"%d" % n, bytes(2000))])
+
+    run(path, fill)
+    shutil.copy(path, copy)
+    content = path.read_bytes()
+    # The header stays: SQLite opens the file and finds the pages to be nonsense.
+    path.write_bytes(content[:100] + b"\xee" * (len(content) - 100))
+
+    async def scenario(store: SqliteStore) -> None:
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match=rf"{path} is damaged.*sound copy"):
+                await store.list(b"")
+        shutil.copy(copy, path)
+        assert len((await store.list(b"")).items) == 50
+        assert await put(store, b"k", b"") == 51
+
+    run(path, scenario)
+
+
+def test_a_watch_in_another_process_follows(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+
+    async def scenario(store: SqliteStore) -> None:
+        await put(store, b"other", b"")
+        with worker(path, "follow", 20) as follower:
+            assert follower.stdout is not None
+            assert await asyncio.to_thread(follower.stdout.readline) == "ready\n"
+            for _ in range(20):
+                await put(store, b"at", b"%r" % time.monotonic())
+                assert float(await asyncio.to_thread(follower.stdout.readline)) > 0
+            assert await asyncio.to_thread(follower.wait, 10) == 0
+
+    run(path, scenario)
