@@ -271,6 +271,8 @@ def drop_an_ask(events: list[Event], done: dict[str, Incarnation]) -> None:
     submit = events[position(events, "submit", timeout=0.9)].fields
     names = {name: submit[name] for name in ("inc", "role", "shard", "n")}
     del events[position(events, "outcome", **names)]
+    # Long enough that nobody can still be waiting for it.
+    events.append(Event(events[-1].at + 60.0, "handed", {"bytes": 1}))
 
 
 def stop_an_entity_after_the_release(events: list[Event], done: dict[str, Incarnation]) -> None:

@@ -54,10 +54,21 @@ class Result:
 
 def run_seed(seed: int) -> Result:
     """Run and judge one seed."""
-    logging.getLogger("domicile").setLevel(logging.CRITICAL)
-    began = time.process_time()
+    log = logging.getLogger("domicile")
+    level = log.level
     collecting = gc.isenabled()
+    log.setLevel(logging.CRITICAL)
     gc.disable()  # one run's garbage is small; it is collected when its world ends
+    try:
+        return _run_seed(seed)
+    finally:
+        log.setLevel(level)
+        if collecting:
+            gc.enable()
+
+
+def _run_seed(seed: int) -> Result:
+    began = time.process_time()
     profile = Profile(seed)
     sim = profile.sim
     result = Result(seed, profile.tally, 0.0)
@@ -78,8 +89,6 @@ def run_seed(seed: int) -> Result:
         result.tally = profile.finish()
     finally:
         sim.close()
-        if collecting:
-            gc.enable()
     result.cpu_s = time.process_time() - began
     return result
 
