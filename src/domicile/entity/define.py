@@ -15,6 +15,7 @@ from datetime import datetime
 from random import Random
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar, overload
+from weakref import WeakSet
 
 from domicile.entity.codec import Packing
 from domicile.errors import ConfigError
@@ -352,19 +353,29 @@ def catalogue(entities: Sequence[type[Entity]]) -> dict[str, EntityType]:
                 f"{_full_name(other)} and {_full_name(cls)} are both named {made.name!r}; "
                 "list a class once, and give every entity its own name="
             )
-        if inspect.isabstract(cls):
-            raise ConfigError(f"{_full_name(cls)} is abstract; list the classes that complete it")
-        try:
-            inspect.signature(cls.__init__).bind(None)
-        except TypeError as error:
-            raise ConfigError(
-                f"{_full_name(cls)}.__init__ must work without arguments ({error}); an entity is "
-                "made by its home, so read what it needs in on_start"
-            ) from None
-        cls.__domicile_check__()
-        made.check()
+        if cls not in _sound:
+            _check(cls, made)
+            _sound.add(cls)
         types[made.name] = made
     return types
+
+
+_sound: WeakSet[type[Entity]] = WeakSet()
+"""Classes that passed their checks once."""
+
+
+def _check(cls: type[Entity], made: EntityType) -> None:
+    if inspect.isabstract(cls):
+        raise ConfigError(f"{_full_name(cls)} is abstract; list the classes that complete it")
+    try:
+        inspect.signature(cls.__init__).bind(None)
+    except TypeError as error:
+        raise ConfigError(
+            f"{_full_name(cls)}.__init__ must work without arguments ({error}); an entity is "
+            "made by its home, so read what it needs in on_start"
+        ) from None
+    cls.__domicile_check__()
+    made.check()
 
 
 def make(kind: EntityType, context: Context) -> Entity:

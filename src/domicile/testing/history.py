@@ -82,6 +82,8 @@ class Event(NamedTuple):
     fields: dict[str, Any]
 
 
+_make_event = Event._make
+
 _HASHED = ("commit", "expire", "start", "claim", "append")
 
 
@@ -110,7 +112,7 @@ class History:
         if self.closed:
             return
         at = self._now()
-        event = Event(at, kind, fields)
+        event = _make_event((at, kind, fields))
         self.events.append(event)
         if kind in _HASHED:
             self._hash.update(f"{at:.9f} {kind} {fields!r}\n".encode())

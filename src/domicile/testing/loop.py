@@ -56,8 +56,6 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.late: list[Entry] = []
         self.buried: list[object] = []
         self._exception_handler: Callable[[Any, dict[str, Any]], object] | None = None
-        # Bound once: the scheduler installs it at every switch of process.
-        self.finalizer = self._finalize_asyncgen
 
     def __repr__(self) -> str:
         state = "dead" if self.dead else "frozen" if self.frozen else "live"
@@ -255,7 +253,8 @@ class SimLoop(asyncio.AbstractEventLoop):
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
         """Nothing to do: there is no executor."""
 
-    def _finalize_asyncgen(self, generator: AsyncGenerator[Any, Any]) -> None:
+    def finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
+        """A generator of this process was dropped before its end."""
         if not self.dead:
             self.create_task(generator.aclose())
 
@@ -323,10 +322,12 @@ class World:
         hooks = sys.get_asyncgen_hooks()
         collecting = gc.isenabled()
         self._agenda.running = True
+        generators = _Generators(self._agenda)
         # Finalizers must not run at moments that differ between versions of Python.
         gc.disable()
         try:
             with sandbox():
+                sys.set_asyncgen_hooks(generators.begun, generators.dropped)
                 self._drive(task, watched, stuck_after_s)
         finally:
             self._agenda.running = False
@@ -364,10 +365,8 @@ class World:
         ready, timers = agenda.ready, agenda.timers
         take = ready.popleft
         set_running_loop = asyncio._set_running_loop
-        set_asyncgen_hooks = sys.set_asyncgen_hooks
         outside = self._outside
         current: SimLoop | None = None
-        hooked: SimLoop | None = None
         finished: list[object] = []
         task.add_done_callback(finished.append)
         rounds = standing = 0
@@ -398,9 +397,6 @@ class World:
                 if loop is not current:
                     agenda.current = current = loop
                     set_running_loop(loop)
-                    if loop is not hooked:
-                        hooked = loop
-                        set_asyncgen_hooks(None, loop.finalizer)
                 try:
                     handle.context.run(callback, *handle.args)
                 except (KeyboardInterrupt, SystemExit):
@@ -442,6 +438,24 @@ class World:
                 where = stack_of(pending)
                 lines.append(f"  {pending.get_name()}: {where[-1] if where else '(not started)'}")
         raise Deadlock("\n".join(lines))
+
+
+class _Generators:
+    """Which process an asynchronous generator belongs to: where it was first iterated."""
+
+    def __init__(self, agenda: Agenda) -> None:
+        self._agenda = agenda
+        # By id, as weak references are gone when the hook runs; an id that is used again is
+        # noted again.
+        self._owners: dict[int, SimLoop | None] = {}
+
+    def begun(self, generator: AsyncGenerator[Any, Any]) -> None:
+        self._owners[id(generator)] = self._agenda.current
+
+    def dropped(self, generator: AsyncGenerator[Any, Any]) -> None:
+        owner = self._owners.pop(id(generator), None)
+        if owner is not None:
+            owner.finalize(generator)
 
 
 def _bury(loop: SimLoop) -> None:
