@@ -20,7 +20,7 @@ ifneq ($(shell test -w "$$HOME" && echo yes),yes)
 export UV_CACHE_DIR ?= $(CURDIR)/$(VENV)/.cache/uv
 endif
 
-.PHONY: help setup check format test golden sim mutant mutants demo bench recovery docs lock clean
+.PHONY: help setup check format test golden sim mutant mutants demo bench idle recovery docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ $(BENCH): requirements/bench.txt | $(STAMP)
 
 bench: setup $(BENCH) ## the benchmarks, with grpc.aio as a peer in the same run
 	$(PY) benchmarks/run.py $(ARGS)
+
+idle: setup ## what an idle cluster costs
+	$(PY) benchmarks/idle.py $(ARGS)
 
 recovery: setup ## how long shards are without a home after SIGKILL (DX-04)
 	$(PY) benchmarks/recovery.py $(ARGS)

@@ -102,7 +102,7 @@ class SqliteStores:
         self._blocker: apsw.Connection | None = None
 
     def client(self, by: str) -> LabStore:
-        store = LabStore(self.path, by, elapsed=lambda: self.now, op_timeout_s=0.5)
+        store = LabStore(self.path, by, elapsed=lambda: self.now, op_timeout_s=2.0)
         self.clients.append(store)
         return store
 

@@ -23,7 +23,7 @@ from domicile.ports.store import Store
 
 log = logging.getLogger("domicile")
 
-PROBE_S = 0.5
+PROBE_S = 1.0
 """How often each known incarnation is looked at."""
 
 SOON_S = (0.0, 0.01, 0.05, 0.1)

@@ -48,16 +48,16 @@ TOUCHED_ROWS = 1_000
 LOOK_S = 0.02
 """How often watches look for changes where the system does not tell of writes to the file."""
 
-IDLE_LOOK_S = 0.25
+IDLE_LOOK_S = 0.5
 """How often they look although the system told of none."""
 
 WRITTEN_S = 0.001
 """How long they let a commit go on once its first write to the file is heard of."""
 
-SETTLE_S = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
+SETTLE_S = (0.001, 0.003, 0.008, 0.016)
 """When they look after that: a commit shows only once it is on the disk."""
 
-SETTLED_AT = 4
+SETTLED_AT = 3
 """Where in `SETTLE_S` to go on if a commit showed at once: another may be under way."""
 
 # Errors that say that the statement did nothing. After others the disk may hold the commit (S1).
