@@ -27,14 +27,11 @@ import msgspec
 
 from domicile.config import Settings
 from domicile.control.clock import SystemClock
-from domicile.core.hashing import shard_of
-from domicile.core.ids import EntityKey, Incarnation, ShardKey, drain_key, wish_key
+from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.shardmap import Entry
-from domicile.core.txn import Committed, Delete, Put, Write
-from domicile.entity.client import Client
 from domicile.entity.define import Entity, catalogue, entity_type
 from domicile.entity.ref import Outbound
-from domicile.errors import ConfigError, StoreError, StoreUnavailable
+from domicile.errors import ConfigError, StoreError
 from domicile.life import Lives, Plan
 from domicile.ports.store import Store
 from domicile.stores.namespace import Namespace
@@ -45,6 +42,7 @@ from domicile.testing.member_signals import pause, resume
 from domicile.testing.real_history import merge
 from domicile.testing.recorder import FileRecorder, RecordReader
 from domicile.testing.store_view import StoreView
+from domicile.testing.verbs import Verbs
 from domicile.wiring import backends
 
 CLUSTER = "domicile"
@@ -90,7 +88,7 @@ class NodeProcess:
         return "\n".join(text.splitlines()[-LOG_LINES:]) or "(its log is empty)"
 
 
-class Processes(Client):
+class Processes(Verbs):
     """The cluster as a test sees it. Nodes are numbered from 0.
 
     `entities` must be importable by other processes. `candidates` are the nodes that may
@@ -244,20 +242,6 @@ class Processes(Client):
                 f"{process.log_tail()}"
             )
 
-    async def drain(self, node: int) -> None:
-        """Wish a node empty."""
-        await self._write(Put(drain_key(self._slot(node).name), b""))
-
-    async def undrain(self, node: int) -> None:
-        """Take that wish back."""
-        await self._write(Delete(drain_key(self._slot(node).name)))
-
-    async def wish(self, shard: ShardKey, node: int | None) -> None:
-        """Wish a shard's home; None takes the wish back, and a move under way with it."""
-        key = wish_key(shard)
-        write = Delete(key) if node is None else Put(key, self._slot(node).name.encode())
-        await self._write(write)
-
     async def wait_until(self, condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
         """Look again and again until a condition holds."""
         deadline = self._now() + timeout_s
@@ -273,13 +257,6 @@ class Processes(Client):
     def entry(self, shard: ShardKey) -> Entry:
         """What the store says of a shard; a moment ago, as all answers here."""
         return self._looked().members.map.get(shard)
-
-    def shard(self, kind: type[Entity], id: str) -> ShardKey:
-        """The shard of an entity."""
-        described = entity_type(kind)
-        return ShardKey(
-            described.role, shard_of(EntityKey(described.name, id), self.settings.shards)
-        )
 
     def owner(self, kind: type[Entity], id: str) -> int:
         """The node that the store names as home of an entity."""
@@ -336,8 +313,16 @@ class Processes(Client):
 
     # inside
 
+    def node_id(self, node: int) -> str:
+        """What the node in a place calls itself."""
+        return self._slot(node).name
+
     def _outbound(self) -> Outbound:
         return self._lives
+
+    def _operator_store(self) -> Store:
+        assert self._operator is not None, "the cluster is not started"
+        return self._operator
 
     @property
     def _database(self) -> Path:
@@ -432,17 +417,6 @@ class Processes(Client):
             os.killpg(process.process.pid, signal.SIGKILL)
         process.process.wait(REAP_S)
         self.note_fault("crash", process, at)
-
-    async def _write(self, write: Write) -> None:
-        """An operator's write, until it is certain."""
-        assert self._operator is not None, "the cluster is not started"
-        while True:
-            try:
-                if isinstance(await self._operator.commit((), (write,)), Committed):
-                    return
-            except StoreUnavailable:
-                pass
-            await asyncio.sleep(POLL_S)
 
     # what the processes leave behind
 

@@ -13,23 +13,21 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Self, TypeVar
 
 from domicile.config import Settings
-from domicile.core.hashing import shard_of
-from domicile.core.ids import EntityKey, Incarnation, ShardKey, drain_key, wish_key
+from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.shardmap import BLOCK_SIZE, Entry, block_key, decode_block
-from domicile.core.txn import Committed, Delete, Put, Write
-from domicile.entity.client import Client
 from domicile.entity.define import Entity, entity_type
 from domicile.entity.ref import Outbound
-from domicile.errors import StoreUnavailable
 from domicile.life import Backends, Life, Lives, Plan
 from domicile.node import Node
 from domicile.persist.eventsourced import EventSourced
+from domicile.ports.store import Store
 from domicile.testing.clock import SimClock
 from domicile.testing.health import SimLocks
 from domicile.testing.history import History
 from domicile.testing.loop import SimLoop, SimulationError, World
 from domicile.testing.network import SimNetwork
 from domicile.testing.servers import Faults, Servers
+from domicile.testing.verbs import Verbs
 
 S = TypeVar("S")
 Ev = TypeVar("Ev")
@@ -65,7 +63,7 @@ class SimNode:
         return None if life is None else life.me
 
 
-class Sim(Client):
+class Sim(Verbs):
     """The cluster as a test sees it. Nodes are numbered from 0."""
 
     def __init__(
@@ -219,20 +217,6 @@ class Sim(Client):
         process.loop.post(process.stopping.set)
         await self.wait_until(lambda: process.done or not process.up, timeout_s=60)
 
-    async def drain(self, node: int) -> None:
-        """Wish a node empty."""
-        await self._write(Put(drain_key(self._slot(node).name), b""))
-
-    async def undrain(self, node: int) -> None:
-        """Take that wish back."""
-        await self._write(Delete(drain_key(self._slot(node).name)))
-
-    async def wish(self, shard: ShardKey, node: int | None) -> None:
-        """Wish a shard's home; None takes the wish back, and a move under way with it."""
-        key = wish_key(shard)
-        write = Delete(key) if node is None else Put(key, self._slot(node).name.encode())
-        await self._write(write)
-
     async def advance(self, seconds: float) -> None:
         """Let virtual time pass."""
         await asyncio.sleep(seconds)
@@ -253,13 +237,6 @@ class Sim(Client):
         if item is None:
             return Entry()
         return decode_block(item.value).entries[shard.shard % BLOCK_SIZE]
-
-    def shard(self, kind: type[Entity], id: str) -> ShardKey:
-        """The shard of an entity."""
-        described = entity_type(kind)
-        return ShardKey(
-            described.role, shard_of(EntityKey(described.name, id), self.settings.shards)
-        )
 
     def owner(self, kind: type[Entity], id: str) -> int:
         """The node that the store names as home of an entity."""
@@ -294,8 +271,15 @@ class Sim(Client):
 
     # inside
 
+    def node_id(self, node: int) -> str:
+        """What the node in a slot calls itself."""
+        return self._slot(node).name
+
     def _outbound(self) -> Outbound:
         return self._lives
+
+    def _operator_store(self) -> Store:
+        return self._operator
 
     def _name(self, index: int) -> str:
         return "client" if index == -1 else self._slot(index).name
@@ -362,16 +346,6 @@ class Sim(Client):
             process.done = True
 
         loop.create_task(live(), name=run)
-
-    async def _write(self, write: Write) -> None:
-        """An operator's write, until it is certain."""
-        while True:
-            try:
-                if isinstance(await self._operator.commit((), (write,)), Committed):
-                    return
-            except StoreUnavailable:
-                pass
-            await asyncio.sleep(0.05)
 
 
 class Roughness:

@@ -1,0 +1,65 @@
+"""What a test may ask of any cluster, simulated or of real processes, in the same words.
+
+Base of `Sim` and `Processes`. The wishes are an operator's writes to the store; whose process
+holds what is the business of each harness.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+
+from domicile.config import Settings
+from domicile.core.hashing import shard_of
+from domicile.core.ids import EntityKey, ShardKey, drain_key, wish_key
+from domicile.core.txn import Committed, Delete, Put, Write
+from domicile.entity.client import Client
+from domicile.entity.define import Entity, entity_type
+from domicile.errors import StoreUnavailable
+from domicile.ports.store import Store
+
+RETRY_S = 0.05
+
+
+class Verbs(Client):
+    """The verbs that need no more than a store. Nodes are numbered from 0."""
+
+    settings: Settings
+
+    async def drain(self, node: int) -> None:
+        """Wish a node empty."""
+        await self._write(Put(drain_key(self.node_id(node)), b""))
+
+    async def undrain(self, node: int) -> None:
+        """Take that wish back."""
+        await self._write(Delete(drain_key(self.node_id(node))))
+
+    async def wish(self, shard: ShardKey, node: int | None) -> None:
+        """Wish a shard's home; None takes the wish back, and a move under way with it."""
+        key = wish_key(shard)
+        await self._write(Delete(key) if node is None else Put(key, self.node_id(node).encode()))
+
+    def shard(self, kind: type[Entity], id: str) -> ShardKey:
+        """The shard of an entity."""
+        described = entity_type(kind)
+        number = shard_of(EntityKey(described.name, id), self.settings.shards)
+        return ShardKey(described.role, number)
+
+    @abstractmethod
+    def node_id(self, node: int) -> str:
+        """What the node at a number calls itself."""
+
+    @abstractmethod
+    def _operator_store(self) -> Store:
+        """Where an operator of this cluster writes."""
+
+    async def _write(self, write: Write) -> None:
+        """An operator's write, until it is certain."""
+        store = self._operator_store()
+        while True:
+            try:
+                if isinstance(await store.commit((), (write,)), Committed):
+                    return
+            except StoreUnavailable:
+                pass
+            await asyncio.sleep(RETRY_S)
