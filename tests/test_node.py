@@ -17,6 +17,7 @@ from domicile import (
     Node,
     Settings,
     Unavailable,
+    connect,
     handler,
 )
 from domicile.core.hashing import shard_of
@@ -249,6 +250,33 @@ def test_a_node_that_does_not_fit_the_cluster_is_refused(url: str) -> None:
 def test_an_unknown_store_is_refused_at_once(store: str) -> None:
     with pytest.raises(ConfigError, match="memory://name"):
         Node(store)
+
+
+@pytest.mark.parametrize("cluster", ["", "a/b", "a\n"])
+def test_a_name_that_would_reach_into_other_clusters_is_refused(cluster: str) -> None:
+    for make in (Node, connect):
+        with pytest.raises(ConfigError, match="no name for a cluster"):
+            make("sqlite:///x.db", cluster=cluster)
+
+
+@pytest.mark.parametrize(
+    ("store", "hint"),
+    [
+        ("dev.db", "sqlite:///dev.db"),
+        ("sqlite:/dev.db", "sqlite:///dev.db"),
+        ("sqlit:///dev.db", "sqlite:///dev.db"),
+    ],
+)
+def test_a_store_that_is_almost_right_gets_a_hint(store: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=rf"did you mean {hint}\?"):
+        Node(store)
+
+
+def test_events_without_a_journal_are_refused() -> None:
+    """I4: what is acknowledged must not be lost with the process that kept it."""
+    with pytest.raises(ConfigError, match="Ledger keeps events"):
+        Node("sqlite:///x.db", entities=[Ledger])
+    Node("sqlite:///x.db", entities=[Ledger], journal="memory://")
 
 
 def test_bad_entities_are_refused_at_once() -> None:

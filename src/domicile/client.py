@@ -10,7 +10,7 @@ from domicile.entity.ref import Outbound
 from domicile.errors import ConfigError
 from domicile.life import Lives, Plan
 from domicile.ports.meter import Meter
-from domicile.wiring import backends, check_store
+from domicile.wiring import backends, check_cluster, check_store
 
 
 class ConnectedClient(Client):
@@ -20,6 +20,7 @@ class ConnectedClient(Client):
         self, store: str, *, cluster: str, settings: Settings, meter: Meter | None = None
     ) -> None:
         check_store(store)
+        check_cluster(cluster)
         self._store, self._cluster = store, cluster
         self._settings, self._meter = settings, meter
         self._lives = Lives()

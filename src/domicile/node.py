@@ -29,7 +29,7 @@ from domicile.life import Backends, Life, Lives, Plan
 from domicile.persist.eventsourced import EventSourced
 from domicile.ports.meter import Meter
 from domicile.ports.watchdog import Watchdog
-from domicile.wiring import LOOPBACK, backends, check_journal, check_store
+from domicile.wiring import LOOPBACK, backends, check_cluster, check_journal, check_store
 
 Resources = Callable[[], AbstractAsyncContextManager[Mapping[type[Any], Any]]]
 
@@ -76,6 +76,7 @@ class Node(Client):
         self._backends = backends
         if backends is None:
             check_store(store)
+            check_cluster(cluster)
             check_journal(journal)
             _check_durable(store, journal, entities)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from random import Random
 from typing import ClassVar
@@ -44,6 +45,15 @@ class _Here:
         self.network = MemoryNetwork()
 
 
+def check_cluster(name: str) -> None:
+    """Raise `ConfigError` unless a cluster's name is one: keys of a store begin with it and `/`."""
+    if not name or "/" in name or not name.isprintable():
+        raise ConfigError(
+            f"cluster={name!r} is no name for a cluster: write at least one character and no /, "
+            "as in cluster='blue'"
+        )
+
+
 def check_store(url: str) -> None:
     """Raise `ConfigError` unless a store URL is one that this version knows."""
     scheme, found, rest = url.partition("://")
@@ -52,7 +62,12 @@ def check_store(url: str) -> None:
     if found and scheme == "sqlite":
         sqlite_path(url)
         return
-    hint = f"; did you mean sqlite:///{url}?" if not found and rest == "" and url else ""
+    bare = url
+    if found:
+        bare = rest.removeprefix("/") if get_close_matches(scheme, ["sqlite"]) else ""
+    elif url.startswith("sqlite:"):
+        bare = url.removeprefix("sqlite:").removeprefix("/")
+    hint = f"; did you mean sqlite:///{bare}?" if bare else ""
     raise ConfigError(
         f"store {url!r} is not one of the known kinds: memory://name (one process), "
         f"sqlite:///path/to/file.db (many processes of one machine){hint}"

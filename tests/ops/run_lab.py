@@ -86,14 +86,19 @@ class Running:
     """A `domicile` process whose standard error is read line by line."""
 
     def __init__(self, place: Path, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "domicile", *arguments],
-            cwd=place,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "NO_COLOR": "1"},
-        )
+        # A shell starts background jobs with SIGINT ignored, which children would inherit.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "domicile", *arguments],
+                cwd=place,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "NO_COLOR": "1"},
+            )
+        finally:
+            signal.signal(signal.SIGINT, before)
         self.said: list[str] = []
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._reading = threading.Thread(target=self._read)

@@ -7,6 +7,7 @@ that join at once with different roles both end up in it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import TypeVar
@@ -22,6 +23,10 @@ from domicile.ports.store import Store
 
 BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 0.5
+TELLING_FAILURES = 5
+"""Failed reads in a row after which the log says why: once, not at each."""
+
+log = logging.getLogger("domicile")
 
 T = TypeVar("T")
 
@@ -55,10 +60,12 @@ class Calls:
         while True:
             try:
                 return await self.bounded(call())
-            except StoreUnavailable:
+            except StoreUnavailable as error:
                 if self._over.is_set():
                     raise
-            failures += 1
+                failures += 1
+                if failures == TELLING_FAILURES:
+                    log.warning("the store can't be read, it is asked again: %s", error)
             await self.pause(failures)
 
     async def commit(self, condition: Condition, put: Put) -> Outcome:

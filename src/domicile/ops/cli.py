@@ -273,7 +273,18 @@ def demo(
     """
     from domicile.ops.demo import Wanted, run_demo
 
+    if svg is not None:
+        _see_that_writable(svg)
     raise typer.Exit(run_demo(Wanted(seconds, nodes, seed, plain, keep, svg)))
+
+
+def _see_that_writable(file: Path) -> None:
+    """Now rather than after the run."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.open("ab").close()
+    except OSError as error:
+        _fail(f"--svg {file} can't be written: {error.strerror}; name another file", USAGE)
 
 
 def _find(target: str) -> Node:

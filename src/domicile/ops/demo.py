@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -258,9 +260,18 @@ def _settings(wanted: Wanted) -> Settings:
     return Settings(**{**values, "min_nodes": wanted.nodes})
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Nobody reads any more, as in `domicile demo | head`: an orderly end, as by Ctrl-C."""
+        self.quiet = True
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        signal.raise_signal(signal.SIGINT)
+
+
 def run_demo(wanted: Wanted) -> int:
     """Run, show and judge; the exit code."""
-    console = Console(highlight=False)
+    console = _Console(highlight=False)
     directory = Path(tempfile.mkdtemp(prefix="domicile-demo-"))
     plain = wanted.plain or not console.is_terminal
     screen: Screen = Lines(console) if plain else Picture(console)
@@ -287,6 +298,10 @@ def run_demo(wanted: Wanted) -> int:
             console.print("...", len(report.violations) - FEW, "more are in violations.txt")
         keep = wanted.keep or bool(broken)
         return 1 if broken else 0
+    except KeyboardInterrupt:  # while judging
+        keep = wanted.keep
+        console.print("interrupted; every process is gone")
+        return INTERRUPTED
     except Exception as error:
         for leaf in _leaves(error):
             known = isinstance(leaf, DomicileError | HarnessError | AssertionError | OSError)
@@ -331,7 +346,7 @@ def _tell(story: Story) -> bool:
             story.kill_all()
             telling.cancel()
 
-        for kind in (signal.SIGINT, signal.SIGTERM):
+        for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(kind, interrupt, kind)
         loop.run_until_complete(_end_of(telling, asked))
         if not asked:
