@@ -302,7 +302,8 @@ def _find(target: str) -> Node:
         own = [frame for frame in frames if "importlib" not in frame.filename]
         own = [frame for frame in own if not frame.filename.startswith(str(Path(__file__).parent))]
         shown = "".join(traceback.format_list(own))
-        typer.echo(f"Traceback (most recent call last):\n{shown}".rstrip(), err=True)
+        if shown:
+            typer.echo(f"Traceback (most recent call last):\n{shown}".rstrip(), err=True)
         detail = "".join(traceback.format_exception_only(error)).strip()
         _fail(f"{target.partition(':')[0]} could not be imported: {detail}", FAILED)
 
