@@ -47,7 +47,7 @@ from domicile.core.txn import Changes, Listing, Put
 from domicile.entity.define import EntityType
 from domicile.entity.ref import Call
 from domicile.entity.runtime import Runtime
-from domicile.errors import StoreError, StoreUnavailable, Unavailable
+from domicile.errors import ConfigError, StoreError, StoreUnavailable, Unavailable
 from domicile.ports.clock import Clock
 from domicile.ports.health import Health
 from domicile.ports.journal import Journal
@@ -114,6 +114,7 @@ class Life:
         self._over = asyncio.Event()
         self._deaths: Deaths | None = None
         self._left = False
+        self._revoked = False
         self.tags = {"node": plan.node_id or "client", "incarnation": self.me}
 
     async def begin(self) -> bool:
@@ -231,6 +232,7 @@ class Life:
         self.runtime.sending.fail_all("this process left the cluster")
         self._end_links()
         await self.member.leave()
+        self._revoked = True
         log.info("left the cluster %s", self._plan.cluster, extra=self.tags)
         self._over.set()
 
@@ -245,16 +247,23 @@ class Life:
         """Nothing of this incarnation runs afterwards; the store frees its shards at once (L5)."""
         health, watchdog = self._backends.health, self._backends.watchdog
         self._end_links()
-        stuck = await self.runtime.close()
-        if watchdog is not None:
-            if stuck:
-                watchdog.stuck(stuck)
-            watchdog.rest()
-        await self._transport.close()
-        if not self._left:
-            await self.member.leave()
-        if health is not None:
-            health.let_go(self.me)
+        # Each step also when the one before was cancelled: nothing may be left open.
+        try:
+            stuck = await self.runtime.close()
+            if watchdog is not None:
+                if stuck:
+                    watchdog.stuck(stuck)
+                watchdog.rest()
+        finally:
+            try:
+                await self._transport.close()
+            finally:
+                try:
+                    if not self._revoked:
+                        await self.member.leave()
+                finally:
+                    if health is not None:
+                        health.let_go(self.me)
 
     async def _until(self, condition: Callable[[], bool], limit_s: float) -> None:
         """Wait for a condition, for a while, unless this incarnation ends first."""
@@ -538,7 +547,8 @@ class Lives:
                 life = Life(backends, plan)
                 try:
                     began = await life.begin()
-                except StoreUnavailable as error:
+                except (StoreUnavailable, ConfigError, OSError) as error:
+                    # Once joined, nothing of this is final: a port or a descriptor gets free.
                     if not joined.done():
                         raise
                     log.warning("can't join anew yet: %s", error, extra=life.tags)

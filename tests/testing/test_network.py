@@ -34,6 +34,9 @@ class Recorder:
         self.data.append(data)
         self.times.append(self._world.now)
 
+    def receiving(self) -> None:
+        pass
+
     def closed(self, reason: str) -> None:
         self.reasons.append(reason)
         self.closed_at = self._world.now

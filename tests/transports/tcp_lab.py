@@ -95,6 +95,9 @@ class Recorder:
         assert not self.reasons, "a packet after the end"
         self.data.append(data)
 
+    def receiving(self) -> None:
+        pass
+
     def closed(self, reason: str) -> None:
         assert not self.reasons, "closed twice"
         self.reasons.append(reason)

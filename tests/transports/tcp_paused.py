@@ -45,6 +45,9 @@ class Leased:
     def received(self, data: bytes) -> None:
         raise AssertionError(data)
 
+    def receiving(self) -> None:
+        pass
+
     def closed(self, reason: str) -> None:
         self.over.set()
 

@@ -37,6 +37,9 @@ class Rogue:
     def received(self, data: bytes) -> None:
         self.heard.append(decode_packet(data))
 
+    def receiving(self) -> None:
+        pass
+
     def closed(self, reason: str) -> None:
         self.reasons.append(reason)
 

@@ -29,6 +29,9 @@ class Recorder:
         assert self.opening.done(), "a packet before the connection stands"
         self.data.append(data)
 
+    def receiving(self) -> None:
+        pass
+
     def closed(self, reason: str) -> None:
         self.closing.set_result(reason)
 
@@ -179,6 +182,9 @@ async def body_two_loops() -> None:
         def received(self, data: bytes) -> None:
             got.append(data)
             self.connection.send(data)
+
+        def receiving(self) -> None:
+            pass
 
         def closed(self, reason: str) -> None:
             stop.set()

@@ -253,6 +253,9 @@ class Fragile(Recorder):
         if data == b"poison":
             raise LookupError("received")
 
+    def receiving(self) -> None:
+        pass
+
     def closed(self, reason: str) -> None:
         super().closed(reason)
         raise LookupError("closed")

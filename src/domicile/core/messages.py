@@ -47,6 +47,13 @@ class Request(Wire, frozen=True, tag="q"):
     key: str = ""
 
 
+def weight_bytes(body: bytes, *texts: str) -> int:
+    """About what a message weighs on the wire: ids are as long as an application makes them."""
+    return len(body) + sum(
+        [len(text) if text.isascii() else len(text.encode(errors="replace")) for text in texts]
+    )
+
+
 class Flush(Wire, frozen=True, tag="f"):
     """Return all my unstarted mail of this shard, then answer `Flushed` (H4). Request lane."""
 

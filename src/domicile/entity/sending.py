@@ -24,6 +24,7 @@ from domicile.core.messages import (
     Started,
     Status,
     ToOwner,
+    weight_bytes,
 )
 from domicile.core.sender import Sender
 from domicile.core.shardmap import Entry
@@ -108,11 +109,13 @@ class Sending:
         runtime = self._runtime
         chain = self._chain(call, future is not None)
         shard = self._shard(call)
-        size = len(call.body) + 128
+        ids = [caller.id for caller in chain]
+        size = weight_bytes(call.body, call.entity.id, call.method, call.key, *ids) + 128
         if size > runtime.settings.message_bytes:
             raise NotExecuted(
-                f"the message to {call.entity.type} {call.entity.id!r} has {size:,} bytes; the "
-                f"limit is {runtime.settings.message_bytes:,} (Settings.message_bytes)"
+                f"the message to {call.entity.type} {call.entity.id[:64]!r} has {size:,} bytes "
+                f"with its id; the limit is {runtime.settings.message_bytes:,} "
+                "(Settings.message_bytes)"
             )
         sender = self._sender(shard)
         now = runtime.clock.now()

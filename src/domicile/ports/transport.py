@@ -40,6 +40,10 @@ class ConnectionHandler(Protocol):
         """One whole packet."""
         ...
 
+    def receiving(self) -> None:
+        """A long packet is arriving: the peer is there. Now and then, before its `received`."""
+        ...
+
     def closed(self, reason: str) -> None:
         """The peer closed, the network broke, or dialling failed. Called at most once."""
         ...

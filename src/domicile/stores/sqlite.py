@@ -310,6 +310,10 @@ class SqliteStore:
     def _rewound(self, generation: int, error: StoreError) -> None:
         self._generation = generation
         self._meter.count("store.rewound")
+        if self._desks is not None and not self._closed:
+            handles = (self._writer.handle, self._reader.handle)
+            for desk, handle in zip(self._desks, handles, strict=True):
+                desk.submit(handle.drop_old)
         for watch in tuple(self._watches):
             watch.break_off(error)
 

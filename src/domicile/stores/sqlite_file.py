@@ -103,6 +103,8 @@ class Known:
 
     def __init__(self, path: Path, rewound: Callable[[], None]) -> None:
         self.generation = 0
+        self.opened = False
+        """Whether it was ever a sound store: then what is wrong with it now may pass."""
         self.history: str | None = None
         self.revision = 0
         self._path = path
@@ -125,6 +127,7 @@ class Known:
     def saw(self, history: str, revision: int, floor: int) -> None:
         """A connection read this; `floor` is what was known before it began to read."""
         with self._lock:
+            self.opened = True
             if self.history is None:
                 self.history = history
             if history == self.history and revision >= floor:
@@ -153,6 +156,7 @@ class Handle:
         self._path = path
         self._known = known
         self._prepare = prepare
+        self._beside: tuple[tuple[int, int] | None, ...] = ()
 
     def use(self, deadline: float) -> Database:
         """The connection, which waits for locks until a deadline of `time.monotonic`."""
@@ -167,19 +171,40 @@ class Handle:
         self.check_place()
         if self.connection is None:
             self._generation = self._known.generation
-            self.connection = self._open(deadline)
+            try:
+                self.connection = self._open(deadline)
+            except ConfigError as error:
+                if not self._known.opened:
+                    raise
+                raise StoreUnavailable(str(error)) from error
         self.connection.wait_for_locks(deadline)
         return self.connection
 
     def check_place(self) -> None:
-        """`StoreRewound` if the open file is no longer the one at the path."""
-        if self.connection is None or not self.connection.moved:
+        """`StoreRewound` if the open files are no longer those at the path.
+
+        Commits live in the -wal file first: without it, whoever opens the store next does not see
+        them, and both would go on, each with a history of its own (I1).
+        """
+        if self.connection is None:
+            return
+        if self.connection.moved:
+            there = os.path.exists(self._path)
+            why = "another file is in its place" if there else "it was deleted"
+        elif self._look_beside() != self._beside:
+            why = "its -wal or -shm file was deleted or replaced; leave them to SQLite"
+        else:
             return
         self.drop()
-        there = os.path.exists(self._path)
-        self._known.rewind(
-            self._generation, "another file is in its place" if there else "it was deleted"
-        )
+        self._known.rewind(self._generation, why)
+
+    def drop_old(self) -> None:
+        """Close a connection from before the last rewind: SQLite shares its -shm file."""
+        if self._generation != self._known.generation:
+            self.drop()
+
+    def _look_beside(self) -> tuple[tuple[int, int] | None, ...]:
+        return tuple(_identity(f"{self._path}{end}") for end in ("-wal", "-shm"))
 
     def drop(self) -> None:
         """Close the connection; the next use opens another."""
@@ -247,6 +272,13 @@ class Handle:
             connection.run(self._prepare)
         _, floor = self._known.now()
         history, revision, *_ = connection.one(STATE)
+        # From its first read on, a connection keeps others from removing these as the last user.
+        self._beside = self._look_beside()
+        if None in self._beside:
+            raise StoreUnavailable(
+                f"the -wal or -shm file of the store {self._path} was deleted while processes use "
+                "it; try again once they have noticed, and leave these files to SQLite"
+            )
         self._known.saw(history, revision, floor)
 
 
@@ -282,6 +314,15 @@ def _create(connection: Database) -> None:
         if connection.in_transaction:
             connection.run("ROLLBACK")
         raise
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    # Not opened: closing it again would drop this process's locks on it.
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def boot_id() -> str:

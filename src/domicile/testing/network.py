@@ -200,6 +200,7 @@ class _Tracked:
         self._transport = transport
         self._handler = handler
         self.received = handler.received
+        self.receiving = handler.receiving
         self.closed = handler.closed
 
     def opened(self, connection: Connection) -> None:

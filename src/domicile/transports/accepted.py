@@ -66,6 +66,11 @@ class Accepted(Side[AcceptedLink]):
                 return
             self.layer.events.on_request(self.key, message)
 
+    def receiving(self) -> None:
+        """A long frame is arriving: say so, or the peer takes this end for silent."""
+        if self.link.up:
+            self.write(self.link.bare_ack())
+
     def left(self, caller: Caller) -> None:
         """A connection is over; if it was the newest, the link waits for the next one."""
         if caller is not self._caller or self.ended:
@@ -147,6 +152,11 @@ class Caller:
         except LinkBroken:
             self._layer.meter.count("link.broken")
             self.end()
+
+    def receiving(self) -> None:
+        """A long packet is arriving."""
+        if not self._over and self._side is not None and self._layer.alive():
+            self._side.receiving()
 
     def closed(self, reason: str) -> None:
         """It broke, or the peer closed it."""

@@ -45,6 +45,8 @@ class Dialled(Side[DialledLink]):
         self._way: _Way | None = None
         self._failures = 0
         self._quiet_since = 0.0
+        self._progress: tuple[int, int] | None = None
+        self._fruitless_since: float | None = None
         self._redial_timer: Timer | None = None
         self._silence_timer: Timer | None = None
         self._loss_timer: Timer | None = None
@@ -82,6 +84,10 @@ class Dialled(Side[DialledLink]):
         else:
             self.layer.meter.count("link.turned_away")
             self.redial()
+
+    def heard(self) -> None:
+        """The peer is there."""
+        self._quiet_since = self.layer.clock.now()
 
     def redial(self) -> None:
         """Give up this connection, if there is one, and make another after a while."""
@@ -122,12 +128,29 @@ class Dialled(Side[DialledLink]):
         except LinkVoid as void:
             self._lose(self, f"resume impossible: {void}")
             return
+        if self._fruitless():
+            timeout_s = self.layer.settings.link_timeout_s
+            self._lose(self, f"nothing gets through to {self.peer.address} for {timeout_s:g} s")
+            return
         self._failures = 0
         cancel(self._loss_timer)
         self._loss_timer = None
         self.write_frames(frames)
         if self.link.unacknowledged:
             self._expect_silence()
+
+    def _fruitless(self) -> bool:
+        """Whether one connection after the other broke before its first frame got through.
+
+        A frame that the peer or the network never lets pass would hold up all others for good.
+        """
+        now, progress = self.layer.clock.now(), self.link.progress
+        if progress != self._progress or not self.link.unacknowledged:
+            self._progress, self._fruitless_since = progress, None
+            return False
+        if self._fruitless_since is None:
+            self._fruitless_since = now
+        return now - self._fruitless_since >= self.layer.settings.link_timeout_s
 
     def _deliver(self, frame: Frame, messages: tuple[ToSender, ...]) -> None:
         if messages:
@@ -209,6 +232,11 @@ class _Way:
         except LinkBroken:
             side.layer.meter.count("link.broken")
             side.redial()
+
+    def receiving(self) -> None:
+        """A long packet is arriving."""
+        if self._side is not None:
+            self._side.heard()
 
     def closed(self, reason: str) -> None:
         """It broke, or never stood."""

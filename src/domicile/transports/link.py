@@ -23,6 +23,7 @@ from domicile.core.messages import (
     ToOwner,
     ToSender,
     Welcome,
+    weight_bytes,
 )
 
 PROTOCOL = 1
@@ -86,6 +87,11 @@ class _End:
     def unacknowledged(self) -> bool:
         """Whether a numbered frame may not have arrived."""
         return bool(self._retained)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How far it has come, both ways."""
+        return self._acked, self.received
 
     @property
     def pending(self) -> bool:
@@ -185,7 +191,10 @@ def _fill(batch: list[Message], queue: deque[Message], size_bytes: int) -> int:
     while queue and len(batch) < FRAME_MESSAGES and size_bytes < FRAME_BYTES:
         message = queue.popleft()
         batch.append(message)
-        if isinstance(message, Request | Reply):
+        if isinstance(message, Request):
+            ids = [caller.id for caller in message.chain]
+            size_bytes += weight_bytes(message.body, message.id, message.key, *ids)
+        elif isinstance(message, Reply):
             size_bytes += len(message.body)
     return size_bytes
 

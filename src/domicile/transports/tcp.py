@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -311,11 +312,26 @@ class _Dial:
         self._dials.pop(self, None)
 
 
+_owned: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    # A forked child would keep the port taken and connections standing after this process has
+    # closed them, and the kernel sending what `_withhold` means to drop (L3).
+    for sock in list(_owned):
+        sock.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
+
+
 def _bind(span: Address, family: int, where: tuple[Any, ...]) -> socket.socket:
     """A socket that listens at the first free port of a span."""
     host, rest = where[0], where[2:]
     for port in range(span.first, span.last + 1):
         sock = socket.socket(family, socket.SOCK_STREAM)
+        _owned.add(sock)
         try:
             sock.setblocking(False)
             if sys.platform != "win32":
@@ -347,6 +363,7 @@ def _bind(span: Address, family: int, where: tuple[Any, ...]) -> socket.socket:
 
 def _prepare(sock: socket.socket) -> None:
     """Never block, send at once, and notice a peer that is gone without a word."""
+    _owned.add(sock)
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -36,6 +36,9 @@ PARTING_S = 2.0
 FULL_S = 10.0
 """A full connection has this long to send what waits before it is closed."""
 
+RECEIVING_S = 0.5
+"""How often a handler hears of a packet that is still arriving."""
+
 READ_BYTES = 64 * 1024
 """Read at most this much in one turn, so that no busy peer starves the others."""
 
@@ -72,6 +75,7 @@ class TcpConnection:
         "_decoder",
         "_full",
         "_handler",
+        "_heard_at",
         "_loop",
         "_note",
         "_shared",
@@ -100,6 +104,7 @@ class TcpConnection:
         self._full = ""
         self._corked = False
         self._writing = False
+        self._heard_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: deque[bytes | memoryview] = deque()
         self._waiting_bytes = 0
@@ -277,6 +282,9 @@ class TcpConnection:
                 self._handler.received(packet)
                 if self._state is not _State.OPEN:
                     return
+            if self._decoder.inside and self._loop.time() >= self._heard_at + RECEIVING_S:
+                self._heard_at = self._loop.time()
+                self._handler.receiving()
         except FramingError as error:
             self._shared.meter.count("tcp.garbage")
             self._lose(str(error))
