@@ -20,6 +20,11 @@ ifneq ($(shell test -w "$$HOME" && echo yes),yes)
 export UV_CACHE_DIR ?= $(CURDIR)/$(VENV)/.cache/uv
 endif
 
+# Trust what the system trusts, as pip does: some networks have an authority of their own.
+ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
+export UV_SYSTEM_CERTS ?= 1
+endif
+
 .PHONY: help setup check format test golden sim mutant mutants demo bench idle recovery docs lock clean
 
 help: ## list the targets

@@ -51,13 +51,13 @@ LOOK_S = 0.02
 IDLE_LOOK_S = 0.5
 """How often they look although the system told of none."""
 
-WRITTEN_S = 0.001
+WRITTEN_S = 0.004
 """How long they let a commit go on once its first write to the file is heard of."""
 
-SETTLE_S = (0.001, 0.003, 0.008, 0.016)
+SETTLE_S = (0.004, 0.016)
 """When they look after that: a commit shows only once it is on the disk."""
 
-SETTLED_AT = 3
+SETTLED_AT = 1
 """Where in `SETTLE_S` to go on if a commit showed at once: another may be under way."""
 
 # Errors that say that the statement did nothing. After others the disk may hold the commit (S1).
@@ -228,7 +228,9 @@ class Reader:
         if not self.watched:
             return None
         if modified:
-            time.sleep(WRITTEN_S)  # a commit is several writes, and each of them rings
+            # A commit is several writes, and each of them rings.
+            time.sleep(WRITTEN_S)
+            bell.hush()
         changed = False
         try:
             changed = self._look(bell)

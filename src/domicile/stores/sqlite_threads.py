@@ -51,6 +51,12 @@ class Bell:
                 os.read(descriptor, 65536)
         return modified
 
+    def hush(self) -> None:
+        """Forget the writes to the watched file so far."""
+        if self._inotify >= 0:
+            with suppress(BlockingIOError):
+                os.read(self._inotify, 65536)
+
     def listen(self, path: Path | None) -> bool:
         """Wait for writes to this file from now on; False if this system can't tell of them."""
         if self._inotify >= 0:
