@@ -11,6 +11,7 @@ import asyncio
 import os
 import sys
 from pathlib import Path
+from typing import Literal
 
 from domicile.testing import Processes
 from domicile.testing.workload import Room
@@ -25,9 +26,11 @@ def used_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def measure(nodes: int, seconds: float) -> list[tuple[str, float]]:
+async def measure(
+    nodes: int, seconds: float, loop: Literal["asyncio", "uvloop"]
+) -> list[tuple[str, float]]:
     """The share of a core that each node used."""
-    async with Processes([Room], nodes=nodes, record=False) as cluster:
+    async with Processes([Room], nodes=nodes, loop=loop, record=False) as cluster:
         await asyncio.sleep(CALM_S)
         pids = [node.process.pid for node in cluster.nodes if node.process is not None]
         before = [used_s(pid) for pid in pids]
@@ -44,9 +47,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
     given = parser.parse_args()
     print(f"{given.nodes} nodes, 256 shards, idle for {given.seconds:g} s", file=sys.stderr)
-    for name, used in asyncio.run(measure(given.nodes, given.seconds)):
+    for name, used in asyncio.run(measure(given.nodes, given.seconds, given.loop)):
         print(f"{name}: {100 * used / given.seconds:.2f} % of a core")
 
 
