@@ -48,7 +48,7 @@ TOUCHED_ROWS = 1_000
 LOOK_S = 0.02
 """How often watches look for changes where the system does not tell of writes to the file."""
 
-IDLE_LOOK_S = 0.5
+IDLE_LOOK_S = 1.0
 """How often they look although the system told of none."""
 
 WRITTEN_S = 0.004
