@@ -19,6 +19,7 @@ from domicile.errors import StoreUnavailable
 from domicile.ports.store import Store
 
 RETRY_S = 0.05
+WRITE_TRIES = 600
 
 
 class Verbs(Client):
@@ -54,12 +55,15 @@ class Verbs(Client):
         """Where an operator of this cluster writes."""
 
     async def _write(self, write: Write) -> None:
-        """An operator's write, until it is certain."""
+        """An operator's write, until it is certain; `StoreUnavailable` if it never is."""
         store = self._operator_store()
-        while True:
+        for _ in range(WRITE_TRIES):
             try:
                 if isinstance(await store.commit((), (write,)), Committed):
                     return
             except StoreUnavailable:
                 pass
             await asyncio.sleep(RETRY_S)
+        raise StoreUnavailable(
+            f"an operator's write failed {WRITE_TRIES} times; see whether the store is there"
+        )
