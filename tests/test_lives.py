@@ -37,7 +37,7 @@ def test_a_rejoin_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> 
         return await listen(self, accept)
 
     monkeypatch.setattr(MemoryTransport, "listen", second_fails)
-    monkeypatch.setattr("domicile.life.REJOIN_S", 0.01)
+    monkeypatch.setattr("domicile.life.lives.REJOIN_S", 0.01)
 
     async def main() -> None:
         async with Node("memory://rejoin", settings=SETTINGS) as node:

@@ -19,6 +19,9 @@ from domicile.errors import ConfigError
 CLOCK_DRIFT = 0.001
 """A1: clock rates differ by at most this fraction (rho)."""
 
+FENCINGS = ("lease", "health")
+"""What frees the shards of a node that is silent: see `Settings.fencing`."""
+
 MAX_TICK_S = 0.25
 """S4: the most by which one transaction may advance a store's clock."""
 
@@ -32,10 +35,18 @@ class Settings:
     margin_s: float = 0.0
     renew_s: float = 0.0
     op_timeout_s: float = 0.0
+    evict_after_s: float = 0.0
+    fencing: str = "lease"
+    coordinator_role: str = ""
     # shards and their balance
     shards: int = 256
     balance_interval_s: float = 1.0
     balance_limit: float = 0.1
+    balance_shards: int = 1_000
+    balance_receiver: float = 0.5
+    strategy_timeout_s: float = 1.0
+    poison_deaths: int = 3
+    poison_window_s: float = 60.0
     min_nodes: int = 1
     settle_s: float = 0.5
     settle_max_s: float = 3.0
@@ -61,6 +72,10 @@ class Settings:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.type == "str":
+                if not isinstance(value, str):
+                    raise ConfigError(f"{field.name} must be a text, it is {value!r}")
+                continue
             kinds = (int,) if field.type == "int" else (int, float)
             if not isinstance(value, kinds) or isinstance(value, bool) or value == float("inf"):
                 kind = "a whole number" if field.type == "int" else "a number"
@@ -71,8 +86,13 @@ class Settings:
                 object.__setattr__(self, name, value)
         for field in fields(self):
             value = getattr(self, field.name)
-            if not value > 0:
+            if field.type != "str" and not value > 0:
                 raise ConfigError(f"{field.name} must be positive, it is {value!r}")
+        if self.fencing not in FENCINGS:
+            raise ConfigError(
+                f"fencing={self.fencing!r} must be one of {', '.join(map(repr, FENCINGS))}: leases "
+                "that run out, or proof that a process can never run again"
+            )
         if 2 * self.renew_s + self.op_timeout_s > self.ttl_s - self.margin_s + 1e-9:
             raise ConfigError(
                 f"ttl_s={self.ttl_s} leaves no room for two renewals: 2·renew_s + op_timeout_s = "
@@ -105,6 +125,9 @@ class Settings:
         for field in fields(cls):
             name = f"DOMICILE_{field.name.upper()}"
             if name in source:
+                if field.type == "str":
+                    values[field.name] = source[name]
+                    continue
                 kind = int if field.type == "int" else float
                 try:
                     values[field.name] = kind(source[name])
@@ -144,4 +167,9 @@ def _derive(ttl_s: float) -> dict[str, float]:
     """L2's defaults for a ttl."""
     margin_s = max(0.6, ttl_s / 6)
     renew_s = min(ttl_s / 4, (ttl_s - margin_s) / 3)
-    return {"margin_s": margin_s, "renew_s": renew_s, "op_timeout_s": renew_s}
+    return {
+        "margin_s": margin_s,
+        "renew_s": renew_s,
+        "op_timeout_s": renew_s,
+        "evict_after_s": ttl_s,
+    }

@@ -21,6 +21,7 @@ from contextlib import (
 from typing import Any, Self
 
 from domicile.config import Settings
+from domicile.core.strategies import Strategy
 from domicile.entity.client import Client
 from domicile.entity.define import Entity, catalogue
 from domicile.entity.ref import Outbound
@@ -42,7 +43,10 @@ class Node(Client):
     home to. `resources` returns an async context manager that yields what entities get by
     `self.resource(Type)`. `listen` is `host:port` or `host:first-last`, `advertise` the address
     that others dial if that differs. `journal` keeps the events of event-sourced entities.
-    `candidate=False` never coordinates.
+    `candidate=False` never coordinates. `version` is that of the program: while versions are
+    mixed only nodes of the newest, or of the operator's target version, receive shards.
+    `capacity` weighs nodes against each other. `strategy` says where shards belong while this
+    node coordinates: a name or a function.
     """
 
     def __init__(
@@ -56,6 +60,9 @@ class Node(Client):
         journal: str | None = None,
         resources: Resources | None = None,
         candidate: bool = True,
+        version: str | None = None,
+        capacity: float = 1.0,
+        strategy: str | Strategy = "least_shards",
         settings: Settings | None = None,
         node_id: str | None = None,
         meter: Meter | None = None,
@@ -67,6 +74,7 @@ class Node(Client):
         self._listen, self._advertise, self._journal = listen, advertise, journal
         self._resources = resources
         self._candidate = candidate
+        self._version, self._capacity, self._strategy = version or "", capacity, strategy
         self._settings = Settings.from_environment() if settings is None else settings
         self._node_id = node_id
         self._meter = meter
@@ -118,7 +126,7 @@ class Node(Client):
                 wired,
                 Plan(
                     self._cluster, node_id, self._catalogue, resources, self._settings,
-                    self._candidate,
+                    self._candidate, self._version, self._capacity, self._strategy,
                 ),
             )  # fmt: skip
             self._stack = stack.pop_all()

@@ -22,6 +22,10 @@ RELEASE = b"release/"
 DRAIN = b"drain/"
 WISH = b"wish/"
 DEAD = b"dead/"
+TARGET_KEY = b"target"
+STARTED = b"started/"
+PARDON = b"pardon/"
+AUDIT = b"audit/"
 
 
 class EntityKey(NamedTuple):
@@ -77,6 +81,27 @@ def parse_wish_key(key: bytes) -> ShardKey:
 def release_key(incarnation: Incarnation, shard: ShardKey, epoch: int) -> bytes:
     """Where an owner that cannot reach the leader leaves its release (H10)."""
     return RELEASE + f"{incarnation}/{shard.role}/{shard.shard}@{epoch}".encode()
+
+
+def started_key(incarnation: Incarnation, shard: ShardKey, epoch: int) -> bytes:
+    """Where an owner notes that entities of a shard under suspicion start (DX-20)."""
+    return STARTED + f"{incarnation}/{shard.role}/{shard.shard}@{epoch}".encode()
+
+
+def pardon_key(shard: ShardKey) -> bytes:
+    """Where an operator's wish to end a shard's quarantine lives."""
+    return PARDON + f"{shard.role}/{shard.shard}".encode()
+
+
+def parse_pardon_key(key: bytes) -> ShardKey:
+    """The inverse of `pardon_key`."""
+    role, shard = key[len(PARDON) :].decode().rsplit("/", 1)
+    return ShardKey(role, int(shard))
+
+
+def parse_started_key(key: bytes) -> tuple[Incarnation, ShardKey, int]:
+    """The inverse of `started_key`."""
+    return parse_release_key(RELEASE + key[len(STARTED) :])
 
 
 def parse_release_key(key: bytes) -> tuple[Incarnation, ShardKey, int]:

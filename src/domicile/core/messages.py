@@ -100,7 +100,28 @@ class Ping(Wire, frozen=True, tag="pi"):
     id: int
 
 
-ToOwner = Request | Flush | GoodbyeAck | Released | AskRevert | Told | Ping
+class Suspect(Wire, frozen=True, tag="su"):
+    """To the leader: this node does not answer its sender (SM-08). Since protocol 2."""
+
+    node: Incarnation
+
+
+class Probe(Wire, frozen=True, tag="pr"):
+    """From the leader: can you reach that node? Answered by `Probed` (C6). Since protocol 2."""
+
+    node: Incarnation
+
+
+class Probed(Wire, frozen=True, tag="pd"):
+    """To the leader: whether that node answered within the time of a ping (C6)."""
+
+    node: Incarnation
+    reached: bool
+
+
+ToOwner = (
+    Request | Flush | GoodbyeAck | Released | AskRevert | Told | Ping | Suspect | Probe | Probed
+)
 
 
 class Status(IntEnum):

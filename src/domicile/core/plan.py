@@ -31,6 +31,16 @@ class RoleView:
     """Epochs of moves under way whose reason is a wish."""
     resting_until: Mapping[int, float] = field(default_factory=dict[int, float])
     """Shards that could not be emptied in time: not to be tried again before."""
+    struck: Mapping[int, int] = field(default_factory=dict[int, int])
+    """How many owners a shard lost lately, before the present one."""
+    begun: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Epochs in which the owner noted that entities of a suspected shard start."""
+    pardoned: tuple[int, ...] = ()
+    """Quarantined shards that an operator set free."""
+    advice: Mapping[int, str] | None = None
+    """Where a user's function wants shards: node ids. None: the named strategy decides."""
+    undecided: bool = False
+    """A user's function is still at it: nothing is placed or balanced for the moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,9 @@ class View:
     drains: tuple[str, ...]
     roles: Mapping[str, RoleView]
     balance: bool = False
+    strategy: str = "least_shards"
+    target: str = ""
+    """The version that operators want; empty: the newest that is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +66,7 @@ class Own:
     shard: ShardKey
     owner: Incarnation
     gone: bool
+    strikes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +84,15 @@ class Revert:
     shard: ShardKey
 
 
-Decision = Own | Move | Revert
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """A shard that lost too many owners gets no home before an operator says so (DX-20)."""
+
+    shard: ShardKey
+    strikes: int
+
+
+Decision = Own | Move | Revert | Quarantine
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +102,12 @@ class Plan:
     owns: tuple[Own, ...] = ()
     moves: tuple[Move, ...] = ()
     reverts: tuple[Revert, ...] = ()
+    quarantines: tuple[Quarantine, ...] = ()
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
         """Everything, the most urgent first."""
-        return (*self.owns, *self.moves, *self.reverts)
+        return (*self.quarantines, *self.owns, *self.moves, *self.reverts)
 
 
 def heard(view: View, node: Incarnation, now: float, heard_s: float) -> bool:

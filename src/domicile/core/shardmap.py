@@ -17,11 +17,12 @@ from domicile.core.ids import MAP, NOBODY, Incarnation, ShardKey
 
 BLOCK_SIZE = 64
 
-State = Literal["free", "serving", "moving"]
+State = Literal["free", "serving", "moving", "quarantined"]
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One shard's place. Free: nobody ever owned it. Moving: `owner` drains, `to` is the wish."""
+    """One shard's place. Free: nobody ever owned it. Moving: `owner` drains, `to` is the wish.
+    Quarantined: its last owners died with it, and it gets no home before an operator says so."""
 
     owner: Incarnation = NOBODY
     epoch: int = 0
@@ -30,6 +31,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     change: int = 0
     previous: str = ""
     """Node id of the last owner, preferred after a restart of everything (C8)."""
+    strikes: int = 0
+    """How many owners in a row it lost to their deaths, as far as those were close together."""
 
 
 FREE = Entry()

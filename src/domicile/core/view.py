@@ -28,7 +28,7 @@ from domicile.core.ids import (
     parse_release_key,
     parse_wish_key,
 )
-from domicile.core.plan import Decision, Move, Own
+from domicile.core.plan import Decision, Move, Own, Quarantine
 from domicile.core.records import ConfigRecord, NodeRecord, decode_record
 from domicile.core.shardmap import (
     BLOCK_SIZE,
@@ -304,6 +304,8 @@ def draft(
 
 def _needs(decision: Decision, old: Entry) -> dict[Condition, None]:
     """C4's conditions of one new owner; moves and reverts rest on the block's revision."""
+    if isinstance(decision, Quarantine):
+        return {Absent(node_key(old.owner)): None}
     if not isinstance(decision, Own):
         return {}
     needs: dict[Condition, None] = {Present(node_key(decision.owner)): None}
@@ -329,7 +331,13 @@ def _changed(view: StoreView, decision: Decision, old: Entry) -> Entry:
     change = old.change + 1
     if isinstance(decision, Own):
         node = view.nodes[decision.owner].node
-        return Entry(decision.owner, old.epoch + 1, "serving", NOBODY, change, node)
+        return Entry(
+            decision.owner, old.epoch + 1, "serving", NOBODY, change, node, decision.strikes
+        )
+    if isinstance(decision, Quarantine):
+        return Entry(
+            NOBODY, old.epoch, "quarantined", NOBODY, change, old.previous, decision.strikes
+        )
     if isinstance(decision, Move):
         return msgspec.structs.replace(old, state="moving", to=decision.to, change=change)
     return msgspec.structs.replace(old, state="serving", to=NOBODY, change=change)

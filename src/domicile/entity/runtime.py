@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from random import Random
 from typing import Any, TypeVar
 
@@ -67,6 +67,7 @@ class Runtime:
         may_clean_up: Callable[[], bool],
         tell_leader: Callable[[Released | AskRevert], None],
         read_record: Callable[[ShardKey], None],
+        mark_started: Callable[[ShardKey, int], Awaitable[bool]],
         catalogue: Mapping[str, EntityType],
         resources: Mapping[type[Any], Any],
         journal: Journal | None,
@@ -82,6 +83,7 @@ class Runtime:
         self.may_clean_up = may_clean_up
         self.tell_leader = tell_leader
         self.read_record = read_record
+        self.mark_started = mark_started
         self.catalogue = catalogue
         self.resources = resources
         self.journal = journal

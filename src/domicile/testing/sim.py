@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 from domicile.config import Settings
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.shardmap import BLOCK_SIZE, Entry, block_key, decode_block
+from domicile.core.strategies import Strategy
 from domicile.entity.define import Entity, entity_type
 from domicile.entity.ref import Outbound
 from domicile.life import Backends, Life, Lives, Plan
@@ -28,6 +29,7 @@ from domicile.testing.loop import SimLoop, SimulationError, World
 from domicile.testing.network import SimNetwork
 from domicile.testing.servers import Faults, Servers
 from domicile.testing.verbs import Verbs
+from domicile.transports.link import PROTOCOLS
 
 S = TypeVar("S")
 Ev = TypeVar("Ev")
@@ -39,10 +41,14 @@ START_S = 60.0
 class SimNode:
     """One node of a simulated cluster: a slot that processes come and go in."""
 
-    def __init__(self, index: int, candidate: bool) -> None:
+    def __init__(self, index: int, candidate: bool, *, manager: bool = False) -> None:
         self.index = index
-        self.name = f"node-{index}"
+        self.name = f"manager-{index}" if manager else f"node-{index}"
         self.candidate = candidate
+        self.manager = manager
+        self.version = ""
+        self.capacity = 1.0
+        self.protocols = PROTOCOLS
         self.runs = 0
         self.loop: SimLoop | None = None
         self.node: Node | None = None
@@ -75,10 +81,13 @@ class Sim(Verbs):
         settings: Settings | None = None,
         resources: Callable[[], AbstractAsyncContextManager[Mapping[type[Any], Any]]] | None = None,
         candidates: Sequence[int] | None = None,
+        managers: int = 0,
+        strategy: str | Strategy = "least_shards",
         rough: bool = False,
         locks: bool = False,
     ) -> None:
         self.seed = seed
+        self._strategy = strategy
         self._locks = SimLocks() if locks else None
         self._rough = rough
         self.world = World(seed)
@@ -90,8 +99,10 @@ class Sim(Verbs):
         self.servers = Servers(self.world, self.history)
         self.network = SimNetwork(self.world, self.history, self.world.stream("network"))
         self.nodes = [
-            SimNode(index, candidates is None or index in candidates) for index in range(nodes)
+            SimNode(index, index in candidates if candidates is not None else not managers)
+            for index in range(nodes)
         ]
+        self.nodes += [SimNode(nodes + number, True, manager=True) for number in range(managers)]
         self.loop = self.world.process("client")
         self.store = self.servers.faults("client store")
         self._lives = Lives()
@@ -202,12 +213,22 @@ class Sim(Verbs):
 
     # operations
 
-    def start(self, node: int) -> None:
+    def start(self, node: int, *, version: str | None = None) -> None:
         """Start a process in a slot whose process is gone; another incarnation."""
         process = self._slot(node)
         if process.up:
             raise SimulationError(f"node {node} is running: crash or stop it first")
+        if version is not None:
+            process.version = version
         self._launch(process)
+
+    def add(self, *, version: str = "", capacity: float = 1.0, candidate: bool = True) -> int:
+        """Start one more node; its number."""
+        process = SimNode(len(self.nodes), candidate)
+        process.version, process.capacity = version, capacity
+        self.nodes.append(process)
+        self._launch(process)
+        return process.index
 
     async def stop(self, node: int) -> None:
         """SIGTERM: the node leaves in an orderly way (H14)."""
@@ -331,9 +352,12 @@ class Sim(Verbs):
         journal = process.journal = self.servers.faults(f"{run} journal")
         node = process.node = Node(
             "sim://",
-            entities=self._entities,
+            entities=[] if process.manager else self._entities,
             resources=self._resources,
             candidate=process.candidate,
+            version=process.version,
+            capacity=process.capacity,
+            strategy=self._strategy,
             settings=self.settings,
             node_id=process.name,
             backends=lambda: self._backends(process.name, loop, store, journal),

@@ -27,6 +27,8 @@ from domicile.core.messages import (
 )
 
 PROTOCOL = 1
+PROTOCOLS = (1, 2)
+"""The oldest and newest protocol spoken here: this version's and the one before (DX-19)."""
 """The protocol version of hellos that this end understands."""
 
 CONTROL_RESERVE = 64

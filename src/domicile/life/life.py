@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
-from random import Random
+from collections.abc import Callable
 from typing import Any
 
-from domicile.config import Settings
 from domicile.control.deaths import Deaths
 from domicile.control.elected import Elected
 from domicile.control.member import Member
-from domicile.core.ids import Incarnation, ShardKey, new_incarnation, release_key
+from domicile.core.ids import Incarnation, ShardKey, new_incarnation
 from domicile.core.members import (
     ClientGone,
     EntryChanged,
@@ -42,58 +39,19 @@ from domicile.core.messages import (
 )
 from domicile.core.owner import Source
 from domicile.core.records import ClientRecord, NodeRecord
-from domicile.core.shardmap import BLOCK_SIZE, block_key, decode_block
-from domicile.core.txn import Changes, Listing, Put
-from domicile.entity.define import EntityType
-from domicile.entity.ref import Call
+from domicile.core.shardmap import Entry
+from domicile.core.txn import Changes, Listing
 from domicile.entity.runtime import Runtime
-from domicile.errors import ConfigError, StoreError, StoreUnavailable, Unavailable
-from domicile.ports.clock import Clock
+from domicile.life.backends import Backends, Plan
+from domicile.life.errands import Errands
 from domicile.ports.health import Health
-from domicile.ports.journal import Journal
-from domicile.ports.meter import Meter
-from domicile.ports.store import Store
-from domicile.ports.transport import LinkKey, Peer, Transport
-from domicile.ports.watchdog import Watchdog
+from domicile.ports.transport import LinkKey, Peer
 from domicile.transports.links import LinkLayer
 
 log = logging.getLogger("domicile")
 
-REJOIN_S = 1.0
-"""How long a node that could not join anew waits before it tries again."""
-
 POLL_S = 0.02
 """How often a leaving node looks whether it is done."""
-
-
-@dataclass(frozen=True, slots=True)
-class Backends:
-    """What a process is wired to. `transport` makes a fresh one for each life.
-
-    `health` can prove deaths, where that is possible; `watchdog` ends a process that hangs, where
-    the process is Domicile's own.
-    """
-
-    store: Store
-    transport: Callable[[], Transport]
-    journal: Journal | None
-    clock: Clock
-    meter: Meter
-    random: Random
-    health: Health | None = None
-    watchdog: Watchdog | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a process wants to be: a node if it has an id, else a client."""
-
-    cluster: str
-    node_id: str
-    catalogue: Mapping[str, EntityType]
-    resources: Mapping[type[Any], Any]
-    settings: Settings
-    candidate: bool
 
 
 class Life:
@@ -108,9 +66,7 @@ class Life:
         self._links: LinkLayer | None = None
         self._incoming: dict[LinkKey, None] = {}
         self._goodbyes: dict[Incarnation, None] = {}
-        self._reading: dict[bytes, None] = {}
         self._unheard: dict[ShardKey, tuple[int, float]] = {}
-        self._tasks: dict[asyncio.Task[None], None] = {}
         self._over = asyncio.Event()
         self._deaths: Deaths | None = None
         self._left = False
@@ -126,7 +82,7 @@ class Life:
         if self._hosts:
             record = NodeRecord(
                 plan.node_id, self.me, "", tuple(roles), tuple(sorted(plan.catalogue)),
-                settings.ttl_s, plan.candidate,
+                settings.ttl_s, plan.candidate, plan.capacity, plan.version,
             )  # fmt: skip
         else:
             record = ClientRecord(self.me)
@@ -140,6 +96,10 @@ class Life:
             shards=dict.fromkeys(roles, settings.shards),
             events=self,
         )
+        self._errands = Errands(
+            store=backends.store, meter=backends.meter, settings=settings, me=self.me,
+            learn=self._learn_block,
+        )  # fmt: skip
         self.runtime = Runtime(
             me=self.me,
             node_id=plan.node_id or "client",
@@ -151,7 +111,8 @@ class Life:
             guard=self.member.guard,
             may_clean_up=lambda: self.member.lease.may_resume(backends.clock.now()),
             tell_leader=self._tell_leader,
-            read_record=self._read_record,
+            read_record=self._errands.read_record,
+            mark_started=self._errands.mark_started,
             catalogue=plan.catalogue,
             resources=plan.resources,
             journal=backends.journal,
@@ -206,7 +167,7 @@ class Life:
                         self._deaths = deaths = self._look_out(self._backends.health)
                         watching.append(group.create_task(deaths.run(), name="domicile-deaths"))
                 await self._over.wait()
-                for task in [*watching, *self._tasks]:
+                for task in watching:
                     task.cancel()
         finally:
             await self._end()
@@ -249,6 +210,7 @@ class Life:
         self._end_links()
         # Each step also when the one before was cancelled: nothing may be left open.
         try:
+            await self._errands.close()
             stuck = await self.runtime.close()
             if watchdog is not None:
                 if stuck:
@@ -431,7 +393,7 @@ class Life:
             since = now
         self._unheard[shard] = (message.epoch, since)
         if now - since >= 1.0:
-            self._spawn(self._leave_release(shard, message.epoch))
+            self._errands.leave_release(shard, message.epoch)
 
     def _tell_own_leader(self, message: Released | AskRevert) -> None:
         if isinstance(message, Released):
@@ -439,142 +401,8 @@ class Life:
         else:
             self.elected.on_ask_revert(self.me, message)
 
-    async def _leave_release(self, shard: ShardKey, epoch: int) -> None:
-        try:
-            async with asyncio.timeout(self._plan.settings.op_timeout_s):
-                key = release_key(self.me, shard, epoch)
-                await self._backends.store.commit((), (Put(key, b""),))
-        except (StoreError, TimeoutError):
-            self._backends.meter.count("release.unwritten")
-
-    def _read_record(self, shard: ShardKey) -> None:
-        """H7: a sender knows more than this owner."""
-        key = block_key(shard.role, shard.shard // BLOCK_SIZE)
-        if key not in self._reading:
-            self._reading[key] = None
-            self._spawn(self._read_block(key, shard))
-
-    async def _read_block(self, key: bytes, shard: ShardKey) -> None:
-        number = shard.shard // BLOCK_SIZE
-        try:
-            async with asyncio.timeout(self._plan.settings.op_timeout_s):
-                item = await self._backends.store.get(key)
-        except (StoreError, TimeoutError):
-            item = None
-        finally:
-            self._reading.pop(key, None)
-        if item is not None and self.member.guard():
-            for index, entry in enumerate(decode_block(item.value).entries):
-                self.runtime.learn(ShardKey(shard.role, number * BLOCK_SIZE + index), entry)
+    def _learn_block(self, first: ShardKey, entries: tuple[Entry, ...]) -> None:
+        if self.member.guard():
+            for index, entry in enumerate(entries):
+                self.runtime.learn(ShardKey(first.role, first.shard + index), entry)
             self.runtime.on_map_changed()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """An errand of its own, ended with this life."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
-
-
-class Lives:
-    """One life after another, until stopped: what a fence ends, this begins anew (L5).
-
-    Calls go out from the current life (the `Outbound` of a node's or client's refs).
-    """
-
-    def __init__(self) -> None:
-        self.current: Life | None = None
-        self._supervisor: asyncio.Task[None] | None = None
-        self._stopping = False
-
-    @property
-    def started(self) -> bool:
-        """Whether `start` was ever called."""
-        return self._supervisor is not None
-
-    async def start(self, backends: Backends, plan: Plan) -> None:
-        """Join; returns once the first life is registered."""
-        loop = asyncio.get_running_loop()
-        joined: asyncio.Future[None] = loop.create_future()
-        self._supervisor = loop.create_task(
-            self._supervise(backends, plan, joined), name=f"domicile-{plan.node_id or 'client'}"
-        )
-        try:
-            await joined
-        except BaseException:
-            self._supervisor.cancel()
-            await self._ended()
-            raise
-
-    async def stop(self) -> None:
-        """Leave in an orderly way (H14)."""
-        self._stopping = True
-        left = False
-        try:
-            if self.current is not None:
-                await self.current.leave()
-                left = True
-        finally:
-            if self._supervisor is not None and not left:
-                self._supervisor.cancel()
-            await self._ended()
-
-    async def wait(self) -> None:
-        """Until stopped by someone else."""
-        if self._supervisor is not None:
-            await asyncio.shield(self._supervisor)
-
-    async def ask(self, call: Call) -> bytes:
-        """For refs."""
-        return await self._running().runtime.sending.ask(call)
-
-    async def tell(self, call: Call) -> None:
-        """For refs."""
-        await self._running().runtime.sending.tell(call)
-
-    def _running(self) -> Life:
-        if self.current is None:
-            raise Unavailable(
-                "this process is not part of a cluster now: enter it with `async with` first, or "
-                "retry soon if it is joining anew after losing its lease"
-            )
-        return self.current
-
-    async def _supervise(
-        self, backends: Backends, plan: Plan, joined: asyncio.Future[None]
-    ) -> None:
-        try:
-            while not self._stopping:
-                life = Life(backends, plan)
-                try:
-                    began = await life.begin()
-                except (StoreUnavailable, ConfigError, OSError) as error:
-                    # Once joined, nothing of this is final: a port or a descriptor gets free.
-                    if not joined.done():
-                        raise
-                    log.warning("can't join anew yet: %s", error, extra=life.tags)
-                    await asyncio.sleep(REJOIN_S)
-                    continue
-                if began:
-                    self.current = life
-                    if not joined.done():
-                        joined.set_result(None)
-                try:
-                    await life.run()
-                finally:
-                    self.current = None
-        except Exception as error:
-            if joined.done():
-                raise
-            joined.set_exception(error)
-        finally:
-            await backends.store.close()
-
-    async def _ended(self) -> None:
-        supervisor, me = self._supervisor, asyncio.current_task()
-        if supervisor is not None and me is not None:
-            wanted = me.cancelling()
-            try:
-                await supervisor
-            except asyncio.CancelledError:
-                if not supervisor.cancelled() or me.cancelling() > wanted:
-                    raise

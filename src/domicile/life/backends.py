@@ -1,0 +1,55 @@
+"""What a process is wired to and what it wants to be; data only, for `life` and its makers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from domicile.config import Settings
+from domicile.core.strategies import Strategy
+from domicile.entity.define import EntityType
+from domicile.ports.clock import Clock
+from domicile.ports.health import Health
+from domicile.ports.journal import Journal
+from domicile.ports.meter import Meter
+from domicile.ports.store import Store
+from domicile.ports.transport import Transport
+from domicile.ports.watchdog import Watchdog
+from domicile.transports.link import PROTOCOLS
+
+
+@dataclass(frozen=True, slots=True)
+class Backends:
+    """What a process is wired to. `transport` makes a fresh one for each life.
+
+    `health` can prove deaths, where that is possible; `watchdog` ends a process that hangs, where
+    the process is Domicile's own.
+    """
+
+    store: Store
+    transport: Callable[[], Transport]
+    journal: Journal | None
+    clock: Clock
+    meter: Meter
+    random: Random
+    health: Health | None = None
+    watchdog: Watchdog | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a process wants to be: a node if it has an id, else a client."""
+
+    cluster: str
+    node_id: str
+    catalogue: Mapping[str, EntityType]
+    resources: Mapping[type[Any], Any]
+    settings: Settings
+    candidate: bool
+    version: str = ""
+    capacity: float = 1.0
+    strategy: str | Strategy = "least_shards"
+    protocols: tuple[int, int] = PROTOCOLS
+    """The oldest and newest wire protocol that this process speaks."""

@@ -1,0 +1,94 @@
+"""Small store errands of one life: a release left behind, a record read again, a shard marked.
+
+Made by `Life`. Each errand is one bounded call; a failed one is counted and tried again by who
+wanted it. All end with their life: `close` leaves no task behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from domicile.config import Settings
+from domicile.core.ids import Incarnation, ShardKey, release_key, started_key
+from domicile.core.shardmap import BLOCK_SIZE, Entry, block_key, decode_block
+from domicile.core.txn import Committed, Put
+from domicile.errors import StoreError
+from domicile.ports.meter import Meter
+from domicile.ports.store import Store
+
+MARK_TRIES = 3
+
+
+class Errands:
+    """One incarnation's errands to the store."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        meter: Meter,
+        settings: Settings,
+        me: Incarnation,
+        learn: Callable[[ShardKey, tuple[Entry, ...]], None],
+    ) -> None:
+        self._store, self._meter, self._settings, self._me = store, meter, settings, me
+        self._learn = learn
+        self._reading: dict[bytes, None] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    def leave_release(self, shard: ShardKey, epoch: int) -> None:
+        """H10: the leader is out of reach, so the release goes into the store."""
+        self._spawn(self._leave_release(shard, epoch))
+
+    def read_record(self, shard: ShardKey) -> None:
+        """H7: a sender knows more than this owner; `learn` gets the first shard and its block."""
+        key = block_key(shard.role, shard.shard // BLOCK_SIZE)
+        if key not in self._reading:
+            self._reading[key] = None
+            self._spawn(self._read_block(key, shard))
+
+    async def mark_started(self, shard: ShardKey, epoch: int) -> bool:
+        """Have it stored that entities of a shard under suspicion start here; True once it is."""
+        key = started_key(self._me, shard, epoch)
+        for _ in range(MARK_TRIES):
+            try:
+                async with asyncio.timeout(self._settings.op_timeout_s):
+                    if isinstance(await self._store.commit((), (Put(key, b""),)), Committed):
+                        return True
+            except (StoreError, TimeoutError):
+                self._meter.count("started.unwritten")
+        return False
+
+    async def close(self) -> None:
+        """End what is under way."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _leave_release(self, shard: ShardKey, epoch: int) -> None:
+        try:
+            async with asyncio.timeout(self._settings.op_timeout_s):
+                key = release_key(self._me, shard, epoch)
+                await self._store.commit((), (Put(key, b""),))
+        except (StoreError, TimeoutError):
+            self._meter.count("release.unwritten")
+
+    async def _read_block(self, key: bytes, shard: ShardKey) -> None:
+        try:
+            async with asyncio.timeout(self._settings.op_timeout_s):
+                item = await self._store.get(key)
+        except (StoreError, TimeoutError):
+            item = None
+        finally:
+            self._reading.pop(key, None)
+        if item is not None:
+            first = shard.shard // BLOCK_SIZE * BLOCK_SIZE
+            self._learn(ShardKey(shard.role, first), decode_block(item.value).entries)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))

@@ -1,0 +1,121 @@
+"""One life after another: what a fence ends, a node or client begins anew (L5)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from domicile.entity.ref import Call
+from domicile.errors import ConfigError, StoreUnavailable, Unavailable
+from domicile.life.backends import Backends, Plan
+from domicile.life.life import Life
+
+log = logging.getLogger("domicile")
+
+REJOIN_S = 1.0
+"""How long a node that could not join anew waits before it tries again."""
+
+
+class Lives:
+    """One life after another, until stopped: what a fence ends, this begins anew (L5).
+
+    Calls go out from the current life (the `Outbound` of a node's or client's refs).
+    """
+
+    def __init__(self) -> None:
+        self.current: Life | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    @property
+    def started(self) -> bool:
+        """Whether `start` was ever called."""
+        return self._supervisor is not None
+
+    async def start(self, backends: Backends, plan: Plan) -> None:
+        """Join; returns once the first life is registered."""
+        loop = asyncio.get_running_loop()
+        joined: asyncio.Future[None] = loop.create_future()
+        self._supervisor = loop.create_task(
+            self._supervise(backends, plan, joined), name=f"domicile-{plan.node_id or 'client'}"
+        )
+        try:
+            await joined
+        except BaseException:
+            self._supervisor.cancel()
+            await self._ended()
+            raise
+
+    async def stop(self) -> None:
+        """Leave in an orderly way (H14)."""
+        self._stopping = True
+        left = False
+        try:
+            if self.current is not None:
+                await self.current.leave()
+                left = True
+        finally:
+            if self._supervisor is not None and not left:
+                self._supervisor.cancel()
+            await self._ended()
+
+    async def wait(self) -> None:
+        """Until stopped by someone else."""
+        if self._supervisor is not None:
+            await asyncio.shield(self._supervisor)
+
+    async def ask(self, call: Call) -> bytes:
+        """For refs."""
+        return await self._running().runtime.sending.ask(call)
+
+    async def tell(self, call: Call) -> None:
+        """For refs."""
+        await self._running().runtime.sending.tell(call)
+
+    def _running(self) -> Life:
+        if self.current is None:
+            raise Unavailable(
+                "this process is not part of a cluster now: enter it with `async with` first, or "
+                "retry soon if it is joining anew after losing its lease"
+            )
+        return self.current
+
+    async def _supervise(
+        self, backends: Backends, plan: Plan, joined: asyncio.Future[None]
+    ) -> None:
+        try:
+            while not self._stopping:
+                life = Life(backends, plan)
+                try:
+                    began = await life.begin()
+                except (StoreUnavailable, ConfigError, OSError) as error:
+                    # Once joined, nothing of this is final: a port or a descriptor gets free.
+                    if not joined.done():
+                        raise
+                    log.warning("can't join anew yet: %s", error, extra=life.tags)
+                    await asyncio.sleep(REJOIN_S)
+                    continue
+                if began:
+                    self.current = life
+                    if not joined.done():
+                        joined.set_result(None)
+                try:
+                    await life.run()
+                finally:
+                    self.current = None
+        except Exception as error:
+            if joined.done():
+                raise
+            joined.set_exception(error)
+        finally:
+            await backends.store.close()
+
+    async def _ended(self) -> None:
+        supervisor, me = self._supervisor, asyncio.current_task()
+        if supervisor is not None and me is not None:
+            wanted = me.cancelling()
+            try:
+                await supervisor
+            except asyncio.CancelledError:
+                if not supervisor.cancelled() or me.cancelling() > wanted:
+                    raise
