@@ -14,6 +14,8 @@ COMPILE := $(UV) pip compile --quiet --universal --generate-hashes --python-vers
 	--no-header --no-annotate --no-emit-index-url
 
 SEEDS ?= 0:1000
+PROFILE ?= mixed
+UNTIL ?= 100000
 JOBS ?= 2
 
 ifneq ($(shell test -w "$$HOME" && echo yes),yes)
@@ -25,10 +27,10 @@ ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
 endif
 
-.PHONY: help setup check format test golden sim mutant mutants demo bench idle recovery docs lock clean
+.PHONY: help setup check format test golden sim sim-long mutant mutants demo bench idle recovery docs lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv with the locked tools and this package
 
@@ -65,8 +67,11 @@ test: setup ## the test suite (ARGS="-k lease" for a part of it)
 golden: setup ## rewrite the golden digests after an intended change of runs
 	$(PY) tests/golden/update.py
 
-sim: setup ## 1,000 simulated seeds (SEEDS=A:B, JOBS=N)
-	$(PY) -m domicile.testing.campaign --seeds $(SEEDS) --jobs $(JOBS)
+sim: setup ## 1,000 simulated seeds (SEEDS=A:B, PROFILE=NAME, JOBS=N)
+	$(PY) -m domicile.testing.campaign --seeds $(SEEDS) --profile $(PROFILE) --jobs $(JOBS)
+
+sim-long: setup ## 100,000 of them, with stops: the same command goes on (UNTIL=N, JOBS=N, ARGS=...)
+	$(PY) -m domicile.testing.long --until $(UNTIL) --jobs $(JOBS) $(ARGS)
 
 mutant: setup ## plant a bug and see it found: PATCH=tests/mutants/name.patch
 	@test -n "$(PATCH)" || { echo "usage: make mutant PATCH=tests/mutants/name.patch" >&2; exit 2; }

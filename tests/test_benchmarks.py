@@ -158,3 +158,31 @@ def test_a_part_that_ends_early_is_an_error(bench: ModuleType, tmp_path: Path) -
             part.ready()
     finally:
         part.close()
+
+
+def test_the_planners_benchmark_reports_every_strategy_and_case(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    ran = subprocess.run(
+        [
+            sys.executable,
+            str(SCRIPT.with_name("planner.py")),
+            *("--quick", "--json", str(report)),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(report.read_text(encoding="utf-8"))
+    assert len(found["plans"]) == 3 * 5 * 2
+    for one in found["plans"]:
+        assert one["peak_bytes"] > 0, one
+        assert (one["decisions"] > 0) == (one["case"] != "at rest"), one
+    for one in found["ways"]:
+        assert one["moved"] >= one["fewest"], one
+        assert one["strategy"] != "least_shards" or one["moved"] == one["fewest"], one
+    for one in found["wire"]:
+        assert one["block_bytes"] < one["plain_bytes"], one
+    tables = ran.stdout.split("\n\n")[1:]
+    assert [len(table.splitlines()) - 2 for table in tables] == [3 * 5, 3 * 2, 3]

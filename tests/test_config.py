@@ -81,13 +81,34 @@ def test_the_process_environment_is_the_default_source(monkeypatch: pytest.Monke
     assert Settings.from_environment().mailbox == 5
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Settings)])
-def test_every_setting_can_come_from_the_environment(name: str) -> None:
+NUMBERS = [field.name for field in fields(Settings) if field.type != "str"]
+TEXTS = [field.name for field in fields(Settings) if field.type == "str"]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_number_can_come_from_the_environment(name: str) -> None:
     default = getattr(Settings(), name)
     variable = f"DOMICILE_{name.upper()}"
     assert getattr(Settings.from_environment({variable: repr(default)}), name) == default
     with pytest.raises(ConfigError, match=variable):
         Settings.from_environment({variable: "many"})
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_text_can_come_from_the_environment(name: str) -> None:
+    text = {"fencing": "health"}.get(name, "blue")
+    variable = f"DOMICILE_{name.upper()}"
+    assert getattr(Settings.from_environment({variable: text}), name) == text
+    with pytest.raises(ConfigError, match=f"{name} must be a text"):
+        Settings(**{name: 3})  # type: ignore[arg-type]
+
+
+def test_there_are_two_ways_to_fence() -> None:
+    assert Settings().fencing == "lease"
+    with pytest.raises(ConfigError, match=r"fencing='locks' must be one of 'lease', 'health'"):
+        Settings(fencing="locks")
+    with pytest.raises(ConfigError, match="fencing=''"):
+        Settings.from_environment({"DOMICILE_FENCING": ""})
 
 
 def test_a_fraction_is_no_count() -> None:

@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from domicile import ConfigError, Node, Settings
+from domicile.core.ids import Incarnation
 from domicile.errors import Unavailable
 from domicile.life import Life
+from domicile.ports.health import Verdict
 from domicile.ports.transport import ConnectionHandler
+from domicile.stores.locks import FileLocks
 from domicile.transports.memory import MemoryTransport
 
 SETTINGS = Settings(shards=4, settle_s=0.05)
@@ -94,7 +97,9 @@ def test_a_second_cancellation_leaves_no_lock_held(tmp_path: Path, turns: int) -
         await asyncio.wait([task], timeout=20)
         assert task.done()
         locks = tmp_path / "s.db.d"
-        assert not locks.exists() or not list(locks.iterdir())
+        # A file that stays behind unlocked proves that its incarnation is dead (L6).
+        for path in locks.iterdir() if locks.exists() else ():
+            assert FileLocks(locks).verdict(Incarnation(path.name)) is Verdict.DEAD
         with pytest.raises(Unavailable):
             node._lives._running()
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from domicile.client import connect
 from domicile.config import Settings
+from domicile.core.hashing import by_message, murmur2, shardcake, xxh3
 from domicile.entity.client import Client
 from domicile.entity.define import Entity, handler
 from domicile.entity.ref import Ref
+from domicile.entity.region import Region
 from domicile.errors import (
     CallCycle,
     CallTooDeep,
@@ -24,6 +26,7 @@ from domicile.errors import (
     Rejection,
     Unavailable,
 )
+from domicile.manager import Manager
 from domicile.node import Node
 from domicile.persist.eventsourced import EventSourced
 
@@ -37,14 +40,20 @@ __all__ = [
     "EventSourced",
     "Fenced",
     "HandlerFailed",
+    "Manager",
     "MaybeExecuted",
     "Node",
     "NotExecuted",
     "Overloaded",
     "Ref",
+    "Region",
     "Rejection",
     "Settings",
     "Unavailable",
+    "by_message",
     "connect",
     "handler",
+    "murmur2",
+    "shardcake",
+    "xxh3",
 ]

@@ -6,30 +6,26 @@ that loses its lease ends that incarnation and joins anew as another one (L5), b
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
-import socket
-import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
-    contextmanager,
 )
 from typing import Any, Self
 
 from domicile.config import Settings
-from domicile.core.strategies import Strategy
+from domicile.core.strategies import Strategy, check_strategy
 from domicile.entity.client import Client
 from domicile.entity.define import Entity, catalogue
 from domicile.entity.ref import Outbound
 from domicile.errors import ConfigError
 from domicile.life import Backends, Life, Lives, Plan
+from domicile.life.host import default_node_id, until_asked
 from domicile.persist.eventsourced import EventSourced
 from domicile.ports.meter import Meter
 from domicile.ports.watchdog import Watchdog
+from domicile.transports.link import PROTOCOLS
 from domicile.wiring import LOOPBACK, backends, check_cluster, check_journal, check_store
 
 Resources = Callable[[], AbstractAsyncContextManager[Mapping[type[Any], Any]]]
@@ -46,7 +42,8 @@ class Node(Client):
     `candidate=False` never coordinates. `version` is that of the program: while versions are
     mixed only nodes of the newest, or of the operator's target version, receive shards.
     `capacity` weighs nodes against each other. `strategy` says where shards belong while this
-    node coordinates: a name or a function.
+    node coordinates: a name or a function. `shards` are the roles whose number of shards is not
+    that of `settings`, as in `{"sessions": 512}`.
     """
 
     def __init__(
@@ -63,10 +60,12 @@ class Node(Client):
         version: str | None = None,
         capacity: float = 1.0,
         strategy: str | Strategy = "least_shards",
+        shards: Mapping[str, int] | None = None,
         settings: Settings | None = None,
         node_id: str | None = None,
         meter: Meter | None = None,
         backends: Callable[[], Backends] | None = None,
+        _protocols: tuple[int, int] = PROTOCOLS,
     ) -> None:
         self._catalogue = catalogue(entities)
         self._store = store
@@ -76,8 +75,13 @@ class Node(Client):
         self._candidate = candidate
         self._version, self._capacity, self._strategy = version or "", capacity, strategy
         self._settings = Settings.from_environment() if settings is None else settings
+        self._shards = _checked_shards(shards)
+        self._protocols = _protocols
         self._node_id = node_id
         self._meter = meter
+        if not 0 < capacity < float("inf"):
+            raise ConfigError(f"capacity={capacity!r} must be a positive number")
+        check_strategy(strategy)
         self._watchdog: Watchdog | None = None
         self._stack = AsyncExitStack()
         self._lives = Lives()
@@ -120,13 +124,14 @@ class Node(Client):
             resources: Mapping[type[Any], Any] = {}
             if self._resources is not None:
                 resources = await stack.enter_async_context(self._resources())
-            node_id = self._node_id or _default_node_id()
+            node_id = self._node_id or default_node_id()
             wired = self._wire(node_id) if self._backends is None else self._backends()
             await self._lives.start(
                 wired,
                 Plan(
                     self._cluster, node_id, self._catalogue, resources, self._settings,
                     self._candidate, self._version, self._capacity, self._strategy,
+                    self._protocols, self._shards,
                 ),
             )  # fmt: skip
             self._stack = stack.pop_all()
@@ -145,16 +150,7 @@ class Node(Client):
         """
         if not self._lives.started:
             raise ConfigError("start the node first: `async with node: await node.run()`")
-        over = asyncio.Event()
-        serving = asyncio.get_running_loop().create_task(self._lives.wait())
-        serving.add_done_callback(lambda _: over.set())
-        try:
-            with _signals(over.set):
-                await over.wait()
-            if serving.done():
-                serving.result()
-        finally:
-            serving.cancel()
+        await until_asked(self._lives)
 
     @asynccontextmanager
     async def lifespan(self, app: Any) -> AsyncGenerator[None]:
@@ -173,6 +169,17 @@ class Node(Client):
         )  # fmt: skip
 
 
+def _checked_shards(shards: Mapping[str, int] | None) -> dict[str, int]:
+    known = dict(shards or {})
+    for role, count in known.items():
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"shards={{{role!r}: {count!r}}} must be a whole number from 1, as in "
+                f"shards={{{role!r}: 512}}"
+            )
+    return known
+
+
 def _check_durable(store: str, journal: str | None, entities: Sequence[type[Entity]]) -> None:
     """Events of a cluster of processes need a journal that all of them share (I4)."""
     durable = [kind.__name__ for kind in entities if issubclass(kind, EventSourced)]
@@ -182,37 +189,3 @@ def _check_durable(store: str, journal: str | None, entities: Sequence[type[Enti
             'with all nodes in one process, or say journal="memory://" if it is fine that events '
             "are lost whenever a shard moves or this process ends"
         )
-
-
-@contextmanager
-def _signals(leave: Callable[[], object]) -> Generator[None]:
-    """The first SIGTERM or SIGINT asks to leave; the next one has its usual effect.
-
-    Elsewhere than in the main thread, signals are the host program's own business.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    kinds = (signal.SIGTERM, signal.SIGINT)
-
-    def heard() -> None:
-        for kind in kinds:
-            loop.remove_signal_handler(kind)
-        leave()
-
-    try:
-        for kind in kinds:
-            loop.add_signal_handler(kind, heard)
-    except NotImplementedError:  # Windows
-        yield
-        return
-    try:
-        yield
-    finally:
-        for kind in kinds:
-            loop.remove_signal_handler(kind)
-
-
-def _default_node_id() -> str:
-    return f"{socket.gethostname()}-{os.getpid()}-{os.urandom(2).hex()}"

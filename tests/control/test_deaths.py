@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from domicile import Entity, Settings, handler
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from domicile import ConfigError, Entity, Node, Settings, handler
+from domicile.control.deaths import EVIDENCE_S, PROBE_S, Deaths, check_fencing, let_go
 from domicile.core.deaths import burial
 from domicile.core.ids import LEADER_KEY, Incarnation, client_key, dead_key, node_key
 from domicile.core.members import Members
 from domicile.core.records import ClientRecord, LeaderRecord, NodeRecord, encode_record
 from domicile.core.txn import At, Delete, Item, Listing, Present, Put
+from domicile.ports.health import Health, Verdict
+from domicile.stores.locks import FileLocks
+from domicile.stores.memory import MemoryStore
 from domicile.testing import Sim, simulated
+from domicile.testing.clock import SimClock
+from domicile.testing.health import SimLocks
+from domicile.testing.history import History
+from domicile.testing.loop import World
 
 LONG = Settings(shards=16, ttl_s=60.0)
 """A lease that no test here waits for."""
@@ -72,3 +87,218 @@ async def test_a_frozen_process_is_not_dead(sim: Sim) -> None:
     sim.thaw(frozen)
     assert await sim.ref(Lamp, "a").ask(Lamp.look) == "a"
     assert sim.nodes[frozen].incarnation == before
+
+
+# a look-out of its own, with a health port that a test dictates
+
+A, B = Incarnation("a"), Incarnation("b")
+
+
+class Oracle:
+    """A health port that says what it is told to say, and may fail."""
+
+    def __init__(self) -> None:
+        self.says: dict[Incarnation, Verdict] = {}
+        self.broken: tuple[str, ...] = ()
+        self.asked: list[Incarnation] = []
+        self.gone: list[bool] = []
+
+    def hold(self, incarnation: Incarnation) -> None:
+        """Nothing to hold."""
+
+    def let_go(self, incarnation: Incarnation, *, gone: bool = True) -> None:
+        if "let_go" in self.broken:
+            raise RuntimeError("no locks today")
+        self.gone.append(gone)
+
+    def verdict(self, incarnation: Incarnation) -> Verdict:
+        self.asked.append(incarnation)
+        if "verdict" in self.broken:
+            raise RuntimeError("no verdicts today")
+        return self.says.get(incarnation, Verdict.ALIVE)
+
+    def evidence(self, incarnation: Incarnation) -> str:
+        if "evidence" in self.broken:
+            raise RuntimeError("no words today")
+        return "told so"
+
+
+class Lookout:
+    """Node `b` looks out for node `a`, in a store that holds both of their records."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.world = World(1)
+        self.loop = self.world.process("test")
+        self.history = History(self.world.clock)
+        self.store = MemoryStore(SimClock(self.world, self.loop)).client("test")
+        self.oracle = Oracle()
+        self.members = Members()
+        self.deaths = Deaths(
+            store=self.store, health=self.oracle, meter=self.history, settings=settings,
+            members=self.members, me=B, lease="mine", guard=lambda: True,
+        )  # fmt: skip
+
+    def run(self, test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Let the look-out run beside a test, which begins well before the next look."""
+
+        async def main() -> None:
+            await self.store.grant("mine", 10 * EVIDENCE_S)
+            for one in (A, B):
+                record = NodeRecord(one, one, "", (), (), 6.0)
+                await self.store.commit((), (Put(node_key(one), encode_record(record)),))
+            self.members.relist(await self.store.list(b""))
+            looking = asyncio.ensure_future(self.deaths.run())
+            await asyncio.sleep(PROBE_S / 4)
+            try:
+                await test()
+            finally:
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
+
+        try:
+            self.world.run(main(), self.loop)
+        finally:
+            self.world.close()
+        assert not self.world.errors
+
+    async def stands(self) -> bool:
+        """Whether the record of `a` is there."""
+        return await self.store.get(node_key(A)) is not None
+
+
+@pytest.fixture
+def lookout() -> Lookout:
+    return Lookout(Settings())
+
+
+def test_a_suspect_that_is_dead_is_buried_before_the_next_look(lookout: Lookout) -> None:
+    """SM-08."""
+
+    async def test() -> None:
+        lookout.oracle.says[A] = Verdict.DEAD
+        began = lookout.world.now
+        lookout.deaths.suspect(A)
+        await asyncio.sleep(PROBE_S / 100)
+        assert not await lookout.stands()
+        assert lookout.world.now - began < PROBE_S / 2
+        evidence = await lookout.store.get(dead_key(A))
+        assert evidence is not None
+        assert evidence.value == b"told so"
+
+    lookout.run(test)
+
+
+@pytest.mark.parametrize("verdict", [Verdict.ALIVE, Verdict.UNKNOWN])
+def test_a_suspect_that_is_not_proved_dead_keeps_its_record(
+    lookout: Lookout, verdict: Verdict
+) -> None:
+    async def test() -> None:
+        lookout.oracle.says[A] = verdict
+        lookout.oracle.asked.clear()
+        lookout.deaths.suspect(A)
+        assert lookout.oracle.asked == [A], "it was looked at, at once"
+        await asyncio.sleep(100 * PROBE_S)
+        assert await lookout.stands()
+
+    lookout.run(test)
+
+
+def test_only_others_that_are_registered_can_be_suspected(lookout: Lookout) -> None:
+    async def test() -> None:
+        lookout.oracle.asked.clear()
+        lookout.deaths.suspect(B)
+        lookout.deaths.suspect(Incarnation("stranger"))
+        assert lookout.oracle.asked == []
+
+    lookout.run(test)
+
+
+def test_a_health_port_that_raises_proves_nothing_and_stops_nothing(lookout: Lookout) -> None:
+    async def test() -> None:
+        lookout.oracle.says[A] = Verdict.DEAD
+        lookout.oracle.broken = ("verdict",)
+        lookout.deaths.suspect(A)
+        lookout.deaths.look_soon()
+        await asyncio.sleep(10 * PROBE_S)
+        assert await lookout.stands()
+        assert lookout.history.counts["health.failed"] > 5
+        lookout.oracle.broken = ("evidence",)
+        await asyncio.sleep(2 * PROBE_S)
+        assert not await lookout.stands()
+        evidence = await lookout.store.get(dead_key(A))
+        assert evidence is not None
+        assert b"can't say why (no words today)" in evidence.value
+
+    lookout.run(test)
+
+
+def test_without_a_lease_the_evidence_gets_one_of_its_own() -> None:
+    lookout = Lookout(Settings(fencing="health"))
+
+    async def test() -> None:
+        await lookout.store.revoke("mine")
+        lookout.oracle.says[A] = Verdict.DEAD
+        await asyncio.sleep(2 * PROBE_S)
+        assert not await lookout.stands()
+        assert await lookout.store.get(dead_key(A)) is not None
+        await asyncio.sleep(EVIDENCE_S)
+        assert await lookout.store.get(dead_key(A)) is None, "it is kept for ever (I6)"
+
+    lookout.run(test)
+
+
+def test_letting_go_never_fails() -> None:
+    oracle = Oracle()
+    let_go(oracle, A, gone=False)
+    oracle.broken = ("let_go",)
+    let_go(oracle, A, gone=True)
+    assert oracle.gone == [False]
+
+
+# what fencing by health needs
+
+
+def test_fencing_by_health_needs_a_health_port() -> None:
+    check_fencing(Settings(fencing="health"), Oracle())
+    check_fencing(Settings(), None)
+    with pytest.raises(ConfigError, match=r"use a store of the form sqlite:///"):
+        check_fencing(Settings(fencing="health"), None)
+
+
+def test_a_node_without_a_health_port_does_not_join() -> None:
+    async def join() -> None:
+        settings = Settings(fencing="health")
+        node = Node("memory://nobody-can-prove-anything", entities=[Lamp], settings=settings)
+        with pytest.raises(ConfigError, match="or fencing='lease'"):
+            async with node:
+                pass
+
+    asyncio.run(join())
+
+
+def test_who_let_go_is_dead_unless_its_record_is_gone() -> None:
+    world = World(1)
+    try:
+        health: Health = SimLocks().of(world.process("one"))
+        assert health.verdict(A) is Verdict.UNKNOWN
+        health.hold(A)
+        assert health.verdict(A) is Verdict.ALIVE
+        health.let_go(A, gone=False)
+        assert health.verdict(A) is Verdict.DEAD
+        health.hold(B)
+        health.let_go(B)
+        assert health.verdict(B) is Verdict.UNKNOWN
+    finally:
+        world.close()
+
+
+def test_a_lock_file_that_was_let_go_of_is_proof(tmp_path: Path) -> None:
+    mine, other = FileLocks(tmp_path), FileLocks(tmp_path)
+    mine.hold(A)
+    assert other.verdict(A) is Verdict.ALIVE
+    mine.let_go(A, gone=False)
+    assert other.verdict(A) is Verdict.DEAD
+    assert "whoever held it has stopped for good" in other.evidence(A)
+    assert other.sweep() == 0, "proof stays for a while after it was first seen"
+    assert other.verdict(A) is Verdict.DEAD
+    assert other.sweep(older_than_s=-60.0) == 1

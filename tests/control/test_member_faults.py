@@ -62,6 +62,74 @@ def test_validity_counts_from_the_sending(lab: Lab, node: Process) -> None:
     lab.run(main())
 
 
+def test_a_renewal_that_is_not_acknowledged_counts_for_nothing(lab: Lab, node: Process) -> None:
+    """L1: the store renewed all along, but nobody here knows."""
+
+    async def unanswered(lease: str) -> float | None:
+        await node.store.target.renew(lease)
+        raise StoreUnavailable("its answer was lost")
+
+    async def main() -> None:
+        task = node.start()
+        await asyncio.sleep(10)
+        node.store.on_renew = unanswered
+        await asyncio.sleep(0)
+        sent = lab.renewals(node)[-1]
+        assert await done(task) is True
+        ((at, reason),) = node.fenced
+        assert at == pytest.approx(sent + SETTINGS.ttl_s - SETTINGS.margin_s)
+        assert reason == "deadline passed"
+        await asyncio.sleep(SETTINGS.margin_s * 2)
+        assert await lab.item(node) is not None, "the store would have waited"
+
+    lab.run(main())
+
+
+def test_a_renewal_counts_only_with_the_own_record_read_after_it(lab: Lab, node: Process) -> None:
+    """L1: a lease alone proves nothing: an evicted node's is renewed, too."""
+    order: list[str] = []
+
+    async def note(lease: str) -> float | None:
+        before = len(node.store.calls)
+        ttl_s = await node.store.target.renew(lease)
+        assert node.store.calls[before:] == [], "the record was read before the lease"
+        order.append("renewed")
+        return ttl_s
+
+    async def main() -> None:
+        node.store.on_watch = nothing_to_see
+        task = node.start()
+        await asyncio.sleep(1)
+        node.store.on_renew = note
+        item = await lab.item(node)
+        assert item is not None
+        await lab.backend.commit([], [evict(item)])
+        counted = len(lab.renewals(node))
+        await done(task)
+        assert order == ["renewed"]
+        assert len(lab.renewals(node)) == counted
+        assert [reason for _, reason in node.fenced] == ["evicted by the leader"]
+
+    lab.run(main())
+
+
+def test_a_shorter_ttl_than_granted_counts(lab: Lab, node: Process) -> None:
+    async def shorter(lease: str) -> float | None:
+        ttl_s = await node.store.target.renew(lease)
+        return None if ttl_s is None else ttl_s / 2
+
+    async def main() -> None:
+        node.start()
+        await asyncio.sleep(0.5)
+        node.store.on_renew = shorter
+        await asyncio.sleep(20)
+        assert node.member.guard()
+        until = lab.renewals(node)[-1] + SETTINGS.ttl_s / 2 - SETTINGS.margin_s
+        assert node.member.lease.valid_until == pytest.approx(until)
+
+    lab.run(main())
+
+
 def test_an_outage_fences_at_the_deadline_and_before_the_store_expires_it(
     lab: Lab, node: Process
 ) -> None:

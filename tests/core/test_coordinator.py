@@ -9,15 +9,20 @@ from tiny_store import BLOCK, TinyStore
 
 from domicile.config import Settings
 from domicile.core.coordinator import (
+    CUSTOM,
+    Advised,
     Arm,
+    AskProbe,
     Changed,
     Commit,
     CommitDone,
+    Consult,
     Coordinator,
     Effect,
     Event,
     Heard,
     Listed,
+    ProbeAnswered,
     ReadBack,
     ReleasedBy,
     Reread,
@@ -29,9 +34,11 @@ from domicile.core.coordinator import (
 from domicile.core.ids import (
     LEADER_KEY,
     NOBODY,
+    REWOUND_KEY,
     Incarnation,
     ShardKey,
     node_key,
+    node_lease,
     release_key,
     wish_key,
 )
@@ -42,7 +49,9 @@ from domicile.core.txn import (
     Absent,
     At,
     Conflict,
+    Delete,
     Present,
+    Put,
     Unknown,
 )
 
@@ -161,8 +170,10 @@ def test_the_first_allocation_waits_no_longer_than_its_limit_but_for_enough_node
         assert commits(rig.tick(0.25)) == []
     for number in range(20, 30):
         store.join(Incarnation(f"n{number}"))
-    rig.step(Heard(Incarnation("n29")))
-    assert len(commits(rig.watch())) == 1
+    assert commits(rig.watch()) == []
+    for number in range(30):
+        effects = rig.step(Heard(Incarnation(f"n{number}")))
+    assert len(commits(effects)) == 1
 
 
 def test_a_new_leader_listens_before_it_places() -> None:
@@ -202,11 +213,11 @@ def test_a_silent_node_delays_a_new_leader_only_briefly() -> None:
     rig = Rig(store)
     assert rig.start()[-1] == Arm(100.5)
     rig.land(rig.tick(0.5))
-    assert store.entry(0) == Entry(A, 2, "serving", NOBODY, 2, "node-a")
+    assert store.entry(0) == Entry(A, 2, "serving", NOBODY, 2, "node-a", 1)
 
 
 def test_takeover_is_one_commit_conditional_on_the_absence() -> None:
-    rig = running(serving(B), serving(B), serving(A))
+    rig = running(serving(B), serving(B), serving(A), serving(A))
     rig.store.delete(node_key(B))
     effects = rig.watch()
     (commit,) = commits(effects)
@@ -431,4 +442,124 @@ def test_an_older_listing_is_ignored_and_a_newer_one_replaces() -> None:
     rig.land(effects)
     rig.store.join(C)
     assert commits(rig.step(Listed(rig.store.listing()))) == []
-    assert rig.store.entry(1) == Entry(A, 2, "serving", NOBODY, 2, "node-a")
+    assert rig.store.entry(1) == Entry(A, 2, "serving", NOBODY, 2, "node-a", 1)
+
+
+# C6: nodes that nobody reaches
+
+
+def test_a_lost_node_is_probed_evicted_and_buried_by_conditional_commits() -> None:
+    rig = running(serving(A), serving(B), nodes=(A, B, C))
+    probes: list[Effect] = []
+    commit: Commit | None = None
+    while commit is None:
+        rig.now += 0.5
+        rig.step(Heard(C))
+        effects = rig.step(Tick())
+        probes += [effect for effect in effects if isinstance(effect, AskProbe)]
+        rig.step(ProbeAnswered(C, B, False))
+        commit = next((one for one in commits(effects) if one.writes[0].key == node_key(B)), None)
+        assert rig.now < 110, "it should have been evicted after evict_after_s"
+    assert rig.now >= 106
+    assert probes
+    assert all(probe == AskProbe(C, B) for probe in probes)
+    item = rig.store.items[node_key(B)]
+    assert commit.conditions == (At(LEADER_KEY, rig.revision), At(node_key(B), item.revision))
+    (write,) = commit.writes
+    assert isinstance(write, Put)
+    assert write.lease == node_lease(B)
+    rig.step(CommitDone(commit.txn, rig.store.commit(commit.conditions, commit.writes)))
+    rig.watch()
+    seen_at = rig.now
+    buried: Commit | None = None
+    while buried is None:
+        rig.now += 0.5
+        rig.step(Heard(C))
+        effects = rig.step(Tick())
+        buried = next(
+            (one for one in commits(effects) if one.writes == (Delete(node_key(B)),)), None
+        )
+        assert rig.now < seen_at + 10
+    assert rig.now - seen_at >= 6.0 * 1.001
+    rig.step(CommitDone(buried.txn, rig.store.commit(buried.conditions, buried.writes)))
+    (takeover,) = [one for one in commits(rig.watch()) if Absent(node_key(B)) in one.conditions]
+    assert Present(node_key(B)) not in takeover.conditions
+
+
+def test_a_leader_that_hears_nobody_resigns() -> None:
+    rig = running(serving(A), serving(B), serving(C), nodes=(A, B, C))
+    for _ in range(30):
+        effects = rig.tick(0.5)
+        assert not [one for one in commits(effects) if one.writes[0].key.startswith(b"nodes/")]
+        if any(isinstance(effect, Resign) for effect in effects):
+            break
+    else:
+        raise AssertionError("it should have resigned")
+    assert rig.now >= 108
+
+
+# J1, S5, DX-20
+
+
+def test_the_next_epoch_is_newer_than_what_a_journal_has_seen() -> None:
+    rig = running(serving(A))
+    rig.store.put(wish_key(S0), b"node-b")
+    rig.land(rig.watch())
+    rig.step(ReleasedBy(A, S0, 1, floor=7))
+    rig.land(rig.tick(0.005))
+    assert rig.store.entry(0).epoch == 8
+
+
+def test_after_a_rewind_nothing_is_taken_over_for_a_ttl_and_then_the_note_goes() -> None:
+    rig = running(serving(B), serving(A))
+    rig.store.put(REWOUND_KEY, b"x")
+    rig.watch()
+    rig.store.delete(node_key(B))
+    assert commits(rig.watch()) == []
+    effects: list[Effect] = []
+    while not commits(effects):
+        effects = rig.tick(0.5)
+    assert rig.now >= 106.006
+    writes = [write for commit in commits(effects) for write in commit.writes]
+    assert Delete(REWOUND_KEY) in writes
+    assert any(write.key == BLOCK for write in writes)
+
+
+def test_a_users_function_is_asked_waited_for_and_obeyed() -> None:
+    rig = running(serving(A), serving(A))
+    rig.machine = Coordinator(A, rig.revision, SETTINGS, Random(1), CUSTOM)
+    rig.start(A, B)
+    effects = rig.tick(1.0)
+    (asked,) = [effect for effect in effects if isinstance(effect, Consult)]
+    assert asked.situation.homes == ("node-a", "node-a")
+    assert [seat.node for seat in asked.situation.seats] == ["node-a", "node-b"]
+    assert commits(effects) == []
+    rig.land(rig.step(Advised(asked.situation, {0: "node-b"})))
+    assert rig.store.entry(0).to == B
+    assert rig.store.entry(1).state == "serving"
+
+
+def test_a_users_function_that_fails_leaves_the_homeless_to_the_default() -> None:
+    rig = running(serving(A), serving(A), nodes=(A, B))
+    rig.store.write(serving(C, 2, 2), serving(A))
+    rig.machine = Coordinator(A, rig.revision, SETTINGS, Random(1), CUSTOM)
+    effects = rig.start(A, B)
+    (asked,) = [effect for effect in effects if isinstance(effect, Consult)]
+    rig.land(rig.step(Advised(asked.situation, None)))
+    assert rig.store.entry(0).owner == B
+
+
+def test_strikes_are_forgiven_in_the_store_once_they_are_long_ago() -> None:
+    rig = running(serving(A), serving(A), serving(B), serving(B))
+    rig.store.delete(node_key(B))
+    rig.land(rig.watch())
+    assert rig.store.entry(2).strikes == 1
+    rig.watch()
+    effects: list[Effect] = []
+    while not commits(effects):
+        effects = rig.tick(1.0)
+        assert rig.now < 170
+    assert rig.now >= 160
+    rig.land(effects)
+    entry = rig.store.entry(2)
+    assert (entry.strikes, entry.owner, entry.epoch, entry.state) == (0, A, 2, "serving")

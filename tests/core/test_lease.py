@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.lease import TRANSITIONS, Lease, LeaseEvent, LeaseState
+from domicile.core.ids import Incarnation
+from domicile.core.lease import (
+    FOREVER_S,
+    RECORD_FOREVER_S,
+    TRANSITIONS,
+    Lease,
+    LeaseEvent,
+    LeaseState,
+)
+from domicile.core.records import NodeRecord, decode_record, encode_record
 
 TTL_S, MARGIN_S, STOP_S = 6.0, 1.0, 0.5
 
@@ -119,6 +128,27 @@ def test_a_grant_that_took_longer_than_it_is_worth_holds_nothing() -> None:
     assert not lease.valid(105.0)
     lease.granted(105.0, TTL_S, 105.1)
     assert lease.valid(109.9)
+
+
+def test_without_a_ttl_there_is_no_deadline_but_a_refusal_still_ends_it() -> None:
+    """C9: it works on for as long as it does not know better."""
+    lease = Lease(MARGIN_S, STOP_S)
+    assert lease.granted(100.0, FOREVER_S, 100.0)
+    assert lease.valid(1e12)
+    assert lease.check(1e12) is LeaseState.HELD
+    assert lease.hard_until == inf
+    assert lease.acknowledged(200.0, FOREVER_S, 1e9)
+    lease.refused(1e9, "the own record is gone")
+    assert not lease.valid(0.0)
+    assert (lease.valid_until, lease.hard_until) == (1e9, 1e9 + STOP_S)
+    assert not lease.acknowledged(1e9, FOREVER_S, 1e9)
+    assert lease.state is LeaseState.FENCED
+
+
+def test_the_ttl_of_a_record_without_a_lease_can_be_stored_and_is_never_waited_for() -> None:
+    record = NodeRecord("n", Incarnation("i"), "host:1", (), (), RECORD_FOREVER_S)
+    assert decode_record(encode_record(record), NodeRecord) == record
+    assert RECORD_FOREVER_S > 50 * 365 * 86_400
 
 
 def test_nothing_is_valid_before_a_grant_or_after_the_end() -> None:

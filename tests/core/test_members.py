@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -208,6 +209,21 @@ def test_types_are_those_of_registered_nodes_of_the_role() -> None:
     assert not members.knows_type("default", "job")
     members.apply(drop(3, node_key(B)))
     assert not members.knows_type("gpu", "job")
+
+
+def test_a_node_id_in_use_clashes_only_if_the_roles_differ() -> None:
+    """SM-28."""
+    members = Members()
+    members.relist(listing(1, node_item(node(A, roles=("default", "sessions")))))
+    mine = msgspec.structs.replace(node(B), node="n-a")
+    assert members.clash(mine) == node(A, roles=("default", "sessions"))
+    assert members.clash(msgspec.structs.replace(mine, roles=("sessions", "default"))) is None
+    assert members.clash(node(B)) is None, "another node id"
+    assert members.clash(msgspec.structs.replace(mine, incarnation=A)) is None, "its own record"
+    members.apply(put(2, node_item(node(A, status="leaving"), revision=2)))
+    assert members.clash(mine) is None
+    members.apply(drop(3, node_key(A)))
+    assert members.clash(mine) is None
 
 
 def test_what_makes_no_sense_changes_nothing() -> None:

@@ -2,62 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from plan_lab import (
+    NOW,
+    SETTINGS,
+    A,
+    B,
+    C,
+    D,
+    decide,
+    move,
+    moving,
+    node,
+    own,
+    revert,
+    seen,
+    serving,
+)
 
 from domicile.config import Settings
-from domicile.core.ids import NOBODY, Incarnation, ShardKey
-from domicile.core.plan import Move, Own, Plan, Revert, RoleView, View, plan
+from domicile.core.ids import NOBODY, Incarnation
+from domicile.core.plan import Plan, situation
 from domicile.core.records import NodeRecord
 from domicile.core.shardmap import FREE, Entry
-
-A, B, C, D = (Incarnation(name) for name in "abcd")
-NOW = 100.0
-SETTINGS = Settings()
-
-
-def node(inc: Incarnation, status: str = "up", roles: tuple[str, ...] = ("r",)) -> NodeRecord:
-    return NodeRecord(f"node-{inc}", inc, f"{inc}:1", roles, (), 6.0, status=status)
-
-
-def serving(owner: Incarnation, epoch: int = 1) -> Entry:
-    return Entry(owner, epoch, "serving", NOBODY, epoch, f"node-{owner}")
-
-
-def moving(owner: Incarnation, to: Incarnation, epoch: int = 1) -> Entry:
-    return Entry(owner, epoch, "moving", to, epoch + 1, f"node-{owner}")
-
-
-def decide(
-    entries: list[Entry],
-    *nodes: NodeRecord,
-    unheard: tuple[Incarnation, ...] = (),
-    drains: tuple[str, ...] = (),
-    balance: bool = False,
-    settings: Settings = SETTINGS,
-    **part: Mapping[int, int] | Mapping[int, str] | Mapping[int, float],
-) -> Plan:
-    records = {record.incarnation: record for record in nodes}
-    heard_at = {inc: NOW - (2.5 if inc in unheard else 0.5) for inc in records}
-    role = RoleView(tuple(entries), **part)  # type: ignore[arg-type]
-    view = View(Incarnation("me"), records, heard_at, drains, {"r": role}, balance)
-    return plan(view, NOW, settings)
-
-
-def own(shard: int, owner: Incarnation, gone: bool = False) -> Own:
-    return Own(ShardKey("r", shard), owner, gone)
-
-
-def move(shard: int, to: Incarnation) -> Move:
-    return Move(ShardKey("r", shard), to)
-
-
-def revert(shard: int) -> Revert:
-    return Revert(ShardKey("r", shard))
-
+from domicile.core.strategies import Seat, Situation
 
 # owners
 
@@ -257,119 +225,190 @@ def test_a_changed_wish_redirects_and_one_for_the_owner_takes_back() -> None:
     assert decide([moving(A, B)], *nodes, wishes={0: "node-a"}).reverts == (revert(0),)
 
 
-# properties
-
-NAMES = tuple(Incarnation(name) for name in "abcdefgh")
+# limits
 
 
-def carry_out(entries: list[Entry], result: Plan) -> list[Entry]:
-    """The map once a plan was committed and every move released and committed."""
-    after = list(entries)
-    for one in (*result.owns, *result.moves):
-        to = one.owner if isinstance(one, Own) else one.to
-        after[one.shard.shard] = serving(to, after[one.shard.shard].epoch + 1)
-    return after
+def test_the_absolute_limit_holds_below_the_relative_one() -> None:
+    entries = [serving(A)] * 40
+    nodes = (node(A), node(B), node(C))
+    settings = Settings(balance_limit=0.5, balance_shards=3, balance_receiver=1.0)
+    assert len(decide(entries, *nodes, balance=True, settings=settings).moves) == 3
+    settings = Settings(balance_limit=0.1, balance_shards=1_000, balance_receiver=1.0)
+    assert len(decide(entries, *nodes, balance=True, settings=settings).moves) == 4
 
 
-@given(
-    st.lists(st.sampled_from([NOBODY, *NAMES]), min_size=1, max_size=60),
-    st.lists(st.sampled_from(NAMES), min_size=1, max_size=8, unique=True),
-)
-def test_any_membership_converges_and_then_rests(
-    owners: list[Incarnation], alive: list[Incarnation]
-) -> None:
-    entries = [serving(owner) if owner else FREE for owner in owners]
-    nodes = [node(inc) for inc in alive]
-    entries = carry_out(entries, decide(entries, *nodes))
-    assert all(entry.owner in alive for entry in entries)
-    placed = [entry.owner for entry in entries]
-    counts = [placed.count(inc) for inc in alive]
-    floor, extra = divmod(len(entries), len(alive))
-    ceiling = floor + bool(extra)
-    fewest = max(
-        sum(max(0, count - ceiling) for count in counts),
-        sum(max(0, floor - count) for count in counts),
-    )
-    moves = 0
-    for _ in range(len(entries) + 1):
-        result = decide(entries, *nodes, balance=True)
-        assert len({one.shard: None for one in result.decisions}) == len(result.decisions)
-        moves += len(result.moves)
-        entries = carry_out(entries, result)
-    assert decide(entries, *nodes, balance=True) == Plan()
-    placed = [entry.owner for entry in entries]
-    counts = [placed.count(inc) for inc in alive]
-    assert max(counts) - min(counts) <= 1
-    assert moves == fewest
+def test_a_receiver_gets_its_part_of_a_round_only() -> None:
+    entries = [serving(A)] * 40
+    settings = Settings(balance_limit=0.2, balance_receiver=0.25)
+    result = decide(entries, node(A), node(B), balance=True, settings=settings)
+    assert result.moves == (move(0, B), move(1, B))
+    entries[0] = moving(A, B)
+    result = decide(entries, node(A), node(B), balance=True, settings=settings)
+    assert result.moves == (move(1, B),), "what is under way to it counts"
 
 
-@given(st.integers(0, 6), st.lists(st.booleans(), min_size=1, max_size=6))
-def test_a_difference_of_one_moves_nothing(base: int, extras: list[bool]) -> None:
-    nodes = [node(inc) for inc, _ in zip(NAMES, extras, strict=False)]
-    entries = [
-        serving(inc) for inc, extra in zip(NAMES, extras, strict=False) for _ in range(base + extra)
-    ]
-    assert decide(entries, *nodes, balance=True) == Plan()
+@pytest.mark.parametrize("strategy", ["consistent_ring", "ranges"])
+def test_limits_hold_for_strategies_with_places(strategy: str) -> None:
+    entries = [serving(A)] * 40
+    settings = Settings(balance_limit=0.2, balance_receiver=0.25)
+    nodes = (node(A), node(B), node(C))
+    args = {"balance": True, "strategy": strategy, "settings": settings}
+    moves = decide(entries, *nodes, **args).moves  # type: ignore[arg-type]
+    assert [one.to for one in moves].count(B) == 2
+    assert [one.to for one in moves].count(C) == 2
 
 
-ENTRY = st.builds(
-    lambda owner, to, state, epoch: FREE if state == "free" else Entry(owner, epoch, state, to, 9),
-    st.sampled_from(NAMES),
-    st.sampled_from([NOBODY, *NAMES]),
-    st.sampled_from(["free", "serving", "moving"]),
-    st.integers(1, 3),
-)
+def test_capacities_weigh() -> None:
+    result = decide([FREE] * 8, node(A), node(B, capacity=3.0))
+    assert [one.owner for one in result.owns].count(B) == 6
 
 
-@given(
-    st.lists(ENTRY, max_size=20),
-    st.lists(
-        st.tuples(st.sampled_from(NAMES), st.sampled_from(["up", "leaving", "evicted"])),
-        max_size=6,
-        unique_by=lambda pair: pair[0],
-    ),
-    st.lists(st.sampled_from([f"node-{inc}" for inc in NAMES]), max_size=3),
-    st.dictionaries(st.integers(0, 25), st.sampled_from([f"node-{inc}" for inc in NAMES])),
-    st.lists(st.integers(0, 19), max_size=5),
-    st.lists(st.integers(0, 19), max_size=5),
-    st.booleans(),
-)
-def test_every_situation_is_handled_and_obeys_c4(
-    entries: list[Entry],
-    standing: list[tuple[Incarnation, str]],
-    drains: list[str],
-    wishes: dict[int, str],
-    releases: list[int],
-    asks: list[int],
-    balance: bool,
-) -> None:
-    owned = [number for number, entry in enumerate(entries) if entry.owner]
-    released = {number: entries[number].epoch for number in releases if number in owned}
-    asked = {number: entries[number].epoch for number in asks if number in owned}
+@pytest.mark.parametrize("capacity", [0.0, -1.0, float("nan")])
+def test_a_node_without_capacity_receives_nothing(capacity: float) -> None:
+    assert decide([FREE], node(A, capacity=capacity), node(B)).owns == (own(0, B),)
+    assert decide([FREE], node(A, capacity=capacity)) == Plan()
+
+
+@pytest.mark.parametrize("strategy", ["least_shards", "consistent_ring", "ranges"])
+@pytest.mark.parametrize("capacity", [float("inf"), 1e308, 1e-300])
+def test_an_absurd_capacity_breaks_nothing(strategy: str, capacity: float) -> None:
+    nodes = (node(A, capacity=capacity, version="2"), node(B, capacity=capacity), node(C))
+    for version in ("", "2"):
+        mixed = (nodes[0], nodes[1], node(C, version=version))
+        result = decide([FREE, serving(D), serving(B)], *mixed, strategy=strategy)
+        assert len(result.owns) == 2
+
+
+# strategies with places
+
+
+def test_the_homeless_go_to_their_places() -> None:
+    result = decide([FREE] * 4, node(A), node(B), strategy="ranges")
+    assert [one.owner for one in result.owns] == [A, A, B, B]
+
+
+def test_a_place_that_is_silent_is_taken_by_the_least_loaded_for_now() -> None:
+    result = decide([FREE] * 6, node(A), node(B), node(C), unheard=(A,), strategy="ranges")
+    assert [one.owner for one in result.owns] == [B, C, B, B, C, C], "no place is shifted"
+
+
+def test_a_silent_node_shifts_nobodys_range() -> None:
+    entries = [serving(A)] * 2 + [serving(B)] * 2 + [serving(C)] * 2
+    nodes = (node(A), node(B), node(C))
+    assert decide(entries, *nodes, unheard=(B,), balance=True, strategy="ranges") == Plan()
+
+
+def test_a_drained_nodes_shards_go_to_their_places() -> None:
+    entries = [serving(A)] * 2 + [serving(B)] * 2 + [serving(C)] * 2
+    nodes = (node(A), node(B), node(C))
+    result = decide(entries, *nodes, drains=("node-b",), strategy="ranges")
+    assert result.moves == (move(2, A), move(3, C))
+
+
+def test_balancing_goes_to_places_and_leaves_wishes_alone() -> None:
+    entries = [serving(B), serving(B), serving(A), serving(B)]
+    args = {"balance": True, "strategy": "ranges", "settings": Settings(balance_limit=1.0)}
+    result = decide(entries, node(A), node(B), **args)  # type: ignore[arg-type]
+    assert result.moves == (move(2, B), move(0, A), move(1, A))
+    pinned = decide(entries, node(A), node(B), wishes={0: "node-b"}, **args)  # type: ignore[arg-type]
+    assert pinned.moves == (move(2, B), move(1, A))
+
+
+def test_two_runs_of_one_node_id_have_one_place() -> None:
+    again = NodeRecord("node-a", C, "c:1", ("r",), (), 6.0)
+    entries = [serving(A), serving(A), serving(B), serving(B)]
+    args = {"balance": True, "strategy": "ranges", "settings": Settings(balance_limit=1.0)}
+    result = decide(entries, node(A), node(B), again, **args)  # type: ignore[arg-type]
+    assert result.moves == (move(0, C), move(1, C)), "the newest run is the node"
+
+
+# a user's function
+
+
+def test_advice_places_and_balances() -> None:
+    entries = [FREE, serving(A), serving(A), serving(A)]
+    advice = {0: "node-b", 1: "node-b"}
+    assert decide(entries, node(A), node(B), advice=advice).owns == (own(0, B),)
+    entries[0] = serving(B)
+    settings = Settings(balance_limit=1.0)
+    result = decide(entries, node(A), node(B), advice=advice, balance=True, settings=settings)
+    assert result.moves == (move(1, B),), "what it leaves out stays"
+
+
+@pytest.mark.parametrize("nowhere", ["", "node-x", "node-c", "node-d"])
+def test_advice_that_leads_nowhere_is_none(nowhere: str) -> None:
+    others = (node(C, "leaving"), node(D))
+    entries = [serving(A), serving(A), serving(A), FREE]
     result = decide(
-        entries,
-        *(node(inc, status) for inc, status in standing),
-        drains=tuple(drains),
-        wishes=wishes,
-        released=released,
-        asked=asked,
-        wished=asked,
-        balance=balance,
+        entries, node(A), node(B), *others, unheard=(D,), advice=dict.fromkeys(range(4), nowhere)
     )
-    up = [inc for inc, status in standing if status == "up"]
-    willing = [inc for inc in up if f"node-{inc}" not in drains]
-    known = [inc for inc, _ in standing]
-    assert len({one.shard: None for one in result.decisions}) == len(result.decisions)
-    for one in result.owns:
-        entry = entries[one.shard.shard]
-        assert one.owner in up
-        assert one.shard.shard in released or entry.owner not in known
-        assert one.gone == (entry.owner != NOBODY and one.shard.shard not in released)
-    for one in result.moves:
-        assert entries[one.shard.shard].state == "serving"
-        owner = entries[one.shard.shard].owner
-        alone = not willing and dict(standing)[owner] == "leaving"
-        assert one.to in up or (one.to == NOBODY and alone)
-        assert one.to != entries[one.shard.shard].owner
-    for one in result.reverts:
-        assert entries[one.shard.shard].state == "moving"
+    assert result == Plan(owns=(own(3, B),)), "the homeless go to the least loaded"
+    entries[3] = serving(A)
+    advice = dict.fromkeys(range(4), nowhere)
+    nodes = (node(A), node(B), *others)
+    assert decide(entries, *nodes, unheard=(D,), advice=advice, balance=True) == Plan()
+
+
+def test_no_advice_at_all_keeps_everything_where_it_is() -> None:
+    entries = [serving(A)] * 10
+    assert decide(entries, node(A), node(B), advice={}, balance=True) == Plan()
+
+
+def test_advice_overrides_the_named_strategy() -> None:
+    result = decide([FREE] * 2, node(A), node(B), advice={0: "node-b"}, strategy="ranges")
+    assert result.owns == (own(0, B), own(1, A))
+
+
+def test_a_leaving_nodes_shards_go_where_advised() -> None:
+    entries = [serving(A), serving(A), serving(B)]
+    result = decide(entries, node(A, "leaving"), node(B), node(C), advice={0: "node-b"})
+    assert result.moves == (move(0, B), move(1, C))
+
+
+def test_while_undecided_nothing_is_placed_or_balanced() -> None:
+    entries = [FREE, serving(D), *[serving(A)] * 10]
+    assert decide(entries, node(A), node(B), undecided=True) == Plan()
+    assert decide(entries[2:], node(A), node(B), undecided=True, balance=True) == Plan()
+    drained = decide(entries[2:], node(A), node(B), undecided=True, drains=("node-a",))
+    assert drained == Plan()
+
+
+def test_while_undecided_what_was_decided_goes_on() -> None:
+    nodes = (node(A), node(B), node(C))
+    released = decide([moving(A, B)], *nodes, undecided=True, released={0: 1})
+    assert released.owns == (own(0, B),), "the function is not asked where a move ends"
+    assert decide([FREE], *nodes, undecided=True, wishes={0: "node-c"}).owns == (own(0, C),)
+    assert decide([serving(A)], *nodes, undecided=True, wishes={0: "node-c"}).moves == (move(0, C),)
+    leaving = decide([serving(A), serving(B)], node(A, "leaving"), node(B), node(C), undecided=True)
+    assert leaving.moves == (move(0, C),)
+    lost = decide([moving(A, D)], *nodes, undecided=True)
+    assert lost.reverts == (revert(0),)
+
+
+def test_the_situation_that_a_function_is_asked_with() -> None:
+    entries = [
+        serving(A),
+        moving(A, B),
+        moving(A, D),
+        FREE,
+        serving(D),
+        moving(A, B),
+        serving(A),
+        Entry(NOBODY, 3, "quarantined", NOBODY, 4, "node-a", 3),
+        moving(A, C),
+    ]
+    nodes = (node(A, capacity=2.0, version="1"), node(B), node(C))
+    view = seen(entries, *nodes, unheard=(C,), released={5: 1, 6: 1, 8: 1})
+    assert situation(view, "r", NOW, SETTINGS) == Situation(
+        "r",
+        ("node-a", "node-b", "node-a", "", "", "node-b", "", "", ""),
+        (Seat("node-a", 2.0, "1"), Seat("node-b")),
+    )
+
+
+def test_the_seats_are_those_of_the_target_version() -> None:
+    nodes = (node(A, version="1"), node(B, version="2"), node(C, version="2"))
+    seats = situation(seen([FREE], *nodes), "r", NOW, SETTINGS).seats
+    assert seats == (Seat("node-b", 1.0, "2"), Seat("node-c", 1.0, "2"))
+    seats = situation(seen([FREE], *nodes, target="1"), "r", NOW, SETTINGS).seats
+    assert seats == (Seat("node-a", 1.0, "1"),)

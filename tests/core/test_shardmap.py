@@ -8,12 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.records import (
+    ClientRecord,
+    ConfigRecord,
+    LeaderRecord,
+    NodeRecord,
+    decode_record,
+    encode_record,
+)
 from domicile.core.shardmap import (
     BLOCK_SIZE,
     FREE,
     Block,
     Entry,
     ShardMap,
+    State,
     block_count,
     block_key,
     decode_block,
@@ -22,14 +31,43 @@ from domicile.core.shardmap import (
 )
 from domicile.core.txn import MAX_VALUE_BYTES
 
-ENTRIES = st.builds(
-    Entry,
-    owner=st.text("abc", max_size=3).map(Incarnation),
-    epoch=st.integers(0, 2**50),
-    state=st.sampled_from(("free", "serving", "moving")),
-    to=st.text("abc", max_size=3).map(Incarnation),
-    change=st.integers(0, 2**50),
-    previous=st.text(max_size=5),
+DIGITS = st.integers(0, 2**128 - 1).map("{:032x}".format)
+ODD = st.sampled_from(("F" * 32, "0" * 31 + " ", "é" * 32, "0" * 31, "0" * 33))
+INCARNATIONS = st.one_of(st.text("abc", max_size=3), DIGITS, ODD).map(Incarnation)
+ENTRIES = st.one_of(
+    st.just(FREE),
+    st.builds(
+        Entry,
+        owner=INCARNATIONS,
+        epoch=st.integers(0, 2**50),
+        state=st.sampled_from(("free", "serving", "moving", "quarantined")),
+        to=INCARNATIONS,
+        change=st.integers(0, 2**50),
+        previous=st.one_of(st.text(max_size=5), DIGITS, ODD),
+        strikes=st.integers(0, 5),
+    ),
+)
+RECORDS = st.one_of(
+    st.builds(
+        NodeRecord,
+        node=st.text(max_size=5),
+        incarnation=INCARNATIONS,
+        address=st.text(max_size=5),
+        roles=st.lists(st.text(max_size=3), max_size=3).map(tuple),
+        types=st.lists(st.text(max_size=3), max_size=3).map(tuple),
+        ttl_s=st.floats(0.1, 100.0),
+        candidate=st.booleans(),
+        capacity=st.floats(0.0, 1e300),
+        version=st.text(max_size=5),
+        status=st.sampled_from(("up", "leaving", "evicted")),
+    ),
+    st.builds(ClientRecord, incarnation=INCARNATIONS),
+    st.builds(LeaderRecord, incarnation=INCARNATIONS, node=st.text(max_size=5)),
+    st.builds(
+        ConfigRecord,
+        shards=st.dictionaries(st.text(max_size=3), st.integers(1, 2**40), max_size=3),
+        hash=st.text(max_size=5),
+    ),
 )
 SHARD = ShardKey("r", 0)
 
@@ -44,11 +82,52 @@ def test_blocks_are_read_back(txn: str, entries: list[Entry]) -> None:
     assert decode_block(encode_block(block)) == block
 
 
+@given(RECORDS)
+def test_records_are_read_back(
+    record: NodeRecord | ClientRecord | LeaderRecord | ConfigRecord,
+) -> None:
+    assert decode_record(encode_record(record), type(record)) == record
+
+
+@pytest.mark.parametrize("state", ["free", "serving", "moving", "quarantined"])
+def test_an_entry_of_nothing_but_a_state_is_read_back(state: State) -> None:
+    block = Block("", (Entry(state=state), FREE, Entry(state=state, strikes=1)))
+    assert decode_block(encode_block(block)) == block
+
+
+def test_a_name_is_stored_once_and_an_incarnation_as_its_bytes() -> None:
+    one, other = Incarnation("0123456789abcdef" * 2), Incarnation("f" * 32)
+    entries = [Entry(one, 3, "serving", change=5, previous="node-1")] * BLOCK_SIZE
+    same = encode_block(Block("t", tuple(entries)))
+    assert same.count(b"node-1") == 1
+    assert same.count(bytes.fromhex(one)) == 1
+    assert len(same) < BLOCK_SIZE * 5 + 40
+    moving = Entry(one, 3, "moving", other, 6, "node-1")
+    grown = encode_block(Block("t", (moving, *entries[1:])))
+    assert len(grown) - len(same) == 18, "16 bytes of a new name, a state and its number"
+
+
 def test_a_full_block_is_far_below_the_stores_limit() -> None:
     """S7."""
     long = Incarnation("f" * 32)
-    entry = Entry(long, 2**60, "moving", long, 2**60, "n" * 250)
-    assert len(encode_block(Block("t" * 32, (entry,) * BLOCK_SIZE))) < MAX_VALUE_BYTES / 10
+    entries = [
+        Entry(long, 2**60, "moving", long, 2**60, f"{index}" + "n" * 250, 2**20)
+        for index in range(BLOCK_SIZE)
+    ]
+    assert len(encode_block(Block("t" * 32, tuple(entries)))) < MAX_VALUE_BYTES / 10
+
+
+def packed(rows: list[list[object]]) -> bytes:
+    return msgspec.msgpack.encode(["t", b"", [], rows])
+
+
+def test_rows_as_stored_are_read() -> None:
+    rows: list[list[object]] = [[], [0], [0, 1, 1, 0, 3, 0, 2]]
+    assert decode_block(packed(rows)).entries == (
+        FREE,
+        Entry(state="serving"),
+        Entry(epoch=1, state="quarantined", change=1, strikes=2),
+    )
 
 
 def test_garbage_is_not_a_block() -> None:
@@ -57,6 +136,13 @@ def test_garbage_is_not_a_block() -> None:
         b"\xc1",
         b"\x93\x01\x02\x03",
         msgspec.msgpack.encode(["t", [["a", -1, "odd"]]]),
+        packed([[1]]),
+        packed([[0, 1, 1, 9]]),
+        packed([[0, 1, 1, 0, 4]]),
+        packed([[0, 1, 1, 0, 0, 7]]),
+        packed([[0, -1]]),
+        packed([[0, 1, 1, 0, 0, 0, 1, 1]]),
+        packed([["a"]]),
     ):
         with pytest.raises(msgspec.DecodeError):
             decode_block(value)

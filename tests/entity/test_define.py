@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from importlib.machinery import ModuleSpec
 from random import Random
 from typing import Any, Generic, TypeVar
 
 import pytest
 
+from domicile.core.hashing import by_message, murmur2, shard_of, shardcake, xxh3
+from domicile.core.ids import EntityKey
+from domicile.core.records import TypeRecord
 from domicile.entity.define import (
     Context,
     Entity,
@@ -43,6 +49,14 @@ class Savings(Account, name="savings"):
     @handler
     async def deposit(self, amount: int, note: str = "") -> int:
         return 2 * amount
+
+
+def by_length(entity_id: str, shards: int) -> int:
+    return len(entity_id) % shards
+
+
+class ByLength(Entity, shard_id=by_length):
+    pass
 
 
 class FakeContext:
@@ -128,8 +142,70 @@ def test_the_keywords_have_defaults_and_are_not_inherited() -> None:
     class Plain(Account):
         pass
 
+    class Still(ByLength):
+        pass
+
     kind = entity_type(Plain)
     assert (kind.name, kind.role, kind.idle_s) == ("Plain", "default", None)
+    assert entity_type(Still).shard_id == "xxh3"
+
+
+def test_a_type_finds_shards_by_the_function_of_its_class() -> None:
+    kind = entity_type(ByLength)
+    assert kind.shard_id == f"{__name__}:by_length"
+    assert kind.place(EntityKey("ByLength", "four"), 64) == 4
+    assert kind.record == TypeRecord("default", f"{__name__}:by_length")
+    assert entity_type(Account).place is shard_of
+    assert entity_type(Account).record == TypeRecord("bank", "xxh3")
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [(xxh3, "xxh3"), (murmur2, "murmur2"), (shardcake, "shardcake"), (by_message, "message")],
+)
+def test_the_named_forms_have_their_own_names(function: Any, name: str) -> None:
+    kind = entity_type(type("Named", (Entity,), {}, shard_id=function))
+    assert kind.shard_id == name
+    if name != "message":
+        assert 0 <= kind.place(EntityKey("Named", "x"), 8) < 8
+
+
+def test_a_function_of_a_script_is_named_as_others_import_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def local(entity_id: str, shards: int) -> int:
+        return 0
+
+    monkeypatch.setattr(local, "__module__", "__main__")
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__spec__", None)
+    monkeypatch.setattr(main, "__file__", "/some/where/app.py", raising=False)
+    kind = entity_type(type("Scripted", (Entity,), {}, shard_id=local))
+    assert kind.shard_id == f"app:{local.__qualname__}"
+    monkeypatch.setattr(main, "__spec__", ModuleSpec("package.app", None))
+    kind = entity_type(type("Scripted", (Entity,), {}, shard_id=local))
+    assert kind.shard_id == f"package.app:{local.__qualname__}"
+
+
+async def suspends(entity_id: str, shards: int) -> int:
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (7, "plain function"),
+        (None, "plain function"),
+        (int, "plain function"),
+        (partial(by_length, shards=3), "plain function"),
+        (suspends, "plain function"),
+        (lambda entity_id: 0, "must take an entity id and the number of shards"),
+        (lambda entity_id, shards, more: 0, "must take an entity id and the number of shards"),
+    ],
+)
+def test_what_is_no_shard_function_is_refused_at_definition(function: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"Bad: .*{why}"):
+        type("Bad", (Entity,), {}, shard_id=function)
 
 
 @pytest.mark.parametrize(

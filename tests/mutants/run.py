@@ -1,9 +1,11 @@
-"""Break the source with a patch and see whether the default profile's checkers notice.
+"""Break the source with a patch and see whether a profile's checkers notice.
 
     python tests/mutants/run.py tests/mutants/no-gate.patch [more.patch ...]
     python tests/mutants/run.py --all
+    python tests/mutants/run.py --profile store tests/mutants/name.patch
 
-Each patch is applied to a copy of `src/`; seeds 0–199 run until the first bad one. A mutant is
+Each patch is applied to a copy of `src/`; seeds 0–199 run until the first bad one. A patch may name
+its profile in its first lines, `Profile: store`; else it is the standard one. A mutant is
 found only by a checker's verdict on a seed that is clean without the patch; a crash or a hang
 does not count. Exit code 0 if all are found.
 """
@@ -27,8 +29,9 @@ PROBE = """
 import sys
 from domicile.testing.campaign import run_seeds
 if __name__ == "__main__":
-    first, end, jobs = map(int, sys.argv[1:])
-    results = run_seeds(range(first, end), jobs, stop_at_first=True, until_verdict=True)
+    first, end, jobs = map(int, sys.argv[1:4])
+    seeds, profile = range(first, end), sys.argv[4]
+    results = run_seeds(seeds, jobs, stop_at_first=True, until_verdict=True, profile=profile)
     judged = [result for result in results if result.violations]
     crashed = [result for result in results if result.error]
     if judged:
@@ -43,11 +46,22 @@ if __name__ == "__main__":
 """
 
 
-def probe(tree: Path, seeds: tuple[int, int], jobs: int) -> tuple[bool, list[str]]:
+def profile_of(patch: Path) -> str:
+    """The profile that a patch asks for, above its first difference."""
+    head = patch.read_text(encoding="utf-8").partition("\n--- ")[0]
+    for line in head.splitlines():
+        if line.startswith("Profile: "):
+            return line.removeprefix("Profile: ").strip()
+    return "standard"
+
+
+def probe(
+    tree: Path, seeds: tuple[int, int], jobs: int, profile: str = "standard"
+) -> tuple[bool, list[str]]:
     """Run seeds on a source tree: whether a checker objected, and what was said."""
     (tree / "probe.py").write_text(PROBE)
     ran = subprocess.run(
-        [sys.executable, str(tree / "probe.py"), *map(str, seeds), str(jobs)],
+        [sys.executable, str(tree / "probe.py"), *map(str, seeds), str(jobs), profile],
         cwd=tree, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
@@ -55,9 +69,10 @@ def probe(tree: Path, seeds: tuple[int, int], jobs: int) -> tuple[bool, list[str
     return ran.returncode == 0, said
 
 
-def try_mutant(patch: Path, seeds: tuple[int, int], jobs: int) -> bool:
+def try_mutant(patch: Path, seeds: tuple[int, int], jobs: int, profile: str | None = None) -> bool:
     """Apply, run, tell. True if a checker found it."""
     began = time.monotonic()
+    profile = profile or profile_of(patch)
     with tempfile.TemporaryDirectory(prefix="domicile-mutant-") as scratch:
         tree = Path(scratch)
         shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__"))
@@ -69,12 +84,12 @@ def try_mutant(patch: Path, seeds: tuple[int, int], jobs: int) -> bool:
         if applied.returncode:
             print(f"{patch.stem}: the patch no longer applies: {applied.stderr.strip()}")
             return False
-        found, said = probe(tree, seeds, jobs)
+        found, said = probe(tree, seeds, jobs, profile)
         if found:
             seed = int(said[0].split()[1])
             shutil.rmtree(tree / "src")
             shutil.copytree(ROOT / "src", tree / "src")
-            if probe(tree, (seed, seed + 1), 1)[0]:
+            if probe(tree, (seed, seed + 1), 1, profile)[0]:
                 found = False
                 said.append(f"seed {seed} is bad without the patch too: this proves nothing")
     print(f"{patch.stem}: {said[-1]} ({time.monotonic() - began:.0f} s)", flush=True)
@@ -88,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="every patch beside this file")
     parser.add_argument("--seeds", default="0:200")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--profile", help="of the campaign; default: what the patch says")
     options = parser.parse_args(arguments)
     patches: list[Path] = sorted(MUTANTS.glob("*.patch")) if options.all else options.patches
     if not patches:
@@ -96,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         parser.error(f"no such patch: {', '.join(missing)}")
     first, end = (int(part) for part in options.seeds.split(":"))
-    found = [try_mutant(patch, (first, end), options.jobs) for patch in patches]
+    found = [try_mutant(patch, (first, end), options.jobs, options.profile) for patch in patches]
     print(f"{sum(found)} of {len(found)} mutants found by a checker")
     return 0 if all(found) else 1
 

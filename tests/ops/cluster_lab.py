@@ -10,6 +10,7 @@ from pathlib import Path
 from domicile.core.ids import (
     CONFIG_KEY,
     LEADER_KEY,
+    NOBODY,
     Incarnation,
     ShardKey,
     client_key,
@@ -25,7 +26,7 @@ from domicile.core.records import (
     encode_record,
 )
 from domicile.core.shardmap import BLOCK_SIZE, Block, Entry, block_key, encode_block
-from domicile.core.txn import Committed, Put
+from domicile.core.txn import Committed, Listing, Put
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite import SqliteStore
 
@@ -42,16 +43,24 @@ def moving(owner: Incarnation, to: Incarnation, epoch: int = 1) -> Entry:
     return Entry(owner, epoch, "moving", to, change=epoch, previous=f"node-{owner[:1]}")
 
 
+def poisoned(strikes: int, epoch: int = 1) -> Entry:
+    """A shard in quarantine."""
+    return Entry(NOBODY, epoch, "quarantined", change=epoch, strikes=strikes)
+
+
 def node(
     incarnation: Incarnation,
     *,
     roles: tuple[str, ...] = ("default",),
     types: tuple[str, ...] = ("counter", "room"),
     status: str = "up",
+    version: str = "",
 ) -> NodeRecord:
     """A node called after the first letter of its incarnation."""
     name, port = f"node-{incarnation[0]}", 7000 + ord(incarnation[0])
-    return NodeRecord(name, incarnation, f"127.0.0.1:{port}", roles, types, 6.0, status=status)
+    return NodeRecord(
+        name, incarnation, f"127.0.0.1:{port}", roles, types, 6.0, version=version, status=status
+    )
 
 
 @dataclass
@@ -64,6 +73,8 @@ class Stored:
     leader: NodeRecord | None = None
     drains: Sequence[str] = ()
     wishes: dict[ShardKey, str] = field(default_factory=dict[ShardKey, str])
+    config: bool = True
+    more: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
 
     def write(self, path: Path, cluster: str = "domicile") -> str:
         """Commit it all; the store's URL."""
@@ -73,7 +84,8 @@ class Stored:
     async def _write(self, path: Path, cluster: str) -> None:
         store = Namespace(SqliteStore(path, by="test"), cluster)
         counts = {role: len(entries) for role, entries in self.shards.items()}
-        puts = [Put(CONFIG_KEY, encode_record(ConfigRecord(counts)))]
+        puts = [Put(CONFIG_KEY, encode_record(ConfigRecord(counts)))] if self.config else []
+        puts += [Put(key, value) for key, value in self.more.items()]
         puts += [Put(node_key(one.incarnation), encode_record(one)) for one in self.nodes]
         puts += [Put(client_key(one), encode_record(ClientRecord(one))) for one in self.clients]
         puts += [Put(drain_key(name), b"") for name in self.drains]
@@ -89,6 +101,20 @@ class Stored:
             assert isinstance(await store.commit((), puts), Committed)
         finally:
             await store.close()
+
+
+async def listed(path: Path, cluster: str = "domicile") -> Listing:
+    """What a store holds of a cluster."""
+    store = Namespace(SqliteStore(path, by="test"), cluster)
+    try:
+        return await store.list(b"")
+    finally:
+        await store.close()
+
+
+def contents(path: Path, cluster: str = "domicile") -> dict[bytes, bytes]:
+    """The keys and values of a cluster."""
+    return {item.key: item.value for item in asyncio.run(listed(path, cluster)).items}
 
 
 def healthy() -> Stored:

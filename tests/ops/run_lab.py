@@ -55,6 +55,10 @@ SHORT = Settings(ttl_s=2, shards=4)
 node = Node("sqlite:///clerk.db", entities=[Clerk], settings=SHORT, node_id="desk")
 patient = Node("sqlite:///clerk.db", entities=[Clerk], settings=Settings(shards=4), node_id="desk")
 
+follower = Node(
+    "sqlite:///clerk.db", entities=[Clerk], settings=SHORT, node_id="aide", candidate=False
+)
+
 
 def make():
     return Node("sqlite:///clerk.db", entities=[Clerk], node_id="made")

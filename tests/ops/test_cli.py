@@ -18,7 +18,10 @@ from typer.testing import CliRunner
 import domicile
 from domicile.ops.cli import app
 
-COMMANDS = ("run", "status", "where", "demo")
+COMMANDS = (
+    "run", "manager", "status", "where", "drain", "target", "declare-dead", "free",
+    "unquarantine", "reset-history", "sim", "demo",
+)  # fmt: skip
 DOCS = Path(domicile.__file__).parents[2] / "docs" / "reference" / "cli.md"
 
 
@@ -79,9 +82,23 @@ def test_the_page_names_every_command_and_option() -> None:
         ("where", "counter"),
         ("demo", "--nodes", "2"),
         ("demo", "--seconds", "0"),
+        ("manager",),
+        ("manager", "sqlite:///x.db", "--strategy", "magic"),
+        ("manager", "mysql://x"),
+        ("free", "default/7"),
+        ("reset-history", "sqlite:///x.db", "--gap", "0"),
+        ("sim", "--profile", "nonsense"),
+        ("sim", "--seed", "1", "--seeds", "1:2"),
+        ("sim", "--seeds", "2:1"),
+        ("sim", "--seeds", "0:10", "--trace"),
+        ("sim", "--seed", "1", "--keep", "x"),
+        ("sim", "--seed", "1", "--keep", "999"),
     ],
 )
-def test_wrong_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
+def test_wrong_usage_exits_with_2(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DOMICILE_STORE", raising=False)
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
     assert result.stdout == ""

@@ -118,7 +118,7 @@ def test_a_signal_before_it_has_joined_ends_it_as_well(place: Path) -> None:
         with running(place, "run", "clerkapp:node") as node:
             node.hear("joining")
             node.signal(signal.SIGTERM)
-            node.hear("SIGTERM came before the node had joined")
+            node.hear("SIGTERM came before it had joined")
             assert node.ended() == 0
     finally:
         other.close()

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster_lab import GONE, A, B, C, Stored, healthy, moving, node, serving
+from cluster_lab import GONE, A, B, C, Stored, healthy, moving, node, poisoned, serving
 from typer.testing import CliRunner, Result
 
 from domicile.core.hashing import shard_of
@@ -83,8 +83,24 @@ def test_json_holds_everything_and_nothing_else_is_printed(tmp_path: Path) -> No
     assert [one["coordinator"] for one in nodes.values()] == [False, False, True]
     assert nodes["node-a"]["types"] == ["counter", "room"]
     assert seen["roles"] == [
-        {"role": "default", "shards": 5, "serving": 2, "moving": 1, "lost": 1, "free": 1},
-        {"role": "other", "shards": 1, "serving": 1, "moving": 0, "lost": 0, "free": 0},
+        {
+            "role": "default",
+            "shards": 5,
+            "serving": 2,
+            "moving": 1,
+            "lost": 1,
+            "free": 1,
+            "quarantined": 0,
+        },
+        {
+            "role": "other",
+            "shards": 1,
+            "serving": 1,
+            "moving": 0,
+            "lost": 0,
+            "free": 0,
+            "quarantined": 0,
+        },
     ]
     assert seen["clients"] == [{"incarnation": GONE, "status": "up", "age_s": None}]
     assert seen["drains"] == ["node-c"]
@@ -94,6 +110,60 @@ def test_json_holds_everything_and_nothing_else_is_printed(tmp_path: Path) -> No
     assert text.exit_code == 3
     for words in ("3 shards are not served", "0 + 1 moving", "default/1 to node-a", "ffffffff (up"):
         assert words in text.stdout
+
+
+def test_what_operators_did_and_what_is_poisoned_is_shown(tmp_path: Path) -> None:
+    audit = {"at": "2026-01-02T03:04:05.678Z", "by": "eva@desk", "command": "free", "what": "x"}
+    stored = Stored(
+        nodes=[node(A, version="2.0"), node(B, version="1.9")],
+        leader=node(A),
+        shards={"default": [serving(A), serving(B), poisoned(3)]},
+        more={
+            b"target": b"2.0",
+            b"audit/2026-01-02T03:04:05.678Z-0001": json.dumps({**audit, "why": "stuck"}).encode(),
+            b"audit/2026-01-01T03:04:05.678Z-ffff": json.dumps({**audit, "by": "adam"}).encode(),
+            b"audit/2026-01-03T03:04:05.678Z-ffff": b"no JSON",
+        },
+    )
+    url = stored.write(tmp_path / "s.db")
+    result = domicile("status", url, "--json")
+    assert result.exit_code == 3
+    seen = json.loads(result.stdout)
+    assert seen["quarantined"] == [{"role": "default", "shard": 2, "strikes": 3}]
+    assert seen["roles"][0]["quarantined"] == 1
+    assert seen["roles"][0]["lost"] == 0
+    assert (seen["target"], seen["audit"]) == ("2.0", {**audit, "why": "stuck"})
+    assert [one["version"] for one in seen["nodes"]] == ["2.0", "1.9"]
+    text = domicile("status", url).stdout
+    lines = [line.split() for line in text.splitlines()]
+    assert ["node-b", "127.0.0.1:7098", "up", "1.9", "1", "age", "unknown"] in lines
+    assert ["default", "3", "2", "0", "0", "0", "1"] in lines
+    assert "quarantined  default/2 (3 owners died)" in text
+    assert "target   2.0" in text
+    assert "last command  2026-01-02T03:04:05.678Z eva@desk, free: x (stuck)" in text
+
+
+def test_managers_are_shown_as_such(tmp_path: Path) -> None:
+    first, second = node(B, roles=(), types=()), node(C, roles=(), types=())
+    stored = Stored(nodes=[node(A), first, second], leader=second, shards={"default": [serving(A)]})
+    url = stored.write(tmp_path / "s.db")
+    seen = json.loads(domicile("status", url, "--json").stdout)
+    assert [one["manager"] for one in seen["nodes"]] == [False, True, True]
+    lines = [line.split() for line in domicile("status", url).stdout.splitlines()]
+    assert ["node-b", "127.0.0.1:7098", "up", "age", "unknown", "manager,", "standby"] in lines
+    assert ["node-c", "127.0.0.1:7099", "up", "age", "unknown", "manager,", "coordinator"] in lines
+
+
+def test_a_manager_without_nodes_is_a_cluster_that_serves_nothing(tmp_path: Path) -> None:
+    alone = node(A, roles=(), types=())
+    url = Stored(nodes=[alone], leader=alone, config=False).write(tmp_path / "s.db")
+    result = domicile("status", url)
+    assert result.exit_code == 3
+    assert "no shards yet" in result.stdout
+    assert "manager, coordinator" in result.stdout
+    where = domicile("where", "counter", "c1", url)
+    assert where.exit_code == 1
+    assert "no node serves entities of type 'counter'" in where.stderr
 
 
 def test_a_dead_node_counts_for_nothing_before_its_lease_runs_out(tmp_path: Path) -> None:

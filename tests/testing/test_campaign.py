@@ -17,11 +17,14 @@ from domicile.testing.campaign import (
     LEAST_FAULTS,
     LEAST_MESSAGES,
     LEAST_MOVES,
+    MIXED,
+    PROFILES,
     STEPS,
     Profile,
     Result,
     Tally,
     main,
+    profile_of,
     report,
     run_seed,
     run_seeds,
@@ -29,8 +32,11 @@ from domicile.testing.campaign import (
     totals,
 )
 from domicile.testing.checkers import Violation
+from domicile.testing.coverage import EVERYWHERE, MANY, RARE
 from domicile.testing.history import History
+from domicile.testing.standard import MID_MOVE
 
+KINDS = PROFILES["standard"].kinds
 GONE = "I6 broken at 3.000000: gone"
 
 
@@ -53,8 +59,9 @@ def made_up(seed: int, **changed: Any) -> Result:
     """A seed that went through everything, unless told otherwise."""
     known: dict[str, Any] = {
         "messages": LEAST_MESSAGES,
-        "faults": Counter(FAULTS),
+        "faults": Counter(KINDS),
         "struck": Counter(STEPS),
+        "hits": Counter((kind, step) for kind in KINDS for step in STEPS),
         "moves": LEAST_MOVES,
         "mid_move": True,
         "digest": f"{seed:032x}",
@@ -102,8 +109,8 @@ def test_another_seed_gives_another_history(one: Result) -> None:
     for tally in (one.tally, other.tally):
         # A name that the campaign does not ask for would never be missed.
         assert sorted({*tally.faults} - {*FAULTS}) == []
-        assert sorted({*tally.struck} - {*STEPS, "a hand-off with mail in flight"}) == []
-        assert tally.mid_move == ("a hand-off with mail in flight" in tally.struck)
+        assert sorted({*tally.struck} - {*STEPS, *RARE, MID_MOVE}) == []
+        assert tally.mid_move == (MID_MOVE in tally.struck)
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -195,9 +202,9 @@ def test_a_seed_that_falls_short_of_all_is_named_for_each() -> None:
     assert len(shortfalls([Result(1, Tally(), 0.0), Result(2, Tally(), 0.0)], whole=False)) == 6
 
 
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_of_fault_that_no_seed_had_fails_a_whole_run(kind: str) -> None:
-    without = Counter(name for name in FAULTS if name != kind)
+    without = Counter(name for name in KINDS if name != kind)
     results = [made_up(seed, faults=without) for seed in range(3)]
     assert shortfalls(results, whole=True) == [f"no seed had the fault {kind!r}"]
     assert shortfalls(results, whole=False) == []
@@ -249,7 +256,13 @@ def test_totals_add_up() -> None:
 
 def test_the_report_tells_every_kind_and_step_hit_or_not() -> None:
     results = [
-        made_up(0, messages=1500, faults=Counter(cut=1234, surprise=1), struck=Counter()),
+        made_up(
+            0,
+            messages=1500,
+            faults=Counter(cut=1234, surprise=1),
+            struck=Counter(),
+            hits=Counter({("cut", "home lost"): 77}),
+        ),
         made_up(1, messages=1600, faults=Counter(cut=1), mid_move=False),
         made_up(2, messages=1, faults=Counter(), mid_move=False),
     ]
@@ -261,11 +274,14 @@ def test_the_report_tells_every_kind_and_step_hit_or_not() -> None:
         "seeds with a fault in a hand-off with mail in flight: 33%",
     ]
     rows = dict(reversed(row) for row in re.findall(r"^ +([\d,]+)  (.+)$", page, re.MULTILINE))
-    assert sorted(rows) == sorted({*FAULTS, *STEPS, "surprise"})
+    assert sorted(rows) == sorted({*KINDS, *STEPS, "surprise"})
     assert rows["cut"] == "1,235"
     assert rows["crash"] == "0"
     assert rows["surprise"] == "1"
     assert rows["home lost"] == "2"
+    cells = next(line for line in page.splitlines() if re.match(r" +cut +\d+ ", line)).split()
+    assert cells[1 + STEPS.index("home lost")] == "79"
+    assert "profiles: standard 3" in page
 
 
 def test_a_report_of_nothing_is_still_a_page() -> None:
@@ -356,7 +372,7 @@ def test_progress_is_told_every_hundred_seeds(
 def test_one_good_seed_in_a_process_of_its_own(
     capsys: pytest.CaptureFixture[str], one: Result
 ) -> None:
-    assert main(["--seeds", "3:4", "--jobs", "1"]) == 0
+    assert main(["--seeds", "3:4", "--jobs", "1", "--profile", "standard"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("1 seeds in ")
     assert f"messages {one.tally.messages:,}, completed moves {one.tally.moves:,}, " in out
@@ -373,7 +389,12 @@ def test_one_good_seed_in_a_process_of_its_own(
         (["--seeds", "5:4"], "nothing to run"),
         (["--seeds", "0:1", "--jobs", "0"], "nothing to run"),
         (["--jobs", "many"], "invalid int value: 'many'"),
-        (["--seed", "0:1", "extra"], "unrecognized arguments: extra"),
+        (["--seeds", "0:1", "extra"], "unrecognized arguments: extra"),
+        (["--seed", "0:1"], "invalid int value: '0:1'"),
+        (["--seeds", "0:1", "--profile", "sunny"], "invalid choice: 'sunny'"),
+        (["--seeds", "0:1", "--keep", "3"], "--keep is of one seed: give --seed too"),
+        (["--seed", "3", "--keep", "x"], "--keep 'x' must look like 3,7, or be none"),
+        (["--seed", "3", "--keep", "99"], "has no strike 99; it has "),
     ],
 )
 def test_a_command_that_makes_no_sense_is_refused(
@@ -395,15 +416,14 @@ def test_a_failing_seed_is_one_line_to_repeat(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(campaign, "check", _objects)
-    in_this_process(monkeypatch, run_seed)
-    assert main(["--seeds", "3:4", "--jobs", "1"]) == 1
+    in_this_process(monkeypatch, lambda seed: run_seed(seed, "standard"))
+    assert main(["--seeds", "3:4", "--jobs", "1", "--whole"]) == 1
     out = capsys.readouterr().out
-    told = out[out.index("\nseed 3 is bad") :].splitlines()
-    assert told[1:4] == [
-        "seed 3 is bad; repeat it with:",
-        "  python -m domicile.testing.campaign --seeds 3:4",
-        f"  {GONE}",
-    ]
+    told = out[out.index("\nseed 3 of standard is bad") :].splitlines()
+    assert told[1:3] == ["seed 3 of standard is bad", f"  {GONE}"]
+    assert re.fullmatch(r" +\d+\.\d{3} s  strike \d+: .+", told[3])
+    command = "python -m domicile.testing.campaign --seed 3 --profile standard"
+    assert told[-3] == f"repeat it with: {command}"
     assert told[-1] == "1 bad seeds"
 
 
@@ -418,7 +438,7 @@ def test_only_the_first_bad_seeds_and_violations_are_shown(
     in_this_process(monkeypatch, talkative)
     assert main(["--seeds", "0:30"]) == 1
     out = capsys.readouterr().out
-    assert re.findall(r"--seeds (\d+):", out) == [str(seed) for seed in range(10)]
+    assert re.findall(r"--seed (\d+) ", out) == [str(seed) for seed in range(10)]
     assert re.findall(r"violation (\d)", out) == ["0", "1", "2"] * 10
     assert out.count("ValueError: what now") == 10
     assert out.endswith("\n30 bad seeds\n")
@@ -431,7 +451,7 @@ def test_the_first_bad_seed_can_end_a_run(
     assert main(["--seeds", "0:1000", "--first"]) == 1
     out = capsys.readouterr().out
     assert out.startswith("3 seeds in ")
-    assert "--seeds 2:3" in out
+    assert "--seed 2 --profile standard" in out
     assert out.endswith("\n1 bad seeds\n")
 
 
@@ -449,7 +469,7 @@ def test_a_shortfall_fails_a_run(
 def test_a_hundred_seeds_are_a_whole_run(
     seeds: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    calm = Counter(name for name in FAULTS if name != "crash")
+    calm = Counter(name for name in KINDS if name != "crash")
     in_this_process(monkeypatch, lambda seed: made_up(seed, faults=calm))
     assert main(["--seeds", seeds]) == code
     assert ("no seed had the fault 'crash'" in capsys.readouterr().out) is bool(code)
@@ -462,3 +482,61 @@ def test_a_whole_run_that_went_through_everything_is_good(
     assert main(["--seeds", "0:100", "--jobs", "200"]) == 0
     assert pool.jobs == 100, "no more processes than seeds"
     assert capsys.readouterr().out.endswith("\nzero violations\n")
+
+
+# --- profiles
+
+
+def test_mixed_takes_all_profiles_in_turn() -> None:
+    assert [profile_of(MIXED, seed) for seed in range(len(PROFILES))] == list(PROFILES)
+    assert profile_of(MIXED, len(PROFILES)) == "standard"
+    assert profile_of("store", 5) == "store"
+
+
+@pytest.mark.parametrize("name", [name for name in PROFILES if name != "standard"])
+def test_a_seed_of_every_profile(name: str) -> None:
+    result = run_seed(list(PROFILES).index(name), MIXED)
+    assert result.profile == name
+    assert (result.violations, result.error) == ([], "")
+    assert shortfalls([result], whole=False) == []
+    assert sorted({*result.tally.faults} - {*PROFILES[name].kinds, "cut", "crash"}) == []
+
+
+def test_every_kind_of_fault_is_of_some_profile() -> None:
+    assert sorted(FAULTS) == sorted({kind for spec in PROFILES.values() for kind in spec.kinds})
+
+
+@pytest.mark.parametrize("count", [MANY - 1, MANY])
+def test_many_seeds_must_strike_every_common_step_with_every_kind(count: int) -> None:
+    hits = Counter((kind, step) for kind in KINDS for step in STEPS)
+    del hits["crash", EVERYWHERE[0]]
+    results = [made_up(seed, hits=hits) for seed in range(count)]
+    wanted = [f"no seed had the fault 'crash' at the step {EVERYWHERE[0]!r}"]
+    assert shortfalls(results, whole=True) == (wanted if count == MANY else [])
+
+
+def test_a_strike_that_is_left_out_changes_nothing_about_those_before_it(one: Result) -> None:
+    last = one.strikes[-1]
+    without = run_seed(3, skip=[last])
+    assert without.strikes == one.strikes[:-1]
+    before = [struck for struck in one.tally.strikes if struck.number != last]
+    assert [struck for struck in without.tally.strikes if struck.at < before[-1].at] == before[:-1]
+    assert last not in [struck.number for struck in without.tally.strikes]
+    assert without.violations == []
+
+
+def test_a_seed_without_any_strike_is_calm(one: Result) -> None:
+    calm = run_seed(3, skip=one.strikes)
+    assert calm.ok
+    assert calm.tally.strikes == []
+
+
+def test_one_seed_tells_what_was_done_to_it(
+    capsys: pytest.CaptureFixture[str], one: Result
+) -> None:
+    keep = one.strikes[1]
+    arguments = ["--seed", "3", "--profile", "standard", "--keep", str(keep)]
+    assert main(arguments) == 0
+    first, *strikes = capsys.readouterr().out.splitlines()
+    assert first == "seed 3 of standard: zero violations"
+    assert {line.split("strike ")[1].split(":")[0] for line in strikes} == {str(keep)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from random import Random
 from typing import TypeVar
 
@@ -16,7 +16,15 @@ import msgspec
 
 from domicile.core.ids import CONFIG_KEY
 from domicile.core.members import Members
-from domicile.core.records import ConfigRecord, decode_record, encode_record
+from domicile.core.records import (
+    ConfigRecord,
+    TypeRecord,
+    common_protocol,
+    decode_record,
+    encode_record,
+    mismatch,
+    no_common_protocol,
+)
 from domicile.core.txn import Absent, At, Committed, Condition, Item, Outcome, Put, Unknown
 from domicile.errors import ConfigError, StoreUnavailable
 from domicile.ports.store import Store
@@ -25,6 +33,8 @@ BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 0.5
 TELLING_FAILURES = 5
 """Failed reads in a row after which the log says why: once, not at each."""
+
+NO_TYPES: Mapping[str, TypeRecord] = {}
 
 log = logging.getLogger("domicile")
 
@@ -84,15 +94,33 @@ class Calls:
         await asyncio.sleep(self._random.uniform(BACKOFF_MIN_S, most_s))
 
 
-async def agree(calls: Calls, members: Members, shards: dict[str, int]) -> None:
-    """See to it that `config` holds these roles; `ConfigError` if it says otherwise.
+def check_protocols(members: Members, own: tuple[int, int]) -> None:
+    """`ConfigError` if a registered node speaks no wire protocol that this process does (DX-19).
+
+    Links refuse each other as well; here it is known before anybody counts on this process.
+    """
+    for node in members.nodes.values():
+        if not common_protocol(own, node.protocols):
+            raise ConfigError(
+                f"this process cannot talk to node {node.node!r}: "
+                f"{no_common_protocol(own, node.protocols)}"
+            )
+
+
+async def agree(
+    calls: Calls,
+    members: Members,
+    shards: Mapping[str, int],
+    types: Mapping[str, TypeRecord] = NO_TYPES,
+) -> None:
+    """See to it that `config` holds these roles and types; `ConfigError` if it says otherwise.
 
     Starts from what was listed. `StoreUnavailable` only once the incarnation is over.
     """
     config, revision = members.config, members.config_revision
     failures = 0
     while True:
-        wanted = _agreed(config, shards)
+        wanted = _agreed(config, shards, types)
         if wanted is None or wanted == config:
             return
         condition: Condition = At(CONFIG_KEY, revision) if revision else Absent(CONFIG_KEY)
@@ -116,10 +144,14 @@ def _read_config(item: Item | None) -> tuple[ConfigRecord | None, int]:
         ) from error
 
 
-def _agreed(config: ConfigRecord | None, shards: dict[str, int]) -> ConfigRecord | None:
+def _agreed(
+    config: ConfigRecord | None, shards: Mapping[str, int], types: Mapping[str, TypeRecord]
+) -> ConfigRecord | None:
     """What `config` must be so that this member fits in; an error if it cannot."""
     if config is None:
-        return ConfigRecord(dict(sorted(shards.items()))) if shards else None
+        config = ConfigRecord({})
+        if not shards and not types:
+            return None
     own_hash = ConfigRecord({}).hash
     if config.hash != own_hash:
         raise ConfigError(
@@ -133,4 +165,12 @@ def _agreed(config: ConfigRecord | None, shards: dict[str, int]) -> ConfigRecord
                 f"role {role!r} has {known} shards in this cluster, this process is set to "
                 f"{count}; set shards={known} here, or use another cluster"
             )
-    return ConfigRecord(dict(sorted({**config.shards, **shards}.items())), config.hash)
+    for name, own in types.items():
+        why = mismatch(name, config.types.get(name, own), own)
+        if why:
+            raise ConfigError(why)
+    return ConfigRecord(
+        dict(sorted({**config.shards, **shards}.items())),
+        config.hash,
+        dict(sorted({**config.types, **types}.items())),
+    )

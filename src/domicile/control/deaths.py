@@ -1,7 +1,7 @@
-"""Looks for incarnations that are proved dead and removes their records (C5, L6).
+"""Looks for incarnations that are proved dead and removes their records (C5, C9, L6).
 
 Run by every node that has a health port. It must never act on anything but `DEAD`: silence,
-errors and missing proof are no proof.
+errors and missing proof are no proof. A health port that raises stops nothing here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from domicile.core.deaths import burial
 from domicile.core.ids import Incarnation
 from domicile.core.members import Members
 from domicile.core.txn import Committed, Conflict
-from domicile.errors import StoreError
+from domicile.errors import ConfigError, StoreError
 from domicile.ports.health import Health, Verdict
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
@@ -28,6 +28,28 @@ PROBE_S = 1.0
 
 SOON_S = (0.0, 0.01, 0.05, 0.1)
 """When to look once a connection broke: sockets and locks of a dead process go one by one."""
+
+
+EVIDENCE_S = 86_400.0
+"""How long evidence is kept where its finder has no lease to attach it to."""
+
+
+def check_fencing(settings: Settings, health: Health | None) -> None:
+    """Raise `ConfigError` if a node with these settings needs proof of deaths and has none (C9)."""
+    if settings.fencing == "health" and health is None:
+        raise ConfigError(
+            "fencing='health' frees a node's shards only on proof that its process can never run "
+            "again, and nothing here could prove that: use a store of the form "
+            "sqlite:///path/to/file.db, whose file locks do, or fencing='lease'"
+        )
+
+
+def let_go(health: Health, incarnation: Incarnation, *, gone: bool) -> None:
+    """Tell a health port that an incarnation has stopped; what it raises stops nothing."""
+    try:
+        health.let_go(incarnation, gone=gone)
+    except Exception:
+        log.exception("the health port failed to let go of %s", incarnation)
 
 
 class Deaths:
@@ -49,6 +71,7 @@ class Deaths:
         self._settings, self._members = settings, members
         self._me, self._lease, self._guard = me, lease, guard
         self._buried: dict[Incarnation, None] = {}
+        self._failing = False
         self._soon = 0
         self._woken = asyncio.Event()
 
@@ -57,13 +80,35 @@ class Deaths:
         self._soon = len(SOON_S)
         self._woken.set()
 
+    def suspect(self, incarnation: Incarnation) -> None:
+        """Somebody gets no answer from it (SM-08): if it is dead, bury it at once."""
+        if incarnation in self._known() and self._verdict(incarnation) is Verdict.DEAD:
+            self.look_soon()
+
     async def run(self) -> None:
         """Until cancelled, or this incarnation may act no more."""
         while self._guard():
             for incarnation in self._known():
-                if self._health.verdict(incarnation) is Verdict.DEAD:
+                if self._verdict(incarnation) is Verdict.DEAD:
                     await self._bury(incarnation)
             await self._rest()
+
+    def _verdict(self, incarnation: Incarnation) -> Verdict:
+        try:
+            return self._health.verdict(incarnation)
+        except Exception:
+            if not self._failing:
+                log.exception("the health port failed; until it judges, nobody counts as dead")
+            self._failing = True
+            self._meter.count("health.failed")
+            return Verdict.UNKNOWN
+
+    def _evidence(self, dead: Incarnation) -> str:
+        try:
+            return self._health.evidence(dead)
+        except Exception as error:
+            self._meter.count("health.failed")
+            return f"its health port calls it dead, but can't say why ({error})"
 
     async def _rest(self) -> None:
         rest_s = PROBE_S
@@ -82,10 +127,11 @@ class Deaths:
 
     async def _bury(self, dead: Incarnation) -> None:
         record = self._members.nodes.get(dead)
-        evidence = self._health.evidence(dead)
-        conditions, writes = burial(self._members, dead, evidence, self._lease)
+        evidence = self._evidence(dead)
         try:
             async with asyncio.timeout(self._settings.op_timeout_s):
+                lease = await self._evidence_lease(dead)
+                conditions, writes = burial(self._members, dead, evidence, lease)
                 outcome = await self._store.commit(conditions, writes)
         except (StoreError, TimeoutError):
             return  # the next look tries again
@@ -96,3 +142,10 @@ class Deaths:
             log.warning("%s is dead (%s); its shards are free at once", name, evidence)
         elif isinstance(outcome, Conflict):
             self._meter.count("node.dead.raced")
+
+    async def _evidence_lease(self, dead: Incarnation) -> str:
+        if self._settings.fencing != "health":
+            return self._lease
+        lease = f"dead-{dead}"
+        await self._store.grant(lease, EVIDENCE_S)
+        return lease

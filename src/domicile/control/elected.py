@@ -16,11 +16,12 @@ from random import Random
 import msgspec
 
 from domicile.config import Settings
+from domicile.control.advice import Advisor
 from domicile.control.leadership import Leadership
-from domicile.core.coordinator import Heard, ReleasedBy, RevertAsked
+from domicile.core.coordinator import UNREACHED, Heard, ProbeAnswered, ReleasedBy, RevertAsked
 from domicile.core.election import RANK_STEP_S, campaign_at, eligible
 from domicile.core.ids import LEADER_KEY, NODES, Incarnation, ShardKey, node_key
-from domicile.core.messages import AskRevert, Released, ToOwner
+from domicile.core.messages import AskRevert, Probed, Released, ToOwner
 from domicile.core.records import LeaderRecord, NodeRecord, decode_record, encode_record
 from domicile.core.txn import (
     Absent,
@@ -60,11 +61,13 @@ class Elected:
         guard: Callable[[], bool],
         send: Callable[[Incarnation, ToOwner], None],
         candidate: bool,
+        strategy: str | Advisor = "least_shards",
     ) -> None:
         self._store, self._clock, self._meter = store, clock, meter
         self._settings, self._random = settings, random
         self._me, self._node_id, self._guard, self._send = me, node_id, guard, send
         self._campaigns = candidate
+        self._strategy = strategy
         self._nodes: dict[Incarnation, tuple[NodeRecord, int]] = {}
         self._absent_since: float | None = None
         self._retry_at = float("-inf")
@@ -117,13 +120,18 @@ class Elected:
         """An owner says that an epoch is over (H10)."""
         if self._leadership is not None:
             shard = ShardKey(released.role, released.shard)
-            self._leadership.feed(ReleasedBy(node, shard, released.epoch))
+            self._leadership.feed(ReleasedBy(node, shard, released.epoch, released.floor))
 
     def on_ask_revert(self, node: Incarnation, asked: AskRevert) -> None:
         """An owner asks to take a move back (H10)."""
         if self._leadership is not None:
             shard = ShardKey(asked.role, asked.shard)
             self._leadership.feed(RevertAsked(node, shard, asked.epoch))
+
+    def on_probed(self, voter: Incarnation, probed: Probed) -> None:
+        """A member says whether it reaches a node that this leader lost (C6)."""
+        if self._leadership is not None:
+            self._leadership.feed(ProbeAnswered(voter, probed.node, probed.reached))
 
     def on_heard(self, node: Incarnation) -> None:
         """A node answered a ping or said anything else (C7)."""
@@ -158,6 +166,8 @@ class Elected:
                     await leadership.run()
                 finally:
                     self._leadership = None
+                    if leadership.reason == UNREACHED:
+                        self._retry_at = self._clock.now() + self._settings.evict_after_s
                     log.info("no longer coordinating", extra={"node": self._node_id})
             await self._drop_lease()
 
@@ -176,7 +186,9 @@ class Elected:
 
     def _candidates(self) -> dict[Incarnation, int]:
         return {
-            node: created for node, (record, created) in self._nodes.items() if eligible(record)
+            node: created
+            for node, (record, created) in self._nodes.items()
+            if eligible(record, self._settings.coordinator_role)
         }
 
     async def _campaign(self) -> Leadership | None:
@@ -203,6 +215,7 @@ class Elected:
             guard=self._guard,
             send=self._send,
             nodes=lambda: tuple(self._nodes),
+            strategy=self._strategy,
             lease=self._lease,
             revision=revision,
             valid_until=valid_until,

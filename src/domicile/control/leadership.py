@@ -13,11 +13,16 @@ from random import Random
 from typing import Any
 
 from domicile.config import Settings
+from domicile.control.advice import Advisor
 from domicile.core.coordinator import (
+    CUSTOM,
+    Advised,
     Arm,
+    AskProbe,
     Changed,
     Commit,
     CommitDone,
+    Consult,
     Coordinator,
     Effect,
     Event,
@@ -25,11 +30,12 @@ from domicile.core.coordinator import (
     ReadBack,
     Reread,
     Resign,
+    StoreReturned,
     Tell,
     Tick,
 )
 from domicile.core.ids import Incarnation
-from domicile.core.messages import Ping, Told, ToOwner
+from domicile.core.messages import Ping, Probe, Told, ToOwner
 from domicile.core.txn import Changes, Listing, Outcome, Unknown
 from domicile.errors import StoreError
 from domicile.ports.clock import Clock, Timer
@@ -61,6 +67,7 @@ class Leadership:
         guard: Callable[[], bool],
         send: Callable[[Incarnation, ToOwner], None],
         nodes: Callable[[], Sequence[Incarnation]],
+        strategy: str | Advisor,
         lease: str,
         revision: int,
         valid_until: float,
@@ -69,7 +76,12 @@ class Leadership:
         self._settings, self._random, self._me = settings, random, me
         self._guard, self._send, self._nodes = guard, send, nodes
         self._lease, self._valid_until = lease, valid_until
-        self._coordinator: Coordinator | None = Coordinator(me, revision, settings, random)
+        self._advisor = None if isinstance(strategy, str) else strategy
+        self._coordinator: Coordinator | None = Coordinator(
+            me, revision, settings, random, strategy if isinstance(strategy, str) else CUSTOM
+        )
+        self.reason = ""
+        """Why it ended."""
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._group: asyncio.TaskGroup | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -103,6 +115,7 @@ class Leadership:
         if self._coordinator is None:
             return
         self._coordinator = None
+        self.reason = reason
         self._inbox.clear()
         self._backlog = None
         for timer in (self._tick, self._deadline):
@@ -182,6 +195,10 @@ class Leadership:
                 self._spawn(self._read_back(effect))
             case Tell():
                 self._tell(effect)
+            case AskProbe(voter, node):
+                self._send(voter, Probe(node))
+            case Consult():
+                self._spawn(self._consult(effect))
             case Arm(at):
                 if self._tick is not None:
                     self._tick.cancel()
@@ -242,6 +259,10 @@ class Leadership:
             self.feed(Reread(read.txn, item))
             return
 
+    async def _consult(self, consult: Consult) -> None:
+        assert self._advisor is not None, "only a user's function is consulted"
+        self.feed(Advised(consult.situation, await self._advisor.ask(consult.situation)))
+
     async def _list(self) -> None:
         """C2: everything at one revision, then what the watch brought after it."""
         while self.check():
@@ -260,6 +281,7 @@ class Leadership:
     async def _renew(self) -> None:
         """Keep the leader lease; only acknowledged renewals count, from when they were sent."""
         pause_s = self._settings.renew_s
+        away_since: float | None = None
         while self.check():
             await asyncio.sleep(pause_s * (0.9 + 0.2 * self._random.random()))
             sent_at = self._clock.now()
@@ -268,6 +290,7 @@ class Leadership:
                     ttl_s = await self._store.renew(self._lease)
             except (TimeoutError, StoreError):
                 pause_s = self._settings.renew_s / 4
+                away_since = sent_at if away_since is None else away_since
                 continue
             if ttl_s is None:
                 self.end("the leader lease is gone")
@@ -277,6 +300,9 @@ class Leadership:
             # The old deadline is compared first: a renewal that returns past it is too late.
             if self.check():
                 self._valid_until = max(self._valid_until, until)
+            if away_since is not None and sent_at - away_since >= self._settings.settle_s:
+                self.feed(StoreReturned())
+            away_since = None
 
     async def _keep_pinging(self) -> None:
         while self.check():

@@ -4,25 +4,30 @@ A node or client owns one `Member` per incarnation, runs its `run()` as a task, 
 `guard()` before every turn, resumption and flush (L3). It must never renew, register or act
 again once fenced: a fence ends the incarnation (L5). What it sees in the store goes to the
 owner's `MemberEvents`, in the store's order, from within the watch.
+
+Under `fencing = "health"` it has no deadline and works on while the store is away: it is over
+only once it reads that its record is gone or evicted (C9, I7).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from random import Random
 from typing import Protocol
 
 import msgspec
 
 from domicile.config import Settings
-from domicile.control.agree import Calls, agree
+from domicile.control.agree import NO_TYPES, Calls, agree, check_protocols
+from domicile.control.registration import Leased, Registration, Unleased
 from domicile.core.ids import client_key, node_key
-from domicile.core.lease import Lease, LeaseState
+from domicile.core.lease import FOREVER_S, Lease, LeaseState
 from domicile.core.members import Fact, Members, Unreadable
 from domicile.core.records import (
     ClientRecord,
     NodeRecord,
+    TypeRecord,
     decode_record,
     encode_record,
 )
@@ -36,14 +41,14 @@ from domicile.core.txn import (
     Item,
     Listing,
     Put,
+    Unknown,
 )
-from domicile.errors import StoreRewound, StoreUnavailable, WatchCompacted
+from domicile.errors import ConfigError, StoreRewound, StoreUnavailable, WatchCompacted
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
 
 JITTER = 0.1
-REVOKE_TRIES = 3
 
 
 class MemberEvents(Protocol):
@@ -86,7 +91,9 @@ class Member:
         settings: Settings,
         random: Random,
         record: NodeRecord | ClientRecord,
-        shards: dict[str, int],
+        shards: Mapping[str, int],
+        types: Mapping[str, TypeRecord] = NO_TYPES,
+        protocols: tuple[int, int] = (1, 1),
         events: MemberEvents,
     ) -> None:
         self._store = store
@@ -95,7 +102,7 @@ class Member:
         self._settings = settings
         self._random = random
         self._record: NodeRecord | ClientRecord = record
-        self._shards = shards
+        self._shards, self._types, self._protocols = shards, types, protocols
         self._events = events
         node = isinstance(record, NodeRecord)
         make_key = node_key if node else client_key
@@ -107,8 +114,17 @@ class Member:
         self._own_revision = 0
         self._sent_at = 0.0
         self._may_stand = False
+        self._unsure = False
+        """Whether a write of the own record may still arrive, however late (S1)."""
         self._over = asyncio.Event()
         self._calls = Calls(store, settings.op_timeout_s, random, self._over)
+        # A client is home to nothing, and a dead one must not stay in the store for good.
+        self._endless = settings.fencing == "health"
+        self._registration: Registration = (
+            Unleased(self._calls)
+            if node and self._endless
+            else Leased(self._calls, self.lease_id, settings.ttl_s)
+        )
         self._deadline: Timer | None = None
         self._told = False
 
@@ -173,7 +189,7 @@ class Member:
     def _watch_deadline(self) -> None:
         # A timer alone is late after a pause; it only serves a process that is idle (L3).
         self._deadline = None
-        if self.guard():
+        if self.guard() and self.lease.valid_until < FOREVER_S:
             self._deadline = self._clock.call_at(self.lease.valid_until, self._watch_deadline)
 
     # Joining and leaving
@@ -187,7 +203,9 @@ class Member:
         """
         try:
             self._take_listing(await self._calls.read(lambda: self._store.list(b"")))
-            await agree(self._calls, self.members, self._shards)
+            self._check_roles()
+            check_protocols(self.members, self._protocols)
+            await agree(self._calls, self.members, self._shards, self._types)
             if listen is not None and isinstance(self._record, NodeRecord):
                 self._record = msgspec.structs.replace(self._record, address=await listen())
             failures = 0
@@ -204,28 +222,39 @@ class Member:
         self._watch_deadline()
         return not self._over.is_set()
 
+    def _check_roles(self) -> None:
+        """SM-28: nobody takes the node id of a running node to serve other roles."""
+        mine = self._record
+        other = self.members.clash(mine) if isinstance(mine, NodeRecord) else None
+        if other is not None and isinstance(mine, NodeRecord):
+            raise ConfigError(
+                f"node id {mine.node!r} is registered with {_roles(other)} at {other.address}, "
+                f"this process has {_roles(mine)}: start it under another node_id, or stop the "
+                "other one first (if it has died, its record goes soon or by `declare-dead`)"
+            )
+
     async def _register(self) -> bool:
         """One try; True once the record stands and the lease is held."""
         sent_at = self._clock.now()
         try:
             if not self._may_stand:
-                ttl_s = await self._calls.bounded(
-                    self._store.grant(self.lease_id, self._settings.ttl_s)
-                )
+                ttl_s = await self._registration.take()
             else:
                 # The record may have stood and expired; peers then count this incarnation as
                 # gone for good, so it must not stand up again (A5).
-                renewed = await self._calls.bounded(self._store.renew(self.lease_id))
+                renewed = await self._registration.keep()
                 if renewed is None:
                     self.fence("the lease ran out before registration was confirmed")
                     return False
                 ttl_s = renewed
             record = self._record
             if isinstance(record, NodeRecord):
-                record = msgspec.structs.replace(record, ttl_s=ttl_s)
-            put = Put(self._key, encode_record(record), self.lease_id)
+                record_ttl_s = self._registration.recorded(ttl_s)
+                record = msgspec.structs.replace(record, ttl_s=record_ttl_s)
+            put = Put(self._key, encode_record(record), self._registration.lease)
             outcome = await self._calls.commit(Absent(self._key), put)
             self._may_stand = self._may_stand or not isinstance(outcome, Conflict)
+            self._unsure = self._unsure or isinstance(outcome, Unknown)
             if isinstance(outcome, Committed):
                 self._stands(record, outcome.revision)
             else:
@@ -244,11 +273,17 @@ class Member:
         return True
 
     async def set_status(self, status: str) -> bool:
-        """Rewrite the own record's status under the same lease; False if fenced meanwhile."""
+        """Rewrite the own record's status under the same lease.
+
+        False if fenced meanwhile, or if the store took longer than a drain may (I6).
+        """
         assert isinstance(self._record, NodeRecord), "a client's record has no status"
         assert self._own_revision, "join first"
         try:
-            return await self._rewrite(status)
+            async with asyncio.timeout(self._settings.drain_deadline_s):
+                return await self._rewrite(status)
+        except TimeoutError:
+            return False
         except StoreUnavailable:
             # Only once fenced or left: until then `Calls.read` tries again.
             return False
@@ -264,7 +299,7 @@ class Member:
             if record.status == status:
                 return True
             record = msgspec.structs.replace(record, status=status)
-            put = Put(self._key, encode_record(record), self.lease_id)
+            put = Put(self._key, encode_record(record), self._registration.lease)
             outcome = await self._calls.commit(At(self._key, self._own_revision), put)
             if isinstance(outcome, Committed):
                 self._stands(record, outcome.revision)
@@ -284,24 +319,15 @@ class Member:
         return await self.revoke()
 
     async def revoke(self) -> bool:
-        """End the lease in the store, after a fence and after everything stopped (L5).
+        """Have the own record gone, after a fence and after everything stopped (L5).
 
-        False if the store did not answer in a few tries; the lease then runs out by itself.
+        False if the store did not answer in a few tries. A lease then runs out by itself; without
+        one others must learn that this incarnation is dead (`Health.let_go`).
         """
         assert self.lease.state is not LeaseState.HELD, "revoking before the stop makes two homes"
         self.lease.left(self._clock.now())
         self._finish()
-        for attempt in range(1, REVOKE_TRIES + 1):
-            try:
-                await self._calls.bounded(self._store.revoke(self.lease_id))
-            except StoreRewound:
-                return False
-            except StoreUnavailable:
-                if attempt < REVOKE_TRIES:
-                    await self._calls.pause(attempt)
-            else:
-                return True
-        return False
+        return await self._registration.remove(self._key, self._own_revision, self._unsure)
 
     # Running
 
@@ -336,7 +362,7 @@ class Member:
         item: Item | None = None
         try:
             async with asyncio.timeout(self._settings.op_timeout_s):
-                ttl_s = await self._store.renew(self.lease_id)
+                ttl_s = await self._registration.keep()
                 if ttl_s is not None:
                     item = await self._store.get(self._key)
         except (TimeoutError, StoreUnavailable):
@@ -462,11 +488,18 @@ class Member:
     def _count_ttl(self, ttl_s: float) -> float:
         # A leader waits for the ttl in the record before it removes an evicted node (C5), so a
         # store that extends a lease beyond that (S2) must not lengthen the validity here.
+        if self._endless:
+            return FOREVER_S
         record = self._record
         return min(ttl_s, record.ttl_s) if isinstance(record, NodeRecord) else ttl_s
 
     def _rewound(self, error: StoreRewound) -> None:
         self.fence(f"store rewound: {error}")
+
+
+def _roles(record: NodeRecord) -> str:
+    names = ", ".join(map(repr, record.roles))
+    return f"role {names}" if len(record.roles) == 1 else f"roles {names}" if names else "no roles"
 
 
 async def _close(watch: AsyncIterator[Changes]) -> None:

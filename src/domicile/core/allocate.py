@@ -2,25 +2,40 @@
 
 Called by the planner only. Knows nothing of epochs, leases or the store, and never decides when
 something may happen, only where it should go. Ties go to whoever comes first in the given order.
+Everything here costs about (nodes + shards handled) x log(nodes).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
 from math import ceil, fsum
 from typing import TypeVar
 
 N = TypeVar("N", bound=str)
 
+ULP = 1e-9
+"""Capacities are fractions: what differs by less than this is taken as equal."""
 
-def round_limit(shards: int, fraction: float) -> int:
-    """How many balancing moves may be under way at once: a share of the shards, at least one."""
-    return max(1, int(shards * fraction))
+INTAKE = 2.0
+"""While versions are mixed a node takes up to this many times its fair share (SM-14)."""
 
 
-def receiver_limit(limit: int) -> int:
-    """How many of them one node may be receiving: half, so that a newcomer is not swamped."""
-    return max(1, ceil(limit / 2))
+def round_limit(shards: int, relative: float, absolute: int) -> int:
+    """How many balancing moves may be under way at once: the lower of both, at least one."""
+    return max(1, min(int(shards * relative + ULP), absolute))
+
+
+def receiver_limit(limit: int, share: float) -> int:
+    """How many of them one node may be receiving, so that a newcomer is not swamped."""
+    return max(1, ceil(limit * share - ULP))
+
+
+def intake(shards: int, capacity: Mapping[N, float], units: float) -> dict[N, int]:
+    """How many shards each node may have while versions are mixed, of `units` in all."""
+    return {
+        node: max(1, int(INTAKE * shards * one / units + ULP)) for node, one in capacity.items()
+    }
 
 
 def place(
@@ -28,30 +43,63 @@ def place(
     owned: Mapping[N, int],
     capacity: Mapping[N, float],
     prefer: Mapping[int, N] | None = None,
+    *,
+    most: Mapping[N, int] | None = None,
+    marked: Mapping[N, int] | None = None,
 ) -> dict[int, N]:
     """A node for each shard: the least loaded per unit of capacity after receiving it.
 
     `capacity` names the receivers in order. A preferred receiver is taken while it stays within
     its fair share (C8), so that a node which once held everything does not get it all back.
+    `most` bounds what a node may have in the end; shards beyond that are left out. `marked`
+    counts shards like these on each node: they go where the fewest are, whatever the load.
     """
     if not capacity:
         return {}
     load = {node: owned.get(node, 0) for node in capacity}
+    limit = most if most is not None else dict.fromkeys(capacity, len(shards) + max(load.values()))
+    chosen = _preferred(shards, load, capacity, prefer, limit) if prefer else {}
+    step = 0 if marked is None else 1
+    heap = [
+        (marked.get(node, 0) if marked else 0, (load[node] + 1) / capacity[node], order, node)
+        for order, node in enumerate(capacity)
+        if load[node] < limit[node]
+    ]
+    heapify(heap)
+    for shard in shards:
+        if shard in chosen:
+            continue
+        if not heap:
+            break
+        mark, _, order, node = heap[0]
+        chosen[shard] = node
+        load[node] += 1
+        if load[node] < limit[node]:
+            heapreplace(heap, (mark + step, (load[node] + 1) / capacity[node], order, node))
+        else:
+            heappop(heap)
+    return {shard: chosen[shard] for shard in shards if shard in chosen} if prefer else chosen
+
+
+def _preferred(
+    shards: Sequence[int],
+    load: dict[N, int],
+    capacity: Mapping[N, float],
+    prefer: Mapping[int, N],
+    limit: Mapping[N, int],
+) -> dict[int, N]:
+    """Shards that go where they are preferred to, within fair shares; counted into `load`."""
     total, units = sum(load.values()) + len(shards), fsum(capacity.values())
+    share = {
+        node: min(limit[node], ceil(total * one / units - ULP)) for node, one in capacity.items()
+    }
     chosen: dict[int, N] = {}
     for shard in shards:
-        node = (prefer or {}).get(shard)
-        if node is not None and node in load:
-            share = ceil(total * capacity[node] / units - 1e-9)
-            if load[node] < share:
-                chosen[shard] = node
-                load[node] += 1
-    for shard in shards:
-        if shard not in chosen:
-            node = min(load, key=lambda candidate: (load[candidate] + 1) / capacity[candidate])
+        node = prefer.get(shard)
+        if node is not None and node in load and load[node] < share[node]:
             chosen[shard] = node
             load[node] += 1
-    return {shard: chosen[shard] for shard in shards}
+    return chosen
 
 
 def least_shards(
@@ -72,19 +120,37 @@ def least_shards(
     left = {node: movable.get(node, 0) for node in capacity}
     spare = dict(room)
     moves: list[tuple[N, N]] = []
+    # A heap's item counts only while the load in it is the node's load.
+    givers = [
+        (-load[node] / capacity[node], order, load[node], node)
+        for order, node in enumerate(capacity)
+        if left[node] > 0
+    ]
+    takers = [
+        ((load[node] + 1) / capacity[node], order, load[node], node)
+        for order, node in enumerate(capacity)
+    ]
+    heapify(givers)
+    heapify(takers)
     while len(moves) < limit:
-        givers = [node for node in load if left[node] > 0]
-        if not givers:
+        while givers and (givers[0][2] != load[givers[0][3]] or left[givers[0][3]] <= 0):
+            heappop(givers)
+        while takers and takers[0][2] != load[takers[0][3]]:
+            heappop(takers)
+        if not givers or not takers:
             break
-        giver = max(givers, key=lambda node: load[node] / capacity[node])
-        receiver = min(load, key=lambda node: (load[node] + 1) / capacity[node])
+        (_, given, _, giver), (_, taken, _, receiver) = givers[0], takers[0]
         # Compared as products: a quotient's last digit must not make a difference of one a move.
         after, before = (load[receiver] + 1) * capacity[giver], load[giver] * capacity[receiver]
-        if giver == receiver or after >= before * (1 - 1e-9):
+        if giver == receiver or after >= before * (1 - ULP):
             break
         load[giver] -= 1
         load[receiver] += 1
         left[giver] -= 1
+        for order, node in ((given, giver), (taken, receiver)):
+            heappush(takers, ((load[node] + 1) / capacity[node], order, load[node], node))
+            if left[node] > 0:
+                heappush(givers, (-load[node] / capacity[node], order, load[node], node))
         if spare.get(receiver, 0) > 0:
             spare[receiver] -= 1
             moves.append((giver, receiver))

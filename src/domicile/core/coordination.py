@@ -5,10 +5,12 @@ Made by the shells in `control` (events) and by `coordinator` (effects). Data on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.shardmap import Entry
+from domicile.core.strategies import Situation
 from domicile.core.txn import Changes, Condition, Item, Listing, Outcome, Write
 
 
@@ -28,11 +30,12 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class ReleasedBy:
-    """An owner is done with an epoch, finally (H10)."""
+    """An owner is done with an epoch, finally (H10); a journal has seen epochs up to `floor`."""
 
     owner: Incarnation
     shard: ShardKey
     epoch: int
+    floor: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,41 @@ class Tick:
     """The time of the latest `Arm` has come."""
 
 
-Event = Listed | Changed | ReleasedBy | RevertAsked | Heard | CommitDone | Reread | Tick
+@dataclass(frozen=True, slots=True)
+class ProbeAnswered:
+    """A member tried to reach a node that the leader lost (C6)."""
+
+    voter: Incarnation
+    node: Incarnation
+    reached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReturned:
+    """The store answers again after it was away (C8)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advised:
+    """What a user's function said to a `Consult`; None: it failed or took too long."""
+
+    situation: Situation
+    wanted: Mapping[int, str] | None
+
+
+Event = (
+    Listed
+    | Changed
+    | ReleasedBy
+    | RevertAsked
+    | Heard
+    | CommitDone
+    | Reread
+    | ProbeAnswered
+    | StoreReturned
+    | Advised
+    | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +139,21 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
+class AskProbe:
+    """Ask a member whether it reaches a node; answered by `ProbeAnswered`, or not at all."""
+
+    voter: Incarnation
+    node: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Consult:
+    """Ask the user's function; answer with `Advised`, in bounded time whatever it does."""
+
+    situation: Situation
+
+
+@dataclass(frozen=True, slots=True)
 class Arm:
     """Wants a `Tick` at that time. Replaces the one before."""
 
@@ -115,4 +167,4 @@ class Resign:
     reason: str
 
 
-Effect = Commit | ReadBack | Tell | Arm | Resign
+Effect = Commit | ReadBack | Tell | AskProbe | Consult | Arm | Resign

@@ -1,4 +1,4 @@
-"""The acting coordinator: a machine from events to effects (C2-C4, C7, C8, H12, S1).
+"""The acting coordinator: a machine from events to effects (C2-C8, H12, S1).
 
 Driven by the shells in `control`; one object is one leadership. It commits what the planner
 wants under C4's conditions, one commit per block at a time, and tells nodes only what is stored
@@ -8,60 +8,73 @@ wants under C4's conditions, one commit per block at a time, and tells nodes onl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
-from typing import NamedTuple
 
 from domicile.config import Settings
+from domicile.core.chores import HOLD_S, Chores
 from domicile.core.coordination import (
+    Advised,
     Arm,
+    AskProbe,
     Changed,
     Commit,
     CommitDone,
+    Consult,
     Effect,
     Event,
     Heard,
     Listed,
+    ProbeAnswered,
     ReadBack,
     ReleasedBy,
     Reread,
     Resign,
     RevertAsked,
+    StoreReturned,
     Tell,
     Tick,
 )
+from domicile.core.counsel import Counsel
 from domicile.core.hearsay import Hearsay
+from domicile.core.holds import Holds
 from domicile.core.ids import LEADER_KEY, Incarnation, ShardKey
 from domicile.core.plan import Decision, Move, RoleView, View, heard, plan
+from domicile.core.reach import Reach
+from domicile.core.settle import Settle
 from domicile.core.shardmap import Entry
+from domicile.core.strikes import Strikes, begun, forgiven
 from domicile.core.txn import (
-    MAX_OPERATIONS,
     At,
     Changes,
     Committed,
-    Condition,
     Conflict,
-    Delete,
     Item,
     Listing,
     Outcome,
 )
-from domicile.core.view import BlockKey, Draft, Stored, StoreView, block_of, draft
+from domicile.core.view import BlockKey, Draft, Forgive, Stored, StoreView, block_of, draft
 
 __all__ = [
+    "Advised",
     "Arm",
+    "AskProbe",
     "Changed",
     "Commit",
     "CommitDone",
+    "Consult",
     "Coordinator",
     "Effect",
     "Event",
     "Heard",
     "Listed",
+    "ProbeAnswered",
     "ReadBack",
     "ReleasedBy",
     "Reread",
     "Resign",
     "RevertAsked",
+    "StoreReturned",
     "Tell",
     "Tick",
 ]
@@ -72,36 +85,41 @@ BATCH_S = 0.005
 LISTEN_S = 0.5
 """How long a new leader waits to hear from everybody before it places anything (C7)."""
 
-HOLD_S = 0.2
-"""How long a refused commit is not repeated unless the watch brings the reason."""
-
 NEVER = float("inf")
 
+CUSTOM = "custom"
+"""The strategy is a user's function: it is consulted, and its advice is part of the view."""
 
-class _Hold(NamedTuple):
-    until: float
-    refused: tuple[Condition, ...]
+UNREACHED = "it reaches under half of the members"
+"""Why a leader resigns that should not campaign again soon (C6)."""
 
 
 class Coordinator:
     """One leadership, named by the revision of its leader key."""
 
     def __init__(
-        self, me: Incarnation, leader_revision: int, settings: Settings, random: Random
+        self,
+        me: Incarnation,
+        leader_revision: int,
+        settings: Settings,
+        random: Random,
+        strategy: str = "least_shards",
     ) -> None:
         self._me, self._settings, self._random = me, settings, random
         self._leader = At(LEADER_KEY, leader_revision)
         self._view = StoreView()
         self._hearsay = Hearsay()
         self._drafts: dict[BlockKey, Draft] = {}
-        self._holds: dict[BlockKey, _Hold] = {}
-        self._first_look: dict[str, float] = {}
+        self._holds = Holds()
         self._txns = 0
-        self._cleaning: tuple[str, tuple[bytes, ...]] = ("", ())
-        self._clean_after = 0.0
+        self._reach = Reach(me, settings)
+        self._settle = Settle(settings)
+        self._strikes = Strikes(settings.poison_window_s)
+        self._chores = Chores(self._leader)
+        self._strategy, self._counsel = strategy, Counsel(settings)
         self._listed = self._over = self._dirty = self._balance_due = False
-        self._joined_at = self._listen_until = self._balance_at = 0.0
-        self._batch_at = self._settle_at = self._armed_at = NEVER
+        self._listen_until = self._balance_at = self._reach_at = 0.0
+        self._batch_at = self._armed_at = NEVER
 
     def step(self, event: Event, now: float) -> tuple[Effect, ...]:
         """Take one event; what is to be done, in order."""
@@ -116,21 +134,32 @@ class Coordinator:
                 effects += self._list(listing, now)
             case Changed(changes):
                 effects += self._change(changes, now)
-            case ReleasedBy(owner, shard, epoch):
+            case ReleasedBy(owner, shard, epoch, floor):
                 effects += self._release(owner, shard, epoch, now)
+                self._hearsay.floor(shard, floor)
             case RevertAsked(owner, shard, epoch):
                 effects += self._ask_revert(owner, shard, epoch)
             case CommitDone(txn, outcome):
                 effects += self._done(txn, outcome, now)
             case Reread(txn, item):
                 effects += self._reread(txn, item, now)
+            case ProbeAnswered(voter, node, reached):
+                self._reach.voted(voter, node, reached, now)
+            case StoreReturned():
+                self._settle.returned(now)
+                self._dirty = True
+            case Advised(situation, wanted):
+                self._counsel.advised(situation, wanted)
+                self._dirty = True
             case Tick():
                 self._tick(now)
         if self._over or not self._listed:
             return tuple(effects)
-        if self._dirty:
+        if now >= self._reach_at:
+            effects += self._look_around(now)
+        if self._dirty and not self._over:
             effects += self._decide(now)
-        return (*effects, *self._arm())
+        return (*effects, *([] if self._over else self._arm()))
 
     @property
     def doing(self) -> str:
@@ -141,7 +170,7 @@ class Coordinator:
             return "committing"
         if self._batch_at != NEVER:
             return "batching releases"
-        if self._settle_at != NEVER:
+        if self._settle.at != NEVER:
             return "settling"
         view = self._view
         blocks = (block for role in view.shards for block in view.role_blocks(role))
@@ -166,7 +195,7 @@ class Coordinator:
             return []
         if not self._listed:
             self._listed = True
-            self._joined_at = now
+            self._settle.joined(now)
             self._listen_until = now + LISTEN_S
             self._balance_at = now + self._settings.balance_interval_s
         return self._refreshed(now)
@@ -176,7 +205,7 @@ class Coordinator:
         if not self._listed or not self._view.apply(changes):
             return []
         if self._view.joined != joined:
-            self._joined_at = now
+            self._settle.joined(now)
         return self._refreshed(now)
 
     def _refreshed(self, now: float) -> list[Effect]:
@@ -211,8 +240,7 @@ class Coordinator:
     def _done(self, txn: str, outcome: Outcome, now: float) -> list[Effect]:
         if isinstance(outcome, Conflict) and outcome.key == LEADER_KEY:
             return self._resign("deposed")
-        if txn == self._cleaning[0]:
-            self._cleaned(outcome, now)
+        if self._chores.done(txn, now):
             return []
         made = self._draft(txn)
         if made is None:
@@ -220,9 +248,8 @@ class Coordinator:
         if isinstance(outcome, Committed):
             return self._landed(made, outcome.revision, now)
         if isinstance(outcome, Conflict):
-            refused = tuple(one for one in made.conditions if one.key == outcome.key)
             until = now + HOLD_S * (0.5 + self._random.random())
-            self._holds[made.block] = _Hold(until, refused)
+            self._holds.refused(made, outcome.key, until)
             del self._drafts[made.block]
             self._dirty = True
             return []
@@ -243,8 +270,8 @@ class Coordinator:
 
     def _tick(self, now: float) -> None:
         self._armed_at = NEVER
-        self._dirty = True
-        self._holds = {block: hold for block, hold in self._holds.items() if now < hold.until}
+        self._dirty |= now >= min(self._times())
+        self._holds.expire(now)
         if now >= self._balance_at:
             self._balance_due = True
             self._balance_at = now + self._settings.balance_interval_s
@@ -268,37 +295,54 @@ class Coordinator:
         nodes = self._view.nodes
         return [Tell(to, shard, entry) for to, shard, entry in made.tells if to in nodes]
 
-    def _cleaned(self, outcome: Outcome, now: float) -> None:
-        if isinstance(outcome, Committed):
-            for key in self._cleaning[1]:
-                self._view.releases.pop(key, None)
-        self._clean_after = now + HOLD_S
-        self._cleaning = ("", ())
-
     def _resign(self, reason: str) -> list[Effect]:
         """C1: discard memory; the next leadership starts from a listing."""
         self._over = True
         self._view, self._hearsay = StoreView(), Hearsay()
-        self._drafts, self._holds = {}, {}
+        self._drafts, self._holds = {}, Holds()
         return [Resign(reason)]
 
     # decisions
+
+    def _look_around(self, now: float) -> list[Effect]:
+        """C6: who is lost, and to whom; or is it this leader who is lost?"""
+        self._reach_at = now + self._reach.pace_s
+        due = self._reach.look(self._view.nodes, self._hearsay.heard_at, now)
+        if due.resign:
+            return self._resign(UNREACHED)
+        exiles = [
+            *(self._chores.evict(self._view, node, self._next_txn(), now) for node in due.evict),
+            *(self._chores.bury(self._view, node, self._next_txn(), now) for node in due.bury),
+        ]
+        probes = [AskProbe(voter, node) for voter, node in due.probes]
+        return [*probes, *(commit for commit in exiles if commit is not None)]
 
     def _decide(self, now: float) -> list[Effect]:
         self._batch_at = NEVER
         view = self._planned_view(now)
         if now < self._listen_until and self._silent(view, now):
             return []
-        self._dirty = self._balance_due = False
-        wanted: dict[BlockKey, list[Decision]] = {}
+        effects: list[Effect] = []
+        if self._strategy == CUSTOM:
+            asked, view = self._counsel.hear(view, now)
+            effects += [Consult(situation) for situation in asked]
+        self._dirty = False
+        self._balance_due = self._balance_due and self._counsel.waiting
+        wanted: dict[BlockKey, list[Decision | Forgive]] = {}
         for decision in plan(view, now, self._settings).decisions:
             wanted.setdefault(block_of(decision.shard), []).append(decision)
-        effects: list[Effect] = [
+        for role, part in view.roles.items():
+            for shard in forgiven(role, part.entries, part.struck):
+                if not any(shard == one.shard for one in wanted.get(block_of(shard), ())):
+                    wanted.setdefault(block_of(shard), []).append(Forgive(shard))
+        effects += [
             self._issue(block, decisions)
             for block, decisions in wanted.items()
-            if block not in self._drafts and not self._held(block, now)
+            if block not in self._drafts and not self._holds.held(block, self._view, now)
         ]
-        return effects + self._clean(now)
+        rewind_over = not self._settle.after_rewind(self._view.rewound, now)
+        sweep = self._chores.sweep(self._view, self._next_txn(), now, rewind_over)
+        return [*effects, *([] if sweep is None else [sweep])]
 
     def _silent(self, view: View, now: float) -> bool:
         """Whether some node has not been heard yet; a new leader gives them a moment (C7)."""
@@ -308,8 +352,9 @@ class Coordinator:
             for node, record in view.nodes.items()
         )
 
-    def _issue(self, block: BlockKey, decisions: Sequence[Decision]) -> Commit:
-        made = draft(self._view, block, decisions, self._leader, self._next_txn())
+    def _issue(self, block: BlockKey, decisions: Sequence[Decision | Forgive]) -> Commit:
+        floors = {**self._view.floors, **self._hearsay.floors}
+        made = draft(self._view, block, decisions, self._leader, self._next_txn(), floors)
         self._drafts[block] = made
         for decision in decisions:
             if isinstance(decision, Move):
@@ -320,43 +365,25 @@ class Coordinator:
         self._txns += 1
         return f"{self._me}-{self._leader.revision}-{self._txns}"
 
-    def _held(self, block: BlockKey, now: float) -> bool:
-        """Whether a refused commit waits for the watch to bring the reason."""
-        hold = self._holds.get(block)
-        if hold is None:
-            return False
-        if now < hold.until and all(map(self._view.satisfies, hold.refused)):
-            return True
-        del self._holds[block]
-        return False
-
-    def _clean(self, now: float) -> list[Effect]:
-        """Delete release keys of epochs that are over."""
-        if self._cleaning[0] or now < self._clean_after:
-            return []
-        obsolete = tuple(
-            key
-            for key, release in self._view.releases.items()
-            if self._view.entry(release.shard).epoch > release.epoch
-        )[: MAX_OPERATIONS - 1]
-        if not obsolete:
-            return []
-        self._cleaning = (self._next_txn(), obsolete)
-        return [Commit(self._cleaning[0], (self._leader,), tuple(map(Delete, obsolete)))]
-
     def _planned_view(self, now: float) -> View:
         """The stored picture with the drafts under way laid over it, so nothing is done twice."""
         view = self._view
         self._hearsay.prune(view, now)
-        self._settle_at = NEVER
+        self._settle.at = self._strikes.at = NEVER
         roles: dict[str, RoleView] = {}
-        for role in view.shards:
+        heard_at = {**self._hearsay.heard_at, self._me: now}
+        for role in () if self._settle.after_rewind(view.rewound, now) else view.shards:
             entries: list[Entry] = []
             for block in view.role_blocks(role):
                 made = self._drafts.get(block)
                 entries += made.entries if made else view.entries(block)
-            if self._settled(role, entries, now):
-                roles[role] = self._hearsay.role_view(view, role, entries)
+            if self._settle.settled(role, entries, view.nodes, heard_at, now):
+                roles[role] = replace(
+                    self._hearsay.role_view(view, role, entries),
+                    struck=self._strikes.lately(role, entries, now),
+                    begun=begun(view.started.values(), role, entries),
+                    pardoned=tuple(shard.shard for shard in view.pardons if shard.role == role),
+                )
         return View(
             self._me,
             view.nodes,
@@ -364,30 +391,23 @@ class Coordinator:
             tuple(view.drains),
             roles,
             self._balance_due,
+            self._strategy,
+            view.target,
         )
 
-    def _settled(self, role: str, entries: Sequence[Entry], now: float) -> bool:
-        """C8: where no owner lives, wait until registrations are quiet."""
-        nodes = self._view.nodes
-        if any(entry.owner in nodes for entry in entries):
-            self._first_look.pop(role, None)
-            return True
-        first_look = self._first_look.setdefault(role, now)
-        settled_at = min(
-            self._joined_at + self._settings.settle_s, first_look + self._settings.settle_max_s
-        )
-        if now < settled_at:
-            self._settle_at = min(self._settle_at, settled_at)
-            return False
-        ready = sum(role in record.roles and record.status == "up" for record in nodes.values())
-        return any(entry.epoch for entry in entries) or ready >= self._settings.min_nodes
+    def _times(self) -> list[float]:
+        """When something besides the look around falls due."""
+        times = [
+            self._balance_at,
+            self._batch_at,
+            self._settle.at,
+            self._strikes.at,
+            *self._holds.times,
+        ]
+        return [*times, self._listen_until] if self._dirty else times
 
     def _arm(self) -> list[Effect]:
-        times = [self._balance_at, self._batch_at, self._settle_at]
-        times += [hold.until for hold in self._holds.values()]
-        if self._dirty:
-            times.append(self._listen_until)
-        at = min(times)
+        at = min([self._reach_at, *self._times()])
         if at == self._armed_at:
             return []
         self._armed_at = at

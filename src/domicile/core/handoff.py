@@ -31,6 +31,7 @@ class OwnerEvent(Enum):
     STALE = "older entry"
     EMPTY = "nothing runs, waits or is resident"
     OVERDUE = "drain deadline"
+    OUTRUN = "a journal knows a newer epoch"
     FENCED = "lease lost"
 
 
@@ -47,6 +48,7 @@ OWNER_TRANSITIONS: dict[tuple[Phase, OwnerEvent], Transition[Phase]] = {
     (_C, OwnerEvent.STALE): _P((_C,), "C3", _NONE),
     (_C, OwnerEvent.EMPTY): _P((_C,), "H10", _NONE),
     (_C, OwnerEvent.OVERDUE): _P((_C,), "H10", _NONE),
+    (_C, OwnerEvent.OUTRUN): _P((_C,), "J1", _NONE),
     (_C, OwnerEvent.FENCED): _P((_C,), "L4", _NONE),
     (_O, OwnerEvent.SERVING_NEWER): _P((_O,), "H11", "reopen"),
     (_O, OwnerEvent.SERVING_SAME): _P((_O,), "C3", _NONE),
@@ -56,6 +58,7 @@ OWNER_TRANSITIONS: dict[tuple[Phase, OwnerEvent], Transition[Phase]] = {
     (_O, OwnerEvent.STALE): _P((_O,), "C3", _NONE),
     (_O, OwnerEvent.EMPTY): _P((_O,), "H10", _NONE),
     (_O, OwnerEvent.OVERDUE): _P((_O,), "H10", _NONE),
+    (_O, OwnerEvent.OUTRUN): _P((_D,), "J1", "cut"),
     (_O, OwnerEvent.FENCED): _P((_C,), "L4", "drop"),
     (_D, OwnerEvent.SERVING_NEWER): _P((_O,), "H11", "reopen"),
     (_D, OwnerEvent.SERVING_SAME): _P((_O,), "H11", "revert"),
@@ -65,6 +68,7 @@ OWNER_TRANSITIONS: dict[tuple[Phase, OwnerEvent], Transition[Phase]] = {
     (_D, OwnerEvent.STALE): _P((_D,), "C3", _NONE),
     (_D, OwnerEvent.EMPTY): _P((_R,), "H10", "release"),
     (_D, OwnerEvent.OVERDUE): _P((_D,), "H10", "ask for revert, or cancel"),
+    (_D, OwnerEvent.OUTRUN): _P((_D,), "J1", _NONE),
     (_D, OwnerEvent.FENCED): _P((_C,), "L4", "drop"),
     (_R, OwnerEvent.SERVING_NEWER): _P((_O,), "H11", "open"),
     (_R, OwnerEvent.SERVING_SAME): _P((_R,), "H11", "repeat Released"),
@@ -74,6 +78,7 @@ OWNER_TRANSITIONS: dict[tuple[Phase, OwnerEvent], Transition[Phase]] = {
     (_R, OwnerEvent.STALE): _P((_R,), "C3", _NONE),
     (_R, OwnerEvent.EMPTY): _P((_R,), "H10", _NONE),
     (_R, OwnerEvent.OVERDUE): _P((_R,), "H10", _NONE),
+    (_R, OwnerEvent.OUTRUN): _P((_R,), "J1", _NONE),
     (_R, OwnerEvent.FENCED): _P((_C,), "L4", _NONE),
 }
 

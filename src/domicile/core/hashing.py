@@ -1,13 +1,121 @@
-"""From an entity to its shard. A wire contract: golden vectors in the tests hold it still."""
+"""From an entity to its shard: the default, and the forms that other systems use.
+
+Called by senders, definitions and status. A wire contract: golden vectors in the tests hold every
+form still, on every platform and Python. Nothing here may use `hash()` or depend on a process.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import xxhash
 
 from domicile.core.ids import EntityKey
+from domicile.errors import NotExecuted
+
+ShardFunction = Callable[[str, int], int]
+"""A user's way from an entity id and the number of shards to one of them, counted from 0."""
+
+Place = Callable[[EntityKey, int], int]
+"""How a sender finds an entity's shard: always one of that many, or `NotExecuted`."""
+
+_WORD = 0xFFFF_FFFF
+_SIGN = 0x8000_0000
+_KAFKA_SEED = 0x9747_B28C
+_KAFKA_MIX = 0x5BD1_E995
 
 
 def shard_of(entity: EntityKey, shards: int) -> int:
     """`xxh3_64(type ‖ 0x00 ‖ id) % shards`, the same on every platform and Python."""
     data = b"%b\x00%b" % (entity.type.encode(), entity.id.encode())
     return int(xxhash.xxh3_64_intdigest(data)) % shards
+
+
+def xxh3(entity_id: str, shards: int, *, type: str = "") -> int:
+    """The default of entities, which also pass the name of their type; see `shard_of`."""
+    return shard_of(EntityKey(type, entity_id), shards)
+
+
+def murmur2(entity_id: str, shards: int) -> int:
+    """Where Kafka's own partitioner puts a record with this key, of that many partitions."""
+    return (kafka_hash(entity_id.encode()) & 0x7FFF_FFFF) % shards
+
+
+def shardcake(entity_id: str, shards: int) -> int:
+    """Shardcake's shard of an entity, counted from 0: its own number is this one plus 1."""
+    return shardcake_number(entity_id, shards) - 1
+
+
+def shardcake_number(entity_id: str, shards: int) -> int:
+    """`abs(hash % shards) + 1` as a JVM computes it: the number that Shardcake shows, from 1."""
+    # The JVM's remainder has the sign of the dividend, so that abs() comes after it or before.
+    return abs(java_hash(entity_id)) % shards + 1
+
+
+def by_message(entity_id: str, shards: int) -> int:
+    """For a type whose shards come from its messages: only regions with a `shard_id` reach it."""
+    raise LookupError(
+        "the shard of this type is not found by its id; send through "
+        "region(..., entity_id=..., shard_id=...)"
+    )
+
+
+NAMED: dict[str, ShardFunction] = {
+    "message": by_message,
+    "murmur2": murmur2,
+    "shardcake": shardcake,
+    "xxh3": xxh3,
+}
+"""The forms that every process knows, by the name that `config` holds."""
+
+
+def place_by(function: ShardFunction, name: str) -> Place:
+    """A type's function for its senders, who hear at once what is wrong with it (I9)."""
+    if function is xxh3:
+        return shard_of
+
+    def place(entity: EntityKey, shards: int) -> int:
+        try:
+            number = function(entity.id, shards)
+        except Exception as error:
+            raise NotExecuted(
+                f"shard_id={name} failed for {entity.type} {entity.id[:64]!r}, so nothing was "
+                f"sent: {type(error).__name__}: {error}"
+            ) from error
+        whole = isinstance(number, int) and not isinstance(number, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if whole and 0 <= number < shards:
+            return int(number)
+        raise NotExecuted(
+            f"shard_id={name} gave {number!r} for {entity.type} {entity.id[:64]!r}, so nothing was "
+            f"sent: it must be a whole number from 0 to {shards - 1}, and the same for one entity "
+            "in every process"
+        )
+
+    return place
+
+
+def kafka_hash(data: bytes) -> int:
+    """Kafka's 32-bit murmur2 of bytes, signed."""
+    value = (_KAFKA_SEED ^ len(data)) & _WORD
+    whole = len(data) & ~3
+    for start in range(0, whole, 4):
+        part = int.from_bytes(data[start : start + 4], "little") * _KAFKA_MIX & _WORD
+        part = (part ^ part >> 24) * _KAFKA_MIX & _WORD
+        value = (value * _KAFKA_MIX & _WORD) ^ part
+    if whole != len(data):
+        value = (value ^ int.from_bytes(data[whole:], "little")) * _KAFKA_MIX & _WORD
+    value = (value ^ value >> 13) * _KAFKA_MIX & _WORD
+    return _signed(value ^ value >> 15)
+
+
+def java_hash(text: str) -> int:
+    """`String.hashCode` of a JVM: over UTF-16 units, wrapped to 32 bits, signed."""
+    units = text.encode("utf-16-le", "surrogatepass")
+    value = 0
+    for start in range(0, len(units), 2):
+        value = value * 31 + (units[start] | units[start + 1] << 8) & _WORD
+    return _signed(value)
+
+
+def _signed(word: int) -> int:
+    return word - (_WORD + 1) if word & _SIGN else word

@@ -27,6 +27,8 @@ class Hearsay:
         self.heard_at: dict[Incarnation, float] = {}
         self.released: dict[ShardKey, Word] = {}
         self.asked: dict[ShardKey, Word] = {}
+        self.floors: dict[ShardKey, int] = {}
+        """Epochs that journals have seen beyond the stored ones (J1)."""
         self._wished: dict[ShardKey, int] = {}
         self._resting: dict[ShardKey, tuple[int, float]] = {}
 
@@ -37,6 +39,11 @@ class Hearsay:
             return False
         self.released[shard] = word
         return True
+
+    def floor(self, shard: ShardKey, epoch: int) -> None:
+        """Note an epoch that a journal has seen; the shard's next one must be newer (J1)."""
+        if epoch and (shard in self.floors or len(self.floors) < EARLY):
+            self.floors[shard] = max(epoch, self.floors.get(shard, 0))
 
     def ask_revert(self, shard: ShardKey, word: Word) -> None:
         """Note that an owner asks to keep a shard."""
@@ -63,6 +70,9 @@ class Hearsay:
             entry = view.entry(shard)
             if entry.epoch > epoch or (entry.epoch == epoch and entry.owner != owner):
                 del self.released[shard]
+        for shard, floor in tuple(self.floors.items()):
+            if view.entry(shard).epoch > floor:
+                del self.floors[shard]
         for shard, word in tuple(self.asked.items()):
             entry = view.entry(shard)
             if entry.state != "moving" or (entry.owner, entry.epoch) != word:

@@ -26,6 +26,8 @@ TARGET_KEY = b"target"
 STARTED = b"started/"
 PARDON = b"pardon/"
 AUDIT = b"audit/"
+REWOUND_KEY = b"rewound"
+"""There while some process found that the store lost commits, and takeovers wait (S5)."""
 
 
 class EntityKey(NamedTuple):
@@ -50,6 +52,11 @@ def new_incarnation(random: Random) -> Incarnation:
 def node_key(incarnation: Incarnation) -> bytes:
     """Where a node's record lives."""
     return NODES + incarnation.encode()
+
+
+def node_lease(incarnation: Incarnation) -> str:
+    """The lease that a node's record is attached to."""
+    return f"node-{incarnation}"
 
 
 def client_key(incarnation: Incarnation) -> bytes:

@@ -13,6 +13,13 @@ from math import inf
 
 from domicile.core.table import Transition
 
+FOREVER_S = inf
+"""The ttl that counts under `fencing = "health"`: only a refusal ends such an incarnation (C9)."""
+
+RECORD_FOREVER_S = 3_155_760_000.0
+"""The ttl in the record of a node without a lease: a hundred years. A leader waits that long before
+it removes an evicted record by time alone (C5), so it never does; stored as text, so not `inf`."""
+
 
 class LeaseState(Enum):
     """Where an incarnation stands."""

@@ -172,6 +172,14 @@ class Members:
             known = self._types[role] = tuple(sorted(found))
         return known
 
+    def clash(self, record: NodeRecord) -> NodeRecord | None:
+        """A node that is up under the same node id but with other roles (SM-28)."""
+        for other in self.nodes.values():
+            same = other.node == record.node and other.incarnation != record.incarnation
+            if same and other.status == "up" and sorted(other.roles) != sorted(record.roles):
+                return other
+        return None
+
     def _keys(self) -> list[bytes]:
         keys = [node_key(incarnation) for incarnation in self.nodes]
         keys += [client_key(incarnation) for incarnation in self.clients]

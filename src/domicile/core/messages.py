@@ -71,11 +71,15 @@ class GoodbyeAck(Wire, frozen=True, tag="ga"):
 
 
 class Released(Wire, frozen=True, tag="rel"):
-    """To the leader: this epoch of the shard is over here, finally (H10)."""
+    """To the leader: this epoch of the shard is over here, finally (H10).
+
+    `floor`: an epoch that a journal has seen, so the next must be newer (J1). Since protocol 2.
+    """
 
     role: str
     shard: int
     epoch: int
+    floor: int = 0
 
 
 class AskRevert(Wire, frozen=True, tag="rev"):
@@ -197,12 +201,17 @@ class Hello(Wire, frozen=True, tag="h"):
     resume: bool
     received: int
     protocol: int = 1
+    """The oldest protocol that the dialler speaks; one that knows only one asks for that."""
+    newest: int = 0
+    """The newest one; 0 from a dialler that speaks no other than `protocol`."""
 
 
 class Welcome(Wire, frozen=True, tag="w"):
     """The accepter's answer: it has everything up to `received`; resend the rest."""
 
     received: int
+    protocol: int = 1
+    """What this link speaks: the newest protocol that both ends know."""
 
 
 class Refused(Wire, frozen=True, tag="n"):

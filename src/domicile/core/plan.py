@@ -1,4 +1,4 @@
-"""What should change in the shard map, given what is known: owners, moves and reverts.
+"""What should change in the shard map, given what is known: owners, moves, reverts, quarantines.
 
 Called by the coordinator. A plan is only a wish: what may be committed, and under which
 conditions, is the coordinator's matter (C4). Never looks at the store, never remembers.
@@ -6,113 +6,47 @@ conditions, is the coordinator's matter (C4). Never looks at the store, never re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from math import fsum
 
 from domicile.config import Settings
-from domicile.core.allocate import least_shards, place, receiver_limit, round_limit
+from domicile.core import strategies, versions
+from domicile.core.allocate import intake, least_shards, place, receiver_limit, round_limit
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.core.planning import (
+    Decision,
+    Move,
+    Own,
+    Plan,
+    Quarantine,
+    Revert,
+    RoleView,
+    View,
+    heard,
+)
 from domicile.core.records import NodeRecord
 from domicile.core.shardmap import Entry
+from domicile.core.strategies import Seat, Situation
 
+__all__ = [
+    "Decision",
+    "Move",
+    "Own",
+    "Plan",
+    "Quarantine",
+    "Revert",
+    "RoleView",
+    "View",
+    "heard",
+    "plan",
+    "situation",
+]
 
-@dataclass(frozen=True, slots=True)
-class RoleView:
-    """One role's shards. Mappings are by shard number."""
+SUSPICIOUS = 2
+"""Deaths after which a shard is kept apart from other suspects, or one fewer than is allowed."""
 
-    entries: tuple[Entry, ...]
-    wishes: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Operators' wishes: node ids."""
-    released: Mapping[int, int] = field(default_factory=dict[int, int])
-    """Epochs that their owners released (H10), for the current owner and epoch only."""
-    asked: Mapping[int, int] = field(default_factory=dict[int, int])
-    """Epochs for which the owner asked to take a move back (H10)."""
-    wished: Mapping[int, int] = field(default_factory=dict[int, int])
-    """Epochs of moves under way whose reason is a wish."""
-    resting_until: Mapping[int, float] = field(default_factory=dict[int, float])
-    """Shards that could not be emptied in time: not to be tried again before."""
-    struck: Mapping[int, int] = field(default_factory=dict[int, int])
-    """How many owners a shard lost lately, before the present one."""
-    begun: Mapping[int, int] = field(default_factory=dict[int, int])
-    """Epochs in which the owner noted that entities of a suspected shard start."""
-    pardoned: tuple[int, ...] = ()
-    """Quarantined shards that an operator set free."""
-    advice: Mapping[int, str] | None = None
-    """Where a user's function wants shards: node ids. None: the named strategy decides."""
-    undecided: bool = False
-    """A user's function is still at it: nothing is placed or balanced for the moment."""
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """All that a plan depends on."""
-
-    me: Incarnation
-    nodes: Mapping[Incarnation, NodeRecord]
-    """Every registered node, the oldest record first."""
-    heard_at: Mapping[Incarnation, float]
-    drains: tuple[str, ...]
-    roles: Mapping[str, RoleView]
-    balance: bool = False
-    strategy: str = "least_shards"
-    target: str = ""
-    """The version that operators want; empty: the newest that is there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Own:
-    """A shard without a home gets an owner; `gone`: because the old one's record is gone (X)."""
-
-    shard: ShardKey
-    owner: Incarnation
-    gone: bool
-    strikes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A shard's owner shall empty it for another."""
-
-    shard: ShardKey
-    to: Incarnation
-
-
-@dataclass(frozen=True, slots=True)
-class Revert:
-    """A move is taken back."""
-
-    shard: ShardKey
-
-
-@dataclass(frozen=True, slots=True)
-class Quarantine:
-    """A shard that lost too many owners gets no home before an operator says so (DX-20)."""
-
-    shard: ShardKey
-    strikes: int
-
-
-Decision = Own | Move | Revert | Quarantine
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Decisions, each shard in at most one of them."""
-
-    owns: tuple[Own, ...] = ()
-    moves: tuple[Move, ...] = ()
-    reverts: tuple[Revert, ...] = ()
-    quarantines: tuple[Quarantine, ...] = ()
-
-    @property
-    def decisions(self) -> tuple[Decision, ...]:
-        """Everything, the most urgent first."""
-        return (*self.quarantines, *self.owns, *self.moves, *self.reverts)
-
-
-def heard(view: View, node: Incarnation, now: float, heard_s: float) -> bool:
-    """Whether a node was heard lately (C7); this process always hears itself."""
-    return node == view.me or now - view.heard_at.get(node, float("-inf")) <= heard_s
+MOST_CAPACITY = 1e6
+"""I6: a record's capacity counts up to this, so that no sum of them overflows."""
 
 
 def plan(view: View, now: float, settings: Settings) -> Plan:
@@ -122,7 +56,13 @@ def plan(view: View, now: float, settings: Settings) -> Plan:
         tuple(own for part in parts for own in part.owns),
         tuple(move for part in parts for move in part.moves),
         tuple(revert for part in parts for revert in part.reverts),
+        tuple(one for part in parts for one in part.quarantines),
     )
+
+
+def situation(view: View, role: str, now: float, settings: Settings) -> Situation:
+    """What a user's function is asked with: where shards are or go, and who may receive."""
+    return _Round(view, role, now, settings).situation()
 
 
 class _Round:
@@ -141,39 +81,71 @@ class _Round:
         }
         # A drained node is better than no home at all, but only where nobody else exists:
         # one that is merely silent will be heard soon or lose its record.
-        self._targets = self._heard(self._willing or up)
+        pool = self._willing or up
+        self._open = {
+            node: _capacity(record)
+            for node, record in pool.items()
+            if heard(view, node, now, settings.heard_s)
+        }
+        self._targets = self._open
+        self._mixed = versions.mixed(record.version for record in up.values())
+        if self._mixed:
+            allowed = versions.target((record.version for record in pool.values()), view.target)
+            of_target = {
+                node: one for node, one in self._open.items() if pool[node].version in allowed
+            }
+            self._targets = of_target or self._open
+        self._units = fsum(map(_capacity, up.values()))
         self._receivers = self._targets if self._willing else {}
-        self._by_node_id = {up[node].node: node for node in self._targets}
+        self._open_ids = {pool[node].node: node for node in self._open}
+        self._target_ids = {pool[node].node: node for node in self._targets}
+        self._suspicious = max(1, min(SUSPICIOUS, settings.poison_deaths - 1))
         self._load: dict[Incarnation, int] = {}
         self._homeless: list[int] = []
         self._serving: list[int] = []
         self._moving: list[int] = []
+        self._sort()
+        self._most = (
+            intake(len(self._part.entries), self._targets, self._units)
+            if len(self._targets) < len(self._open)
+            else None
+        )
+        self._wanted = self._ask_strategy()
 
     def decide(self) -> Plan:
-        self._sort()
-        owns = self._place()
+        strikes, quarantines = self._judge()
+        owns = self._place(strikes)
         moves = [*self._empty(), *self._fulfil()]
         reverts = self._take_back()
-        if self._view.balance and not self._homeless:
+        if self._view.balance and not (self._homeless or self._mixed or self._part.undecided):
             moves += self._balance({move.shard.shard: None for move in moves})
-        return Plan(tuple(owns), tuple(moves), tuple(reverts))
+        return Plan(tuple(owns), tuple(moves), tuple(reverts), tuple(quarantines))
 
-    def _heard(self, nodes: Mapping[Incarnation, NodeRecord]) -> dict[Incarnation, float]:
-        heard_s = self._settings.heard_s
-        return {
-            node: record.capacity
-            for node, record in nodes.items()
-            if heard(self._view, node, self._now, heard_s)
-        }
+    def situation(self) -> Situation:
+        nodes, seated = self._view.nodes, self._target_ids.values()
+        homes: list[str] = []
+        homeless = dict.fromkeys(self._homeless)
+        for shard, entry in enumerate(self._part.entries):
+            goes = entry.to if entry.state == "moving" else NOBODY
+            home = NOBODY if shard in homeless else entry.owner
+            if goes in (self._targets if shard in homeless else nodes):
+                home = goes
+            homes.append(nodes[home].node if home in nodes else "")
+        seats = (Seat(nodes[n].node, self._targets[n], nodes[n].version) for n in seated)
+        return Situation(self._role, tuple(homes), tuple(seats))
 
     def _sort(self) -> None:
         nodes, released, load = self._view.nodes, self._part.released, self._load
         for shard, entry in enumerate(self._part.entries):
-            owner = entry.owner
+            owner, state = entry.owner, entry.state
+            if state == "quarantined":
+                if shard in self._part.pardoned:
+                    self._homeless.append(shard)
+                continue
             if owner not in nodes or shard in released:
                 self._homeless.append(shard)
                 continue
-            if entry.state == "moving":
+            if state == "moving":
                 self._moving.append(shard)
                 owner = entry.to if entry.to in self._willing else owner
             else:
@@ -183,10 +155,31 @@ class _Round:
     def _add(self, node: Incarnation, count: int) -> None:
         self._load[node] = self._load.get(node, 0) + count
 
+    def _ask_strategy(self) -> Callable[[int], Incarnation | None]:
+        """Where a shard belongs, if that node may receive now; None: wherever the load is least.
+
+        Strategies by name know silent nodes too: a pause of two seconds must not shift ranges.
+        """
+        ids = self._target_ids
+        advice = self._part.advice
+        if self._part.undecided:
+            return lambda shard: None
+        if advice is not None:
+            return lambda shard: ids.get(advice.get(shard, ""))
+        seats = {record.node: _capacity(record) for record in self._willing.values()}
+        found = strategies.wanted(
+            self._view.strategy, self._role, len(self._part.entries), tuple(seats.items())
+        )
+        # While versions are mixed places change with each node: only the load counts (SM-14).
+        if found is None or self._mixed:
+            return lambda shard: None
+        return lambda shard: ids.get(found[shard])
+
     def _wish(self, shard: int) -> Incarnation | None:
-        """The node that an operator wants, if it can receive."""
-        node = self._by_node_id.get(self._part.wishes.get(shard, ""))
-        return node if node is not None and node in self._receivers else None
+        """The node that an operator wants, if it can receive; its version is their matter."""
+        if not self._willing:
+            return None
+        return self._open_ids.get(self._part.wishes.get(shard, ""))
 
     def _departing(self, node: Incarnation) -> bool:
         record = self._view.nodes[node]
@@ -199,75 +192,131 @@ class _Round:
         owner = self._view.nodes[self._part.entries[shard].owner]
         return self._part.wishes.get(shard) == owner.node
 
-    def _place(self) -> list[Own]:
-        """Homes for the homeless: where wished, where the move was going, where it was (C8)."""
+    def _judge(self) -> tuple[dict[int, int], list[Quarantine]]:
+        """Strikes of the homeless, and those that lost too many owners (DX-20).
+
+        The last strike counts only if entities of the shard had begun to start: whoever merely
+        lived beside the culprit is not condemned with it.
+        """
+        strikes: dict[int, int] = {}
+        quarantines: list[Quarantine] = []
+        most = self._settings.poison_deaths
+        for shard in self._homeless:
+            entry = self._part.entries[shard]
+            if entry.state == "quarantined":
+                strikes[shard] = 0
+                continue
+            before = self._part.struck.get(shard, 0)
+            gone = entry.owner != NOBODY and shard not in self._part.released
+            counts = before < most - 1 or self._part.begun.get(shard) == entry.epoch
+            strikes[shard] = before + 1 if gone and counts else before
+            if gone and counts and before + 1 >= most:
+                del strikes[shard]
+                quarantines.append(Quarantine(ShardKey(self._role, shard), before + 1))
+        return strikes, quarantines
+
+    def _place(self, strikes: Mapping[int, int]) -> list[Own]:
+        """Homes for the homeless: where wished, where the move was going, where the strategy
+        says, where it was (C8). Suspects go apart from each other, the worst first (DX-20)."""
         chosen: dict[int, Incarnation] = {}
         prefer: dict[int, Incarnation] = {}
         rest: list[int] = []
-        for shard in self._homeless:
+        suspects: list[int] = []
+        for shard, struck in strikes.items():
             entry = self._part.entries[shard]
             wish = self._wish(shard)
             if wish is not None:
-                chosen[shard] = wish
+                self._take(chosen, shard, wish)
+            elif struck >= self._suspicious:
+                suspects.append(shard)
             elif entry.state == "moving" and entry.to in self._targets:
-                chosen[shard] = entry.to
-            else:
+                self._take(chosen, shard, entry.to)
+            elif not self._take_wanted(chosen, shard):
                 rest.append(shard)
-                if entry.owner not in self._view.nodes and entry.previous in self._by_node_id:
-                    prefer[shard] = self._by_node_id[entry.previous]
-        for node in chosen.values():
-            self._add(node, 1)
-        placed = place(rest, self._load, self._targets, prefer)
+                if entry.owner not in self._view.nodes and entry.previous in self._target_ids:
+                    prefer[shard] = self._target_ids[entry.previous]
+        if not self._part.undecided:
+            suspects.sort(key=lambda shard: -strikes[shard])
+            chosen |= self._spread(suspects, marked=self._suspects())
+            chosen |= self._spread(rest, prefer)
+        return [
+            self._own(shard, chosen[shard], struck)
+            for shard, struck in strikes.items()
+            if shard in chosen
+        ]
+
+    def _take(self, chosen: dict[int, Incarnation], shard: int, node: Incarnation) -> None:
+        chosen[shard] = node
+        self._add(node, 1)
+
+    def _take_wanted(self, chosen: dict[int, Incarnation], shard: int) -> bool:
+        """Choose where the strategy wants a shard, if it wants it somewhere with room."""
+        node = self._wanted(shard)
+        if node is None or (self._most and self._load.get(node, 0) >= self._most[node]):
+            return False
+        self._take(chosen, shard, node)
+        return True
+
+    def _spread(
+        self,
+        shards: Sequence[int],
+        prefer: Mapping[int, Incarnation] | None = None,
+        marked: Mapping[Incarnation, int] | None = None,
+    ) -> dict[int, Incarnation]:
+        """The least loaded nodes; what exceeds the intake of a version goes to the others."""
+        placed = place(shards, self._load, self._targets, prefer, most=self._most, marked=marked)
+        if len(placed) < len(shards):
+            others = {n: one for n, one in self._open.items() if n not in self._targets}
+            placed |= place([shard for shard in shards if shard not in placed], self._load, others)
         for node in placed.values():
             self._add(node, 1)
-        chosen.update(placed)
-        return [self._own(shard, chosen[shard]) for shard in self._homeless if shard in chosen]
+        return placed
 
-    def _own(self, shard: int, node: Incarnation) -> Own:
+    def _suspects(self) -> dict[Incarnation, int]:
+        """How many shards under suspicion each node has."""
+        counts: dict[Incarnation, int] = {}
+        for shard, struck in self._part.struck.items():
+            if struck >= self._suspicious and shard < len(self._part.entries):
+                owner = self._part.entries[shard].owner
+                counts[owner] = counts.get(owner, 0) + 1
+        return counts
+
+    def _own(self, shard: int, node: Incarnation, strikes: int) -> Own:
         entry = self._part.entries[shard]
         released = shard in self._part.released
         gone = not released and entry.owner != NOBODY
         assert released or entry.owner not in self._view.nodes, "C4: neither released nor gone"
-        return Own(ShardKey(self._role, shard), node, gone)
+        return Own(ShardKey(self._role, shard), node, gone, strikes)
 
     def _empty(self) -> list[Move]:
         """Leaving and drained nodes give everything away, without a limit."""
-        if not any(map(self._departing, self._view.nodes)):
-            return []
+        departing = {node: None for node in self._view.nodes if self._departing(node)}
         chosen: dict[int, Incarnation] = {}
         rest: list[int] = []
-        for shard in self._serving:
+        for shard in self._serving if departing else ():
             owner = self._part.entries[shard].owner
-            record = self._view.nodes[owner]
-            if record.status == "evicted" or not self._departing(owner):
+            if owner not in departing or self._view.nodes[owner].status == "evicted":
                 continue
-            if self._resting(shard) and record.status != "leaving":
+            leaves = self._view.nodes[owner].status == "leaving"
+            if not leaves and (self._part.undecided or self._resting(shard)):
                 continue
             wish = self._wish(shard)
             if wish is not None:
-                chosen[shard] = wish
-                self._add(wish, 1)
-            else:
+                self._take(chosen, shard, wish)
+            elif not (self._receivers and self._take_wanted(chosen, shard)):
                 rest.append(shard)
-        placed = place(rest, self._load, self._receivers)
-        for node in placed.values():
-            self._add(node, 1)
-        chosen.update(placed)
+        if self._receivers:
+            chosen |= self._spread(rest)
         for shard in () if self._willing else rest:
             # Nobody to give it to: it is drained all the same before its owner goes (H14).
-            if self._leaves(self._part.entries[shard].owner):
+            if self._view.nodes[self._part.entries[shard].owner].status == "leaving":
                 chosen[shard] = NOBODY
         return [Move(ShardKey(self._role, shard), node) for shard, node in chosen.items()]
-
-    def _leaves(self, node: Incarnation) -> bool:
-        return self._view.nodes[node].status == "leaving"
 
     def _fulfil(self) -> list[Move]:
         """Shards that an operator wants elsewhere."""
         moves: list[Move] = []
-        if not self._part.wishes:
-            return moves
-        for shard in self._serving:
+        for shard in self._serving if self._part.wishes else ():
             if shard not in self._part.wishes:
                 continue
             owner = self._part.entries[shard].owner
@@ -303,27 +352,45 @@ class _Round:
         return unwished or entry.to not in self._willing
 
     def _balance(self, decided: Mapping[int, None]) -> list[Move]:
-        """A limited step towards equal shards per unit of capacity, between heard nodes only."""
-        under_way = sum(
-            not self._departing(self._part.entries[shard].owner) for shard in self._moving
-        ) + sum(not self._departing(self._part.entries[shard].owner) for shard in decided)
-        limit = round_limit(len(self._part.entries), self._settings.balance_limit)
-        room = dict.fromkeys(self._receivers, receiver_limit(limit))
-        for shard in self._moving:
-            to = self._part.entries[shard].to
-            if to in room and not self._departing(self._part.entries[shard].owner):
-                room[to] -= 1
-        resting, wished = bool(self._part.resting_until), bool(self._part.wishes)
+        """A limited step towards where shards belong, between heard nodes only."""
+        entries, settings = self._part.entries, self._settings
+        limit = round_limit(len(entries), settings.balance_limit, settings.balance_shards)
+        room = dict.fromkeys(self._receivers, receiver_limit(limit, settings.balance_receiver))
+        for shard in (*self._moving, *decided):
+            if not self._departing(entries[shard].owner):
+                limit -= 1
+                if entries[shard].to in room:
+                    room[entries[shard].to] -= 1
         spare: dict[Incarnation, list[int]] = {node: [] for node in self._receivers}
         for shard in self._serving:
-            owner = self._part.entries[shard].owner
-            if owner not in spare or shard in decided:
-                continue
-            if (resting and self._resting(shard)) or (wished and self._at_wish(shard)):
-                continue
-            spare[owner].append(shard)
-        movable = {node: len(shards) for node, shards in spare.items()}
-        pairs = least_shards(
-            self._load, self._receivers, limit=limit - under_way, room=room, movable=movable
+            owner = entries[shard].owner
+            if owner in spare and shard not in decided and not self._fixed(shard):
+                spare[owner].append(shard)
+        if self._part.advice is None and self._view.strategy not in strategies.PLACES:
+            movable = {node: len(shards) for node, shards in spare.items()}
+            pairs = least_shards(
+                self._load, self._receivers, limit=limit, room=room, movable=movable
+            )
+            next_of = {node: iter(shards) for node, shards in spare.items()}
+            return [Move(ShardKey(self._role, next(next_of[giver])), to) for giver, to in pairs]
+        moves: list[Move] = []
+        for owner, shards in spare.items():
+            for shard in shards:
+                to = self._wanted(shard)
+                if to is not None and to != owner and room[to] > 0 and limit > 0:
+                    room[to], limit = room[to] - 1, limit - 1
+                    moves.append(Move(ShardKey(self._role, shard), to))
+        return moves
+
+    def _fixed(self, shard: int) -> bool:
+        """Whether balancing leaves a shard alone: it rests, is at its wish, or is a suspect."""
+        part = self._part
+        return bool(
+            (part.resting_until and self._resting(shard))
+            or (part.wishes and self._at_wish(shard))
+            or (part.struck and part.struck.get(shard, 0) >= self._suspicious)
         )
-        return [Move(ShardKey(self._role, spare[giver].pop(0)), to) for giver, to in pairs]
+
+
+def _capacity(record: NodeRecord) -> float:
+    return min(record.capacity, MOST_CAPACITY)

@@ -23,6 +23,8 @@ class NodeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     version: str = ""
     status: str = "up"
     """"up", "leaving" (wants to be emptied, receives nothing) or "evicted"."""
+    protocols: tuple[int, int] = (1, 1)
+    """The oldest and newest wire protocol that it speaks (DX-19)."""
 
 
 class ClientRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -38,11 +40,51 @@ class LeaderRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     node: str
 
 
+class TypeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An entity type: the role whose shards it lives in, and how its shard is found."""
+
+    role: str
+    shard_id: str = "xxh3"
+
+
 class ConfigRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What every member must agree on: shards per role, and the hash that picks them."""
+    """What every member must agree on: shards per role, and where the entities of a type are."""
 
     shards: dict[str, int]
     hash: str = "xxh3"
+    types: dict[str, TypeRecord] = {}
+
+
+def common_protocol(one: tuple[int, int], other: tuple[int, int]) -> int:
+    """The newest protocol in both ranges (oldest, newest); 0 if there is none."""
+    newest = min(one[1], other[1])
+    return newest if newest >= max(one[0], other[0]) else 0
+
+
+def no_common_protocol(here: tuple[int, int], there: tuple[int, int]) -> str:
+    """What to tell a process that nobody here can talk to."""
+    return (
+        f"wire protocols {here[0]} to {here[1]} are spoken here and {there[0]} to {there[1]} by "
+        "the other end: none is common. Neighbouring versions understand each other, so update "
+        "the older one version by version"
+    )
+
+
+def mismatch(name: str, known: TypeRecord, own: TypeRecord) -> str:
+    """Why a process cannot take part with its definition of a type; empty if it can (RG-24)."""
+    if known.role != own.role:
+        return (
+            f"entity type {name!r} belongs to role {known.role!r} in this cluster, to {own.role!r} "
+            f"in this process; write role={known.role!r} in its class here, give the type another "
+            "name=, or use another cluster"
+        )
+    if known.shard_id != own.shard_id:
+        return (
+            f"the cluster finds shards of entity type {name!r} by {known.shard_id!r}, this process "
+            f"by {own.shard_id!r}; use the same shard_id= in its class here, give the type another "
+            "name=, or use another cluster"
+        )
+    return ""
 
 
 Record = TypeVar("Record", NodeRecord, ClientRecord, LeaderRecord, ConfigRecord)

@@ -20,6 +20,8 @@ FIRST_WAVE_S = 0.25
 WAVE_STEP_MAX_S = 0.5
 """Waves never lie further apart: a long chain may need one for each of its steps (N5)."""
 
+_HOMELESS = ("free", "quarantined")
+
 
 class Sender:
     """The sender's side of one shard."""
@@ -208,6 +210,18 @@ class Sender:
         out.extend(self._go_on(now))
         return tuple(out)
 
+    def refused(self) -> tuple[Letter, ...]:
+        """What waits for a quarantined shard, which gets no home soon: resolved, and gone from here
+        (DX-20). What was written may have run, and stays until its owner's answer or end."""
+        if self.entry.state != "quarantined" or not self.queue:
+            return ()
+        letters = tuple(self.queue)
+        self.queue.clear()
+        self.held_bytes = 0
+        for letter in letters:
+            letter.resolved = True
+        return letters
+
     def waiting(self) -> bool:
         """Whether anything is queued, or written but neither started nor returned (H14)."""
         return bool(self.queue) or self.open > 0
@@ -228,7 +242,9 @@ class Sender:
     def _home(self) -> Home | None:
         """The home that may be written to: none while free, gone, or released by its owner."""
         entry = self.entry
-        if entry.state == "free" or entry.epoch <= self.over_epoch or not self.is_up(entry.owner):
+        if entry.state in _HOMELESS or entry.epoch <= self.over_epoch:
+            return None
+        if not self.is_up(entry.owner):
             return None
         return Home(entry.owner, entry.epoch)
 

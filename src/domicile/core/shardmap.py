@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -45,19 +45,80 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     entries: tuple[Entry, ...]
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Packed(msgspec.Struct, frozen=True, array_like=True):
+    """A block as stored. Names are the same in many entries, so entries hold their numbers."""
+
+    txn: str
+    incarnations: bytes
+    """16 bytes each, numbered from 1; 0 is nobody."""
+    names: tuple[str, ...]
+    """All other names, numbered on."""
+    rows: tuple[Annotated[tuple[_Count, ...], msgspec.Meta(max_length=7)], ...]
+    """Owner, epoch, change, previous, state, to, strikes, without zeros at the end."""
+
+
+_STATES: tuple[State, ...] = ("serving", "free", "moving", "quarantined")
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Block)
+_decoder = msgspec.msgpack.Decoder(_Packed)
 
 
 def encode_block(block: Block) -> bytes:
-    """The stored form of a block."""
-    return _encoder.encode(block)
+    """The stored form of a block. An entry that nobody ever changed is an empty row."""
+    used: dict[str, None] = {}
+    for entry in block.entries:
+        used[entry.owner] = used[entry.previous] = used[entry.to] = None
+    used.pop("", None)
+    packed = {name: bytes.fromhex(name) for name in used if _is_incarnation(name)}
+    names = [name for name in used if name not in packed]
+    number = {name: index for index, name in enumerate(("", *packed, *names))}
+    rows: list[list[int]] = []
+    for entry in block.entries:
+        if entry == FREE:
+            rows.append([])
+            continue
+        owner, previous, to = number[entry.owner], number[entry.previous], number[entry.to]
+        state = _STATES.index(entry.state)
+        row = [owner, entry.epoch, entry.change, previous, state, to, entry.strikes]
+        while len(row) > 1 and not row[-1]:
+            row.pop()
+        rows.append(row)
+    return _encoder.encode((block.txn, b"".join(packed.values()), names, rows))
 
 
 @lru_cache(maxsize=64)
 def decode_block(value: bytes) -> Block:
     """A block from its stored form. Blocks are frozen, so one is shared by all who read it."""
-    return _decoder.decode(value)
+    packed = _decoder.decode(value)
+    digits = packed.incarnations.hex()
+    names = ["", *(digits[at : at + 32] for at in range(0, len(digits), 32)), *packed.names]
+    entries: list[Entry] = []
+    try:
+        for row in packed.rows:
+            if not row:
+                entries.append(FREE)
+                continue
+            owner, epoch, change, previous, state, to, strikes = row + (0,) * (7 - len(row))
+            entries.append(
+                Entry(
+                    Incarnation(names[owner]),
+                    epoch,
+                    _STATES[state],
+                    Incarnation(names[to]),
+                    change,
+                    names[previous],
+                    strikes,
+                )
+            )
+    except IndexError as error:
+        raise msgspec.ValidationError("a block's entry has a number that names nothing") from error
+    return Block(packed.txn, tuple(entries))
+
+
+def _is_incarnation(name: str) -> bool:
+    return len(name) == 32 and not name.strip("0123456789abcdef")
 
 
 def block_count(shards: int) -> int:

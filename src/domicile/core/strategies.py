@@ -6,8 +6,16 @@ it says where shards belong, never when they may go there (C4), nor how many at 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from itertools import accumulate
+
+import xxhash
+
+from domicile.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,4 +44,81 @@ Wanted = Mapping[int, str]
 Strategy = Callable[[Situation], Wanted | Awaitable[Wanted]]
 """A user's own function, plain or async."""
 
-NAMES = ("least_shards", "consistent_ring", "ranges")
+PLACES = ("consistent_ring", "ranges")
+"""Strategies that know each shard's place from the nodes alone."""
+
+NAMES = ("least_shards", *PLACES)
+
+POINTS = 128
+"""Points on the ring for one unit of capacity."""
+
+MOST_POINTS = 16_384
+"""I6: points of one node, whatever capacity it claims."""
+
+
+def check_strategy(strategy: object) -> None:
+    """Refuse what is neither the name of a strategy nor a function."""
+    if callable(strategy) or strategy in NAMES:
+        return
+    close = get_close_matches(strategy, NAMES, n=1) if isinstance(strategy, str) else []
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ConfigError(
+        f"strategy={strategy!r} must be one of {', '.join(map(repr, NAMES))}, or a function from "
+        f"a Situation to node ids by shard number{hint}"
+    )
+
+
+@lru_cache(maxsize=8)
+def wanted(
+    name: str, role: str, shards: int, seats: tuple[tuple[str, float], ...]
+) -> tuple[str, ...] | None:
+    """The node id of each shard's place, by number; None if the strategy has no opinion.
+
+    `seats` are node ids, none twice, with capacities. Kept, since membership changes rarely: the
+    same question is asked at each plan.
+    """
+    if not seats:
+        return None
+    if name == "consistent_ring":
+        return _ring(role, shards, seats)
+    if name == "ranges":
+        return _ranges(shards, seats)
+    return None
+
+
+def _ring(role: str, shards: int, seats: tuple[tuple[str, float], ...]) -> tuple[str, ...]:
+    """Each shard belongs to the next point clockwise.
+
+    A node's points depend on its own id and capacity alone, so whoever joins only takes and
+    whoever leaves only gives. Hashes are a contract between versions of coordinators: a change
+    would move nearly every shard.
+    """
+    digest = xxhash.xxh3_64_intdigest
+    owner: dict[int, str] = {}
+    for node, capacity in sorted(seats):
+        count = max(1, min(MOST_POINTS, round(capacity * POINTS)))
+        prefix = b"node\x00%b\x00" % node.encode()
+        for number in range(count):
+            owner.setdefault(digest(prefix + b"%d" % number), node)
+    points = sorted(owner)
+    last, prefix = len(points), b"shard\x00%b\x00" % role.encode()
+    found: list[str] = []
+    for shard in range(shards):
+        index = bisect_left(points, digest(prefix + b"%d" % shard))
+        found.append(owner[points[index if index < last else 0]])
+    return tuple(found)
+
+
+def _ranges(shards: int, seats: tuple[tuple[str, float], ...]) -> tuple[str, ...]:
+    """One range of shard numbers per node, by capacity, in the order of node ids.
+
+    Not in the order of age: a node that restarts under its id then finds its range again, where
+    a new last place would shift everybody's.
+    """
+    ordered = sorted(seats)
+    sums = list(accumulate(capacity for _, capacity in ordered))
+    found: list[str] = []
+    for (node, _), reached in zip(ordered, sums, strict=True):
+        end = int(shards * reached / sums[-1] + 0.5)
+        found += [node] * (end - len(found))
+    return tuple(found)

@@ -7,7 +7,7 @@ draft is conditional, so a gap in the picture can cost time but never a second o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,12 +20,18 @@ from domicile.core.ids import (
     MAP,
     NOBODY,
     NODES,
+    PARDON,
     RELEASE,
+    REWOUND_KEY,
+    STARTED,
+    TARGET_KEY,
     WISH,
     Incarnation,
     ShardKey,
     node_key,
+    parse_pardon_key,
     parse_release_key,
+    parse_started_key,
     parse_wish_key,
 )
 from domicile.core.plan import Decision, Move, Own, Quarantine
@@ -91,8 +97,8 @@ class Stored(NamedTuple):
     entries: tuple[Entry, ...]
 
 
-class Release(NamedTuple):
-    """A release that an owner left in the store (H10)."""
+class Word(NamedTuple):
+    """What an owner left in the store about an epoch: its release (H10), or its first start."""
 
     owner: Incarnation
     shard: ShardKey
@@ -115,7 +121,14 @@ class StoreView:
         self.shards: dict[str, int] = {}
         self.drains: dict[str, None] = {}
         self.wishes: dict[ShardKey, str] = {}
-        self.releases: dict[bytes, Release] = {}
+        self.releases: dict[bytes, Word] = {}
+        self.floors: dict[ShardKey, int] = {}
+        """Epochs that journals have seen, as releases say (J1)."""
+        self.started: dict[bytes, Word] = {}
+        self.pardons: dict[ShardKey, None] = {}
+        self.target = ""
+        self.rewound = False
+        self.node_revisions: dict[Incarnation, int] = {}
         self._created: dict[Incarnation, int] = {}
 
     def load(self, listing: Listing) -> bool:
@@ -213,7 +226,17 @@ class StoreView:
             elif key.startswith(DRAIN):
                 self.drains[key[len(DRAIN) :].decode()] = None
             elif key.startswith(RELEASE):
-                self.releases[key] = Release(*parse_release_key(key))
+                self.releases[key] = word = Word(*parse_release_key(key))
+                if item.value:
+                    self.floors[word.shard] = int(item.value)
+            elif key.startswith(STARTED):
+                self.started[key] = Word(*parse_started_key(key))
+            elif key.startswith(PARDON):
+                self.pardons[parse_pardon_key(key)] = None
+            elif key == TARGET_KEY:
+                self.target = item.value.decode()
+            elif key == REWOUND_KEY:
+                self.rewound = True
             elif key == CONFIG_KEY:
                 self.shards = dict(sorted(decode_record(item.value, ConfigRecord).shards.items()))
             elif key == LEADER_KEY:
@@ -230,6 +253,7 @@ class StoreView:
             self.joined += 1
         self.nodes[record.incarnation] = record
         self._created[record.incarnation] = item.created
+        self.node_revisions[record.incarnation] = item.revision
         order = sorted(self.nodes, key=lambda node: (self._created[node], node))
         self.nodes = {node: self.nodes[node] for node in order}
 
@@ -244,12 +268,21 @@ class StoreView:
                 node = Incarnation(key[len(NODES) :].decode())
                 self.nodes.pop(node, None)
                 self._created.pop(node, None)
+                self.node_revisions.pop(node, None)
             elif key.startswith(WISH):
                 self.wishes.pop(parse_wish_key(key), None)
             elif key.startswith(DRAIN):
                 self.drains.pop(key[len(DRAIN) :].decode(), None)
             elif key.startswith(RELEASE):
                 self.releases.pop(key, None)
+            elif key.startswith(STARTED):
+                self.started.pop(key, None)
+            elif key.startswith(PARDON):
+                self.pardons.pop(parse_pardon_key(key), None)
+            elif key == TARGET_KEY:
+                self.target = ""
+            elif key == REWOUND_KEY:
+                self.rewound = False
             elif key == LEADER_KEY:
                 self.leader_revision = 0
             else:
@@ -257,6 +290,13 @@ class StoreView:
         except ValueError:
             return False
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class Forgive:
+    """A shard's deaths are long ago: it starts over (DX-20)."""
+
+    shard: ShardKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +312,12 @@ class Draft:
 
 
 def draft(
-    view: StoreView, block: BlockKey, decisions: Sequence[Decision], leader: At, txn: str
+    view: StoreView,
+    block: BlockKey,
+    decisions: Sequence[Decision | Forgive],
+    leader: At,
+    txn: str,
+    floors: Mapping[ShardKey, int] | None = None,
 ) -> Draft:
     """As many of a block's decisions as fit into one commit (S7), with C4's conditions."""
     stored = view.blocks.get(block)
@@ -292,7 +337,8 @@ def draft(
             break
         conditions.update(needs)
         deletes.update(obsolete)
-        entries[index] = new = _changed(view, decision, old)
+        floor = 0 if floors is None else floors.get(decision.shard, 0)
+        entries[index] = new = _changed(view, decision, old, floor)
         tells.append((new.owner, decision.shard, new))
         if old.owner not in (NOBODY, new.owner):
             tells.append((old.owner, decision.shard, new))
@@ -302,7 +348,7 @@ def draft(
     )
 
 
-def _needs(decision: Decision, old: Entry) -> dict[Condition, None]:
+def _needs(decision: Decision | Forgive, old: Entry) -> dict[Condition, None]:
     """C4's conditions of one new owner; moves and reverts rest on the block's revision."""
     if isinstance(decision, Quarantine):
         return {Absent(node_key(old.owner)): None}
@@ -314,7 +360,7 @@ def _needs(decision: Decision, old: Entry) -> dict[Condition, None]:
     return needs
 
 
-def _releases(view: StoreView, decision: Decision, old: Entry) -> dict[Write, None]:
+def _releases(view: StoreView, decision: Decision | Forgive, old: Entry) -> dict[Write, None]:
     """Release keys that a new owner's entry makes obsolete, a few at a time."""
     if not isinstance(decision, Own):
         return {}
@@ -326,18 +372,21 @@ def _releases(view: StoreView, decision: Decision, old: Entry) -> dict[Write, No
     return {Delete(key): None for key in keys[:4]}
 
 
-def _changed(view: StoreView, decision: Decision, old: Entry) -> Entry:
+def _changed(view: StoreView, decision: Decision | Forgive, old: Entry, floor: int) -> Entry:
     """The entry after a decision: a new epoch for a new owner only, a new change always."""
     change = old.change + 1
     if isinstance(decision, Own):
         node = view.nodes[decision.owner].node
         return Entry(
-            decision.owner, old.epoch + 1, "serving", NOBODY, change, node, decision.strikes
-        )
+            decision.owner, max(old.epoch, floor) + 1, "serving", NOBODY, change, node,
+            decision.strikes,
+        )  # fmt: skip
     if isinstance(decision, Quarantine):
         return Entry(
             NOBODY, old.epoch, "quarantined", NOBODY, change, old.previous, decision.strikes
         )
+    if isinstance(decision, Forgive):
+        return msgspec.structs.replace(old, strikes=0, change=change)
     if isinstance(decision, Move):
         return msgspec.structs.replace(old, state="moving", to=decision.to, change=change)
     return msgspec.structs.replace(old, state="serving", to=NOBODY, change=change)

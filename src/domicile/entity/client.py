@@ -1,4 +1,4 @@
-"""What every way into a cluster has in common: making refs, and a lifetime.
+"""What every way into a cluster has in common: making refs and regions, and a lifetime.
 
 Nodes and simulated clusters derive from `Client`. It never connects by itself.
 """
@@ -6,10 +6,12 @@ Nodes and simulated clusters derive from `Client`. It never connects by itself.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Self, TypeVar
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
 
 from domicile.entity.define import Entity, entity_type
 from domicile.entity.ref import Outbound, Ref
+from domicile.entity.region import Region
 
 E = TypeVar("E", bound=Entity)
 
@@ -20,6 +22,22 @@ class Client(ABC):
     def ref(self, kind: type[E], id: str, /) -> Ref[E]:
         """The address of an entity. Nothing is sent, and the entity need not exist yet."""
         return Ref(entity_type(kind), id, self._outbound())
+
+    def region(
+        self,
+        kind: type[E],
+        /,
+        *,
+        entity_id: Callable[[Any], str | None],
+        shard_id: Callable[[Any, int], int] | None = None,
+    ) -> Region[E]:
+        """All entities of a type, for messages that say themselves whom they are for.
+
+        `entity_id` finds the id in a message; the handler is the one whose only parameter has
+        the message's type. `shard_id` gives the shard of a message and a number of shards, for
+        types whose class says `shard_id=by_message`.
+        """
+        return Region(entity_type(kind), self._outbound(), entity_id=entity_id, shard_id=shard_id)
 
     @abstractmethod
     async def __aenter__(self) -> Self:

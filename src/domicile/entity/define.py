@@ -9,14 +9,18 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import PurePath
 from random import Random
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakSet
 
+from domicile.core.hashing import NAMED, ShardFunction, place_by, xxh3
+from domicile.core.records import TypeRecord
 from domicile.entity.codec import Packing
 from domicile.errors import ConfigError
 
@@ -94,14 +98,23 @@ class Handler:
         "encode_reply",
         "fn",
         "name",
+        "names",
         "shared",
         "timeout_s",
     )
 
     def __init__(
-        self, name: str, options: HandlerOptions, fn: Callable[..., Any], packing: Packing
+        self,
+        name: str,
+        options: HandlerOptions,
+        fn: Callable[..., Any],
+        label: str,
+        names: dict[str, Any],
     ) -> None:
+        packing = Packing(label, fn, names)
         self.name = name
+        self.names = names
+        """Names beyond the module's that its annotations may use."""
         self.shared = options.shared
         self.timeout_s = options.timeout_s
         self.fn = fn
@@ -169,12 +182,15 @@ class Entity:
 
     Class keywords: `name` is durable (hash input, journal key; the class name if left out),
     `role` says which nodes can be home, `idle_s` after how much silence it is passivated.
+    `shard_id` finds the shard of an id: `xxh3` if left out, `murmur2`, `shardcake`, `by_message`,
+    or a function of the id and the number of shards that gives a number from 0 up to below that.
     """
 
     __slots__ = ("__weakref__", "_domicile")
 
     __domicile_durable__: ClassVar[bool] = False
     __domicile_keywords__: ClassVar[tuple[str, str, float | None]]
+    __domicile_shard_id__: ClassVar[tuple[ShardFunction, str]]
     _domicile: Context
 
     def __init_subclass__(
@@ -183,6 +199,7 @@ class Entity:
         name: str | None = None,
         role: str = "default",
         idle_s: float | None = None,
+        shard_id: ShardFunction = xxh3,
     ) -> None:
         super().__init_subclass__()
         wire_name = cls.__name__ if name is None else name
@@ -193,6 +210,7 @@ class Entity:
         if idle_s is not None and not idle_s > 0:
             raise ConfigError(f"{cls.__qualname__}: idle_s={idle_s!r} must be positive")
         cls.__domicile_keywords__ = (wire_name, role, idle_s)
+        cls.__domicile_shard_id__ = (shard_id, _function_name(cls, shard_id))
         setattr(cls, _LOCALS, _defining_locals(cls))
 
     @property
@@ -274,11 +292,23 @@ class Entity:
 class EntityType:
     """An entity class as the runtime sees it: names, limits and handlers. Made once per class."""
 
-    __slots__ = ("_by_function", "cls", "durable", "handlers", "idle_s", "name", "role")
+    __slots__ = (
+        "_by_function",
+        "cls",
+        "durable",
+        "handlers",
+        "idle_s",
+        "name",
+        "place",
+        "role",
+        "shard_id",
+    )
 
     def __init__(self, cls: type[Entity]) -> None:
         self.cls = cls
         self.name, self.role, self.idle_s = cls.__domicile_keywords__
+        function, self.shard_id = cls.__domicile_shard_id__
+        self.place = place_by(function, self.shard_id)
         self.durable = cls.__domicile_durable__
         self.handlers: dict[str, Handler] = {}
         self._by_function: dict[Any, Handler] = {}
@@ -291,12 +321,18 @@ class EntityType:
                     f"{cls.__qualname__}.{attribute} and .{other} are both called {name!r} on the "
                     "wire; give one of them another @handler(name=...)"
                 )
-            packing = Packing(f"{cls.__qualname__}.{attribute}", fn, _namespace(cls, attribute))
-            found = self.handlers[name] = Handler(name, options, fn, packing)
+            label = f"{cls.__qualname__}.{attribute}"
+            found = Handler(name, options, fn, label, _namespace(cls, attribute))
+            self.handlers[name] = found
             for base in cls.__mro__:
                 overridden = base.__dict__.get(attribute)
                 if isinstance(overridden, FunctionType) and _MARK in overridden.__dict__:
                     self._by_function.setdefault(overridden, found)
+
+    @property
+    def record(self) -> TypeRecord:
+        """What all members of a cluster must say of this type (RG-24)."""
+        return TypeRecord(self.role, self.shard_id)
 
     def find(self, method: Callable[..., Any]) -> Handler:
         """The handler that a function of this class or one of its bases stands for."""
@@ -432,6 +468,36 @@ def _defining_locals(cls: type[Entity]) -> dict[str, Any]:
                     if word in found:
                         names[word] = found[word]
     return names
+
+
+def _function_name(cls: type[Entity], function: Any) -> str:
+    """What the cluster calls a shard function: all members must mean the same one (RG-24)."""
+    for known, named in NAMED.items():
+        if function is named:
+            return known
+    name = getattr(function, "__qualname__", None)
+    if name is None or isinstance(function, type) or inspect.iscoroutinefunction(function):
+        raise ConfigError(
+            f"{cls.__qualname__}: shard_id={function!r} must be a plain function with a name, "
+            "because all members of a cluster compare it; write def ...(entity_id, shards)"
+        )
+    try:
+        inspect.signature(function).bind("", 1)
+    except TypeError as error:
+        raise ConfigError(
+            f"{cls.__qualname__}: shard_id={name} must take an entity id and the number of shards "
+            f"({error})"
+        ) from None
+    return f"{_module_name(function)}:{name}"
+
+
+def _module_name(function: Any) -> str:
+    """Its module, by the name under which others import a program that runs as a script."""
+    if function.__module__ != "__main__":
+        return str(function.__module__)
+    main = sys.modules["__main__"]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    return str(spec.name) if spec is not None else PurePath(file or "__main__").stem
 
 
 def _full_name(cls: type[Any]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
+from domicile.core.hashing import Place, shard_of
 from domicile.core.ids import EntityKey
 from domicile.entity.define import Entity, EntityType, Handler
 from domicile.errors import ConfigError
@@ -34,6 +35,9 @@ class Call:
     timeout_s: float | None
     key: str
     durable: bool
+    shard_id: str = "xxh3"
+    """The name of what `place` stands for: all processes must mean the same (RG-24)."""
+    place: Place = shard_of
 
 
 class Outbound(Protocol):
@@ -132,6 +136,8 @@ class Ref(Generic[E]):
             self._timeout_s,
             self._key,
             kind.durable,
+            kind.shard_id,
+            kind.place,
         )
 
     def __eq__(self, other: object) -> bool:

@@ -69,6 +69,7 @@ class Runtime:
         read_record: Callable[[ShardKey], None],
         mark_started: Callable[[ShardKey, int], Awaitable[bool]],
         catalogue: Mapping[str, EntityType],
+        shards: Mapping[str, int] | None = None,
         resources: Mapping[type[Any], Any],
         journal: Journal | None,
     ) -> None:
@@ -85,6 +86,8 @@ class Runtime:
         self.read_record = read_record
         self.mark_started = mark_started
         self.catalogue = catalogue
+        self.shards: Mapping[str, int] = {} if shards is None else shards
+        """How many shards the roles have that this process can be home to."""
         self.resources = resources
         self.journal = journal
         self.tracing = not isinstance(meter, NoMeter)

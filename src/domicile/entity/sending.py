@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from domicile.core.hashing import shard_of
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.letter import Arm, Effect, GiveUp, Letter, Limits, SendFlush, Write
 from domicile.core.messages import (
@@ -26,6 +25,7 @@ from domicile.core.messages import (
     ToOwner,
     weight_bytes,
 )
+from domicile.core.records import TypeRecord, mismatch
 from domicile.core.sender import Sender
 from domicile.core.shardmap import Entry
 from domicile.entity.cell import Incoming, current_turn
@@ -81,7 +81,8 @@ class Sending:
         self._timers: dict[ShardKey, tuple[float, Timer]] = {}
         self._asks = 0
         self._sweep: Timer | None = None
-        self._types_seen: dict[tuple[str, str], None] = {}
+        self._types_seen: dict[tuple[str, str, str], int] = {}
+        """Shards of a role's type, once it was seen that the cluster means the same type."""
 
     # calls
 
@@ -130,8 +131,8 @@ class Sending:
             load,
             partial(self._behind, chain) if chain else None,
         )
-        room = sender.room(size)
-        effects = sender.submit(letter, now) if room else ()
+        refusal = self._refusal(sender, call.entity, size)
+        effects = sender.submit(letter, now) if refusal is None else ()
         if runtime.tracing:
             runtime.meter.event(
                 "submit", inc=runtime.me, role=shard.role, shard=shard.shard, n=letter.n,
@@ -139,14 +140,10 @@ class Sending:
                 chain=[(caller.type, caller.id) for caller in chain], held=len(sender.queue),
                 timeout=timeout_s,
             )  # fmt: skip
-        if not room:
+        if refusal is not None:
             letter.resolved = True
-            runtime.meter.count("message.overloaded")
             self._outcome(shard, letter, "not_executed")
-            raise Overloaded(
-                f"{len(sender.queue)} messages already wait for shard {shard.role}/{shard.shard}, "
-                f"the home of {call.entity.type} {call.entity.id!r}; slow down and retry"
-            )
+            raise refusal
         self._carry_out(sender, effects)
         if future is not None:
             load.timer = runtime.clock.call_at(
@@ -155,6 +152,28 @@ class Sending:
         elif letter.to is None and self._sweep is None:
             self._sweep = runtime.clock.call_at(now + SWEEP_S, self._sweep_tells)
         return sender, letter
+
+    def _refusal(self, sender: Sender, entity: EntityKey, size: int) -> NotExecuted | None:
+        """Why a message can't even wait for its shard (I6), if so."""
+        if sender.entry.state == "quarantined":
+            return self._quarantined(sender)
+        if sender.room(size):
+            return None
+        self._runtime.meter.count("message.overloaded")
+        return Overloaded(
+            f"{len(sender.queue)} messages already wait for shard "
+            f"{sender.shard.role}/{sender.shard.shard}, the home of {entity.type} {entity.id!r}; "
+            "slow down and retry"
+        )
+
+    def _quarantined(self, sender: Sender) -> Unavailable:
+        shard = f"{sender.shard.role}/{sender.shard.shard}"
+        strikes, within_s = sender.entry.strikes, self._runtime.settings.poison_window_s
+        died = f"{strikes} owners died within {within_s:g} s of each other"
+        return Unavailable(
+            f"shard {shard} is quarantined: its last {died if strikes > 1 else 'owner died'}; see "
+            f"what its entities do, then run `domicile unquarantine {shard}`"
+        )
 
     def _behind(self, chain: tuple[Caller, ...]) -> Iterator[ShardKey]:
         """Who waits in line behind the handlers of a chain, as far as they run on this node.
@@ -199,24 +218,36 @@ class Sending:
         return chain
 
     def _shard(self, call: Call) -> ShardKey:
+        asked = (call.role, call.entity.type, call.shard_id)
+        shards = self._types_seen.get(asked)
+        if shards is None:
+            shards = self._types_seen[asked] = self._shards_of(*asked)
+        return ShardKey(call.role, call.place(call.entity, shards))
+
+    def _shards_of(self, role: str, kind: str, shard_id: str) -> int:
+        """How many shards a type has, if it is the same type here and in the cluster (RG-24)."""
         members = self._runtime.members
-        role, kind = call.role, call.entity.type
+        config = members.config
+        wanted = TypeRecord(role, shard_id)
         own = self._runtime.catalogue.get(kind)
-        if own is not None and own.role == role:
+        known = None if config is None else config.types.get(kind)
+        if own is not None:
+            known = own.record
+        why = mismatch(kind, known or wanted, wanted)
+        if why:
+            raise NotExecuted(why)
+        if own is not None:
             # Registered with this very process, whose watch may not have shown it yet; joining
             # agreed with the config on the number of shards.
-            return ShardKey(role, shard_of(call.entity, self._runtime.settings.shards))
-        if (role, kind) not in self._types_seen:
-            if not members.knows_type(role, kind):
-                known = ", ".join(members.types(role)) or "none"
-                raise Unavailable(
-                    f"no node has registered entity type {kind!r} in role {role!r} (registered: "
-                    f"{known}); start a node with entities=[...] listing it"
-                )
-            self._types_seen[role, kind] = None
-        config = members.config
+            return self._runtime.shards.get(role, self._runtime.settings.shards)
+        if not members.knows_type(role, kind):
+            registered = ", ".join(members.types(role)) or "none"
+            raise Unavailable(
+                f"no node has registered entity type {kind!r} in role {role!r} (registered: "
+                f"{registered}); start a node with entities=[...] listing it"
+            )
         assert config is not None, "a node registers its roles in the config before itself"
-        return ShardKey(role, shard_of(call.entity, config.shards[role]))
+        return config.shards[role]
 
     def _sender(self, shard: ShardKey) -> Sender:
         sender = self.senders.get(shard)
@@ -316,6 +347,8 @@ class Sending:
                     self._give_up(sender.shard, letter, "the link to its home was lost")
                 case Arm(at):
                     self._arm(sender, at)
+        for letter in sender.refused():
+            self._fail(sender.shard, letter, self._quarantined(sender))
 
     def _write(self, sender: Sender, write: Write) -> None:
         runtime = self._runtime

@@ -43,6 +43,7 @@ from domicile.core.shardmap import Entry
 from domicile.entity.cell import Alarm, Cell, Incoming, Turn, current_turn
 from domicile.entity.codec import encode_error, encode_failure
 from domicile.entity.define import Entity, EntityType, make
+from domicile.entity.marks import Marks
 from domicile.entity.workers import Abandoned, Guarded
 from domicile.errors import (
     Fenced,
@@ -87,7 +88,9 @@ class ShardHost:
         self.fence_claim: object | None = None
         """J1: the claim of the current epoch, made and kept by the first durable use."""
         self._alarms = 0
+        self._floor = 0
         self._backoff: dict[EntityKey, tuple[float, float]] = {}
+        self._marks = Marks(runtime.settings.poison_deaths, partial(runtime.mark_started, shard))
         self._stopping = 0
         self._settling = False
         self._drain: Timer | None = None
@@ -118,6 +121,11 @@ class ShardHost:
     def see(self, entry: Entry) -> None:
         """A newer map entry."""
         self._carry_out(self.owner.see(entry))
+
+    def outrun(self, epoch: int) -> None:
+        """J1: a journal has seen a newer epoch than this home's; it must be given a newer one."""
+        self._floor = max(epoch, self._floor)
+        self._carry_out(self.owner.happen(OwnerEvent.OUTRUN))
 
     def link_gone(self, source: Source) -> None:
         """An incoming link's state was dropped."""
@@ -152,7 +160,7 @@ class ShardHost:
         owner = self.owner
         entry = owner.entry
         if owner.phase is Phase.RELEASED and entry.owner == owner.me and entry.epoch <= owner.epoch:
-            self.runtime.tell_leader(Released(*self.shard, owner.epoch))
+            self.runtime.tell_leader(Released(*self.shard, owner.epoch, self._floor))
             self.runtime.repeat_soon()
 
     @property
@@ -362,7 +370,18 @@ class ShardHost:
             until, _ = self._backoff.get(key, (0.0, 0.0))
             if now < until:
                 raise NotStarted(Unavailable(f"{_name(key)} failed to start; next try soon"))
-            cell = self.cells[key] = Cell(self, key, kind, self.owner.epoch)
+            if self._marks.due(self.owner.entry.strikes, self.owner.epoch):
+                if not await self._marks.make(self.owner.epoch):
+                    raise NotStarted(
+                        Unavailable(
+                            f"{_name(key)} can't start: owners of its shard died, and the store "
+                            "did not take the note that it starts again; try again"
+                        )
+                    )
+                # Another message may have made it meanwhile.
+                cell = self.cells.get(key)
+            if cell is None:
+                cell = self.cells[key] = Cell(self, key, kind, self.owner.epoch)
         if not cell.started:
             await self._start(cell)
         return cell
@@ -492,7 +511,8 @@ class ShardHost:
         self._drain = None
         if self.owner.phase is not Phase.DRAINING or not runtime.guard():
             return
-        self._carry_out(self.owner.happen(OwnerEvent.OVERDUE))
+        # The phase stays, and with it the drain that has begun: what the table asks for is here.
+        self.owner.happen(OwnerEvent.OVERDUE)
         runtime.meter.count("drain.overdue")
         if runtime.leaving:
             runtime.cancel_turns(self.shard, "its node is leaving and the drain deadline passed")

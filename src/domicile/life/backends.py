@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from domicile.config import Settings
+from domicile.core.records import TypeRecord
 from domicile.core.strategies import Strategy
 from domicile.entity.define import EntityType
 from domicile.ports.clock import Clock
@@ -15,6 +16,7 @@ from domicile.ports.health import Health
 from domicile.ports.journal import Journal
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
+from domicile.ports.threads import Threads
 from domicile.ports.transport import Transport
 from domicile.ports.watchdog import Watchdog
 from domicile.transports.link import PROTOCOLS
@@ -25,7 +27,7 @@ class Backends:
     """What a process is wired to. `transport` makes a fresh one for each life.
 
     `health` can prove deaths, where that is possible; `watchdog` ends a process that hangs, where
-    the process is Domicile's own.
+    the process is Domicile's own; `threads` run users' blocking functions.
     """
 
     store: Store
@@ -36,6 +38,7 @@ class Backends:
     random: Random
     health: Health | None = None
     watchdog: Watchdog | None = None
+    threads: Threads | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +56,14 @@ class Plan:
     strategy: str | Strategy = "least_shards"
     protocols: tuple[int, int] = PROTOCOLS
     """The oldest and newest wire protocol that this process speaks."""
+    shards: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Shards of the roles that have another number than the settings say."""
+
+    def role_shards(self) -> dict[str, int]:
+        """How many shards each role has that this process can be home to."""
+        roles = sorted({kind.role: None for kind in self.catalogue.values()})
+        return {role: self.shards.get(role, self.settings.shards) for role in roles}
+
+    def types(self) -> dict[str, TypeRecord]:
+        """What this process says of its entity types (RG-24)."""
+        return {name: kind.record for name, kind in self.catalogue.items()}

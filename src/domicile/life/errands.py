@@ -11,10 +11,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from domicile.config import Settings
-from domicile.core.ids import Incarnation, ShardKey, release_key, started_key
+from domicile.core.ids import REWOUND_KEY, Incarnation, ShardKey, release_key, started_key
 from domicile.core.shardmap import BLOCK_SIZE, Entry, block_key, decode_block
-from domicile.core.txn import Committed, Put
-from domicile.errors import StoreError
+from domicile.core.txn import Committed, Put, Unknown
+from domicile.errors import StoreError, StoreUnavailable
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
 
@@ -38,9 +38,9 @@ class Errands:
         self._reading: dict[bytes, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
 
-    def leave_release(self, shard: ShardKey, epoch: int) -> None:
+    def leave_release(self, shard: ShardKey, epoch: int, floor: int) -> None:
         """H10: the leader is out of reach, so the release goes into the store."""
-        self._spawn(self._leave_release(shard, epoch))
+        self._spawn(self._leave_release(shard, epoch, floor))
 
     def read_record(self, shard: ShardKey) -> None:
         """H7: a sender knows more than this owner; `learn` gets the first shard and its block."""
@@ -61,6 +61,16 @@ class Errands:
                 self._meter.count("started.unwritten")
         return False
 
+    async def note_rewind(self) -> None:
+        """S5: tell the coming leader that the store forgot commits, before this node registers."""
+        try:
+            async with asyncio.timeout(self._settings.op_timeout_s):
+                outcome = await self._store.commit((), (Put(REWOUND_KEY, self._me.encode()),))
+        except TimeoutError:
+            outcome = Unknown()
+        if not isinstance(outcome, Committed):
+            raise StoreUnavailable("the store did not take the note that it was rewound")
+
     async def close(self) -> None:
         """End what is under way."""
         tasks = list(self._tasks)
@@ -68,11 +78,12 @@ class Errands:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _leave_release(self, shard: ShardKey, epoch: int) -> None:
+    async def _leave_release(self, shard: ShardKey, epoch: int, floor: int) -> None:
         try:
             async with asyncio.timeout(self._settings.op_timeout_s):
                 key = release_key(self._me, shard, epoch)
-                await self._store.commit((), (Put(key, b""),))
+                value = str(floor).encode() if floor else b""
+                await self._store.commit((), (Put(key, value),))
         except (StoreError, TimeoutError):
             self._meter.count("release.unwritten")
 

@@ -12,10 +12,12 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from domicile.control.deaths import Deaths
+from domicile.control.advice import Advisor
+from domicile.control.deaths import Deaths, check_fencing, let_go
 from domicile.control.elected import Elected
 from domicile.control.member import Member
 from domicile.core.ids import Incarnation, ShardKey, new_incarnation
+from domicile.core.lease import FOREVER_S
 from domicile.core.members import (
     ClientGone,
     EntryChanged,
@@ -31,8 +33,11 @@ from domicile.core.messages import (
     GoodbyeAck,
     Ping,
     Pong,
+    Probe,
+    Probed,
     Released,
     Request,
+    Suspect,
     Told,
     ToOwner,
     ToSender,
@@ -44,6 +49,7 @@ from domicile.core.txn import Changes, Listing
 from domicile.entity.runtime import Runtime
 from domicile.life.backends import Backends, Plan
 from domicile.life.errands import Errands
+from domicile.life.reach import Reach
 from domicile.ports.health import Health
 from domicile.ports.transport import LinkKey, Peer
 from domicile.transports.links import LinkLayer
@@ -57,7 +63,7 @@ POLL_S = 0.02
 class Life:
     """One incarnation. `begin`, then `run`; `leave` ends it in an orderly way."""
 
-    def __init__(self, backends: Backends, plan: Plan) -> None:
+    def __init__(self, backends: Backends, plan: Plan, *, rewound: bool = False) -> None:
         self._backends = backends
         self._plan = plan
         self._hosts = bool(plan.node_id)
@@ -69,20 +75,25 @@ class Life:
         self._unheard: dict[ShardKey, tuple[int, float]] = {}
         self._over = asyncio.Event()
         self._deaths: Deaths | None = None
+        self.rewound = rewound
+        """Whether the store was found to have lost commits: takeovers must wait (S5)."""
         self._left = False
         self._revoked = False
+        self._gone = False
+        """Whether the own record is certainly gone from the store."""
         self.tags = {"node": plan.node_id or "client", "incarnation": self.me}
 
     async def begin(self) -> bool:
         """Read the store, open the port, register (SM-02). False if fenced meanwhile."""
         backends, plan = self._backends, self._plan
         settings = plan.settings
-        roles = sorted({kind.role: None for kind in plan.catalogue.values()})
+        shards = plan.role_shards()
         record: NodeRecord | ClientRecord
         if self._hosts:
             record = NodeRecord(
-                plan.node_id, self.me, "", tuple(roles), tuple(sorted(plan.catalogue)),
+                plan.node_id, self.me, "", tuple(shards), tuple(sorted(plan.catalogue)),
                 settings.ttl_s, plan.candidate, plan.capacity, plan.version,
+                protocols=plan.protocols,
             )  # fmt: skip
         else:
             record = ClientRecord(self.me)
@@ -93,7 +104,9 @@ class Life:
             settings=settings,
             random=backends.random,
             record=record,
-            shards=dict.fromkeys(roles, settings.shards),
+            shards=shards,
+            types=plan.types(),
+            protocols=plan.protocols,
             events=self,
         )
         self._errands = Errands(
@@ -114,12 +127,13 @@ class Life:
             read_record=self._errands.read_record,
             mark_started=self._errands.mark_started,
             catalogue=plan.catalogue,
+            shards=shards,
             resources=plan.resources,
             journal=backends.journal,
         )
         self._links = LinkLayer(
             self._transport, backends.clock, settings, backends.random, backends.meter, self.me,
-            plan.cluster, "", self.member.guard, self,
+            plan.cluster, "", self.member.guard, self, plan.protocols,
         )  # fmt: skip
         self.elected = Elected(
             store=backends.store,
@@ -132,7 +146,9 @@ class Life:
             guard=self.member.guard,
             send=self._send_control,
             candidate=self._hosts and plan.candidate,
+            strategy=self._strategy(),
         )
+        self._reach = Reach(backends.clock, self._send_control, self._tell_leader_of)
         backends.meter.event(
             "life", inc=self.me, node=plan.node_id, hosts=self._hosts,
             limits={
@@ -142,8 +158,13 @@ class Life:
         )  # fmt: skip
         self.runtime.start(self._links)
         try:
+            if self._hosts:
+                check_fencing(settings, backends.health)
             if backends.health is not None:
                 backends.health.hold(self.me)
+            if self.rewound:
+                await self._errands.note_rewind()
+                self.rewound = False
             return await self.member.join(self._listen if self._hosts else None)
         except BaseException:
             await self._end()
@@ -192,7 +213,7 @@ class Life:
         self._left = True
         self.runtime.sending.fail_all("this process left the cluster")
         self._end_links()
-        await self.member.leave()
+        self._gone = await self.member.leave()
         self._revoked = True
         log.info("left the cluster %s", self._plan.cluster, extra=self.tags)
         self._over.set()
@@ -208,6 +229,7 @@ class Life:
         """Nothing of this incarnation runs afterwards; the store frees its shards at once (L5)."""
         health, watchdog = self._backends.health, self._backends.watchdog
         self._end_links()
+        self._reach.close()
         # Each step also when the one before was cancelled: nothing may be left open.
         try:
             await self._errands.close()
@@ -222,10 +244,10 @@ class Life:
             finally:
                 try:
                     if not self._revoked:
-                        await self.member.leave()
+                        self._gone = await self.member.leave()
                 finally:
                     if health is not None:
-                        health.let_go(self.me)
+                        let_go(health, self.me, gone=self._gone)
 
     async def _until(self, condition: Callable[[], bool], limit_s: float) -> None:
         """Wait for a condition, for a while, unless this incarnation ends first."""
@@ -270,12 +292,14 @@ class Life:
 
     def on_renewed(self) -> None:
         """L4: from now on the watchdog would wait until the new hard deadline."""
-        if self._backends.watchdog is not None:
-            left_s = self.member.lease.hard_until - self._backends.clock.now()
-            self._backends.watchdog.feed(max(0.0, left_s))
+        hard_until = self.member.lease.hard_until
+        # Without a deadline (C9) there is nothing that the process must not outlive.
+        if self._backends.watchdog is not None and hard_until < FOREVER_S:
+            self._backends.watchdog.feed(max(0.0, hard_until - self._backends.clock.now()))
 
     def on_fenced(self, reason: str) -> None:
         """L4, L5: this incarnation is over."""
+        self.rewound = self.rewound or reason.startswith("store rewound")
         if not self._left:
             log.warning("fenced, joining anew: %s", reason, extra=self.tags)
         self.runtime.fence(reason)
@@ -296,6 +320,12 @@ class Life:
                 self.runtime.on_request(Source(*link), message)
             case Ping(id):
                 self._answer(link, Pong(id))
+            case Probe(node):
+                self._reach.probe(node)
+            case Probed():
+                self.elected.on_probed(link.sender, message)
+            case Suspect(node):
+                self._suspected(node)
             case Released():
                 self.elected.on_released(link.sender, message)
             case AskRevert():
@@ -310,8 +340,8 @@ class Life:
         """Back from a process that this one dialled."""
         self._heard(peer)
         match message:
-            case Pong():
-                pass
+            case Pong(id):
+                self._reach.answered(peer, id)
             case Goodbye():
                 self.runtime.sending.departing(peer)
                 self._send(peer, GoodbyeAck())
@@ -321,6 +351,8 @@ class Life:
     def on_link_lost(self, peer: Incarnation, reason: str, unsent: tuple[ToOwner, ...]) -> None:
         """A dialled link is lost for good."""
         self.runtime.sending.link_lost(peer, unsent)
+        if peer in self._members.nodes:
+            self._reach.lost(peer)
 
     def on_disconnected(self, peer: Incarnation) -> None:
         """A connection broke: perhaps its other end died (L6)."""
@@ -393,13 +425,39 @@ class Life:
             since = now
         self._unheard[shard] = (message.epoch, since)
         if now - since >= 1.0:
-            self._errands.leave_release(shard, message.epoch)
+            self._errands.leave_release(shard, message.epoch, message.floor)
 
     def _tell_own_leader(self, message: Released | AskRevert) -> None:
         if isinstance(message, Released):
             self.elected.on_released(self.me, message)
         else:
             self.elected.on_ask_revert(self.me, message)
+
+    def _tell_leader_of(self, message: Probed | Suspect) -> None:
+        """About another node; if no leader is known, the next one will ask."""
+        leader = self._members.leader
+        if leader is None:
+            return
+        if leader.incarnation != self.me:
+            self._send(leader.incarnation, message, control=True)
+        elif isinstance(message, Probed):
+            self.elected.on_probed(self.me, message)
+        else:
+            self._suspected(message.node)
+
+    def _suspected(self, node: Incarnation) -> None:
+        """SM-08: a sender gets no answer from a node; the health port knows whether it lives."""
+        self._backends.meter.count("node.suspected")
+        if self._deaths is not None:
+            self._deaths.suspect(node)
+
+    def _strategy(self) -> str | Advisor:
+        plan, backends = self._plan, self._backends
+        if isinstance(plan.strategy, str):
+            return plan.strategy
+        return Advisor(
+            plan.strategy, plan.settings.strategy_timeout_s, backends.meter, backends.threads
+        )
 
     def _learn_block(self, first: ShardKey, entries: tuple[Entry, ...]) -> None:
         if self.member.guard():

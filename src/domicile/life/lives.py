@@ -84,8 +84,9 @@ class Lives:
         self, backends: Backends, plan: Plan, joined: asyncio.Future[None]
     ) -> None:
         try:
+            rewound = False
             while not self._stopping:
-                life = Life(backends, plan)
+                life = Life(backends, plan, rewound=rewound)
                 try:
                     began = await life.begin()
                 except (StoreUnavailable, ConfigError, OSError) as error:
@@ -93,6 +94,7 @@ class Lives:
                     if not joined.done():
                         raise
                     log.warning("can't join anew yet: %s", error, extra=life.tags)
+                    rewound = life.rewound
                     await asyncio.sleep(REJOIN_S)
                     continue
                 if began:
@@ -103,6 +105,7 @@ class Lives:
                     await life.run()
                 finally:
                     self.current = None
+                    rewound = life.rewound
         except Exception as error:
             if joined.done():
                 raise

@@ -7,33 +7,45 @@ Standard output is for results; errors and logs go to standard error.
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-import traceback
-from collections.abc import Awaitable, Callable
-from enum import Enum
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
-from domicile.errors import ConfigError, DomicileError
+from domicile.errors import DomicileError
+from domicile.ops import operate, simulate
+from domicile.ops.console import (
+    AWAY,
+    FAILED,
+    INTERRUPTED,
+    USAGE,
+    App,
+    AsJson,
+    Cluster,
+    FormName,
+    LevelName,
+    LogFormat,
+    LogLevel,
+    Loop,
+    LoopName,
+    NoWatchdog,
+    Store,
+    examples,
+    fail,
+    find,
+    print_json,
+    read,
+    which,
+    writable,
+)
 
 if TYPE_CHECKING:
+    from domicile.manager import Manager
     from domicile.node import Node
     from domicile.ops.status import Place, Reader, Status
 
-T = TypeVar("T")
-
-FAILED, USAGE, AWAY = 1, 2, 3
 REFRESH_S = 1.0
-
-
-def _examples(*commands: str) -> str:
-    return "Examples:\n\n" + "\n\n".join(f"- `{command}`" for command in commands)
-
 
 app = typer.Typer(
     name="domicile",
@@ -45,51 +57,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class LoopName(str, Enum):  # noqa: UP042 - StrEnum would change what typer shows
-    """What to run on."""
-
-    auto = "auto"
-    asyncio = "asyncio"
-    uvloop = "uvloop"
-
-
-class LevelName(str, Enum):  # noqa: UP042
-    """What to log."""
-
-    debug = "debug"
-    info = "info"
-    warning = "warning"
-    error = "error"
-    critical = "critical"
-
-
-class FormName(str, Enum):  # noqa: UP042
-    """How to log."""
-
-    text = "text"
-    json = "json"
-
-
-Store = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="STORE",
-        show_default=False,
-        help="The store's URL, as in sqlite:///.domicile/dev.db; else that of --app, else "
-        "DOMICILE_STORE.",
-    ),
-]
-App = Annotated[
-    str | None,
-    typer.Option(show_default=False, help="Take store and cluster from the node module:name."),
-]
-Cluster = Annotated[
-    str | None,
-    typer.Option(show_default=False, help="The cluster's name, if not 'domicile'."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
 def main() -> None:
@@ -114,7 +81,7 @@ def everything(
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "domicile run app:node",
         "domicile run app:make_node --log-format json",
         "DOMICILE_TTL_S=2 domicile run shop.main:node --loop asyncio",
@@ -129,18 +96,10 @@ def run(
             "is on the import path.",
         ),
     ],
-    loop: Annotated[
-        LoopName, typer.Option(help="The event loop; auto is uvloop where it is installed.")
-    ] = LoopName.auto,
-    log_level: Annotated[LevelName, typer.Option(help="The least level logged.")] = LevelName.info,
-    log_format: Annotated[FormName, typer.Option(help="For people or machines.")] = FormName.text,
-    no_watchdog: Annotated[
-        bool,
-        typer.Option(
-            "--no-watchdog",
-            help="Do not end the process if it hangs past its lease, as under a debugger.",
-        ),
-    ] = False,
+    loop: Loop = LoopName.auto,
+    log_level: LogLevel = LevelName.info,
+    log_format: LogFormat = FormName.text,
+    no_watchdog: NoWatchdog = False,
 ) -> None:
     """Run one node in this process until SIGTERM or Ctrl-C, then hand over and leave.
 
@@ -148,23 +107,79 @@ def run(
     signal ends it at once. A node that hangs past its lease is ended by the watchdog.
     """
     from domicile.ops import logs
-    from domicile.ops.serve import serve
-    from domicile.ops.watchdog import ProcessWatchdog
 
     logs.set_up(log_level.value, log_format.value)
-    node = _find(target)
-    if not no_watchdog:
-        node.watch_over(ProcessWatchdog())
-    try:
-        serve(node, loop.value)
-    except DomicileError as error:
-        _fail(str(error), FAILED)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
+    _serve(find(target), loop, no_watchdog)
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
+        "domicile manager sqlite:///.domicile/dev.db",
+        "domicile manager --app app:node --strategy ranges --log-format json",
+        "DOMICILE_TTL_S=2 domicile manager sqlite:///.domicile/dev.db --node-id manager-1",
+    )
+)
+def manager(
+    store: Store = None,
+    app: App = None,
+    cluster: Cluster = None,
+    strategy: Annotated[
+        str, typer.Option(help="Where shards belong: least_shards, consistent_ring or ranges.")
+    ] = "least_shards",
+    listen: Annotated[
+        str, typer.Option(help="Where nodes reach it: host:port or host:first-last.")
+    ] = "127.0.0.1:0",
+    advertise: Annotated[
+        str | None, typer.Option(show_default=False, help="What nodes dial, if that differs.")
+    ] = None,
+    node_id: Annotated[
+        str | None, typer.Option(show_default=False, help="Its name, if not one made of the host.")
+    ] = None,
+    loop: Loop = LoopName.auto,
+    log_level: LogLevel = LevelName.info,
+    log_format: LogFormat = FormName.text,
+    no_watchdog: NoWatchdog = False,
+) -> None:
+    """Run a coordinator in this process, without entities, until SIGTERM or Ctrl-C.
+
+    A second one stands by and takes over when the first is gone. Nodes that shall never
+    coordinate say `Node(candidate=False)`. Exits with 0 once it has left, 1 after an error.
+    """
+    from domicile.core.strategies import NAMES
+    from domicile.errors import ConfigError
+    from domicile.manager import Manager
+    from domicile.ops import logs
+
+    logs.set_up(log_level.value, log_format.value)
+    url, name = which(store, app, cluster)
+    if strategy not in NAMES:
+        fail(f"--strategy {strategy!r} is not one of {', '.join(NAMES)}", USAGE)
+    try:
+        made = Manager(
+            url, cluster=name, strategy=strategy, listen=listen, advertise=advertise,
+            node_id=node_id,
+        )  # fmt: skip
+    except ConfigError as error:
+        fail(str(error), USAGE)
+    _serve(made, loop, no_watchdog)
+
+
+def _serve(member: Node | Manager, loop: LoopName, no_watchdog: bool) -> None:
+    from domicile.ops.serve import serve
+    from domicile.ops.watchdog import ProcessWatchdog
+
+    if not no_watchdog:
+        member.watch_over(ProcessWatchdog())
+    try:
+        serve(member, loop.value)
+    except DomicileError as error:
+        fail(str(error), FAILED)
+    except KeyboardInterrupt:
+        fail("interrupted", INTERRUPTED)
+
+
+@app.command(
+    epilog=examples(
         "domicile status sqlite:///.domicile/dev.db",
         "domicile status --app app:node --watch",
         "DOMICILE_STORE=sqlite:///.domicile/dev.db domicile status --json",
@@ -184,7 +199,7 @@ def status(
     """
     from domicile.ops.show import Shown, status_view
 
-    url, name = _which(store, app, cluster)
+    url, name = which(store, app, cluster)
 
     last: list[Status] = []
 
@@ -194,7 +209,7 @@ def status(
                 seen = await reader.status()
                 last[:] = [seen]
                 if as_json:
-                    _print_json(seen)
+                    print_json(seen)
                 else:
                     shown.show(status_view(seen))
                 if not watch:
@@ -202,7 +217,7 @@ def status(
                 await asyncio.sleep(REFRESH_S)
 
     try:
-        _read(url, name, look)
+        read(url, name, look)
     except KeyboardInterrupt:
         if not last:
             raise
@@ -211,7 +226,7 @@ def status(
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "domicile where counter c1 sqlite:///.domicile/dev.db",
         "domicile where counter c1 --app app:node --json",
     )
@@ -234,14 +249,14 @@ def where(
     """
     from domicile.ops.show import Shown, place_view
 
-    url, name = _which(store, app, cluster)
+    url, name = which(store, app, cluster)
 
     async def look(reader: Reader) -> Place:
         return await reader.where(type, id, role)
 
-    place = _read(url, name, look)
+    place = read(url, name, look)
     if as_json:
-        _print_json(place)
+        print_json(place)
     else:
         with Shown(live=False) as shown:
             shown.show(place_view(place))
@@ -250,7 +265,7 @@ def where(
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "domicile demo", "domicile demo --seed 7 --plain", "domicile demo --svg demo.svg"
     )
 )
@@ -274,80 +289,9 @@ def demo(
     from domicile.ops.demo import Wanted, run_demo
 
     if svg is not None:
-        _see_that_writable(svg)
+        writable("--svg", svg)
     raise typer.Exit(run_demo(Wanted(seconds, nodes, seed, plain, keep, svg)))
 
 
-def _see_that_writable(file: Path) -> None:
-    """Now rather than after the run."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.open("ab").close()
-    except OSError as error:
-        _fail(f"--svg {file} can't be written: {error.strerror}; name another file", USAGE)
-
-
-def _find(target: str) -> Node:
-    from domicile.ops.apps import TargetError, find_node
-
-    try:
-        return find_node(target)
-    except TargetError as error:
-        _fail(str(error), USAGE)
-    except DomicileError as error:
-        _fail(f"{target.partition(':')[0]} could not be imported: {error}", FAILED)
-    except Exception as error:
-        # The user's own code failed: show where, without the frames of the import machinery.
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if "importlib" not in frame.filename]
-        own = [frame for frame in own if not frame.filename.startswith(str(Path(__file__).parent))]
-        shown = "".join(traceback.format_list(own))
-        if shown:
-            typer.echo(f"Traceback (most recent call last):\n{shown}".rstrip(), err=True)
-        detail = "".join(traceback.format_exception_only(error)).strip()
-        _fail(f"{target.partition(':')[0]} could not be imported: {detail}", FAILED)
-
-
-def _which(store: str | None, target: str | None, cluster: str | None) -> tuple[str, str]:
-    if target is not None:
-        node = _find(target)
-        return store or node.store, cluster or node.cluster
-    store = store or os.environ.get("DOMICILE_STORE")
-    if not store:
-        _fail(
-            "say which store: domicile status sqlite:///path/to/file.db, or set DOMICILE_STORE, "
-            "or --app module:name",
-            USAGE,
-        )
-    return store, cluster or "domicile"
-
-
-def _read(url: str, cluster: str, look: Callable[[Reader], Awaitable[T]]) -> T:
-    """Look at a cluster; every failure ends the process with what to do next."""
-    from domicile.ops.status import NoCluster, Reader
-
-    async def reading() -> T:
-        reader = Reader(url, cluster)
-        try:
-            return await look(reader)
-        finally:
-            await reader.close()
-
-    try:
-        return asyncio.run(reading())
-    except ConfigError as error:
-        _fail(str(error), USAGE)
-    except LookupError as error:
-        _fail(str(error.args[0]), FAILED)
-    except (NoCluster, DomicileError) as error:
-        _fail(str(error), AWAY)
-
-
-def _print_json(value: object) -> None:
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
-    sys.stdout.flush()
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(code)
+operate.add_to(app)
+simulate.add_to(app)

@@ -18,7 +18,7 @@ import traceback
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -256,8 +256,7 @@ def late_replies(history: History) -> int:
 
 
 def _settings(wanted: Wanted) -> Settings:
-    values = {name: getattr(SETTINGS, name) for name in SETTINGS.__dataclass_fields__}
-    return Settings(**{**values, "min_nodes": wanted.nodes})
+    return replace(SETTINGS, min_nodes=wanted.nodes)
 
 
 class _Console(Console):

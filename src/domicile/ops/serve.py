@@ -1,4 +1,4 @@
-"""One node in a process of its own, from its start to its leaving: what `domicile run` does.
+"""One node or manager in a process of its own, until it has left: `domicile run`, `manager`.
 
 The process is Domicile's here, so this may take signals, arm the watchdog (L4) and choose the
 loop; a node inside a host program does none of that.
@@ -12,10 +12,11 @@ import logging
 import signal
 from collections.abc import Callable, Generator
 from contextlib import AsyncExitStack, contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 from domicile.core.records import NodeRecord
 from domicile.errors import ConfigError
+from domicile.manager import Manager
 from domicile.node import Node
 
 log = logging.getLogger("domicile")
@@ -25,11 +26,13 @@ Loop = Literal["auto", "asyncio", "uvloop"]
 PATIENCE_S = 3.0
 """How long joining takes before it is worth a word."""
 
+Member = Node | Manager
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def serve(node: Node, loop: Loop) -> None:
-    """Run a node until it is asked to leave and has left; raises what ended it otherwise."""
+def serve(node: Member, loop: Loop) -> None:
+    """Run a member until it is asked to leave and has left; raises what ended it otherwise."""
     with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
         runner.run(_serve(node))
 
@@ -50,10 +53,10 @@ def loop_factory(loop: Loop) -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-async def _serve(node: Node) -> None:
+async def _serve(node: Member) -> None:
     asked: list[signal.Signals] = []
     async with AsyncExitStack() as stack:
-        joining = asyncio.ensure_future(stack.enter_async_context(node))
+        joining: asyncio.Future[Any] = asyncio.ensure_future(stack.enter_async_context(node))
         # Kept until `run` puts its own in their place, so that no signal falls between.
         with _signals(asked, joining.cancel):
             log.info("joining cluster %s in %s", node.cluster, node.store)
@@ -62,7 +65,7 @@ async def _serve(node: Node) -> None:
             except asyncio.CancelledError:
                 if not asked:
                     raise
-                log.info("%s came before the node had joined: nothing to hand over", asked[0].name)
+                log.info("%s came before it had joined: nothing to hand over", asked[0].name)
                 return
             if not asked:
                 _say_where(node)
@@ -75,7 +78,7 @@ async def _serve(node: Node) -> None:
         )
 
 
-async def _joined(joining: asyncio.Future[Node]) -> None:
+async def _joined(joining: asyncio.Future[Any]) -> None:
     """Until it is; says now and then that it still waits."""
     waited_s = PATIENCE_S
     try:
@@ -87,7 +90,7 @@ async def _joined(joining: asyncio.Future[Node]) -> None:
     joining.result()
 
 
-def _say_where(node: Node) -> None:
+def _say_where(node: Member) -> None:
     record = None if node.life is None else node.life.member.record
     if isinstance(record, NodeRecord):
         tags = {"node": record.node, "incarnation": record.incarnation}

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from domicile.core.breakglass import AuditRecord
 from domicile.ops.status import NodeSeen, Place, Status
 
 WIDE = 160
@@ -69,7 +70,21 @@ def status_view(status: Status) -> RenderableType:
     if status.wishes:
         wished = ", ".join(f"{one.role}/{one.shard} to {one.node}" for one in status.wishes)
         parts.append(Text(f"wishes   {wished}"))
+    if status.quarantined:
+        shards = ", ".join(
+            f"{one.role}/{one.shard} ({one.strikes} owners died)" for one in status.quarantined
+        )
+        parts.append(Text(f"quarantined  {shards}", style="bold red"))
+    if status.target is not None:
+        parts.append(Text(f"target   {status.target}"))
+    if status.audit is not None:
+        parts.append(Text(f"last command  {_audit(status.audit)}"))
     return Group(*parts)
+
+
+def _audit(record: AuditRecord) -> str:
+    why = f" ({record.why})" if record.why else ""
+    return f"{record.at} {record.by}, {record.command}: {record.what}{why}"
 
 
 def place_view(place: Place) -> RenderableType:
@@ -105,6 +120,8 @@ def _headline(status: Status) -> Text:
     line = Text(f"{status.cluster} in {status.store}, revision {status.revision}: ")
     if status.served:
         return line.append("every shard is served", style="green")
+    if not status.roles:
+        return line.append("no shards yet: no node has joined", style="yellow")
     missing = sum(role.shards - role.serving for role in status.roles)
     return line.append(f"{missing} shards are not served", style="bold red")
 
@@ -112,17 +129,28 @@ def _headline(status: Status) -> Text:
 def _nodes(status: Status) -> RenderableType:
     if not status.nodes:
         return Text("no node is registered: start one with `domicile run`", style="yellow")
-    table = _table("node", "address", "status", "shards", "age", "")
+    # A column that is empty everywhere only makes the others narrow.
+    versions = any(node.version for node in status.nodes)
+    version = ["version"] if versions else []
+    table = _table("node", "address", "status", *version, "shards", "age", "")
     for node in status.nodes:
         table.add_row(
             node.node,
             node.address,
             Text(node.status, style=_STANDING.get(node.status, "bold red")),
-            _shards(node),
+            *([node.version] if versions else []),
+            "" if node.manager else _shards(node),
             age_text(node.age_s),
-            "coordinator" if node.coordinator else "" if node.candidate else "no candidate",
+            _part(node),
         )
     return table
+
+
+def _part(node: NodeSeen) -> str:
+    """What a node has to do with coordinating."""
+    if node.manager:
+        return "manager, coordinator" if node.coordinator else "manager, standby"
+    return "coordinator" if node.coordinator else "" if node.candidate else "no candidate"
 
 
 def _shards(node: NodeSeen) -> str:
@@ -130,9 +158,11 @@ def _shards(node: NodeSeen) -> str:
 
 
 def _roles(status: Status) -> RenderableType:
-    table = _table("role", "shards", "serving", "moving", "owner gone", "free")
+    poisoned = ["quarantined"] if status.quarantined else []
+    table = _table("role", "shards", "serving", "moving", "owner gone", "free", *poisoned)
     for role in status.roles:
-        numbers = (role.shards, role.serving, role.moving, role.lost, role.free)
+        numbers = [role.shards, role.serving, role.moving, role.lost, role.free]
+        numbers += [role.quarantined] if poisoned else []
         table.add_row(role.role, *map(str, numbers))
     return table
 
@@ -140,6 +170,6 @@ def _roles(status: Status) -> RenderableType:
 def _table(*names: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for name in names:
-        right = name not in ("node", "address", "status", "role", "")
+        right = name not in ("node", "address", "status", "version", "role", "")
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     return table

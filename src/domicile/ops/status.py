@@ -1,7 +1,7 @@
 """What a cluster looks like from its store alone: nodes, clients, shards, wishes.
 
-Read by `domicile status` and `domicile where`. It asks no node and writes nothing; a store that
-is not there is never made.
+Read by `domicile status` and `domicile where`. It asks no node and writes nothing; a store that is
+not there is never made. A manager is a node without roles.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from domicile.core.hashing import shard_of
+from domicile.core.breakglass import AuditRecord, Picture
+from domicile.core.hashing import NAMED, shard_of
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.members import Members
-from domicile.core.records import NodeRecord
+from domicile.core.records import ConfigRecord, NodeRecord
 from domicile.core.shardmap import Entry
 from domicile.core.txn import Item, Listing
 from domicile.errors import ConfigError, StoreError
@@ -40,6 +41,8 @@ class NodeSeen:
     status: str
     coordinator: bool
     candidate: bool
+    manager: bool
+    version: str
     roles: tuple[str, ...]
     types: tuple[str, ...]
     serving: int
@@ -66,6 +69,7 @@ class RoleSeen:
     moving: int = 0
     lost: int = 0
     free: int = 0
+    quarantined: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,15 @@ class WishSeen:
     role: str
     shard: int
     node: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineSeen:
+    """A shard that gets no home before an operator says so (DX-20)."""
+
+    role: str
+    shard: int
+    strikes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +104,9 @@ class Status:
     roles: list[RoleSeen] = field(default_factory=list[RoleSeen])
     wishes: list[WishSeen] = field(default_factory=list[WishSeen])
     drains: list[str] = field(default_factory=list[str])
+    quarantined: list[QuarantineSeen] = field(default_factory=list[QuarantineSeen])
+    target: str | None = None
+    audit: AuditRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,29 +132,32 @@ class Reader:
 
     def __init__(self, url: str, cluster: str) -> None:
         self.url, self.cluster = url, cluster
-        self._path = _existing(url)
+        self._path = existing(url)
         self._locks: Health = locks_of(self._path)
         self._store = SqliteStore(self._path, by="status", op_timeout_s=READ_S)
 
-    async def members(self) -> Members:
+    async def picture(self) -> Picture:
         """The cluster as stored now; raises `NoCluster`."""
-        _existing(self.url)
+        existing(self.url)
         try:
             listing = await self._store.list(b"")
         except (ConfigError, StoreError) as error:
             raise NoCluster(str(error)) from error
-        members = Members()
-        members.relist(_part(listing, self.url, self.cluster))
-        if members.config is None:
+        picture = Picture(part(listing, self.url, self.cluster))
+        if picture.members.config is None and not picture.members.nodes:
             raise NoCluster(
                 f"cluster {self.cluster!r} in {self.url} has no nodes yet and never had any; "
                 "start one with `domicile run`"
             )
-        return members
+        return picture
+
+    async def members(self) -> Members:
+        """Who is there and what is where, as stored now; raises `NoCluster`."""
+        return (await self.picture()).members
 
     async def status(self) -> Status:
         """Everything `domicile status` shows."""
-        return summed_up(await self.members(), self.url, self.cluster, self._dead, self._age)
+        return summed_up(await self.picture(), self.url, self.cluster, self._dead, self._age)
 
     async def where(self, kind: str, id: str, role: str | None = None) -> Place:
         """The home of an entity; raises `NoCluster` or `LookupError`."""
@@ -160,7 +179,8 @@ class Reader:
             return None
 
 
-def _existing(url: str) -> Path:
+def existing(url: str) -> Path:
+    """The file of a store that is there; raises `NoCluster`. Nothing is made."""
     check_store(url)
     if url.startswith("memory://"):
         raise NoCluster(
@@ -178,7 +198,7 @@ def _existing(url: str) -> Path:
     return path
 
 
-def _part(listing: Listing, url: str, cluster: str) -> Listing:
+def part(listing: Listing, url: str, cluster: str) -> Listing:
     """One cluster's part of a whole store, with keys as that cluster knows them."""
     prefix = cluster.encode() + b"/"
     items = tuple(
@@ -196,13 +216,14 @@ def _part(listing: Listing, url: str, cluster: str) -> Listing:
 
 
 def summed_up(
-    members: Members,
+    picture: Picture,
     url: str,
     cluster: str,
     dead: Callable[[Incarnation], bool],
     age: Callable[[Incarnation], float | None],
 ) -> Status:
     """The status of what the store says; `dead` knows better than an unexpired record."""
+    members = picture.members
     gone = {one: dead(one) for one in (*members.nodes, *members.clients)}
     living = [one for one in members.nodes if not gone[one]]
     roles, serving, moving = _shards(members, living)
@@ -211,7 +232,8 @@ def summed_up(
         NodeSeen(
             record.node, inc, record.address, _standing(members, record, gone[inc]),
             leader is not None and leader.incarnation == inc, record.candidate,
-            record.roles, record.types, serving[inc], moving[inc], age(inc),
+            not record.roles, record.version, record.roles, record.types,
+            serving[inc], moving[inc], age(inc),
         )
         for inc, record in members.nodes.items()
     ]  # fmt: skip
@@ -227,18 +249,21 @@ def summed_up(
         roles=roles,
         wishes=[WishSeen(shard.role, shard.shard, node) for shard, node in members.wishes.items()],
         drains=list(members.drains),
+        quarantined=_quarantined(members),
+        target=picture.target or None,
+        audit=picture.last_audit(),
     )
 
 
 def _shards(
     members: Members, living: Iterable[Incarnation]
 ) -> tuple[list[RoleSeen], Counter[str], Counter[str]]:
-    assert members.config is not None, "the reader checked"
     homes = dict.fromkeys(living)
+    config = {} if members.config is None else members.config.shards
     serving: Counter[str] = Counter()
     moving: Counter[str] = Counter()
     roles: list[RoleSeen] = []
-    for role, shards in sorted(members.config.shards.items()):
+    for role, shards in sorted(config.items()):
         states: Counter[str] = Counter()
         for number in range(shards):
             entry = members.map.get(ShardKey(role, number))
@@ -250,7 +275,13 @@ def _shards(
                 moving[entry.owner] += 1
         roles.append(
             RoleSeen(
-                role, shards, states["serving"], states["moving"], states["lost"], states["free"]
+                role,
+                shards,
+                states["serving"],
+                states["moving"],
+                states["lost"],
+                states["free"],
+                states["quarantined"],
             )
         )
     return roles, serving, moving
@@ -258,7 +289,12 @@ def _shards(
 
 def _state(entry: Entry, lives: bool) -> str:
     """As stored, unless the owner is gone and nobody was named in its place yet."""
-    return entry.state if entry.state == "free" or lives else "lost"
+    return entry.state if entry.state in ("free", "quarantined") or lives else "lost"
+
+
+def _quarantined(members: Members) -> list[QuarantineSeen]:
+    found = [(shard, entry) for shard, entry in members.map if entry.state == "quarantined"]
+    return [QuarantineSeen(*shard, entry.strikes) for shard, entry in sorted(found)]
 
 
 def _standing(members: Members, record: NodeRecord, dead: bool) -> str:
@@ -271,10 +307,10 @@ def place_of(
     members: Members, entity: EntityKey, role: str | None, dead: Callable[[Incarnation], bool]
 ) -> Place:
     """Where the store says that an entity is at home; raises `LookupError`."""
-    assert members.config is not None, "the reader checked"
     role = _role_of(members, entity.type, role)
+    assert members.config is not None, "a role is known"
     shards = members.config.shards[role]
-    shard = ShardKey(role, shard_of(entity, shards))
+    shard = ShardKey(role, _shard_of(members.config, entity, shards))
     entry = members.map.get(shard)
     owner = members.nodes.get(entry.owner)
     lives = owner is not None and not dead(entry.owner)
@@ -287,11 +323,23 @@ def place_of(
     )  # fmt: skip
 
 
+def _shard_of(config: ConfigRecord, entity: EntityKey, shards: int) -> int:
+    known = config.types.get(entity.type)
+    name = "xxh3" if known is None else known.shard_id
+    function = NAMED.get(name)
+    if function is None:
+        raise LookupError(
+            f"shards of {entity.type!r} are found by the program's own {name}, which is not known "
+            "here; ask a process of that program"
+        )
+    return shard_of(entity, shards) if name == "xxh3" else function(entity.id, shards)
+
+
 def _role_of(members: Members, kind: str, role: str | None) -> str:
-    assert members.config is not None, "the reader checked"
     if role is not None:
-        if role not in members.config.shards:
-            roles = ", ".join(sorted(members.config.shards))
+        known_roles = {} if members.config is None else members.config.shards
+        if role not in known_roles:
+            roles = ", ".join(sorted(known_roles)) or "none"
             raise LookupError(f"there is no role {role!r}; known ones: {roles}")
         return role
     serving = [record for record in members.nodes.values() if kind in record.types]

@@ -291,6 +291,7 @@ class ShardClaim:
         try:
             refusal = await _ask(lambda: journal.claim(self._claim))
             if refusal is not None:
+                self._host.outrun(refusal.epoch)
                 raise Fenced(
                     f"shard {self._claim.shard.role}/{self._claim.shard.shard} was claimed under "
                     f"epoch {refusal.epoch}; this home has epoch {self.epoch}"

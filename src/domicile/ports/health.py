@@ -30,8 +30,12 @@ class Health(Protocol):
         """
         ...
 
-    def let_go(self, incarnation: Incarnation) -> None:
-        """That incarnation has stopped everything and its record is gone."""
+    def let_go(self, incarnation: Incarnation, *, gone: bool = True) -> None:
+        """That incarnation has stopped everything for good.
+
+        `gone`: its record is gone, too. Otherwise others must from now on judge it `DEAD`, so
+        that they remove the record.
+        """
         ...
 
     def verdict(self, incarnation: Incarnation) -> Verdict:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import stat
 import time
 import weakref
 from contextlib import suppress
@@ -21,7 +22,9 @@ from domicile.core.ids import Incarnation
 from domicile.errors import StoreUnavailable
 from domicile.ports.health import Verdict
 
-SWEEP_AFTER_S = 3_600.0
+SWEEP_AFTER_S = 86_400.0
+"""How long a proof of death stays after it was first seen: the record that it frees, which has no
+lease under `fencing = "health"`, may be that of a cluster that is not running now (C9)."""
 
 _READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
 _MAKE = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
@@ -61,14 +64,19 @@ class FileLocks:
         self._held[incarnation] = descriptor
         self.sweep()
 
-    def let_go(self, incarnation: Incarnation) -> None:
-        """As `Health.let_go`."""
+    def let_go(self, incarnation: Incarnation, *, gone: bool = True) -> None:
+        """As `Health.let_go`: a file that stays behind unlocked is the proof."""
         descriptor = self._held.pop(incarnation, None)
         if descriptor is None:
             return
         try:
             with suppress(OSError):
-                (self._directory / incarnation).unlink()
+                if gone:
+                    (self._directory / incarnation).unlink()
+                else:
+                    # Still the file that was made, but no longer a word about this process.
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(descriptor, b"%d\n" % os.fstat(descriptor).st_ino, 0)
         finally:
             os.close(descriptor)
 
@@ -85,11 +93,11 @@ class FileLocks:
         try:
             pid = path.read_text(encoding="ascii").split()[1]
         except (OSError, ValueError, IndexError):
-            return f"the lock on {path} can be taken: the process that held it has ended"
+            return f"the lock on {path} can be taken: whoever held it has stopped for good"
         return f"the lock on {path} can be taken: process {pid}, which held it, has ended"
 
     def sweep(self, older_than_s: float = SWEEP_AFTER_S) -> int:
-        """Remove the lock files of dead incarnations that began long ago; how many."""
+        """Remove the lock files of those who were found dead long ago; how many."""
         limit = time.time() - older_than_s
         removed = 0
         try:
@@ -97,9 +105,14 @@ class FileLocks:
         except OSError:
             return 0
         for path in paths:
+            if self.verdict(Incarnation(path.name)) is not Verdict.DEAD:
+                continue
             with suppress(OSError):
-                old = path.stat().st_mtime < limit
-                if old and self.verdict(Incarnation(path.name)) is Verdict.DEAD:
+                found = path.stat()
+                if found.st_mode & stat.S_IWUSR:
+                    path.chmod(stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH)
+                    os.utime(path)
+                elif found.st_mtime < limit:
                     path.unlink()
                     removed += 1
         return removed

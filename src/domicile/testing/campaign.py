@@ -1,8 +1,8 @@
-"""Many seeds of the default profile, over several processes: `make sim`.
+"""Many seeds of the fault profiles, over several processes: `make sim`.
 
-Prints what the seeds went through and fails on any violation, on a seed that fell short of the
-profile, and on a fault or step that no seed hit. A failing seed is one line to repeat:
-`python -m domicile.testing.campaign --seeds 17:18`.
+Prints what the seeds went through and fails on any violation, on a seed that fell short of its
+profile, and on a fault or step that no seed hit. A failing seed is shrunk to the strikes that it
+needs, and is one line to repeat: `python -m domicile.testing.campaign --seed 17 --keep 3,7`.
 """
 
 from __future__ import annotations
@@ -13,27 +13,33 @@ import logging
 import multiprocessing
 import sys
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from domicile.testing.checkers import check
+from domicile.testing.coverage import (
+    FAULTS,
+    LEAST_MID_MOVE,
+    STEPS,
+    report,
+    shortfalls,
+    totals,
+)
 from domicile.testing.profile import Profile
+from domicile.testing.profiles import LEAST_MOVES, MIXED, PROFILES, profile_of
+from domicile.testing.shrink import shrink
 from domicile.testing.standard import LEAST_FAULTS, LEAST_MESSAGES, Tally
 
-LEAST_MOVES = 10
-LEAST_MID_MOVE = 0.3
+__all__ = [
+    "FAULTS", "LEAST_FAULTS", "LEAST_MESSAGES", "LEAST_MID_MOVE", "LEAST_MOVES", "MIXED",
+    "PROFILES", "STEPS", "Profile", "Result", "Tally", "explain", "judge", "main", "profile_of",
+    "report", "run_seed", "run_seeds", "shortfalls", "totals",
+]  # fmt: skip
 
-FAULTS = (
-    "block", "crash", "cut", "freeze", "freeze past the lease", "late answers", "leader frozen",
-    "lost replies", "outage", "partition", "slow", "stalled write", "stop", "watch",
-)  # fmt: skip
-STEPS = (
-    "coordinator absent", "coordinator batching releases", "coordinator committing",
-    "coordinator idle", "coordinator listing", "coordinator settling",
-    "coordinator waiting for releases", "home lost", "moving, owner draining",
-    "moving, owner gone", "moving, owner open", "moving, owner released", "serving, not yet open",
-)  # fmt: skip
+COMMAND = "python -m domicile.testing.campaign"
+SHRUNK = 3
+"""The most failing seeds of one campaign that are shrunk."""
 
 
 @dataclass
@@ -45,144 +51,153 @@ class Result:
     cpu_s: float
     violations: list[str] = field(default_factory=lambda: list[str]())
     error: str = ""
+    profile: str = "standard"
+    strikes: tuple[int, ...] = ()
+    """The numbers of all strikes that were planned and not left out."""
 
     @property
     def ok(self) -> bool:
         """Whether nothing is wrong with the run itself."""
         return not self.violations and not self.error
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Which rules were broken; a run that went wrong otherwise counts as one."""
+        rules = {line.split(" ", 1)[0]: None for line in self.violations}
+        return tuple(rules) or (("error",) if self.error else ())
 
-def run_seed(seed: int) -> Result:
-    """Run and judge one seed."""
+
+def run_seed(seed: int, profile: str = "standard", skip: Collection[int] = ()) -> Result:
+    """Run and judge one seed of a profile, without the strikes whose numbers are in `skip`."""
     log = logging.getLogger("domicile")
     level = log.level
     collecting = gc.isenabled()
     log.setLevel(logging.CRITICAL)
     gc.disable()  # one run's garbage is small; it is collected when its world ends
     try:
-        return _run_seed(seed)
+        run = Profile(seed, profile_of(profile, seed), skip)
+        try:
+            return judge(run)
+        finally:
+            run.sim.close()
     finally:
         log.setLevel(level)
         if collecting:
             gc.enable()
 
 
-def _run_seed(seed: int) -> Result:
+def judge(run: Profile) -> Result:
+    """Run a profile and judge its history, which stays to be looked at until `sim.close()`."""
     began = time.process_time()
-    profile = Profile(seed)
-    sim = profile.sim
-    result = Result(seed, profile.tally, 0.0)
+    sim = run.sim
+    result = Result(sim.seed, run.tally, 0.0, profile=run.name, strikes=run.strikes)
 
     async def main() -> None:
         async with sim:
-            await profile.run()
+            await run.run()
 
     try:
         sim.world.run(main(), sim.loop)
     except Exception as error:
         result.error = f"{type(error).__name__}: {error}"
-    try:
-        result.violations = [str(violation) for violation in check(sim.history)]
-        if not result.error and sim.world.errors:
-            process, context = sim.world.errors[0]
-            result.error = f"{process}: {context.get('message')}: {context.get('exception')!r}"
-        result.tally = profile.finish()
-    finally:
-        sim.close()
+    result.violations = [str(violation) for violation in check(sim.history)]
+    if not result.error and sim.world.errors:
+        process, context = sim.world.errors[0]
+        result.error = f"{process}: {context.get('message')}: {context.get('exception')!r}"
+    result.tally = run.finish()
     result.cpu_s = time.process_time() - began
     return result
 
 
+def stream_seeds(seeds: Sequence[int], jobs: int, profile: str, chunk: int) -> Iterator[Result]:
+    """Results in the order of seeds, as they come; closing it ends what is under way."""
+    context = multiprocessing.get_context("spawn")
+    # What is imported lives for ever: keep it out of every collection of garbage.
+    with context.Pool(jobs, initializer=gc.freeze) as pool:
+        yield from pool.imap(partial(run_seed, profile=profile), seeds, chunksize=chunk)
+
+
 def run_seeds(
-    seeds: Sequence[int], jobs: int, *, stop_at_first: bool = False, until_verdict: bool = False
+    seeds: Sequence[int],
+    jobs: int,
+    *,
+    stop_at_first: bool = False,
+    until_verdict: bool = False,
+    profile: str = "standard",
 ) -> list[Result]:
     """Run seeds over processes, with a line of progress; results in the order of seeds.
 
     `stop_at_first` ends at the first bad seed; with `until_verdict` only violations count.
     """
     results: list[Result] = []
-    context = multiprocessing.get_context("spawn")
     show = sys.stderr.isatty()
-    # What is imported lives for ever: keep it out of every collection of garbage.
-    with context.Pool(jobs, initializer=gc.freeze) as pool:
-        for result in pool.imap(run_seed, seeds, chunksize=1 if stop_at_first else 4):
-            results.append(result)
-            if show or len(results) % 100 == 0:
-                bad = sum(not one.ok for one in results)
-                end = "\r" if show else "\n"
-                print(f"{len(results)}/{len(seeds)} seeds, {bad} bad", end=end, file=sys.stderr)
-            if stop_at_first and (result.violations or not (until_verdict or result.ok)):
-                pool.terminate()
-                break
+    stream = stream_seeds(seeds, jobs, profile, 1 if stop_at_first else 4)
+    for result in stream:
+        results.append(result)
+        if show or len(results) % 100 == 0:
+            bad = sum(not one.ok for one in results)
+            end = "\r" if show else "\n"
+            print(f"{len(results)}/{len(seeds)} seeds, {bad} bad", end=end, file=sys.stderr)
+        if stop_at_first and (result.violations or not (until_verdict or result.ok)):
+            break
     return results
 
 
-def shortfalls(results: Sequence[Result], whole: bool) -> list[str]:
-    """What the seeds should have gone through and did not."""
-    missing: list[str] = []
-    for result in results:
-        tally = result.tally
-        for name, value, least in (
-            ("messages", tally.messages, LEAST_MESSAGES),
-            ("faults", sum(tally.faults.values()), LEAST_FAULTS),
-            ("completed moves", tally.moves, LEAST_MOVES),
-        ):
-            if value < least:
-                missing.append(f"seed {result.seed}: {value} {name}, at least {least} wanted")
-    if whole:
-        faults, struck = totals(results)
-        missing += [f"no seed had the fault {name!r}" for name in FAULTS if not faults[name]]
-        missing += [f"no fault struck {name!r}" for name in STEPS if not struck[name]]
-        share = sum(result.tally.mid_move for result in results) / len(results)
-        if share < LEAST_MID_MOVE:
-            missing.append(f"only {share:.0%} of seeds had a fault in a hand-off with mail")
-    return missing
+def explain(result: Result, *, smaller: bool = True) -> list[str]:
+    """What is wrong with a seed, what was done to it, and the line that repeats it.
 
+    With `smaller` it is first run again, many times, for the fewest strikes that break the same
+    rule.
+    """
+    lines = [f"seed {result.seed} of {result.profile} is bad"]
+    keep: tuple[int, ...] | None = None
+    if smaller and result.strikes:
 
-def totals(results: Sequence[Result]) -> tuple[Counter[str], Counter[str]]:
-    """All faults by kind, and by the step that they struck."""
-    faults: Counter[str] = Counter()
-    struck: Counter[str] = Counter()
-    for result in results:
-        faults.update(result.tally.faults)
-        struck.update(result.tally.struck)
-    return faults, struck
+        def fails(wanted: tuple[int, ...]) -> bool:
+            skip = [number for number in result.strikes if number not in wanted]
+            again = run_seed(result.seed, result.profile, skip)
+            return result.kinds[0] in again.kinds
 
-
-def report(results: Sequence[Result], wall_s: float) -> str:
-    """A page for people."""
-    faults, struck = totals(results)
-    count = max(1, len(results))
-    cpu = sorted(result.cpu_s for result in results) or [0.0]
-    lines = [
-        f"{len(results)} seeds in {wall_s:.0f} s; CPU per seed: median {cpu[len(cpu) // 2]:.2f} s, "
-        f"most {cpu[-1]:.2f} s",
-        f"messages {sum(r.tally.messages for r in results):,}, "
-        f"completed moves {sum(r.tally.moves for r in results):,}, "
-        f"faults {sum(faults.values()):,}",
-        f"seeds with a fault in a hand-off with mail in flight: "
-        f"{sum(r.tally.mid_move for r in results) / count:.0%}",
-        "",
-        "faults by kind",
-        *(f"  {faults[name]:>7,}  {name}" for name in sorted({*FAULTS, *faults})),
-        "",
-        "faults by the step they struck",
-        *(f"  {struck[name]:>7,}  {name}" for name in sorted({*STEPS, *struck})),
+        shrunk = shrink(result.strikes, fails)
+        if len(shrunk.keep) < len(result.strikes):
+            keep = shrunk.keep
+            skip = [number for number in result.strikes if number not in keep]
+            result = run_seed(result.seed, result.profile, skip)
+            more = "" if shrunk.complete else ", perhaps fewer"
+            lines[0] += f"; {len(keep)} of its strikes are enough{more} ({shrunk.runs} runs)"
+    lines += [f"  {line}" for line in result.violations[:3]]
+    lines += [f"  {result.error}"] if result.error else []
+    lines += [
+        f"  {struck.at:8.3f} s  strike {struck.number}: {struck.what}"
+        for struck in result.tally.strikes
     ]
-    return "\n".join(lines)
+    only = "" if keep is None else f" --keep {','.join(map(str, keep)) or 'none'}"
+    lines.append(f"repeat it with: {COMMAND} --seed {result.seed} --profile {result.profile}{only}")
+    return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; the exit code says whether all went well."""
     parser = argparse.ArgumentParser(
-        prog="python -m domicile.testing.campaign",
-        description="Run seeds of the default fault profile and judge their histories.",
-        epilog="examples: --seeds 0:1000 --jobs 2    --seeds 17:18 (repeat one seed)",
+        prog=COMMAND,
+        description="Run seeds of the fault profiles and judge their histories.",
+        epilog="examples: --seeds 0:1000 --jobs 2    --seed 17 --profile store --keep 3,7",
     )
     parser.add_argument("--seeds", default="0:1000", help="first:end, end not included")
+    parser.add_argument("--seed", type=int, help="just this one, and what was done to it")
+    names = [MIXED, *PROFILES]
+    parser.add_argument(
+        "--profile", default=MIXED, choices=names, metavar="NAME", help=", ".join(names)
+    )
+    parser.add_argument("--keep", help="of --seed: only these strikes, such as 3,7, or none")
     parser.add_argument("--jobs", type=int, default=2, help="processes to spread them over")
     parser.add_argument("--first", action="store_true", help="stop at the first bad seed")
+    parser.add_argument("--whole", action="store_true", help="do not shrink bad seeds")
     options = parser.parse_args(arguments)
+    if options.seed is not None:
+        return _one(parser, options)
+    if options.keep is not None:
+        parser.error("--keep is of one seed: give --seed too")
     try:
         first, end = (int(part) for part in options.seeds.split(":"))
     except ValueError:
@@ -191,20 +206,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("nothing to run: give --seeds first:end with end > first, and --jobs >= 1")
     began = time.monotonic()
     seeds = range(first, end)
-    results = run_seeds(seeds, min(options.jobs, len(seeds)), stop_at_first=options.first)
+    jobs = min(options.jobs, len(seeds))
+    results = run_seeds(seeds, jobs, stop_at_first=options.first, profile=options.profile)
     print(report(results, time.monotonic() - began))
     bad = [result for result in results if not result.ok]
-    for result in bad[:10]:
-        print(f"\nseed {result.seed} is bad; repeat it with:")
-        print(f"  python -m domicile.testing.campaign --seeds {result.seed}:{result.seed + 1}")
-        for line in [*result.violations[:3], *([result.error] if result.error else [])]:
-            print(f"  {line}")
+    for index, result in enumerate(bad[:10]):
+        print()
+        for line in explain(result, smaller=index < SHRUNK and not options.whole):
+            print(line)
     missing = [] if options.first else shortfalls(results, whole=len(results) >= 100)
     for line in missing[:20]:
         print(line)
     verdict = "zero violations" if not bad else f"{len(bad)} bad seeds"
     print(f"\n{verdict}" + (f", {len(missing)} shortfalls" if missing else ""))
     return 1 if bad or missing else 0
+
+
+def _one(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """One seed, with what was done to it."""
+    skip: list[int] = []
+    if options.keep is not None:
+        text = "" if options.keep == "none" else options.keep
+        try:
+            keep = [int(part) for part in text.split(",") if part]
+        except ValueError:
+            parser.error(f"--keep {options.keep!r} must look like 3,7, or be none")
+        run = Profile(options.seed, profile_of(options.profile, options.seed))
+        run.sim.close()
+        unknown = sorted({*keep} - {*run.strikes})
+        if unknown:
+            parser.error(
+                f"--keep {options.keep}: seed {options.seed} of {run.name} has no strike "
+                f"{unknown[0]}; it has {run.strikes[0]} to {run.strikes[-1]}"
+            )
+        skip = [number for number in run.strikes if number not in keep]
+    result = run_seed(options.seed, options.profile, skip)
+    if result.ok:
+        print(f"seed {result.seed} of {result.profile}: zero violations")
+        for struck in result.tally.strikes:
+            print(f"  {struck.at:8.3f} s  strike {struck.number}: {struck.what}")
+        return 0
+    for line in explain(result, smaller=options.keep is None and not options.whole):
+        print(line)
+    return 1
 
 
 if __name__ == "__main__":

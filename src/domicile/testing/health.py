@@ -11,7 +11,7 @@ class SimLocks:
     """Who holds which incarnation's lock, for all processes of a world."""
 
     def __init__(self) -> None:
-        self._held: dict[Incarnation, SimLoop] = {}
+        self._held: dict[Incarnation, SimLoop | None] = {}
 
     def of(self, loop: SimLoop) -> SimHealth:
         """The view of one process."""
@@ -21,7 +21,7 @@ class SimLocks:
 class SimHealth:
     """Implements `Health` for one simulated process."""
 
-    def __init__(self, held: dict[Incarnation, SimLoop], loop: SimLoop) -> None:
+    def __init__(self, held: dict[Incarnation, SimLoop | None], loop: SimLoop) -> None:
         self._held = held
         self._loop = loop
 
@@ -29,16 +29,19 @@ class SimHealth:
         """As `Health.hold`."""
         self._held[incarnation] = self._loop
 
-    def let_go(self, incarnation: Incarnation) -> None:
-        """As `Health.let_go`."""
-        self._held.pop(incarnation, None)
+    def let_go(self, incarnation: Incarnation, *, gone: bool = True) -> None:
+        """As `Health.let_go`: a lock that is there and that nobody holds is proof."""
+        if gone:
+            self._held.pop(incarnation, None)
+        elif incarnation in self._held:
+            self._held[incarnation] = None
 
     def verdict(self, incarnation: Incarnation) -> Verdict:
         """As `Health.verdict`: a dead process holds no lock, a frozen one does."""
-        holder = self._held.get(incarnation)
-        if holder is None:
+        if incarnation not in self._held:
             return Verdict.UNKNOWN
-        return Verdict.DEAD if holder.dead else Verdict.ALIVE
+        holder = self._held[incarnation]
+        return Verdict.DEAD if holder is None or holder.dead else Verdict.ALIVE
 
     def evidence(self, incarnation: Incarnation) -> str:
         """As `Health.evidence`."""

@@ -23,6 +23,7 @@ handed         bytes — this many were handed to the kernel (TCP alone)
 **store**
 commit         by, revision, puts (list of (key, value, lease)), deletes (list of keys): applied
 expire         revision, deletes (list of keys): a lease ran out or was revoked
+rewound        revision, history, items (list of (key, value)): all that is left of it (S5)
 **journal**
 claim          role, shard, epoch, owner, ok
 append         role, shard, epoch, owner, type, id, seq, count, append_id, ok, key
@@ -59,6 +60,7 @@ acked          type, id, seq, value — a durable entity answered that `value` (
 kept           type, id, values — what its journal holds in the end
 **faults**
 fault          fault (crash, freeze, thaw, partition, heal, cut, ...), node (index or None), inc
+stepped        node (index, or None: the store), by — its wall clock was set; no fault (S4)
 quiet          from here on no fault is active or will be injected
 =============  ==================================================================================
 

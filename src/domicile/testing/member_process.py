@@ -1,4 +1,4 @@
-"""What a process of `domicile.testing.processes` runs: one node, until it is told to leave.
+"""What a process of `domicile.testing.processes` runs: a node or manager, until told to leave.
 
 `MemberPlan` is written to a file by the harness and read here by `main`. The process dies with the
 one that started it, so that nothing outlives a test run.
@@ -25,6 +25,7 @@ import msgspec
 from domicile.config import Settings
 from domicile.entity.define import Entity
 from domicile.errors import ConfigError
+from domicile.manager import Manager
 from domicile.node import Node
 from domicile.testing.recorder import FileRecorder
 
@@ -43,15 +44,16 @@ class ImportPath(msgspec.Struct, frozen=True):
 
 
 class MemberPlan(msgspec.Struct, frozen=True):
-    """Everything that a node's process needs to know."""
+    """Everything that a member's process needs to know."""
 
     parent: int
     store: str
     cluster: str
     node_id: str
     candidate: bool
+    manager: bool
     entities: list[ImportPath]
-    settings: dict[str, int | float]
+    settings: dict[str, int | float | str]
     loop: str
     records: str | None
     sys_path: list[str]
@@ -121,31 +123,40 @@ def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
     return factory
 
 
-async def _serve(node: Node) -> None:
-    async with node:
-        await node.run()
+def _member(plan: MemberPlan, meter: FileRecorder | None) -> Node | Manager:
+    settings = Settings(**plan.settings)  # type: ignore[arg-type]
+    if plan.manager:
+        return Manager(
+            plan.store, cluster=plan.cluster, settings=settings, node_id=plan.node_id, meter=meter
+        )
+    return Node(
+        plan.store,
+        cluster=plan.cluster,
+        entities=[import_class(path) for path in plan.entities],
+        candidate=plan.candidate,
+        settings=settings,
+        node_id=plan.node_id,
+        meter=meter,
+    )
+
+
+async def _serve(member: Node | Manager) -> None:
+    async with member:
+        await member.run()
 
 
 def main() -> None:
-    """Run the node that the file named by the first argument describes."""
+    """Run the member that the file named by the first argument describes."""
     plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=MemberPlan)
     die_with(plan.parent)
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     sys.path[:] = plan.sys_path
     recorder = None if plan.records is None else FileRecorder(Path(plan.records))
-    node = Node(
-        plan.store,
-        cluster=plan.cluster,
-        entities=[import_class(path) for path in plan.entities],
-        candidate=plan.candidate,
-        settings=Settings(**plan.settings),  # type: ignore[arg-type]
-        node_id=plan.node_id,
-        meter=recorder,
-    )
+    member = _member(plan, recorder)
     try:
         with asyncio.Runner(loop_factory=loop_factory(plan.loop)) as runner:
-            runner.run(_serve(node))
+            runner.run(_serve(member))
     finally:
         if recorder is not None:
             recorder.close()

@@ -1,144 +1,309 @@
-"""The faults of a campaign's seed: at random times, and in ambush at chosen steps of a hand-off.
+"""What disturbs a campaign's seed: a plan of strikes, at set times or in ambush, and their mending.
 
-Made by the profile for one run. It strikes through the simulator's verbs only, counts what it
-did and what that struck, and mends everything before the calm begins.
+Made by the profile for one run. Every strike has a number and a random stream of its own, so that
+leaving some out changes nothing about what the others draw. It strikes through the simulator's
+verbs only, counts what it did and what that struck, and mends everything before the calm begins.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from domicile.core.ids import ShardKey
-from domicile.errors import DomicileError
+from domicile.errors import DomicileError, StoreError
 from domicile.testing.checkers.reading import GRACE_S
 from domicile.testing.history import Event
-from domicile.testing.sim import SimNode
+from domicile.testing.simnode import SimNode
 from domicile.testing.standard import (
+    FAULTY_S,
     LEAST_FAULTS,
+    MID_MOVE,
     NODES,
-    SETTINGS,
     STEPS,
+    Struck,
     leading,
-    seen,
     situation,
     waiting,
 )
-from domicile.testing.workload import Ledger
 
 if TYPE_CHECKING:
     from domicile.testing.profile import Profile
+
+PATIENCE_S = 2.0
+"""How long an ambush waits for its step before it strikes anyway."""
+
+LAST_S = 4.0
+"""Nothing new is done to a cluster this shortly before the calm."""
+
+FILLER = 1_000
+"""Numbers from here on are of cuts that make up for strikes which found nobody to hit."""
+
+Fault = Callable[["Mischief", Random], object]
+"""Does something to a cluster now, or begins to."""
+
+FaultOf = Callable[["Mischief", Random, SimNode | None], object]
+"""The same to a certain node; None, or one that can't be hit, leaves the choice open."""
+
+
+@dataclass(frozen=True)
+class Strike:
+    """One entry of the plan. `step` and `shard` are what an ambush waits for; "" for none."""
+
+    number: int
+    after_s: float
+    fault: Fault
+    step: str
+    shard: ShardKey
 
 
 class Mischief:
     """Disturbs one run of a profile."""
 
-    def __init__(self, load: Profile) -> None:
-        self._load = load
+    def __init__(
+        self,
+        load: Profile,
+        faults: Sequence[Fault],
+        *,
+        pace_s: tuple[float, float],
+        ambush: float,
+        skip: Collection[int],
+        filler: Fault,
+        in_turn: Mapping[Fault, FaultOf],
+    ) -> None:
+        self.load = load
         self.sim = load.sim
         self.hot = load.hot
         self.tally = load.tally
-        self._ambush: tuple[str, ShardKey, Callable[[Event], None]] | None = None
-        self._faulty = True
-        self._sleepers: dict[int, None] = {}
+        self.faulty = True
+        self.sleepers: dict[int, None] = {}
+        self.retired: dict[int, None] = {}
+        """Nodes that were taken out of service for good."""
+        self.drained: dict[int, None] = {}
+        self.updating = False
+        """Whether a rolling update is under way."""
+        self._skip = skip
+        self._filler = filler
+        self._in_turn = in_turn
+        self._ambushes: dict[int, tuple[Strike, Callable[[Event], None]]] = {}
+        self._number = 0
+        self._early = False
+        self._group: asyncio.TaskGroup | None = None
+        self._start = 0.0
+        self.plan = self._make_plan(faults, pace_s, ambush)
         self.sim.history.subscribe(self._on_event, "commit", *STEPS)
 
-    def begin_early(self, random: Random) -> None:
-        """A node crashes while the cluster starts, before its shards have homes (C8)."""
-        self._later(random.uniform(0.05, 0.55), lambda: self._crash(random))
+    def _make_plan(
+        self, faults: Sequence[Fault], pace_s: tuple[float, float], ambush: float
+    ) -> list[Strike]:
+        random = self.sim.world.stream("plan")
+        plan: list[Strike] = []
+        at = 0.0
+        while True:
+            at += random.uniform(*pace_s)
+            if at > FAULTY_S - LAST_S:
+                return plan
+            step = random.choice(STEPS) if random.random() < ambush else ""
+            shard = random.choice(list(self.hot))
+            plan.append(Strike(len(plan) + 1, at, random.choice(faults), step, shard))
 
-    async def harm(self, until: float) -> None:
-        """Faults until the calm begins; then everything is mended."""
-        sim, random = self.sim, self.sim.world.stream("faults")
-        kinds = list(self._kinds())
-        while sim.world.now < until - 4:
-            await asyncio.sleep(random.uniform(0.8, 3.6))
-            strike = random.choice(kinds)
-            late = sim.world.now > until - 12 and sum(self.tally.faults.values()) < LEAST_FAULTS
-            if random.random() < 0.6 and not late:
-                await self._lie_in_wait(random, strike)
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of the strikes that are planned and not left out."""
+        early = (0,) if self._early else ()
+        planned = (*early, *(strike.number for strike in self.plan))
+        return tuple(number for number in planned if number not in self._skip)
+
+    # the run
+
+    def begin_early(self, random: Random, fault: Fault) -> None:
+        """Strike 0, while the cluster starts and before its shards have homes (C8)."""
+        self._early = True
+        self.later(random.uniform(0.05, 0.55), lambda: self._run(0, fault, random))
+
+    async def harm(self, start: float, group: asyncio.TaskGroup) -> None:
+        """Strike by strike until the calm begins; then everything is mended."""
+        sim, self._start, self._group = self.sim, start, group
+        for strike in self.plan:
+            await asyncio.sleep(max(0.0, start + strike.after_s - sim.world.now))
+            if strike.number in self._skip:
+                continue
+            random = sim.world.stream(f"strike {strike.number}")
+            if strike.step:
+                self._lie_in_wait(strike, random)
             else:
-                strike(random)
-        while sum(self.tally.faults.values()) < LEAST_FAULTS:
-            self._cut(random)
-        self._ambush = None
-        self._faulty = False
-        await asyncio.sleep(max(0.0, until - sim.world.now))
-        for index in list(self._sleepers):
-            self._wake(index)
-        for process in sim.nodes:
-            if not process.up:
-                sim.start(process.index)
-            elif process.store is not None and process.journal is not None:
-                process.store.lost_reply = process.journal.lost_reply = 0.0
-                process.journal.lost_request = 0.0
-                process.store.late_request = process.journal.late_request = 0.0
-                process.store.slow = 1.0
-            sim.network.slow(process.name, 0.0)
-        sim.heal()
+                self._run(strike.number, strike.fault, random)
+        await asyncio.sleep(max(0.0, start + FAULTY_S - LAST_S + PATIENCE_S - sim.world.now))
+        self._fill_up()
+        self._ambushes.clear()
+        self.faulty = False
+        await asyncio.sleep(max(0.0, start + FAULTY_S - sim.world.now))
+        await self._mend()
         sim.history.event("quiet")
+        await self._stop_one_in_calm()
+
+    def _run(self, number: int, fault: Fault, random: Random) -> None:
+        if number in self._skip:
+            return
+        before, self._number = self._number, number
+        try:
+            fault(self, random)
+        finally:
+            self._number = before
+
+    def _fill_up(self) -> None:
+        number = FILLER
+        while sum(self.tally.faults.values()) < LEAST_FAULTS and not self._skip:
+            number += 1
+            self._run(number, self._filler, self.sim.world.stream(f"strike {number}"))
+
+    async def _mend(self) -> None:
+        sim = self.sim
+        sim.store_back()
+        sim.heal()
+        for index in list(self.sleepers):
+            self.wake(index)
+        for process in sim.nodes:
+            for other in sim.nodes:
+                sim.network.slow_way(process.name, other.name, 0.0)
+            sim.network.slow(process.name, 0.0)
+            if process.up and process.store is not None and process.journal is not None:
+                for faults in (process.store, process.journal):
+                    faults.lost_reply = faults.lost_request = faults.late_request = 0.0
+                process.store.slow = 1.0
+            self.restart(process.index)
+        for index in list(self.drained):
+            await self.undrain(index)
+
+    async def _stop_one_in_calm(self) -> None:
+        random = self.sim.world.stream("calm")
         if random.random() < 0.7:
             return
         # H14: a planned stop is no fault, so nobody may notice it.
         await asyncio.sleep(GRACE_S + random.uniform(0.5, 3.0))
-        leaver = random.choice(sim.nodes)
+        leaver = random.choice([node for node in self.sim.nodes if node.up])
         if leaver.stopping is not None and leaver.loop is not None:
             leaver.loop.post(leaver.stopping.set)
-            self._later(random.uniform(4.0, 8.0), partial(self._restart, leaver.index))
+            self.later(random.uniform(4.0, 8.0), partial(self.restart, leaver.index))
 
-    def _kinds(self) -> tuple[Callable[[Random], None], ...]:
-        return (
-            self._crash, self._crash, self._freeze, self._freeze, self._cut, self._cut, self._cut,
-            self._partition, self._block, self._outage, self._watch, self._slow, self._lose_replies,
-            self._stop, self._leader, self._stall, self._stall, self._late,
-            self._late,
-        )  # fmt: skip
+    # ambushes
 
-    async def _lie_in_wait(self, random: Random, strike: Callable[[Random], None]) -> None:
+    def _lie_in_wait(self, strike: Strike, random: Random) -> None:
         """Move a hot shard, and strike when it reaches a chosen step of its hand-off."""
+        in_turn = self._in_turn.get(strike.fault)
 
         def spring(event: Event) -> None:
             struck = event.fields.get("inc")
-            if strike == self._freeze and struck is not None and random.random() < 0.7:
+            if in_turn is not None and struck is not None and random.random() < 0.7:
                 # In the middle of its own turn, with work at hand: the guards must see it (L3).
                 victim = next((n for n in self.sim.nodes if n.incarnation == struck), None)
-                self._freeze(random, victim)
+                self._run(strike.number, lambda m, r: in_turn(m, r, victim), random)
             else:
                 delay_s = random.choice((0.0, random.uniform(0, 0.003)))
-                self._later(delay_s, lambda: strike(random) if self._faulty else None)
+                self.later(delay_s, lambda: self._strike_late(strike, random))
 
-        shard = random.choice(list(self.hot))
-        self._ambush = (random.choice(STEPS), shard, spring)
-        await self._load.trap(random, shard)
+        def give_up() -> None:
+            if self._ambushes.pop(strike.number, None) is not None:
+                self._strike_late(strike, random)
+
+        self._ambushes[strike.number] = (strike, spring)
+        self.later(PATIENCE_S, give_up)
+        trap = self.sim.world.stream(f"trap {strike.number}")
+        self.spawn(self.load.trap(trap, strike.shard))
+
+    def _strike_late(self, strike: Strike, random: Random) -> None:
+        if self.faulty:
+            self._run(strike.number, strike.fault, random)
 
     def _on_event(self, event: Event) -> None:
-        if self._ambush is None:
-            return
-        step, shard, spring = self._ambush
-        if event.kind == "commit":
-            entry = self.sim.entry(shard) if step in ("moving", "serving") else None
-            hit = entry is not None and entry.state == step and entry.epoch > 1
-        else:
-            hit = event.kind == step and event.fields.get("shard", shard.shard) == shard.shard
-        if hit:
-            self._ambush = None
-            spring(event)
+        for number, (strike, spring) in list(self._ambushes.items()):
+            shard, step = strike.shard, strike.step
+            if event.kind == "commit":
+                entry = self.sim.entry(shard) if step in ("moving", "serving") else None
+                hit = entry is not None and entry.state == step and entry.epoch > 1
+            else:
+                hit = event.kind == step and event.fields.get("shard", shard.shard) == shard.shard
+            if hit:
+                del self._ambushes[number]
+                spring(event)
 
-    def _note(self, kind: str) -> None:
+    # for faults
+
+    def note(self, kind: str, detail: str = "") -> None:
         """Count a fault, and what it struck."""
+        what = f"{kind}: {detail}" if detail else kind
+        self.tally.strikes.append(Struck(self._number, self.sim.world.now - self._start, what))
         self.tally.faults[kind] += 1
         for step in situation(self.sim, self.hot):
             self.tally.struck[step] += 1
-            if step == "a hand-off with mail in flight":
+            self.tally.hits[kind, step] += 1
+            if step == MID_MOVE:
                 self.tally.mid_move = True
 
-    def _victim(self, random: Random) -> SimNode | None:
-        """A running node; often one that takes part in a move."""
-        up = [node for node in self.sim.nodes if node.up and node.index not in self._sleepers]
+    def spawn(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run something beside the strikes, in the test's own process."""
+        assert self._group is not None, "only while the cluster is being harmed"
+        self._group.create_task(self._guarded(work))
+
+    async def _guarded(self, work: Coroutine[Any, Any, object]) -> None:
+        with suppress(DomicileError, StoreError):
+            await work
+
+    def go_on(self, work: Callable[[], None]) -> Callable[[], None]:
+        """A later part of the strike that is under way, counted as such."""
+        number = self._number
+
+        def run() -> None:
+            if self.faulty:
+                self._run(number, lambda _, __: work(), Random(0))
+
+        return run
+
+    def later(self, delay_s: float, what: Callable[[], object]) -> None:
+        """Outside of all processes, after a while."""
+        self.sim.world.call_at(self.sim.world.now + delay_s, what)
+
+    async def until(self, condition: Callable[[], bool], limit_s: float) -> bool:
+        """Whether a condition came to hold within a while, and before the calm."""
+        deadline = self.sim.world.now + limit_s
+        # A look at other processes in virtual time: nobody could set an event there.
+        while not condition() and self.faulty and self.sim.world.now < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        return condition()
+
+    def wake(self, index: int) -> None:
+        """End a node's freeze."""
+        if index in self.sleepers:
+            del self.sleepers[index]
+            if self.sim.nodes[index].up:
+                self.sim.thaw(index)
+
+    def restart(self, index: int) -> None:
+        """Start a node again, unless it runs or was taken out of service."""
+        if not self.sim.nodes[index].up and index not in self.retired:
+            self.sim.start(index)
+
+    async def undrain(self, index: int) -> None:
+        """Take back the wish to empty a node."""
+        await self.sim.undrain(index)
+        self.drained.pop(index, None)
+
+    def up(self) -> list[SimNode]:
+        """The nodes that run and are not frozen."""
+        return [node for node in self.sim.nodes if node.up and node.index not in self.sleepers]
+
+    def leader(self) -> SimNode | None:
+        """Whoever coordinates now."""
+        return next((process for process in self.sim.nodes if leading(process)), None)
+
+    def victim(self, random: Random) -> SimNode | None:
+        """A running node; often one that takes part in a move. None if few are left."""
+        up = self.up()
         if len(up) <= 2:
             return None
         involved: list[SimNode] = []
@@ -148,34 +313,7 @@ class Mischief:
                 involved += [node for node in up if node.incarnation in (entry.owner, entry.to)]
         return random.choice(involved if involved and random.random() < 0.7 else up)
 
-    def _late(self, random: Random) -> None:
-        """Answers to a flush that come after the sender gave up on it, and flushed again (H5)."""
-        owner, sender, shard = self._pair(random)
-        if owner == sender or not self._faulty:
-            return
-        self._note("late answers")
-        self._load.inside(-1, lambda _: self._hold_back(random, owner, sender, shard))
-
-    async def _hold_back(self, random: Random, owner: int, sender: int, shard: ShardKey) -> None:
-        room = random.choice(self.hot[shard])
-        elsewhere = random.choice([node for node in range(NODES) if node != owner])
-        row = partial(self._load.row, id=room, pause=0.0, count=3)
-        self._load.inside(sender, row)
-        await asyncio.sleep(random.uniform(0.005, 0.02))
-        self.sim.block(*random.choice(((owner, sender), (sender, owner))))
-        await self.sim.wish(shard, elsewhere)
-        await asyncio.sleep(random.uniform(0.02, 0.2))
-        await self.sim.wish(shard, None)
-        await asyncio.sleep(SETTINGS.hold_timeout_s + random.uniform(0.0, 0.3))
-        self._load.inside(sender, row)
-        await asyncio.sleep(random.uniform(0.0, 0.05))
-        await self.sim.wish(shard, elsewhere)
-        await asyncio.sleep(random.uniform(0.05, 0.3))
-        self._load.inside(sender, row)
-        await asyncio.sleep(random.uniform(0.0, 0.2))
-        self.sim.heal()
-
-    def _pair(self, random: Random) -> tuple[int, int, ShardKey]:
+    def pair(self, random: Random) -> tuple[int, int, ShardKey]:
         """An owner, a sender (-1: the client) and their shard; often one that moves with mail."""
         pairs: list[tuple[int, int, ShardKey]] = []
         for shard in self.hot:
@@ -194,140 +332,9 @@ class Mischief:
                 one = process.index
         return one, random.choice((-1, other)), shard
 
-    def _crash(self, random: Random) -> None:
-        victim = self._victim(random)
-        if victim is not None:
-            self._note("crash")
-            self.sim.crash(victim.index)
-            self._later(random.uniform(0.5, 9.0), lambda: self._restart(victim.index))
-
-    def _freeze(self, random: Random, victim: SimNode | None = None) -> None:
-        if victim is None or not victim.up or victim.index in self._sleepers:
-            victim = self._victim(random)
-        if victim is not None:
-            long = random.random() < 0.6
-            self._note("freeze past the lease" if long else "freeze")
-            self.sim.freeze(victim.index)
-            self._sleepers[victim.index] = None
-            pause_s = random.uniform(5.0, 9.0) if long else random.uniform(0.05, 4.5)
-            self._later(pause_s, partial(self._wake, victim.index))
-
-    def _cut(self, random: Random) -> None:
-        self._note("cut")
-        one, other, _ = self._pair(random)
-        if other < 0:
-            self.sim.cut_client(one)
-        else:
-            self.sim.cut(one, other)
-
-    def _partition(self, random: Random) -> None:
-        self._note("partition")
-        everyone = list(range(NODES))
-        random.shuffle(everyone)
-        size = random.randint(1, 2)
-        self.sim.partition(everyone[:size], everyone[size:])
-        self._later(random.uniform(0.5, 8.0), self.sim.heal)
-
-    def _block(self, random: Random) -> None:
-        self._note("block")
-        owner, sender, _ = self._pair(random)
-        sender = random.choice([n for n in range(NODES) if n != owner]) if sender < 0 else sender
-        one, other = random.choice(((owner, sender), (sender, owner)))
-        self.sim.block(one, other)
-        self._later(random.uniform(*random.choice(((1.2, 4.5), (0.5, 8.0)))), self.sim.heal)
-
-    def _outage(self, random: Random) -> None:
-        victim = self._victim(random)
-        if victim is not None:
-            self._note("outage")
-            self.sim.cut_store(victim.index)
-            self._later(random.uniform(0.5, 9.0), self.sim.heal)
-
-    def _watch(self, random: Random) -> None:
-        self._note("watch")
-        for process in self.sim.nodes:
-            if process.store is not None and random.random() < 0.6:
-                process.store.watch_delay_s = (0.0, random.uniform(0.0, 0.3))
-                if random.random() < 0.5:
-                    process.store.break_watch()
-
-    def _slow(self, random: Random) -> None:
-        self._note("slow")
-        process = random.choice(self.sim.nodes)
-        self.sim.network.slow(process.name, random.uniform(0.005, 0.1))
-        if process.store is not None:
-            process.store.slow = random.uniform(1, 50)
-
-    def _lose_replies(self, random: Random) -> None:
-        self._note("lost replies")
-        self.sim.note_fault("lost replies")
-        for process in self.sim.nodes:
-            if process.store is not None and process.journal is not None:
-                process.store.lost_reply = random.choice((0.0, 0.1, 0.3))
-                process.journal.lost_reply = random.choice((0.0, 0.1, 0.3))
-                process.store.late_request = random.choice((0.0, 0.1, 0.3))
-                process.journal.late_request = random.choice((0.0, 0.1, 0.3))
-                process.journal.lost_request = random.choice((0.0, 0.1, 0.3))
-
-    def _stop(self, random: Random) -> None:
-        victim = self._victim(random)
-        if victim is not None and victim.stopping is not None and victim.loop is not None:
-            self._note("stop")
-            self.sim.note_fault("stop", victim)
-            victim.loop.post(victim.stopping.set)
-            self._later(random.uniform(4.0, 12.0), lambda: self._restart(victim.index))
-
-    def _stall(self, random: Random) -> None:
-        """A journal write that outlives its writer: it commits, or not, as its home is lost."""
-        shard = random.choice(list(self.hot))
-        id = random.choice(self.hot[shard])
-        ledger = self.sim.shard(Ledger, id)
-
-        def began() -> None:
-            entry = self.sim.entry(ledger)
-            for process in self.sim.nodes:
-                alive = process.up and process.index not in self._sleepers
-                if alive and process.incarnation == entry.owner and self._faulty:
-                    self._note("stalled write")
-                    self.sim.crash(process.index)
-                    self._later(random.uniform(8.0, 12.0), partial(self._restart, process.index))
-
-        self.sim.servers.stall(random.uniform(4.5, 8.0), began)
-        for _ in range(2):
-            self.sim.loop.post(partial(self._write, id))
-
-    def _write(self, id: str) -> None:
-        task = asyncio.get_running_loop().create_task(self._write_twice(id))
-        task.add_done_callback(seen)
-
-    async def _write_twice(self, id: str) -> None:
-        for _ in range(2):
-            with suppress(DomicileError):
-                await self._load.note_down(self.sim, id, "", refused=False)
-
-    def _leader(self, random: Random) -> None:
-        """The same for whoever coordinates now."""
-        for process in self.sim.nodes:
-            if leading(process):
-                if process.index in self._sleepers:
-                    return
-                self._note("leader frozen")
-                self.sim.freeze(process.index)
-                self._sleepers[process.index] = None
-                # Mostly about as long as its leader lease, while its node lease may just hold.
-                pause_s = random.uniform(*random.choice(((4.2, 5.2), (4.2, 5.2), (0.1, 9.0))))
-                self._later(pause_s, partial(self._wake, process.index))
-                return
-
-    def _later(self, delay_s: float, what: Callable[[], object]) -> None:
-        self.sim.world.call_at(self.sim.world.now + delay_s, what)
-
-    def _wake(self, index: int) -> None:
-        if index in self._sleepers:
-            del self._sleepers[index]
-            if self.sim.nodes[index].up:
-                self.sim.thaw(index)
-
-    def _restart(self, index: int) -> None:
-        if not self.sim.nodes[index].up:
-            self.sim.start(index)
+    def two_nodes(self, random: Random) -> tuple[int, int]:
+        """Two nodes, often an owner and a sender of its mail; in either order."""
+        owner, sender, _ = self.pair(random)
+        if sender < 0:
+            sender = random.choice([n for n in range(NODES) if n != owner])
+        return random.choice(((owner, sender), (sender, owner)))

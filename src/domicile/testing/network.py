@@ -20,6 +20,7 @@ from domicile.testing.loop import SimLoop, World
 LATENCY_MIN_S = 0.0002
 LATENCY_MAX_S = 0.002
 DIAL_TIMEOUT_S = 3.0
+KEPT_PACKETS = 4
 CUT_NOTICED_S = 0.2
 """After a cut, each end learns of it within this time."""
 
@@ -43,6 +44,8 @@ class SimNetwork:
         self._sides: dict[str, int] = {}
         self._blocks: dict[tuple[str, str], None] = {}
         self._slow: dict[str, float] = {}
+        self._slow_ways: dict[tuple[str, str], float] = {}
+        self._nobody: SimLoop | None = None
 
     def transport(self, loop: SimLoop, host: str) -> Transport:
         """A transport for one process on a host. Every `listen` is a new address, `host:port`."""
@@ -77,6 +80,38 @@ class SimNetwork:
             if wire.joins(one, other):
                 wire.cut()
 
+    def linger(self, one: str, other: str, lingers_s: float) -> None:
+        """Break all connections between two hosts, which those that accepted them notice late.
+
+        The dialling end learns it within 200 ms and dials again; what it had sent on the old
+        connection arrives over the whole time, so also after what it sends on the new one.
+        """
+        for wire in list(self._wires.values()):
+            if wire.joins(one, other):
+                wire.cut(lingers_s)
+
+    def duplicate(self, one: str, other: str) -> int:
+        """Repeat the beginning and the newest packets of what was dialled between two hosts.
+
+        They arrive once more on a connection of their own, as from a middlebox that replays a
+        flow; what comes back over it reaches nobody. How many connections were repeated.
+        """
+        if self._nobody is None:
+            self._nobody = self.world.process("nobody")
+        repeated = 0
+        for wire in list(self._wires.values()):
+            near = wire.ends[0]
+            if wire.joins(one, other) and near.sent:
+                repeated += 1
+                ghost = self.dial(self._nobody, near.host, wire.address, _Deaf())
+                for data in near.sent:
+                    ghost.pipe.push(_Packet("data", data=data))
+        return repeated
+
+    def slow_way(self, source: str, target: str, extra_s: float) -> None:
+        """Packets of one direction between two hosts take this much longer; 0 ends it."""
+        self._slow_ways[source, target] = extra_s
+
     def slow(self, host: str, extra_s: float) -> None:
         """Packets from and to a host take this much longer; 0 for no longer than others."""
         self._slow[host] = extra_s
@@ -100,6 +135,8 @@ class SimNetwork:
     def latency_s(self, source: str, target: str) -> float:
         """How long the next packet takes."""
         extra_s = self._slow.get(source, 0.0) + self._slow.get(target, 0.0)
+        if self._slow_ways:
+            extra_s += self._slow_ways.get((source, target), 0.0)
         if self.skew_s:
             way = self._ways.get((source, target))
             if way is None:
@@ -126,7 +163,7 @@ class SimNetwork:
     def dial(self, loop: SimLoop, host: str, address: str, handler: ConnectionHandler) -> _End:
         """Try to connect; the dialling end, which stands only once its handler is told so."""
         self._made += 1
-        wire = self._wires[self._made] = _Wire(self, self._made, self._random)
+        wire = self._wires[self._made] = _Wire(self, self._made, self._random, address)
         near = wire.between(host, address.rpartition(":")[0])
         near.attach(loop, handler)
         self.world.call_at(self.world.now + DIAL_TIMEOUT_S, near.time_out)
@@ -216,6 +253,26 @@ class _Tracked:
         return self._handler.guard()
 
 
+class _Deaf:
+    """The handler of a connection that nobody listens to."""
+
+    def opened(self, connection: Connection) -> None:
+        """The connection stands."""
+
+    def received(self, data: bytes) -> None:
+        """Something came back."""
+
+    def receiving(self) -> None:
+        """Something is coming back."""
+
+    def closed(self, reason: str) -> None:
+        """The connection is over."""
+
+    def guard(self) -> bool:
+        """Whatever arrives may arrive."""
+        return True
+
+
 class _Packet(NamedTuple):
     """Something under way: `dial`, `open`, `data` or `close`."""
 
@@ -227,8 +284,9 @@ class _Packet(NamedTuple):
 class _Wire:
     """One connection, from the dial on: two ends, a pipe out of each."""
 
-    def __init__(self, network: SimNetwork, number: int, random: Random) -> None:
+    def __init__(self, network: SimNetwork, number: int, random: Random, address: str) -> None:
         self.network = network
+        self.address = address
         self._number = number
         self._random = random
         self.ends: tuple[_End, ...] = ()
@@ -246,11 +304,12 @@ class _Wire:
         hosts = tuple(end.host for end in self.ends)
         return hosts in ((one, other), (other, one))
 
-    def cut(self) -> None:
-        """Break it; see `SimNetwork.cut`."""
+    def cut(self, lingers_s: float = 0.0) -> None:
+        """Break it; see `SimNetwork.cut` and `SimNetwork.linger`."""
         now = self.network.world.now
         for end in self.ends:
-            learns_at = now + self._random.uniform(0.0, CUT_NOTICED_S)
+            late_s = lingers_s if end is self.ends[1] else 0.0
+            learns_at = now + late_s + self._random.uniform(0.0, CUT_NOTICED_S)
             end.peer.pipe.break_off(learns_at, self._random)
             self.network.world.call_at(learns_at, end.learn_of_cut)
 
@@ -269,6 +328,8 @@ class _End:
     def __init__(self, wire: _Wire, host: str) -> None:
         self.host = host
         self.over = False
+        self.sent: list[bytes] = []
+        """The first packet and the newest ones, for `SimNetwork.duplicate`."""
         self._wire = wire
         self._opened = False
         self._loop: SimLoop | None = None
@@ -282,6 +343,9 @@ class _End:
     def send(self, data: bytes) -> None:
         """Put a packet on the network."""
         if not self.over:
+            if len(self.sent) == KEPT_PACKETS:
+                del self.sent[1]
+            self.sent.append(data)
             self._wire.network.history.frame(self.host, self.peer.host, data)
             self.pipe.push(_Packet("data", data=data))
 

@@ -61,12 +61,13 @@ class HarnessError(Exception):
 
 
 class NodeProcess:
-    """One node of a cluster: a place that processes come and go in."""
+    """One node or manager of a cluster: a place that processes come and go in."""
 
-    def __init__(self, index: int, candidate: bool) -> None:
+    def __init__(self, index: int, candidate: bool, *, manager: bool = False) -> None:
         self.index = index
-        self.name = f"node-{index}"
+        self.name = f"manager-{index}" if manager else f"node-{index}"
         self.candidate = candidate
+        self.manager = manager
         self.runs = 0
         self.frozen = False
         self.process: subprocess.Popen[bytes] | None = None
@@ -92,7 +93,8 @@ class Processes(Verbs):
     """The cluster as a test sees it. Nodes are numbered from 0.
 
     `entities` must be importable by other processes. `candidates` are the nodes that may
-    coordinate. Without a `directory` everything is in a temporary one, which goes away unless the
+    coordinate: all of them, or none if there are `managers`, which are numbered after the nodes
+    and take the same verbs. Without a `directory` everything is in a temporary one, which goes away unless the
     body of `async with` raises. `record=False` writes no history: then `settled` takes the store's
     word that a shard is served, and `history` knows the store and the faults only.
     """
@@ -105,19 +107,24 @@ class Processes(Verbs):
         settings: Settings | None = None,
         loop: Literal["asyncio", "uvloop"] = "asyncio",
         candidates: Sequence[int] | None = None,
+        managers: int = 0,
         directory: Path | None = None,
         record: bool = True,
     ) -> None:
         if nodes < 1:
             raise ConfigError(f"nodes={nodes} must be at least 1")
+        if managers < 0:
+            raise ConfigError(f"managers={managers} must not be negative")
         catalogue(entities)
         loop_factory(loop)
         self._entities = list(entities)
         self._imports = [import_path(kind) for kind in entities]
         self.settings = Settings() if settings is None else settings
         self.nodes = [
-            NodeProcess(index, candidates is None or index in candidates) for index in range(nodes)
+            NodeProcess(index, index in candidates if candidates is not None else not managers)
+            for index in range(nodes)
         ]
+        self.nodes += [NodeProcess(nodes + n, True, manager=True) for n in range(managers)]
         self._loop_name = loop
         self._given = directory
         self._record = record
@@ -391,6 +398,7 @@ class Processes(Verbs):
             cluster=CLUSTER,
             node_id=process.name,
             candidate=process.candidate,
+            manager=process.manager,
             entities=self._imports,
             settings=asdict(self.settings),
             loop=self._loop_name,

@@ -8,7 +8,7 @@ fault is active, so from then on everything must succeed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from functools import partial
 from random import Random
@@ -19,6 +19,7 @@ from domicile.entity.client import Client
 from domicile.errors import DomicileError
 from domicile.testing.history import Event
 from domicile.testing.mischief import Mischief
+from domicile.testing.profiles import PROFILES, links, nodes
 from domicile.testing.sim import Sim
 from domicile.testing.standard import (
     CALM_S,
@@ -26,8 +27,6 @@ from domicile.testing.standard import (
     LEAST_MESSAGES,
     NODES,
     ROOMS,
-    SETTINGS,
-    SHARDS,
     Tally,
     seen,
 )
@@ -38,40 +37,54 @@ LEAST_RELEASES = 20
 
 
 class Profile:
-    """Drives one simulated cluster."""
+    """Drives one simulated cluster. `skip` names strikes, by number, that are left out."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, name: str = "standard", skip: Collection[int] = ()) -> None:
+        self.name = name
+        spec = PROFILES[name]
         # Sometimes all are on one machine, where a kernel's locks prove a death at once (L6).
-        locks = Random(f"locks {seed}").random() < 0.15
-        self.sim = Sim(seed, entities=ENTITIES, nodes=NODES, settings=SETTINGS, locks=locks)
-        self.random = self.sim.world.stream("profile")
+        locks = Random(f"locks {seed}").random() < spec.locks
+        self.sim = Sim(seed, entities=ENTITIES, nodes=NODES, settings=spec.settings, locks=locks)
         self.tally = Tally()
-        self.hot = rooms_by_shard(self.sim.world.stream("rooms"), SHARDS, hot=6, each=ROOMS)
+        self.hot = rooms_by_shard(
+            self.sim.world.stream("rooms"), spec.settings.shards, hot=6, each=ROOMS
+        )
         # Rooms ask upwards in this order only: else two of them could wait for each other.
         self.rooms = [ids[rank] for rank in range(ROOMS) for ids in self.hot.values()]
+        self.began_at = self.sim.world.now
         self._values = 0
         self._released = 0
         self.sim.history.subscribe(self._count, "submit", "released")
-        self._mischief = Mischief(self)
+        self.mischief = Mischief(
+            self, spec.faults, pace_s=spec.pace_s, ambush=spec.ambush, skip=skip, filler=links.cut,
+            in_turn={nodes.freeze: nodes.freeze_node},
+        )  # fmt: skip
+        if spec.prepare is not None:
+            spec.prepare(self)
         weather = self.sim.world.stream("weather")
         self.sim.network.jitter_s = weather.choice((0.0, 0.0, 0.005, 0.02))
         self.sim.network.skew_s = weather.choice((0.0, 0.03, 0.08))
         self._watch_delay_s = weather.choice((0.0, 0.0, 0.01, 0.05))
         if weather.random() < 0.15:
-            self._mischief.begin_early(weather)
+            self.mischief.begin_early(weather, nodes.crash)
+
+    @property
+    def strikes(self) -> tuple[int, ...]:
+        """The numbers of the strikes that are planned and not left out."""
+        return self.mischief.numbers
 
     async def run(self) -> None:
         """The whole minute."""
         sim = self.sim
         start = sim.world.now
         for process in sim.nodes:
-            assert process.store is not None
-            process.store.watch_delay_s = (0.0, self._watch_delay_s * process.index / NODES)
+            if process.store is not None:
+                process.store.watch_delay_s = (0.0, self._watch_delay_s * process.index / NODES)
         async with asyncio.TaskGroup() as group:
             for sender in range(-1, NODES):
                 group.create_task(self._talk(sender, start + FAULTY_S + CALM_S - 3))
             group.create_task(self._move(start + FAULTY_S + CALM_S - 4))
-            group.create_task(self._mischief.harm(start + FAULTY_S))
+            group.create_task(self.mischief.harm(start, group))
         await asyncio.sleep(max(0.0, start + FAULTY_S + CALM_S - sim.world.now))
         for id in self.rooms:
             values = [event.what for event in sim.events(Ledger, id)]

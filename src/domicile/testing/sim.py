@@ -16,20 +16,26 @@ from domicile.config import Settings
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.shardmap import BLOCK_SIZE, Entry, block_key, decode_block
 from domicile.core.strategies import Strategy
+from domicile.core.txn import Condition, Outcome, Unknown, Write
 from domicile.entity.define import Entity, entity_type
 from domicile.entity.ref import Outbound
+from domicile.errors import StoreRewound
 from domicile.life import Backends, Life, Lives, Plan
 from domicile.node import Node
 from domicile.persist.eventsourced import EventSourced
 from domicile.ports.store import Store
-from domicile.testing.clock import SimClock
+from domicile.testing.clock import Machine
 from domicile.testing.health import SimLocks
 from domicile.testing.history import History
 from domicile.testing.loop import SimLoop, SimulationError, World
 from domicile.testing.network import SimNetwork
-from domicile.testing.servers import Faults, Servers
-from domicile.testing.verbs import Verbs
-from domicile.transports.link import PROTOCOLS
+from domicile.testing.remote import RemoteStore
+from domicile.testing.roughness import Roughness
+from domicile.testing.servers import Servers
+from domicile.testing.sim_faults import SimFaults
+from domicile.testing.simnode import SimNode as SimNode
+from domicile.testing.threads import InlineThreads
+from domicile.testing.wire import Faults
 
 S = TypeVar("S")
 Ev = TypeVar("Ev")
@@ -38,39 +44,11 @@ POLL_S = 0.005
 START_S = 60.0
 
 
-class SimNode:
-    """One node of a simulated cluster: a slot that processes come and go in."""
+class Sim(SimFaults):
+    """The cluster as a test sees it. Nodes are numbered from 0.
 
-    def __init__(self, index: int, candidate: bool, *, manager: bool = False) -> None:
-        self.index = index
-        self.name = f"manager-{index}" if manager else f"node-{index}"
-        self.candidate = candidate
-        self.manager = manager
-        self.version = ""
-        self.capacity = 1.0
-        self.protocols = PROTOCOLS
-        self.runs = 0
-        self.loop: SimLoop | None = None
-        self.node: Node | None = None
-        self.store: Faults | None = None
-        self.journal: Faults | None = None
-        self.stopping: asyncio.Event | None = None
-        self.done = False
-
-    @property
-    def up(self) -> bool:
-        """Whether its process lives, frozen or not."""
-        return self.loop is not None and not self.loop.dead and not self.done
-
-    @property
-    def incarnation(self) -> Incarnation | None:
-        """The registered incarnation, if there is one."""
-        life = None if self.node is None else self.node.life
-        return None if life is None else life.me
-
-
-class Sim(Verbs):
-    """The cluster as a test sees it. Nodes are numbered from 0."""
+    `homes` says which of the entities a node can be home to, for those that are not to all.
+    """
 
     def __init__(
         self,
@@ -85,6 +63,7 @@ class Sim(Verbs):
         strategy: str | Strategy = "least_shards",
         rough: bool = False,
         locks: bool = False,
+        homes: Mapping[int, Sequence[type[Entity]]] | None = None,
     ) -> None:
         self.seed = seed
         self._strategy = strategy
@@ -95,6 +74,7 @@ class Sim(Verbs):
         self.random = self.world.stream("test")
         self.settings = Settings() if settings is None else settings
         self._entities = list(entities)
+        self._homes = dict(homes or {})
         self._resources = resources
         self.servers = Servers(self.world, self.history)
         self.network = SimNetwork(self.world, self.history, self.world.stream("network"))
@@ -104,25 +84,34 @@ class Sim(Verbs):
         ]
         self.nodes += [SimNode(nodes + number, True, manager=True) for number in range(managers)]
         self.loop = self.world.process("client")
-        self.store = self.servers.faults("client store")
+        self.machine = Machine()
+        """The clocks of the test's own client; change them before the cluster starts."""
+        self.store = self.servers.store_faults("client store")
         self._lives = Lives()
-        self._operator = self.servers.remote_store(
-            self.loop, "operator", self.servers.faults("operator")
+        self._operator = _Operator(
+            self.servers.remote_store(self.loop, "operator", self.servers.store_faults("operator"))
         )
 
     # the cluster's life
 
     async def __aenter__(self) -> Self:
         """Start every node and the test's own client; returns once all shards are served."""
+        self.servers.keep_backups()
         for node in self.nodes:
             self._launch(node)
         await self._lives.start(
-            self._backends("client", self.loop, self.store, self.servers.faults("client journal")),
+            self._backends(
+                "client",
+                self.loop,
+                self.machine,
+                self.store,
+                self.servers.faults("client journal"),
+            ),
             Plan("domicile", "", {}, {}, self.settings, False),
         )
         await self.wait_until(self.settled, timeout_s=START_S)
         if self._rough:
-            Roughness(self).begin()
+            Roughness(self, self.world).begin()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -147,69 +136,6 @@ class Sim(Verbs):
                 if host is None or host.owner.epoch != entry.epoch:
                     return False
         return True
-
-    # faults
-
-    def crash(self, node: int) -> None:
-        """SIGKILL: nothing of the process ever runs again."""
-        process = self._up(node)
-        assert process.loop is not None
-        self.note_fault("crash", process)
-        process.loop.kill()
-        self.network.kill(process.name)
-
-    def freeze(self, node: int) -> None:
-        """SIGSTOP: it stands still while its sockets fill and its lease runs out."""
-        process = self._up(node)
-        assert process.loop is not None
-        self.note_fault("freeze", process)
-        process.loop.freeze()
-
-    def thaw(self, node: int) -> None:
-        """SIGCONT."""
-        process = self._up(node)
-        assert process.loop is not None
-        self.note_fault("thaw", process)
-        process.loop.thaw()
-
-    def partition(self, *sides: Sequence[int]) -> None:
-        """Nodes of different sides cannot reach each other; all reach the store."""
-        self.note_fault("partition", None)
-        self.network.partition([[self._slot(index).name for index in side] for side in sides])
-
-    def heal(self) -> None:
-        """End every partition and every cut from the store."""
-        self.note_fault("heal", None)
-        self.network.heal()
-        for process in self.nodes:
-            if process.store is not None:
-                process.store.cut = False
-        self.store.cut = False
-
-    def block(self, one: int, other: int) -> None:
-        """Nothing passes from one node to another, though it does the other way round.
-
-        -1 is the test's own client.
-        """
-        self.note_fault("block", self._slot(max(one, other)))
-        self.network.block(self._name(one), self._name(other))
-
-    def cut(self, one: int, other: int) -> None:
-        """Break the connections between two nodes; links reconnect."""
-        self.note_fault("cut", self._slot(one))
-        self.network.cut(self._slot(one).name, self._slot(other).name)
-
-    def cut_client(self, node: int) -> None:
-        """Break the test's own connections to a node."""
-        self.note_fault("cut", self._slot(node))
-        self.network.cut("client", self._slot(node).name)
-
-    def cut_store(self, node: int) -> None:
-        """Cut a node off the store until `heal`."""
-        process = self._up(node)
-        assert process.store is not None
-        self.note_fault("outage", process)
-        process.store.cut = True
 
     # operations
 
@@ -302,20 +228,6 @@ class Sim(Verbs):
     def _operator_store(self) -> Store:
         return self._operator
 
-    def _name(self, index: int) -> str:
-        return "client" if index == -1 else self._slot(index).name
-
-    def _slot(self, index: int) -> SimNode:
-        if not 0 <= index < len(self.nodes):
-            raise SimulationError(f"no node {index}: they are 0 to {len(self.nodes) - 1}")
-        return self.nodes[index]
-
-    def _up(self, index: int) -> SimNode:
-        process = self._slot(index)
-        if not process.up:
-            raise SimulationError(f"node {index} is not running")
-        return process
-
     def _process_of(self, incarnation: Incarnation) -> SimNode | None:
         if incarnation:
             for process in self.nodes:
@@ -323,36 +235,34 @@ class Sim(Verbs):
                     return process
         return None
 
-    def note_fault(self, fault: str, process: SimNode | None = None) -> None:
-        """Tell the checkers that something was done to the cluster."""
-        self.history.event(
-            "fault",
-            fault=fault,
-            node=None if process is None else process.index,
-            inc=None if process is None else process.incarnation,
-        )
-
-    def _backends(self, name: str, loop: SimLoop, store: Faults, journal: Faults) -> Backends:
+    def _backends(
+        self, name: str, loop: SimLoop, machine: Machine, store: Faults, journal: Faults
+    ) -> Backends:
         return Backends(
             store=self.servers.remote_store(loop, name, store),
             transport=lambda: self.network.transport(loop, name),
             journal=self.servers.remote_journal(loop, journal),
-            clock=SimClock(self.world, loop),
-            meter=self.history,
+            clock=machine.clock(self.world, loop),
+            meter=machine.meter(self.history, self.settings.drain_deadline_s),
             random=self.world.stream(f"process {loop.name}"),
             health=None if self._locks is None else self._locks.of(loop),
+            threads=InlineThreads(),
         )
+
+    def _entities_of(self, process: SimNode) -> Sequence[type[Entity]]:
+        return [] if process.manager else self._homes.get(process.index, self._entities)
 
     def _launch(self, process: SimNode) -> None:
         process.runs += 1
         process.done = False
         run = f"{process.name}.{process.runs}"
+        machine = process.machine
         loop = process.loop = self.world.process(run)
-        store = process.store = self.servers.faults(f"{run} store")
+        store = process.store = self.servers.store_faults(f"{run} store")
         journal = process.journal = self.servers.faults(f"{run} journal")
         node = process.node = Node(
             "sim://",
-            entities=[] if process.manager else self._entities,
+            entities=self._entities_of(process),
             resources=self._resources,
             candidate=process.candidate,
             version=process.version,
@@ -360,7 +270,8 @@ class Sim(Verbs):
             strategy=self._strategy,
             settings=self.settings,
             node_id=process.name,
-            backends=lambda: self._backends(process.name, loop, store, journal),
+            _protocols=process.protocols,
+            backends=lambda: self._backends(process.name, loop, machine, store, journal),
         )
 
         async def live() -> None:
@@ -372,36 +283,18 @@ class Sim(Verbs):
         loop.create_task(live(), name=run)
 
 
-class Roughness:
-    """Small seeded faults that a program should not notice, for as long as a run lasts."""
+class _Operator:
+    """The operator's way to the store: what it knew before a rewind does not matter to it."""
 
-    def __init__(self, sim: Sim) -> None:
-        self._sim = sim
-        self._random = sim.world.stream("roughness")
+    def __init__(self, store: RemoteStore) -> None:
+        self.get, self.list, self.watch = store.get, store.list, store.watch
+        self.grant, self.renew, self.revoke = store.grant, store.renew, store.revoke
+        self.close = store.close
+        self._commit = store.commit
 
-    def begin(self) -> None:
-        """From now on: uneven delays, lost replies of the store, broken connections."""
-        sim, random = self._sim, self._random
-        sim.network.jitter_s = random.choice((0.0, 0.005, 0.02))
-        sim.network.skew_s = random.choice((0.0, 0.03))
-        for process in sim.nodes:
-            if process.store is not None:
-                process.store.watch_delay_s = (0.0, random.choice((0.0, 0.01, 0.05)))
-                process.store.lost_reply = random.choice((0.0, 0.02))
-        self._next()
-
-    def _next(self) -> None:
-        delay_s = self._random.uniform(0.2, 2.0)
-        self._sim.world.call_at(self._sim.world.now + delay_s, self._strike)
-
-    def _strike(self) -> None:
-        sim, random = self._sim, self._random
-        node = random.choice(sim.nodes)
-        kind = random.choice(("cut", "cut client", "watch"))
-        if kind == "cut":
-            sim.cut(node.index, random.choice(sim.nodes).index)
-        elif kind == "cut client":
-            sim.cut_client(node.index)
-        elif node.store is not None:
-            node.store.break_watch()
-        self._next()
+    async def commit(self, conditions: Sequence[Condition], writes: Sequence[Write]) -> Outcome:
+        """As `Store.commit`; a write that meets another history is tried anew."""
+        try:
+            return await self._commit(conditions, writes)
+        except StoreRewound:
+            return Unknown()

@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from domicile.config import Settings
+from domicile.core.strategies import Strategy
 from domicile.entity.define import Entity
 from domicile.errors import ConfigError
 from domicile.testing.checkers import check
@@ -73,8 +74,11 @@ def simulated(
     settings: Settings | None = None,
     resources: Callable[[], AbstractAsyncContextManager[Mapping[type[Any], Any]]] | None = None,
     candidates: Sequence[int] | None = None,
+    managers: int = 0,
+    strategy: str | Strategy = "least_shards",
     rough: bool = False,
     locks: bool = False,
+    homes: Mapping[int, Sequence[type[Entity]]] | None = None,
 ) -> Decorator:
     """Run an async test in a simulated cluster of `nodes`, with seeds 0 … `seeds` - 1.
 
@@ -82,8 +86,10 @@ def simulated(
     fixtures. Works on methods too. `rough=True` adds small seeded faults all the time: broken
     connections, broken watches, lost replies of the store, uneven delays. `locks=True` has
     crashes proved at once, as on the embedded store; without it leases have to run out.
-    `candidates` are the nodes that may coordinate; `settings` and `resources` are those of every
-    node.
+    `candidates` are the nodes that may coordinate, `managers` processes that do nothing else, which
+    are numbered after the nodes; `strategy` is the coordinator's; `settings` and `resources` are
+    those of every node. `homes` are the entities of nodes that are not to be home to all, by
+    number.
     """
 
     if nodes < 1 or seeds < 1:
@@ -106,8 +112,11 @@ def simulated(
                     settings=settings,
                     resources=resources,
                     candidates=candidates,
+                    managers=managers,
+                    strategy=strategy,
                     rough=rough,
                     locks=locks,
+                    homes=homes,
                 )
 
                 async def body(sim: Sim) -> None:

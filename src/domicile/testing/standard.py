@@ -1,4 +1,4 @@
-"""What a standard seed of a campaign is, what it counts, and how to see where a run stands.
+"""What a seed of a campaign is, what it counts, and how to see where a run stands.
 
 Shared by the profile that drives a run and the mischief that disturbs it. Looks at processes
 without touching them: an observer that fenced what it looks at would hide what it looks for.
@@ -23,11 +23,32 @@ SHARDS = 64
 ROOMS = 4
 FAULTY_S = 27.0
 CALM_S = 33.0
-SETTINGS = Settings(shards=SHARDS, window=16, buffer=40, mailbox=16, chain=3, hold_timeout_s=1.0)
-"""Tight limits, and a hold timeout below the link timeout, so that both are met."""
+POISON_DEATHS = 1000
+SETTINGS = Settings(
+    shards=SHARDS,
+    window=16,
+    buffer=40,
+    mailbox=16,
+    chain=3,
+    hold_timeout_s=1.0,
+    poison_deaths=POISON_DEATHS,
+)
+"""Tight limits, and a hold timeout below the link timeout, so that both are met. Nothing is put in
+quarantine: homes die here for no fault of their shards."""
+
+MID_MOVE = "a hand-off with mail in flight"
 
 STEPS = ("moving", "draining", "released", "serving", "open", "leading", "told", "finish", "accept")
 """Steps of a hand-off that an ambush can wait for, by the event that shows them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """One thing that was done to the cluster: of which strike, when, and what it was."""
+
+    number: int
+    at: float
+    what: str
 
 
 @dataclass
@@ -37,6 +58,10 @@ class Tally:
     messages: int = 0
     faults: Counter[str] = field(default_factory=lambda: Counter[str]())
     struck: Counter[str] = field(default_factory=lambda: Counter[str]())
+    hits: Counter[tuple[str, str]] = field(default_factory=lambda: Counter[tuple[str, str]]())
+    """Faults by their kind and the step that they struck."""
+    strikes: list[Struck] = field(default_factory=lambda: list[Struck]())
+    """What was done to the cluster, in order."""
     moves: int = 0
     mid_move: bool = False
     digest: str = ""
@@ -54,7 +79,7 @@ def situation(sim: Sim, shards: dict[ShardKey, list[str]]) -> list[str]:
         if entry.state == "moving":
             steps[f"moving, owner {'gone' if phase is None else phase.value}"] = None
             if waiting(sim, shard):
-                steps["a hand-off with mail in flight"] = None
+                steps[MID_MOVE] = None
         elif owner is None or not owner.up:
             steps["home lost"] = None
         elif phase is not Phase.OPEN:

@@ -10,7 +10,6 @@ import asyncio
 from abc import abstractmethod
 
 from domicile.config import Settings
-from domicile.core.hashing import shard_of
 from domicile.core.ids import EntityKey, ShardKey, drain_key, wish_key
 from domicile.core.txn import Committed, Delete, Put, Write
 from domicile.entity.client import Client
@@ -43,7 +42,7 @@ class Verbs(Client):
     def shard(self, kind: type[Entity], id: str) -> ShardKey:
         """The shard of an entity."""
         described = entity_type(kind)
-        number = shard_of(EntityKey(described.name, id), self.settings.shards)
+        number = described.place(EntityKey(described.name, id), self.settings.shards)
         return ShardKey(described.role, number)
 
     @abstractmethod

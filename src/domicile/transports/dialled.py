@@ -5,6 +5,7 @@ Made by `domicile.transports.links` alone. It must never believe a connection it
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from random import Random
 
@@ -12,7 +13,9 @@ from domicile.core.messages import Frame, Hello, Packet, ToSender, Welcome
 from domicile.ports.clock import Timer
 from domicile.ports.transport import Connection, Peer, Transport
 from domicile.transports.link import DialledLink, LinkBroken, LinkVoid
-from domicile.transports.side import Layer, Side, cancel
+from domicile.transports.side import UNSPOKEN, Layer, Side, cancel
+
+log = logging.getLogger("domicile")
 
 SILENCE_S = 2.0
 """A dialled connection that owes an answer and says nothing for this long is given up."""
@@ -44,6 +47,7 @@ class Dialled(Side[DialledLink]):
         self._lose = lose
         self._way: _Way | None = None
         self._failures = 0
+        self._turned_away = ""
         self._quiet_since = 0.0
         self._progress: tuple[int, int] | None = None
         self._fruitless_since: float | None = None
@@ -83,6 +87,9 @@ class Dialled(Side[DialledLink]):
             self._lose(self, f"resume refused: {packet.reason}")
         else:
             self.layer.meter.count("link.turned_away")
+            if packet.reason != self._turned_away:
+                self._turned_away = packet.reason
+                log.info("%s turned this process away: %s", self.peer.address, packet.reason)
             self.redial()
 
     def heard(self) -> None:
@@ -133,9 +140,15 @@ class Dialled(Side[DialledLink]):
             self._lose(self, f"nothing gets through to {self.peer.address} for {timeout_s:g} s")
             return
         self._failures = 0
+        self._turned_away = ""
         cancel(self._loss_timer)
         self._loss_timer = None
         self.write_frames(frames)
+        unspoken = self.link.release_held()
+        if unspoken:
+            self.layer.meter.count(UNSPOKEN, unspoken)
+        if self.link.ready:
+            self.layer.mark(self)
         if self.link.unacknowledged:
             self._expect_silence()
 
@@ -170,7 +183,10 @@ class Dialled(Side[DialledLink]):
         self._loss_timer = None
         if self.layer.alive() and not self.ended:
             timeout_s = self.layer.settings.link_timeout_s
-            self._lose(self, f"no connection to {self.peer.address} for {timeout_s:g} s")
+            reason = f"no connection to {self.peer.address} for {timeout_s:g} s"
+            if self._turned_away:
+                reason += f", turned away: {self._turned_away}"
+            self._lose(self, reason)
 
     def _on_redial(self) -> None:
         self._redial_timer = None

@@ -17,19 +17,26 @@ from domicile.core.messages import (
     Frame,
     Hello,
     Message,
+    Probe,
+    Probed,
     Refused,
     Reply,
     Request,
+    Suspect,
     ToOwner,
     ToSender,
     Welcome,
     weight_bytes,
 )
 
-PROTOCOL = 1
 PROTOCOLS = (1, 2)
 """The oldest and newest protocol spoken here: this version's and the one before (DX-19)."""
-"""The protocol version of hellos that this end understands."""
+
+SINCE: dict[object, int] = {Suspect: 2, Probe: 2, Probed: 2}
+"""Messages that older protocols do not have, with the first one that does."""
+
+HELD_MESSAGES = 64
+"""How many of them wait for the welcome that says what a new link speaks."""
 
 CONTROL_RESERVE = 64
 """Frames beyond the window that only control messages may use."""
@@ -62,6 +69,7 @@ class _End:
         "_retained",
         "_told",
         "link",
+        "protocol",
         "received",
         "session",
         "up",
@@ -69,6 +77,8 @@ class _End:
 
     def __init__(self, link: str, limit: int) -> None:
         self.link = link
+        self.protocol = 0
+        """What both ends speak; 0 as long as nobody knows."""
         self.session = 0
         self.up = False
         self.received = 0
@@ -180,6 +190,11 @@ class _End:
         for message in frame.messages:
             if type(message) not in kinds:
                 raise LinkBroken(f"{type(message).__name__} travels the other way")
+            if SINCE.get(type(message), 0) > self.protocol:
+                raise LinkBroken(
+                    f"{type(message).__name__} is not in protocol {self.protocol}, which this "
+                    "link speaks"
+                )
         self._acknowledge(frame.ack)
         if frame.no <= self.received:
             return ()
@@ -187,6 +202,11 @@ class _End:
             raise LinkBroken(f"frame {frame.no} came after {self.received}: there is a gap")
         self.received = frame.no
         return frame.messages
+
+
+def protocols_of(hello: Hello) -> tuple[int, int]:
+    """The range that a dialler speaks."""
+    return hello.protocol, max(hello.newest, hello.protocol)
 
 
 def _fill(batch: list[Message], queue: deque[Message], size_bytes: int) -> int:
@@ -204,7 +224,7 @@ def _fill(batch: list[Message], queue: deque[Message], size_bytes: int) -> int:
 class DialledLink(_End):
     """The end that dials: requests out, answers in."""
 
-    __slots__ = ("_welcomed", "address", "cluster", "receiver", "sender")
+    __slots__ = ("_held", "_welcomed", "address", "cluster", "protocols", "receiver", "sender")
 
     def __init__(
         self,
@@ -215,8 +235,11 @@ class DialledLink(_End):
         sender: Incarnation,
         receiver: Incarnation,
         address: str,
+        protocols: tuple[int, int] = PROTOCOLS,
     ) -> None:
         super().__init__(link, limit)
+        self.protocols = protocols
+        self._held: list[tuple[ToOwner, bool]] = []
         self.cluster = cluster
         self.sender = sender
         self.receiver = receiver
@@ -237,9 +260,20 @@ class DialledLink(_End):
         """Requests that no connection ever carried: the peer cannot have seen them."""
         return tuple(self._queue)  # type: ignore[arg-type]
 
-    def send(self, message: ToOwner, *, control: bool = False) -> None:
-        """Queue a message in its lane."""
+    def send(self, message: ToOwner, *, control: bool = False) -> bool:
+        """Queue a message in its lane; False if this link's protocol does not have it (DX-19).
+
+        What only newer protocols have waits until the first welcome says which one is spoken.
+        """
+        since = SINCE.get(type(message), 0)
+        if since > self.protocol:
+            waits = not self.protocol and since <= self.protocols[1]
+            if not waits or len(self._held) >= HELD_MESSAGES:
+                return False
+            self._held.append((message, control))
+            return True
         (self._control if control else self._queue).append(message)
+        return True
 
     def dial(self, session: int) -> None:
         """A new connection is being made; nothing an older one says counts any more."""
@@ -260,7 +294,8 @@ class DialledLink(_End):
             session=self.session,
             resume=self._welcomed,
             received=self.received,
-            protocol=PROTOCOL,
+            protocol=self.protocols[0],
+            newest=self.protocols[1],
         )
 
     def welcome(self, session: int, welcome: Welcome) -> list[Frame]:
@@ -269,6 +304,11 @@ class DialledLink(_End):
             return []
         if self.up:
             raise LinkBroken("a second welcome came on one connection")
+        oldest, newest = self.protocols
+        if not oldest <= welcome.protocol <= newest:
+            raise LinkBroken(
+                f"protocol {welcome.protocol} was chosen, only {oldest} to {newest} are spoken here"
+            )
         if not self._knows(welcome.received):
             raise LinkVoid(
                 f"the peer claims frames up to {welcome.received}, it has acknowledged "
@@ -277,7 +317,13 @@ class DialledLink(_End):
         self._acknowledge(welcome.received)
         self.up = True
         self._welcomed = True
+        self.protocol = welcome.protocol
         return self._resend() + self.pump()
+
+    def release_held(self) -> int:
+        """Queue what waited for the first welcome; how many messages the protocol does not have."""
+        held, self._held = self._held, []
+        return sum(not self.send(message, control=control) for message, control in held)
 
     def take(self, session: int, frame: Frame) -> tuple[ToSender, ...]:
         """The answers of a frame, in order; raises `LinkBroken`."""
@@ -335,22 +381,27 @@ class Acceptor:
         self.link: AcceptedLink | None = None
         self._limit = limit
 
-    def hello(self, hello: Hello) -> Admission:
-        """Resume the link it names, start it, or refuse to resume what is not known here."""
+    def hello(self, hello: Hello, protocol: int = PROTOCOLS[0]) -> Admission:
+        """Resume the link it names, start it, or refuse to resume what is not known here.
+
+        `protocol` is the one that both ends speak, as `common_protocol` finds it.
+        """
         if hello.session <= self.newest:
             return Admission(None)
         self.newest = hello.session
         if self.link is not None and self.link.link == hello.link:
             frames = self.link.resume(hello.session, hello.received)
             if frames is not None:
-                return Admission(Welcome(self.link.received), self.link, None, tuple(frames))
+                answer = Welcome(self.link.received, self.link.protocol)
+                return Admission(answer, self.link, None, tuple(frames))
             return Admission(Refused("this link's past is not the same here"), None, self.drop())
         gone = self.drop()
         if hello.resume or hello.received:
             return Admission(Refused("this link is not known here: start a new one"), None, gone)
         self.link = AcceptedLink(hello.link, self._limit)
+        self.link.protocol = protocol
         self.link.resume(hello.session, 0)
-        return Admission(Welcome(0), self.link, gone)
+        return Admission(Welcome(0, protocol), self.link, gone)
 
     def drop(self) -> AcceptedLink | None:
         """Forget the link, if there is one; no connection speaks for it from here on."""

@@ -16,13 +16,19 @@ from random import Random
 from domicile.config import Settings
 from domicile.core.ids import Incarnation
 from domicile.core.messages import Hello, Refused, ToOwner, ToSender, Welcome, encode_packet
+from domicile.core.records import common_protocol, no_common_protocol
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
 from domicile.ports.transport import ConnectionHandler, LinkEvents, LinkKey, Peer, Transport
 from domicile.transports.accepted import Accepted, Caller
 from domicile.transports.dialled import Dialled
-from domicile.transports.link import PROTOCOL, Acceptor, DialledLink
-from domicile.transports.side import Layer
+from domicile.transports.link import (
+    PROTOCOLS,
+    Acceptor,
+    DialledLink,
+    protocols_of,
+)
+from domicile.transports.side import UNSPOKEN, Layer
 
 
 class LinkLayer(Layer):
@@ -40,8 +46,10 @@ class LinkLayer(Layer):
         address: str,
         guard: Callable[[], bool],
         events: LinkEvents,
+        protocols: tuple[int, int] = PROTOCOLS,
     ) -> None:
         super().__init__(clock, settings, meter, me, guard, events)
+        self.protocols = protocols
         self.cluster = cluster
         self.address = address
         self._transport = transport
@@ -64,8 +72,10 @@ class LinkLayer(Layer):
                 self._report_soon(peer.incarnation, () if control else (message,))
                 return
             side = self._out[peer.incarnation] = self._dialled(peer)
-        side.link.send(message, control=control)
-        self.mark(side)
+        if side.link.send(message, control=control):
+            self.mark(side)
+        else:
+            self.meter.count(UNSPOKEN)
 
     def answer(self, link: LinkKey, message: ToSender) -> None:
         """Queue on an incoming link, back to its sender. Dropped if that link is gone."""
@@ -133,6 +143,7 @@ class LinkLayer(Layer):
             sender=self.me,
             receiver=peer.incarnation,
             address=self.address,
+            protocols=self.protocols,
         )
         session = partial(self._next_session, peer.incarnation)
         return Dialled(self, link, peer, self._transport, self._random, session, self._lose)
@@ -165,7 +176,7 @@ class LinkLayer(Layer):
         door = self._doors.get(hello.sender)
         if door is None:
             door = self._doors[hello.sender] = Acceptor(self.settings.link_frames)
-        admission = door.hello(hello)
+        admission = door.hello(hello, common_protocol(self.protocols, protocols_of(hello)))
         gone = None
         if admission.gone is not None:
             gone = LinkKey(hello.sender, admission.gone.link)
@@ -189,8 +200,9 @@ class LinkLayer(Layer):
             return f"this is cluster {self.cluster!r}, not {hello.cluster!r}"
         if hello.receiver != self.me:
             return f"this is incarnation {self.me}, not {hello.receiver}"
-        if hello.protocol != PROTOCOL:
-            return f"protocol {hello.protocol} is not spoken here, {PROTOCOL} is"
+        here, there = self.protocols, protocols_of(hello)
+        if not common_protocol(here, there):
+            return no_common_protocol(here, there)
         if hello.sender in self._forgotten:
             return f"the record of incarnation {hello.sender} is gone (I1b)"
         return ""

@@ -23,6 +23,9 @@ from domicile.transports.link import AcceptedLink, DialledLink
 ACK_DELAY_S = 1.2
 """A frame is acknowledged at most this long after it arrived."""
 
+UNSPOKEN = "link.unspoken"
+"""Counts messages that were dropped because their link's protocol does not have them (DX-19)."""
+
 End = TypeVar("End", bound=DialledLink | AcceptedLink)
 
 

@@ -31,6 +31,34 @@ class Idle(Entity, idle_s="60"):  # E: arg-type
     pass
 
 
+def by_number(entity_id: int, shards: int) -> int:
+    return entity_id % shards
+
+
+def by_name(entity_id: str) -> int:
+    return len(entity_id)
+
+
+def in_words(entity_id: str, shards: int) -> str:
+    return entity_id
+
+
+class Numbered(Entity, shard_id=by_number):  # E: arg-type
+    pass
+
+
+class Uncounted(Entity, shard_id=by_name):  # E: arg-type
+    pass
+
+
+class Worded(Entity, shard_id=in_words):  # E: arg-type
+    pass
+
+
+class Called(Entity, shard_id="murmur2"):  # E: arg-type
+    pass
+
+
 class Ticker(Entity):
     # The type of @handler admits it, so that the mistake is reported where it is asked.
     @handler

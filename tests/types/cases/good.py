@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import assert_type
+from typing import Any, assert_type
 
 from model import Account, Door, Savings
 
-from domicile import Client, Ref
+from domicile import (
+    Client,
+    Entity,
+    Ref,
+    Region,
+    by_message,
+    murmur2,
+    shardcake,
+    xxh3,
+)
 
 
 async def calls(client: Client) -> None:
@@ -27,6 +36,37 @@ async def derived(savings: Ref[Savings]) -> None:
     assert_type(await savings.ask(Account.deposit, 5), int)
     assert_type(await savings.ask(Savings.deposit, 5), int)
     assert_type(await savings.ask(Savings.interest, 0.5), float)
+
+
+def by_tenant(entity_id: str, shards: int) -> int:
+    return murmur2(entity_id.partition("/")[0], shards)
+
+
+class Tenant(Entity, shard_id=by_tenant):
+    pass
+
+
+class Cake(Entity, shard_id=shardcake):
+    pass
+
+
+class Usual(Entity, shard_id=xxh3):
+    pass
+
+
+class Parcel(Entity, shard_id=by_message):
+    pass
+
+
+async def regions(client: Client) -> None:
+    region = client.region(Account, entity_id=lambda message: message.account)
+    assert_type(region, Region[Account])
+    assert_type(await region.ask("anything"), Any)
+    await region.send(("anything", 1))
+    parcels = client.region(
+        Parcel, entity_id=lambda message: message.id, shard_id=lambda message, shards: shards - 1
+    )
+    assert_type(parcels, Region[Parcel])
 
 
 async def inside(account: Account) -> None:

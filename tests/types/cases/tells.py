@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from model import Account, Door, NotAnEntity, Savings
 
-from domicile import Client, Ref
+from domicile import Client, Ref, Region
 
 
 async def tells(account: Ref[Account]) -> None:
@@ -33,6 +33,20 @@ def refs(client: Client, account: Account) -> None:
     client.ref(Account)  # E: call-arg
     account.ref(NotAnEntity, "x")  # E: type-var
     door: Ref[Door] = client.ref(Account, "x")  # E: arg-type
+    print(door)
+
+
+async def regions(client: Client) -> None:
+    client.region(NotAnEntity, entity_id=str)  # E: type-var
+    client.region(Account)  # E: call-arg
+    client.region(Account, entity_id=len)  # E: arg-type
+    client.region(Account, str)  # E: call-arg
+    client.region(Account, entity_id=str, shard_id=lambda message: 0)  # E: arg-type
+    region = client.region(Account, entity_id=str)
+    door: Region[Door] = region  # E: assignment
+    await region.send()  # E: call-arg
+    await region.ask("a", "b")  # E: call-arg
+    region.send("a")  # E: unused-coroutine
     print(door)
 
 

@@ -18,7 +18,8 @@ _DEEDS = {"start": "started a handler", "resume": "resumed a handler", "reply": 
 
 def check_deadlines(history: History) -> list[Violation]:
     """L3: each start, resumption and reply lies strictly before `sent_at + ttl - margin`; L4: so
-    does the fence, unless the process stood still."""
+    does the fence, unless the process stood still. An infinite ttl (C9) sets no deadline, but a
+    fence ends it all the same."""
     reading = read(history)
     found = Findings("L3")
     valid_until: dict[str, float] = {}

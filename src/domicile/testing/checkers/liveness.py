@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from domicile.core.ids import ShardKey
-from domicile.testing.checkers.reading import Message, Reading, Spans, read
+from domicile.testing.checkers.reading import Message, Reading, Spans, Stored, read
 from domicile.testing.checkers.verdict import Findings, Violation
 from domicile.testing.history import Event, History
 
@@ -15,7 +17,7 @@ SLOW_S = 2.0
 """Own time from which on a handler, or an unbroken row of them, explains waiting."""
 
 PLACE_S = 9.0
-"""The longest a stored entry may go without its owner acting on it."""
+"""The longest a stored entry may go without its owner acting on it, or a shard without a home."""
 
 PATIENT_S = 5.0
 """Asks with a shorter timeout may fail by their own impatience."""
@@ -127,7 +129,8 @@ def _judge_asks(
     found: Findings, history: History, reading: Reading, settled_at: float, slow: Spans
 ) -> None:
     asks: dict[_Key, Event] = {}
-    for event in history.of("submit", "outcome"):
+    written: dict[_Key, float] = {}
+    for event in history.of("submit", "write", "outcome"):
         if event.at < settled_at:
             continue
         fields = event.fields
@@ -137,11 +140,14 @@ def _judge_asks(
             if fields["ask"] and (timeout_s is None or timeout_s >= PATIENT_S):
                 asks[key] = event
             continue
+        if event.kind == "write":
+            written[key] = event.at
+            continue
         submit = asks.pop(key, None)
         if submit is not None:
-            _judge_ask(found, reading, key, submit, event, slow)
+            _judge_ask(found, reading, key, submit, event, slow, written.get(key, submit.at))
     for key, submit in asks.items():
-        _judge_ask(found, reading, key, submit, None, slow)
+        _judge_ask(found, reading, key, submit, None, slow, submit.at)
 
 
 def _judge_ask(
@@ -151,12 +157,14 @@ def _judge_ask(
     submit: Event,
     outcome: Event | None,
     slow: Spans,
+    written_at: float,
 ) -> None:
     until = outcome.at if outcome else reading.end
     took_s = until - submit.at
     told = outcome.fields["outcome"] if outcome else "unanswered"
     answered = told in ("ok", "rejected", "failed")
-    refused = told == "not_executed" and took_s <= REFUSED_S
+    # A full mailbox refuses what a move had held back as soon as it is written.
+    refused = told == "not_executed" and until - written_at <= REFUSED_S
     waiting = outcome is None and took_s <= STUCK_S
     if refused or waiting or (answered and took_s <= STUCK_S):
         return
@@ -193,7 +201,9 @@ def _judge_shards(
             since_s = reading.end - event.at
             message = f"stuck: {where} has been moving for {since_s:.3f} s at the end"
             found.add(reading.end, message, event)
-        elif entry.state == "serving" and entry.owner not in reading.deaths:
+        elif entry.state == "serving" and entry.owner in reading.deaths:
+            _judge_hostage(found, history, reading, stored, settled_at)
+        elif entry.state == "serving":
             phase = phases.get((entry.owner, shard.role, shard.shard))
             if phase and phase.kind == "open" and phase.fields["epoch"] == entry.epoch:
                 continue
@@ -202,6 +212,29 @@ def _judge_shards(
                 f"{entry.epoch}, but at the end it is not open there"
             )
             found.add(reading.end, message, event, phase)
+
+
+def _judge_hostage(
+    found: Findings, history: History, reading: Reading, stored: Stored, settled_at: float
+) -> None:
+    """A shard whose owner is gone gets another home: once its lease ran out, or on proof (C9)."""
+    owner, shard = stored.after.owner, stored.shard
+    death = reading.deaths[owner]
+    renewals = [event for event in history.of("renewed") if event.fields["inc"] == owner]
+    ttl_s = renewals[-1].fields["ttl"] if renewals else 0.0
+    free_at = max(settled_at, death.at + (ttl_s if ttl_s < inf else 0.0))
+    others = [
+        event.fields["inc"]
+        for event in history.of("open")
+        if event.fields["role"] == shard.role and event.at <= free_at
+    ]
+    if reading.end - free_at <= PLACE_S or all(inc in reading.deaths for inc in others):
+        return
+    message = (
+        f"stuck: shard {shard.role}/{shard.shard} is still stored as served by "
+        f"{reading.name(owner)}, which was over {reading.end - death.at:.3f} s before the end"
+    )
+    found.add(reading.end, message, death, stored.event)
 
 
 def _judge_drain(

@@ -5,6 +5,8 @@ Three checkers: what is stored (a), what peers take from each other (b), what ru
 
 from __future__ import annotations
 
+from math import inf
+
 from domicile.core.ids import LEADER_KEY, MAP, NOBODY, NODES, ShardKey
 from domicile.core.records import LeaderRecord, decode_record
 from domicile.testing.checkers.reading import Message, Reading, Stored, read
@@ -15,7 +17,8 @@ from domicile.testing.history import Event, History
 def check_stored(history: History) -> list[Violation]:
     """I1a: epochs and changes only rise, one owner each, new owners only by C4, one writer.
 
-    And a node's record goes only after it stopped, or its deadline passed (C5).
+    And a node's record goes only after it stopped, or its deadline passed (C5); one without a
+    deadline (C9) only after it stopped.
     """
     reading = read(history)
     found = Findings("I1a")
@@ -39,6 +42,13 @@ def check_stored(history: History) -> list[Violation]:
         elif kind == "renewed":
             until = fields["sent_at"] + fields["ttl"] - fields["margin"]
             valid_until[fields["inc"]] = max(until, valid_until.get(fields["inc"], until))
+        elif kind == "rewound":
+            # S5: a history of its own begins with what was restored.
+            held = dict(fields["items"])
+            nodes = {key[len(NODES) :].decode(): None for key in held if key.startswith(NODES)}
+            kept = held.get(LEADER_KEY)
+            leader = None if kept is None else decode_record(kept, LeaderRecord)
+            valid_until.clear()
         elif kind in ("commit", "expire"):
             # Conditions speak of the state before the commit, so it is judged before it is applied.
             puts = fields.get("puts", ())
@@ -86,7 +96,13 @@ def _judge_entry(
     where = f"shard {shard.role}/{shard.shard}"
     if after.epoch < before.epoch:
         message = f"{where} went back from epoch {before.epoch} to {after.epoch}"
-    elif after.epoch == before.epoch and after.owner != before.owner:
+    elif after.state == "quarantined" and before.owner in nodes:
+        message = f"{where} was quarantined while {reading.name(before.owner)} had its record (C4)"
+    elif (
+        after.epoch == before.epoch
+        and after.owner != before.owner
+        and (after.state, after.owner) != ("quarantined", NOBODY)
+    ):
         old, new = reading.name(before.owner), reading.name(after.owner)
         message = f"{where} has two owners in epoch {after.epoch}: {old}, then {new}"
     elif after.change <= before.change:
@@ -180,6 +196,8 @@ def check_handlers(history: History) -> list[Violation]:
                 found.add(event.at, message, final, event)
         elif kind == "renewed":
             handlers.renewed(event)
+        elif kind == "rewound":
+            handlers.rewound(event)
     return found.violations
 
 
@@ -199,11 +217,22 @@ class _Handlers:
         self._on: dict[_Entity, dict[_Key, Event]] = {}
         self._over: dict[_Run, Event] = {}
         self._valid_until: dict[str, float] = {}
+        self._rewound_at = float("-inf")
 
     def renewed(self, event: Event) -> None:
         fields = event.fields
         until = fields["sent_at"] + fields["ttl"] - fields["margin"]
         self._valid_until[fields["inc"]] = max(until, self._valid_until.get(fields["inc"], until))
+
+    def rewound(self, event: Event) -> None:
+        """A3 failed: epochs begin anew, and who lived before is not judged until it fences (S5)."""
+        self._newest.clear()
+        self._firsts.clear()
+        self._rewound_at = event.at
+
+    def _of_this_history(self, inc: str) -> bool:
+        life = self._reading.lives.get(inc)
+        return life is None or life.at >= self._rewound_at
 
     def runs(self, event: Event, shard: tuple[str, int], *, rest: bool) -> None:
         """No start or resumption after a start of another incarnation in this or a higher epoch.
@@ -212,6 +241,8 @@ class _Handlers:
         """
         fields = event.fields
         inc, epoch = fields["inc"], fields["epoch"]
+        if not self._of_this_history(inc):
+            return
         newest = self._newest.get(shard)
         if newest is None or epoch > newest.fields["epoch"]:
             if event.kind == "start":
@@ -232,10 +263,13 @@ class _Handlers:
             return
 
     def _excused(self, event: Event) -> bool:
-        """After a pause that broke A4: the rest of one loop turn, within the lease."""
+        """After a pause that broke A4: the rest of one loop turn, within the lease.
+
+        Without a deadline (C9) no pause explains a second home: only a death frees shards.
+        """
         inc = event.fields["inc"]
         thawed = any(end == event.at for _, end in self._reading.freezes.get(inc, ()))
-        return thawed and event.at < self._valid_until.get(inc, 0.0)
+        return thawed and event.at < self._valid_until.get(inc, 0.0) < inf
 
     def start(self, event: Event) -> None:
         """An exclusive handler runs alone, shared ones only beside each other."""

@@ -80,6 +80,8 @@ class Reading:
         self.freezes: dict[str, list[tuple[float, float]]] = {}
         """Per incarnation its pauses; one that never thawed lasts to the end."""
         self.quiet_at: float | None = None
+        self.rewound_at: float | None = None
+        """When the store last went back to an earlier state (S5)."""
         self.slack_s = history.slack_s if isinstance(history, RealHistory) else 0.0
         """How late timers may be: not at all in virtual time."""
         self.rest_of_turn: dict[int, None] = {}
@@ -98,6 +100,12 @@ class Reading:
                 ]
                 if changed:
                     self.stored[position] = changed
+            elif kind == "rewound":
+                self.rewound_at = at
+                items = fields["items"]
+                blocks = {
+                    key: decode_block(value).entries for key, value in items if key.startswith(MAP)
+                }
             elif kind == "life":
                 self.lives[fields["inc"]] = event
             elif kind in ("fenced", "ended"):

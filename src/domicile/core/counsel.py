@@ -1,0 +1,59 @@
+"""A user's allocation function as the coordinator sees it: asked, waited for, never relied upon.
+
+Called by the coordinator, which turns questions into effects. The function runs elsewhere and
+always has an answer in bounded time, if only that it failed; a failed one leaves every shard
+where it is and the homeless to the default strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from domicile.config import Settings
+from domicile.core import plan
+from domicile.core.plan import RoleView, View
+from domicile.core.strategies import Situation
+
+
+class Counsel:
+    """What was asked and answered, by role; one question at a time for each."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._asked: dict[str, Situation] = {}
+        self._answers: dict[str, tuple[Situation, Mapping[int, str]]] = {}
+        self._fresh: dict[str, None] = {}
+        """Roles whose answer no round of balancing has used yet."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some question is open."""
+        return bool(self._asked)
+
+    def advised(self, asked: Situation, wanted: Mapping[int, str] | None) -> None:
+        """An answer, or None for a failure."""
+        if self._asked.get(asked.role) == asked:
+            del self._asked[asked.role]
+            self._answers[asked.role] = (asked, {} if wanted is None else dict(wanted))
+            self._fresh[asked.role] = None
+
+    def hear(self, view: View, now: float) -> tuple[list[Situation], View]:
+        """Questions to ask now, and the view with the answers that are known."""
+        questions: list[Situation] = []
+        roles: dict[str, RoleView] = {}
+        for role, part in view.roles.items():
+            present = plan.situation(view, role, now, self._settings)
+            answered = self._answers.get(role)
+            known = answered is not None and answered[0] == present
+            # What it knows besides the situation may have changed: each round asks it anew.
+            if answered is not None and known and (role in self._fresh or not view.balance):
+                roles[role] = replace(part, advice=answered[1])
+                if view.balance:
+                    del self._fresh[role]
+                continue
+            if role not in self._asked and (view.balance or "" in present.homes):
+                self._asked[role] = present
+                questions.append(present)
+            roles[role] = replace(part, undecided=True)
+        return questions, replace(view, roles=roles)

@@ -1,0 +1,112 @@
+"""What a plan is made from and what it consists of: views and decisions, all frozen.
+
+Views are made by the coordinator, decisions by `plan`. Data only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.records import NodeRecord
+from domicile.core.shardmap import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class RoleView:
+    """One role's shards. Mappings are by shard number."""
+
+    entries: tuple[Entry, ...]
+    wishes: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Operators' wishes: node ids."""
+    released: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Epochs that their owners released (H10), for the current owner and epoch only."""
+    asked: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Epochs for which the owner asked to take a move back (H10)."""
+    wished: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Epochs of moves under way whose reason is a wish."""
+    resting_until: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Shards that could not be emptied in time: not to be tried again before."""
+    struck: Mapping[int, int] = field(default_factory=dict[int, int])
+    """How many owners a shard lost lately, before the present one."""
+    begun: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Epochs in which the owner noted that entities of a suspected shard start."""
+    pardoned: tuple[int, ...] = ()
+    """Quarantined shards that an operator set free."""
+    advice: Mapping[int, str] | None = None
+    """Where a user's function wants shards: node ids. None: the named strategy decides."""
+    undecided: bool = False
+    """A user's function is still at it: nothing is placed or balanced for the moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that a plan depends on."""
+
+    me: Incarnation
+    nodes: Mapping[Incarnation, NodeRecord]
+    """Every registered node, the oldest record first."""
+    heard_at: Mapping[Incarnation, float]
+    drains: tuple[str, ...]
+    roles: Mapping[str, RoleView]
+    balance: bool = False
+    strategy: str = "least_shards"
+    target: str = ""
+    """The version that operators want; empty: the newest that is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """A shard without a home gets an owner; `gone`: because the old one's record is gone (X)."""
+
+    shard: ShardKey
+    owner: Incarnation
+    gone: bool
+    strikes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A shard's owner shall empty it for another."""
+
+    shard: ShardKey
+    to: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Revert:
+    """A move is taken back."""
+
+    shard: ShardKey
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """A shard that lost too many owners gets no home before an operator says so (DX-20)."""
+
+    shard: ShardKey
+    strikes: int
+
+
+Decision = Own | Move | Revert | Quarantine
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Decisions, each shard in at most one of them."""
+
+    owns: tuple[Own, ...] = ()
+    moves: tuple[Move, ...] = ()
+    reverts: tuple[Revert, ...] = ()
+    quarantines: tuple[Quarantine, ...] = ()
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """Everything, the most urgent first."""
+        return (*self.quarantines, *self.owns, *self.moves, *self.reverts)
+
+
+def heard(view: View, node: Incarnation, now: float, heard_s: float) -> bool:
+    """Whether a node was heard lately (C7); this process always hears itself."""
+    return node == view.me or now - view.heard_at.get(node, float("-inf")) <= heard_s

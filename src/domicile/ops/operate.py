@@ -1,0 +1,372 @@
+"""Commands that change a cluster: `drain` and `target`, and the break-glass ones.
+
+A break-glass command says what it risks and wants the name of the thing typed, or `--yes`; each
+command leaves an audit record in the store. What is committed is decided in `core.breakglass`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from domicile.core import breakglass
+from domicile.ops.console import (
+    FAILED,
+    INTERRUPTED,
+    USAGE,
+    App,
+    Cluster,
+    Store,
+    answered,
+    examples,
+    fail,
+    which,
+)
+
+if TYPE_CHECKING:
+    from domicile.core.breakglass import AuditRecord, Deed, Picture
+    from domicile.core.ids import Incarnation
+    from domicile.ops.operator import Operator
+
+T = TypeVar("T")
+
+PROGRESS_S = 0.5
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+Why = Annotated[
+    str, typer.Option(show_default=False, help="The reason, for the audit record in the store.")
+]
+Shard = Annotated[str, typer.Argument(metavar="ROLE/SHARD", help="The shard, as in default/7.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make these commands of the application."""
+    dev = "sqlite:///.domicile/dev.db"
+    for name, command, shown in (
+        ("drain", drain, (f"drain node-1 {dev}", f"drain node-1 {dev} --undo")),
+        (
+            "target",
+            target,
+            (f"target {dev}", f"target 2.1.0 {dev} --why rollback", f"target --clear {dev}"),
+        ),
+        (
+            "declare-dead",
+            declare_dead,
+            (f"declare-dead node-1 {dev}", f"declare-dead 41c6f3aa {dev} --why pulled --yes"),
+        ),
+        ("free", free, (f"free default/7 {dev}", f"free default/7 {dev} --why stuck --yes")),
+        (
+            "unquarantine",
+            unquarantine,
+            (f"unquarantine default/7 {dev}", f"unquarantine default/7 {dev} --why fixed --yes"),
+        ),
+        (
+            "reset-history",
+            reset_history,
+            (f"reset-history {dev} --why restored", f"reset-history {dev} --gap 5000000 --yes"),
+        ),
+    ):
+        epilog = examples(*(f"domicile {example}" for example in shown))
+        app.command(name, epilog=epilog)(command)
+
+
+def drain(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")],
+    store: Store = None,
+    app: App = None,
+    cluster: Cluster = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Let it have shards again.")] = False,
+    why: Why = "",
+) -> None:
+    """Wish a node empty: its shards move elsewhere, one by one and without a lost message.
+
+    The wish stays until --undo, also over restarts of a node of that name. A drained node keeps
+    its shards only while no other node of their role is there.
+    """
+    url, name = which(store, app, cluster)
+    _do(
+        url, name, "drain --undo" if undo else "drain",
+        lambda picture: breakglass.drain(picture, node, undo=undo), why,
+    )  # fmt: skip
+    typer.echo(f"{node} may have shards again" if undo else f"{node} is being emptied")
+
+
+def target(
+    version: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="VERSION",
+            show_default=False,
+            help="The version that shall receive shards; left out, it is shown.",
+        ),
+    ] = None,
+    store: Store = None,
+    app: App = None,
+    cluster: Cluster = None,
+    clear: Annotated[
+        bool, typer.Option("--clear", help="No target: the newest version receives.")
+    ] = False,
+    why: Why = "",
+) -> None:
+    """Show or set the version whose nodes receive shards while versions are mixed.
+
+    For a rollback, set the version to go back to before the first node is replaced. Without a
+    target the newest version receives.
+    """
+    if version is not None and "://" in version and store is None:
+        version, store = None, version
+    if clear and version is not None:
+        fail("say a version or --clear, not both", USAGE)
+    url, name = which(store, app, cluster)
+    picture = _look(url, name)
+    if version is None and not clear:
+        typer.echo(picture.target or "no target version: the newest one receives shards")
+        return
+    _do(url, name, "target", lambda _: breakglass.set_target(version), why)
+    if version is None:
+        typer.echo("no target version: the newest one receives shards")
+        return
+    typer.echo(f"target version {version}")
+    present = {record.version for record in picture.members.nodes.values() if record.roles}
+    if present and version not in present:
+        shown = ", ".join(sorted(one or "(none)" for one in present))
+        typer.echo(f"note: no node of that version is registered; there are: {shown}", err=True)
+
+
+def declare_dead(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NODE_OR_INCARNATION",
+            help="A node's name, an incarnation, or its first six or more digits.",
+        ),
+    ],
+    store: Store = None,
+    app: App = None,
+    cluster: Cluster = None,
+    yes: Yes = False,
+    why: Why = "",
+) -> None:
+    """Assert that an incarnation can never run again: its shards are free at once.
+
+    For a process that is silent but whose record stays, as under fencing = "health" or with a long
+    lease. If it does run again, two homes run until it sees that its record is gone.
+    """
+    from domicile.ops.operator import who
+    from domicile.ports.health import Verdict
+
+    url, label = which(store, app, cluster)
+
+    async def look(operator: Operator) -> tuple[Picture, Incarnation, Verdict]:
+        picture = await operator.look()
+        dead = breakglass.find(picture, name)
+        return picture, dead, operator.verdict(dead)
+
+    picture, dead, verdict = _run(url, label, look)
+    shown = breakglass.title(picture.members, dead)
+    evidence = f"declared dead by {who()}" + (f": {why}" if why else "")
+
+    def make(now: Picture) -> Deed:
+        return breakglass.declare_dead(now, breakglass.find(now, dead), evidence)
+
+    risk = (
+        f"You assert that {shown} can never run again (A6).\n"
+        "Its record goes, and its shards get new homes at once. If it is only slow, frozen or cut "
+        "off,\ntwo homes run until it notices; journals refuse its writes (I1b), but nothing else "
+        "does.\nMake sure first: its machine is off, or its process has ended."
+    )
+    if verdict is Verdict.ALIVE:
+        risk += "\nWARNING: its process is running on this machine: it holds its lock (L6). End it."
+    _confirm(risk, name, yes)
+    _do(url, label, "declare-dead", make, why)
+    typer.echo(f"{shown} is declared dead; its shards are free")
+
+
+def free(
+    shard: Shard,
+    store: Store = None,
+    app: App = None,
+    cluster: Cluster = None,
+    yes: Yes = False,
+    why: Why = "",
+) -> None:
+    """Take a shard from an owner that neither releases it nor dies.
+
+    The coordinator gives it a new home as if the owner had released it. A home that was chosen
+    already stays chosen; else drain the owner first, or it may get the shard again.
+    """
+    url, name = which(store, app, cluster)
+    key = answered(lambda: breakglass.parse_shard(shard))
+    picture = _look(url, name)
+    deed = answered(lambda: breakglass.free(picture, key))
+    _confirm(
+        f"You take {deed.what}, without its consent.\n"
+        "The owner stops as soon as it sees the new entry; until then two homes may run for a "
+        "moment.\nJournals refuse what the old one writes (I1b); what its handlers do elsewhere, "
+        "they do twice.\nIf the node should get nothing at all, `domicile drain` or "
+        "`declare-dead` is the better tool.",
+        shard,
+        yes,
+    )
+    _do(url, name, "free", lambda picture: breakglass.free(picture, key), why, deed.what)
+    typer.echo(f"{deed.what}: freed; a coordinator gives it a new home")
+
+
+def unquarantine(
+    shard: Shard,
+    store: Store = None,
+    app: App = None,
+    cluster: Cluster = None,
+    yes: Yes = False,
+    why: Why = "",
+) -> None:
+    """Give a quarantined shard a home again.
+
+    A shard is quarantined after several of its owners died soon after each other.
+    """
+    url, name = which(store, app, cluster)
+    key = answered(lambda: breakglass.parse_shard(shard))
+    picture = _look(url, name)
+    answered(lambda: breakglass.unquarantine(picture, key))
+    _confirm(
+        f"{shard} was quarantined because its last owners died with it.\n"
+        "If one of its entities still kills its process, the next owners die as well, and with "
+        "them\nthe homes of other shards for a while. Fix or remove what did it first.",
+        shard,
+        yes,
+    )
+    _do(url, name, "unquarantine", lambda now: breakglass.unquarantine(now, key), why)
+    typer.echo(f"{shard} is pardoned; a coordinator gives it a home")
+
+
+def reset_history(
+    store: Store = None,
+    app: App = None,
+    cluster: Cluster = None,
+    gap: Annotated[
+        int, typer.Option(min=1, max=10**12, help="By how much every epoch rises.")
+    ] = breakglass.EPOCH_GAP,
+    force: Annotated[
+        bool, typer.Option("--force", help="Even though nodes are registered.")
+    ] = False,
+    yes: Yes = False,
+    why: Why = "",
+) -> None:
+    """Raise all epochs after the store was restored from a backup or lost commits.
+
+    An epoch that was used after the backup must not be used again, or journals and peers could
+    take an old owner for the new one. Stop all nodes first.
+    """
+    url, name = which(store, app, cluster)
+    picture = _look(url, name)
+    there = [breakglass.title(picture.members, one) for one in sorted(picture.members.nodes)]
+    if there and not force:
+        fail(
+            f"nodes are registered: {', '.join(there)}. Stop them first; records of processes "
+            "that are gone vanish with their leases, or by `domicile declare-dead`. --force "
+            "raises the epochs under their feet",
+            FAILED,
+        )
+    agreed = f"epochs of all shards + {gap}"
+    risk = (
+        f"You raise the epoch of every shard of cluster {name!r} by {gap:,}, and forget owners "
+        "that\nare not registered. Right after a backup was restored or the store lost commits "
+        "(S5), and\nneedless at any other time. The gap must exceed the moves since the backup."
+    )
+    if there:
+        risk += f"\nWARNING: running nodes restart all their entities: {', '.join(there)}."
+    _confirm(risk, name, yes)
+    progress = _Progress("blocks")
+
+    async def work(operator: Operator) -> tuple[bytes, AuditRecord]:
+        return await operator.raise_epochs(gap, agreed, why, progress.told)
+
+    try:
+        _log(*_run(url, name, work))
+    finally:
+        progress.end()
+    typer.echo(f"{agreed}; start the nodes")
+
+
+# inside
+
+
+class _Progress:
+    """A line on standard error, for what takes longer than a moment."""
+
+    def __init__(self, unit: str) -> None:
+        self._unit, self._began, self._shown = unit, time.monotonic(), False
+
+    def told(self, done: int, total: int) -> None:
+        if time.monotonic() - self._began > PROGRESS_S and sys.stderr.isatty():
+            self._shown = True
+            typer.echo(f"\r{done}/{total} {self._unit}", err=True, nl=False)
+
+    def end(self) -> None:
+        if self._shown:
+            typer.echo("", err=True)
+
+
+def _run(url: str, cluster: str, work: Callable[[Operator], Awaitable[T]]) -> T:
+    from domicile.ops.operator import Operator
+
+    async def working() -> T:
+        operator = Operator(url, cluster)
+        try:
+            return await work(operator)
+        finally:
+            await operator.close()
+
+    try:
+        return answered(lambda: asyncio.run(working()))
+    except KeyboardInterrupt:
+        fail("interrupted: see with `domicile status` whether it was done", INTERRUPTED)
+
+
+def _look(url: str, cluster: str) -> Picture:
+    async def look(operator: Operator) -> Picture:
+        return await operator.look()
+
+    return _run(url, cluster, look)
+
+
+def _do(
+    url: str,
+    cluster: str,
+    command: str,
+    make: Callable[[Picture], Deed],
+    why: str,
+    agreed: str | None = None,
+) -> None:
+    async def work(operator: Operator) -> tuple[bytes, AuditRecord]:
+        what = make(await operator.look()).what if agreed is None else agreed
+        return await operator.do(command, make, what, why)
+
+    _log(*_run(url, cluster, work))
+
+
+def _confirm(risk: str, name: str, yes: bool) -> None:
+    """Say what is at stake; go on only if the name is typed, or was agreed to by `--yes`."""
+    typer.echo(risk, err=True)
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        fail("this needs a confirmation and there is no terminal to ask: say --yes", USAGE)
+    try:
+        typed = input(f"Type {name} to go on: ")
+    except (EOFError, KeyboardInterrupt):
+        typer.echo("", err=True)
+        fail("interrupted: nothing was done", INTERRUPTED)
+    if typed.strip() != name:
+        fail(f"that is not {name}: nothing was done", FAILED)
+
+
+def _log(key: bytes, record: AuditRecord) -> None:
+    reason = f" ({record.why})" if record.why else ""
+    typer.echo(f"logged as {key.decode()}: {record.by}, {record.command}: {record.what}{reason}",
+               err=True)  # fmt: skip

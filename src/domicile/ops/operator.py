@@ -1,0 +1,134 @@
+"""An operator's hand in a store: reads a picture, commits a deed with its audit record.
+
+Used by the commands of `ops.operate`. It asks no node. A deed is committed at most once: after an
+unknown outcome its audit record, whose key nobody else has, tells whether it happened (S1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from domicile.core.breakglass import (
+    AuditRecord,
+    Deed,
+    Picture,
+    audited,
+    blocks,
+    raised_block,
+)
+from domicile.core.ids import AUDIT, Incarnation
+from domicile.core.shardmap import block_key, decode_block
+from domicile.core.txn import Committed, Unknown
+from domicile.errors import StoreUnavailable
+from domicile.ops.status import existing, part
+from domicile.ports.health import Verdict
+from domicile.stores.namespace import Namespace
+from domicile.stores.sqlite import SqliteStore
+from domicile.wiring import locks_of
+
+TRIES = 20
+RETRY_S = 0.05
+OP_S = 5.0
+
+
+class Operator:
+    """One operator at one cluster. Close it afterwards."""
+
+    def __init__(self, url: str, cluster: str) -> None:
+        self.url, self.cluster = url, cluster
+        self._path = existing(url)
+        self._whole = SqliteStore(self._path, by="operator", op_timeout_s=OP_S)
+        self._store = Namespace(self._whole, cluster)
+
+    async def look(self) -> Picture:
+        """The cluster as stored now; raises `NoCluster`."""
+        existing(self.url)
+        return Picture(part(await self._whole.list(b""), self.url, self.cluster))
+
+    async def do(
+        self, command: str, make: Callable[[Picture], Deed], agreed: str, why: str
+    ) -> tuple[bytes, AuditRecord]:
+        """Commit a deed, as long as it is the one that was agreed to; its audit record."""
+        key, at = audit_key()
+        for _ in range(TRIES):
+            picture = await self.look()
+            deed = make(picture)
+            if deed.what != agreed:
+                raise LookupError(
+                    f"the cluster moved on meanwhile: it was {agreed}, now it would be "
+                    f"{deed.what}; nothing was done, repeat the command if you still want it"
+                )
+            record = AuditRecord(at, who(), command, deed.what, why)
+            wanted = audited(deed, key, record, picture.audits)
+            outcome = await self._store.commit(wanted.conditions, wanted.writes)
+            if isinstance(outcome, Committed):
+                return key, record
+            if isinstance(outcome, Unknown) and await self._store.get(key) is not None:
+                return key, record
+            await asyncio.sleep(RETRY_S)
+        raise StoreUnavailable(
+            f"{command} was refused or unanswered {TRIES} times; see whether the store answers "
+            "(domicile status), then repeat the command"
+        )
+
+    async def raise_epochs(
+        self, gap: int, agreed: str, why: str, told: Callable[[int, int], None]
+    ) -> tuple[bytes, AuditRecord]:
+        """S5: all blocks one after the other; `told` hears how many of how many are done."""
+
+        def first(picture: Picture) -> Deed:
+            # The record comes first, so that a command that is interrupted leaves a trace, too.
+            return Deed(agreed, (), ())
+
+        key, record = await self.do("reset-history", first, agreed, why)
+        txn = f"reset-{key[len(AUDIT) :].decode()}"
+        wanted = blocks(await self.look())
+        for number, block in enumerate(wanted):
+            await self._raise_block(*block, gap, txn)
+            told(number + 1, len(wanted))
+        return key, record
+
+    async def _raise_block(self, role: str, number: int, gap: int, txn: str) -> None:
+        for _ in range(TRIES):
+            picture = await self.look()
+            item = picture.item(block_key(role, number))
+            if item is not None and decode_block(item.value).txn == txn:
+                return
+            deed = raised_block(picture, role, number, gap, txn)
+            if isinstance(await self._store.commit(deed.conditions, deed.writes), Committed):
+                return
+            await asyncio.sleep(RETRY_S)
+        raise StoreUnavailable(
+            f"the epochs of {role}, block {number}, could not be raised in {TRIES} tries: some "
+            "process still writes the map, or the store is away. Stop all nodes and repeat "
+            "reset-history; blocks that were raised are raised once more, which does no harm"
+        )
+
+    def verdict(self, incarnation: Incarnation) -> Verdict:
+        """What the machine's own locks say of an incarnation (L6)."""
+        return locks_of(self._path).verdict(incarnation)
+
+    async def close(self) -> None:
+        """Let go of the store."""
+        await self._store.close()
+
+
+def audit_key() -> tuple[bytes, str]:
+    """A key for a new audit record, in the order of time, and that time."""
+    at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return AUDIT + f"{at}-{secrets.token_hex(2)}".encode(), at
+
+
+def who() -> str:
+    """The operator, as `user@host`."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid()) if hasattr(os, "getuid") else "unknown"
+    return f"{user}@{socket.gethostname()}"

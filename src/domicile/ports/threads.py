@@ -1,0 +1,16 @@
+"""Where a user's blocking function runs, so that it holds up nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Threads(Protocol):
+    """Runs plain functions beside the event loop."""
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """The function's result or error. Cancelling stops the wait, not the function."""
+        ...

@@ -1,0 +1,414 @@
+"""One state of a small cluster, second half: the store, its watches, and who coordinates.
+
+Commits travel to the store and their outcomes back, watches bring one commit at a time, and a
+coordinator's clock moves on only when it takes a `Tick`. Called by `world` only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from domicile.core.coordinator import Commit
+from domicile.core.handoff import Phase
+from domicile.core.ids import (
+    LEADER_KEY,
+    NODES,
+    drain_key,
+    node_key,
+    release_key,
+    wish_key,
+)
+from domicile.core.records import LeaderRecord, NodeRecord, encode_record
+from domicile.core.shardmap import decode_block
+from domicile.core.txn import (
+    Absent,
+    Change,
+    Committed,
+    Condition,
+    Conflict,
+    Delete,
+    Item,
+    Outcome,
+    Present,
+    Put,
+    Unknown,
+    Write,
+)
+from domicile.testing.search.machines import Asked, Effect
+from domicile.testing.search.scenario import Violation, inc, process_of, shard_key
+from domicile.testing.search.store import BLOCK
+from domicile.testing.search.traffic import Traffic, put
+
+PATIENCE = 2
+"""Ticks that a coordinator takes while a watch has something for it: a refused commit is tried
+again and again until the reason arrives, which changes nothing but a counter."""
+
+# A leader: process, leader revision, machine, listed, ticks, commits, answers, reads.
+PROCESS, REVISION, MACHINE, LISTED, TICKS, COMMITS, ANSWERS, READS = range(8)
+
+
+def node_record(node: int, status: str = "up") -> bytes:
+    """The stored record of a node."""
+    return encode_record(NodeRecord(f"n{node}", inc(node), "x", ("r",), (), 6.0, status=status))
+
+
+class Control(Traffic):
+    """Store and coordinators of one state."""
+
+    __slots__ = ()
+
+    # the store
+
+    def write(self, conditions: tuple[Condition, ...], *writes: Write) -> Outcome:
+        """A commit of a node, an operator or the store itself."""
+        commit = Commit("", conditions, writes)
+        return self.land(self.machines.commits.of(Asked(commit, 0)))
+
+    def land(self, commit: int) -> Outcome:
+        """A commit reaches the store, which takes or refuses it."""
+        before = self.machines.stores[self.store]
+        landing = self.machines.land(self.store, commit)
+        if not isinstance(landing.outcome, Committed):
+            return landing.outcome
+        leader_revision = self.machines.commits[commit].leader_revision
+        if leader_revision and landing.entries:
+            leader = before.items.get(LEADER_KEY)
+            if leader is None or leader.revision != leader_revision:
+                raise Violation(f"C1: leadership {leader_revision} is over and changed the map")
+        for shard, old, new in landing.entries:
+            self._judge(shard, old, new)
+        self.store = landing.store
+        self.log = (*self.log, landing.changes)
+        for process in range(self.sc.processes):
+            self._skip(process)
+        self.forget_log()
+        return landing.outcome
+
+    def _judge(self, shard: int, old_number: int, new_number: int) -> None:
+        """I1(a), C4: what may follow what in the stored map."""
+        old, new = self.machines.entries[old_number], self.machines.entries[new_number]
+        items = self.machines.stores[self.store].items
+        if new.change != old.change + 1:
+            raise Violation(f"I1: change {new.change} of shard {shard} follows {old.change}")
+        if (new.owner, new.epoch) == (old.owner, old.epoch):
+            return
+        if new.epoch != old.epoch + 1:
+            raise Violation(f"I1: shard {shard} goes from {old} to {new}")
+        if node_key(new.owner) not in items:
+            raise Violation(f"C4: shard {shard} goes to {new.owner}, whose record is gone")
+        released = bool(old.owner) and (
+            (shard, process_of(old.owner), old.epoch) in self.released
+        )
+        if not released and node_key(old.owner) in items:
+            raise Violation(f"C4: {old.owner} neither released shard {shard} nor is it gone")
+
+    def do_watch(self, process: int) -> None:
+        """A watch brings the next commit to a process and, if it leads, to its coordinator."""
+        revision = self.pos[process] + 1
+        base = self.machines.stores[self.store].revision - len(self.log)
+        number = self.log[revision - base - 1]
+        self.pos = put(self.pos, process, revision)
+        for change in self.machines.changes[number].changes:
+            if change.key == LEADER_KEY:
+                self.keyless = put(self.keyless, process, change.item is None)
+            elif change.key.startswith(NODES):
+                self._see_node(process, process_of(change.key[len(NODES) :].decode()), change.item)
+            elif change.key == BLOCK and change.item is not None:
+                self._see_block(process, change.item)
+        for index, leader in enumerate(self.leaders):
+            if leader[PROCESS] == process and leader[LISTED]:
+                self.set_leader(index, TICKS, 0)
+                self.as_coordinator(index, "change", number)
+                break
+        self._skip(process)
+        self.forget_log()
+
+    def _skip(self, process: int) -> None:
+        """A commit that says nothing to a process needs no step of its own."""
+        if not self.alive[process] or any(leader[PROCESS] == process for leader in self.leaders):
+            return
+        pos = self.pos[process]
+        base = self.machines.stores[self.store].revision - len(self.log)
+        while pos < base + len(self.log):
+            changes = self.machines.changes[self.log[pos - base]].changes
+            if any(self._news(process, change) for change in changes):
+                break
+            pos += 1
+        self.pos = put(self.pos, process, pos)
+
+    def _news(self, process: int, change: Change) -> bool:
+        if change.key == LEADER_KEY:
+            return process in self.sc.candidates
+        if change.key != BLOCK or change.item is None:
+            return change.key.startswith(NODES)
+        return any(
+            entry.change > self.entry(process, shard).change
+            for shard, entry in enumerate(decode_block(change.item.value).entries)
+        )
+
+    def forget_log(self) -> None:
+        """Drop commits that everybody alive has seen."""
+        revision = self.machines.stores[self.store].revision
+        seen = min([pos for pos, alive in zip(self.pos, self.alive, strict=True) if alive])
+        self.log = self.log[len(self.log) - (revision - seen) :]
+
+    def _see_block(self, process: int, item: Item) -> None:
+        for shard, entry in enumerate(decode_block(item.value).entries):
+            self.learn(process, shard, self.machines.entries.of(entry))
+
+    def _see_node(self, process: int, node: int, item: Item | None) -> None:
+        before = self.registered[process]
+        after = before | 1 << node if item is not None else before & ~(1 << node)
+        self.registered = put(self.registered, process, after)
+        if item is not None or process == node:
+            return
+        if process < self.sc.senders:
+            self.lose(process, node)
+            self.look(process)
+        if process < self.sc.nodes:
+            self.hang_up(node, process)
+
+    def hang_up(self, process: int, node: int) -> None:
+        """A node takes no more frames from a process that is gone (I1b)."""
+        index = process * self.sc.nodes + node
+        self.up, self.down = put(self.up, index, ()), put(self.down, index, ())
+        for shard in range(self.sc.shards):
+            self.as_owner(node, shard, "gone", process, str(self.link[index]))
+
+    # coordinators
+
+    def set_leader(self, index: int, field: int, value: Any) -> None:
+        """Change one field of a leader."""
+        self.leaders = put(self.leaders, index, put(self.leaders[index], field, value))
+
+    def as_coordinator(self, index: int, does: str, *args: Any) -> None:
+        """One step of a coordinator, with what it causes. Pings are answered by all who live."""
+        heard = sum(1 << node for node in range(self.sc.nodes) if self.alive[node])
+        machine = self.leaders[index][MACHINE]
+        after, effects = self.machines.coordinator(machine, heard, does, *args)
+        self.set_leader(index, MACHINE, after)
+        for effect in effects:
+            self._perform(index, effect)
+        if ("resign",) in effects:
+            self.end_leader(index)
+
+    def _perform(self, index: int, effect: Effect) -> None:
+        leader = self.leaders[index]
+        match effect:
+            case "commit", commit:
+                number = self.machines.commits.of(Asked(commit, leader[REVISION]))
+                self.set_leader(index, COMMITS, (*leader[COMMITS], number))
+            case "read", txn, key:
+                self.set_leader(index, READS, (*leader[READS], (txn, key)))
+            case "tell", node, shard, entry:
+                self._tell(node, shard, entry)
+            case _:
+                pass
+
+    def _tell(self, node: int, shard: int, number: int) -> None:
+        """C3: only what is stored may be told (I3); what a node knows already is no news."""
+        entry, stored = self.machines.entries[number], self.current(shard)
+        if entry.change > stored.change or (entry.change == stored.change and entry != stored):
+            raise Violation(f"I3: node {node} is told of {entry}, which is not stored")
+        if not self.alive[node] or entry.change <= self.entry(node, shard).change:
+            return
+        if (shard, number) not in self.tolds[node]:
+            self.tolds = put(self.tolds, node, (*self.tolds[node], (shard, number)))
+
+    def end_leader(self, index: int) -> None:
+        """A coordinator is no more; what it asked of the store is still on its way."""
+        self.zombies = tuple(sorted((*self.zombies, *self.leaders[index][COMMITS])))
+        self.leaders = (*self.leaders[:index], *self.leaders[index + 1 :])
+
+    def do_tell(self, node: int) -> None:
+        """A node hears from the coordinator."""
+        (shard, entry), *rest = self.tolds[node]
+        self.tolds = put(self.tolds, node, tuple(rest))
+        self.learn(node, shard, entry)
+        self._skip(node)
+        self.forget_log()
+
+    def do_land(self, index: int, which: int) -> None:
+        """A coordinator's commit reaches the store; the outcome is on its way back."""
+        number = self._take_commit(index, which)
+        outcome = self.land(number)
+        self._send_outcome(index, number, outcome)
+
+    def _take_commit(self, index: int, which: int) -> int:
+        commits = self.leaders[index][COMMITS]
+        self.set_leader(index, COMMITS, (*commits[:which], *commits[which + 1 :]))
+        return commits[which]
+
+    def _send_outcome(self, index: int, number: int, outcome: Outcome) -> None:
+        txn = self.machines.commits[number].commit.txn
+        answers = self.leaders[index][ANSWERS]
+        self.set_leader(index, ANSWERS, (*answers, (txn, *_plain(outcome))))
+
+    def do_unknown(self, index: int, which: int, how: str) -> None:
+        """Nobody answers: it landed, it is lost, or it lands whenever it likes (S1)."""
+        number = self._take_commit(index, which)
+        if how == "landed":
+            self.land(number)
+        elif how == "lands later":
+            self.zombies = tuple(sorted((*self.zombies, number)))
+        self._send_outcome(index, number, Unknown())
+
+    def do_late(self, which: int) -> None:
+        """A commit lands that nobody waits for."""
+        number = self.zombies[which]
+        self.zombies = (*self.zombies[:which], *self.zombies[which + 1 :])
+        self.land(number)
+
+    def do_answer(self, index: int) -> None:
+        """A coordinator learns what became of a commit."""
+        (txn, kind, what), *rest = self.leaders[index][ANSWERS]
+        self.set_leader(index, ANSWERS, tuple(rest))
+        self.as_coordinator(index, "done", txn, _outcome(kind, what))
+
+    def do_reread(self, index: int) -> None:
+        """A coordinator reads a block again, after an unknown outcome."""
+        (txn, key), *rest = self.leaders[index][READS]
+        self.set_leader(index, READS, tuple(rest))
+        item = self.machines.stores[self.store].items.get(key)
+        self.as_coordinator(index, "reread", txn, item)
+
+    def do_tick(self, index: int) -> None:
+        """A coordinator's armed time comes."""
+        pending = self.pos[self.leaders[index][PROCESS]] < self.machines.stores[self.store].revision
+        self.set_leader(index, TICKS, (self.leaders[index][TICKS] + 1) * pending)
+        self.as_coordinator(index, "tick")
+
+    def do_list(self, index: int) -> None:
+        """A new leader has listed the store (C2)."""
+        self.set_leader(index, LISTED, 1)
+        self.as_coordinator(index, "list", self.store)
+
+    def do_release(self, index: int, node: int, shard: int, epoch: int) -> None:
+        """A coordinator hears `Released`, for the first time or again (H10)."""
+        self.as_coordinator(index, "released", node, shard, epoch)
+
+    def do_revert(self, index: int, node: int, shard: int, epoch: int) -> None:
+        """A draining owner is overdue and asks for its shard back (H10)."""
+        faults, reverts, notes, withdrawals = self.budget
+        self.budget = (faults, reverts - 1, notes, withdrawals)
+        self.as_coordinator(index, "asked", node, shard, epoch)
+
+    def do_note(self, node: int, shard: int, epoch: int) -> None:
+        """An owner that does not reach the leader leaves its release in the store (H10)."""
+        faults, reverts, notes, withdrawals = self.budget
+        self.budget = (faults, reverts, notes - 1, withdrawals)
+        self.write((), Put(release_key(inc(node), shard_key(shard), epoch), b""))
+
+    def do_lapse(self) -> None:
+        """The leader key runs out."""
+        self.write((), Delete(LEADER_KEY))
+
+    def do_expire(self, node: int) -> None:
+        """A dead node's record runs out."""
+        self.write((), Delete(node_key(inc(node))))
+
+    def do_campaign(self, process: int) -> None:
+        """A candidate takes the leader key (C1)."""
+        record = encode_record(LeaderRecord(inc(process), f"n{process}"))
+        outcome = self.write((Absent(LEADER_KEY), *self._alive(process)), Put(LEADER_KEY, record))
+        if isinstance(outcome, Committed):
+            machine = self.machines.new_coordinator(process, outcome.revision)
+            leader = (process, outcome.revision, machine, 0, 0, (), (), ())
+            self.leaders = (*self.leaders, leader)
+
+    def _alive(self, process: int) -> tuple[Condition, ...]:
+        return (Present(node_key(inc(process))),) if process < self.sc.nodes else ()
+
+    def do_operate(self) -> None:
+        """The operator's next wish."""
+        shard, node = self.sc.wishes[self.operated]
+        self.operated += 1
+        key = wish_key(shard_key(shard))
+        self.write((), Put(key, f"n{node}".encode()) if node >= 0 else Delete(key))
+
+    def do_leave(self) -> None:
+        """A node wants to be emptied: it drains, as an operator would have it."""
+        self.operated |= 1 << 8
+        self.write((), Put(drain_key(f"n{self.sc.leaves}"), b""))
+
+    # what is enabled
+
+    def control_steps(self) -> list[tuple[Any, ...]]:
+        """Steps of the store and the coordinators that need no fault."""
+        out: list[tuple[Any, ...]] = []
+        store = self.machines.stores[self.store]
+        for process, alive in enumerate(self.alive):
+            if alive and self.pos[process] < store.revision:
+                out.append(("watch", process))
+        for node, tolds in enumerate(self.tolds):
+            if tolds and self.alive[node]:
+                out.append(("tell", node))
+        for index, leader in enumerate(self.leaders):
+            out += self._leader_steps(index, leader)
+        out += [("late", which) for which in range(len(self.zombies))]
+        if LEADER_KEY not in store.items:
+            busy = {leader[PROCESS]: None for leader in self.leaders}
+            out += [
+                ("campaign", process)
+                for process in self.sc.candidates
+                if self.alive[process] and self.keyless[process] and process not in busy
+                and (process >= self.sc.nodes or node_key(inc(process)) in store.items)
+            ]  # fmt: skip
+        elif not any(leader[REVISION] == store.items[LEADER_KEY].revision for leader in self.leaders):
+            out.append(("lapse",))
+        for node in range(self.sc.nodes):
+            if not self.alive[node] and node_key(inc(node)) in store.items:
+                out.append(("expire", node))
+        if self.operated & 255 < len(self.sc.wishes):
+            out.append(("operate",))
+        if self.sc.leaves >= 0 and not self.operated >> 8:
+            out.append(("leave",))
+        if self.budget[2]:
+            out += [("note", *word) for word in self._words()]
+        return out
+
+    def _leader_steps(self, index: int, leader: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        out: list[tuple[Any, ...]] = []
+        if not leader[LISTED]:
+            out.append(("list", index))
+        out += [("land", index, which) for which in range(len(leader[COMMITS]))]
+        if leader[ANSWERS]:
+            out.append(("answer", index))
+        if leader[READS]:
+            out.append(("reread", index))
+        led = self.machines.coordinators[leader[MACHINE]]
+        if led.tick_at < led.now + 1e6 and leader[TICKS] < PATIENCE:
+            out.append(("tick", index))
+        out += [("release", index, *word) for word in self._words()]
+        if self.budget[1]:
+            out += [("revert", index, *word) for word in self._words(Phase.DRAINING)]
+        return out
+
+    def _words(self, phase: Phase = Phase.RELEASED) -> list[tuple[int, int, int]]:
+        """What owners have to say to the coordinator: node, shard, epoch."""
+        out: list[tuple[int, int, int]] = []
+        for index, number in enumerate(self.owners):
+            owner = self.machines.owners[number]
+            node, shard = divmod(index, self.sc.shards)
+            if owner.phase is phase and self.alive[node]:
+                entry = owner.entry
+                if entry.owner == owner.me and entry.epoch <= owner.epoch:
+                    out.append((node, shard, owner.epoch))
+        return out
+
+
+def _plain(outcome: Outcome) -> tuple[str, Any]:
+    match outcome:
+        case Committed(revision):
+            return "committed", revision
+        case Conflict(key):
+            return "conflict", key
+        case Unknown():
+            return "unknown", None
+
+
+def _outcome(kind: str, what: Any) -> Outcome:
+    if kind == "committed":
+        return Committed(what)
+    return Conflict(what) if kind == "conflict" else Unknown()
+

@@ -1,0 +1,121 @@
+"""Machines as values: copied before they change, compared by all that their future depends on.
+
+Used by the search only. Both functions walk whatever a machine is made of, so that a field added
+to a machine tomorrow is copied and compared without a word here; both must know every kind of
+thing they meet, and raise for one they do not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from random import Random
+from types import FunctionType, MethodType
+from typing import Any
+
+import msgspec
+
+from domicile.config import Settings
+
+Value = Any
+
+EPOCH_S = 1e6
+"""When time begins for a machine: anything larger than half of this is a time, not a duration."""
+
+_ATOMS = (str, bytes, int, float, bool, type(None), Enum, Settings, Random, FunctionType, type)
+_CLASSES_S = (0.0, 0.006, 0.6, 2.0)
+
+
+class Steady(Random):
+    """A source of chance without chance: a search tries what matters, jitter does not."""
+
+    def random(self) -> float:
+        """The middle."""
+        return 0.5
+
+
+def clone(value: Value, done: dict[int, Value] | None = None) -> Value:
+    """A copy that shares everything frozen; what is shared within stays shared."""
+    if isinstance(value, _ATOMS):
+        return value
+    done = {} if done is None else done
+    known = done.get(id(value))
+    if known is not None:
+        return known
+    if isinstance(value, dict):
+        new: Value = type(value)()
+        done[id(value)] = new
+        for key, item in value.items():  # pyright: ignore[reportUnknownVariableType]
+            new[key] = clone(item, done)
+        return new
+    if isinstance(value, list | deque):
+        new = type(value)()  # pyright: ignore[reportUnknownVariableType]
+        done[id(value)] = new
+        new.extend(clone(item, done) for item in value)  # pyright: ignore
+        return new  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, MethodType):
+        return MethodType(value.__func__, clone(value.__self__, done))
+    if _frozen(value):
+        return value
+    if isinstance(value, tuple):
+        items = [clone(item, done) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)  # pyright: ignore
+    new = object.__new__(type(value))
+    done[id(value)] = new
+    for name in _names(value):
+        object.__setattr__(new, name, clone(getattr(value, name), done))
+    return new
+
+
+def freeze(value: Value, now: float, ordered: bool = True) -> Value:
+    """A hashable value, equal for machines that will do the same from now on.
+
+    Times become distances from `now`, in a few classes.
+    `ordered`: whether the order of a dict's keys may matter.
+    """
+    if isinstance(value, float):
+        return _moment(value, now)
+    if isinstance(value, Settings | Random | FunctionType | MethodType):
+        return None
+    if isinstance(value, _ATOMS):
+        return value
+    if isinstance(value, dict):
+        pairs = [(key, freeze(item, now, ordered)) for key, item in value.items()]  # pyright: ignore
+        return tuple(pairs if ordered else sorted(pairs, key=lambda pair: pair[0]))  # pyright: ignore
+    if isinstance(value, tuple | list | deque):
+        return tuple(freeze(item, now, ordered) for item in value)  # pyright: ignore
+    if isinstance(value, msgspec.Struct):
+        return value
+    return tuple(freeze(getattr(value, name), now, ordered) for name in _names(value))
+
+
+def _moment(value: float, now: float) -> float:
+    if value < EPOCH_S / 2 or value == float("inf"):
+        return value
+    ahead_s = round(value - now, 6)
+    distance_s = next((most_s for most_s in _CLASSES_S if abs(ahead_s) <= most_s), float("inf"))
+    return distance_s if ahead_s > 0 else 0.0 - distance_s
+
+
+def _frozen(value: Value) -> bool:
+    if isinstance(value, msgspec.Struct):
+        return True
+    if isinstance(value, tuple):
+        return all(isinstance(item, _ATOMS) or _frozen(item) for item in value)  # pyright: ignore
+    return is_dataclass(value) and bool(type(value).__dataclass_params__.frozen)
+
+
+def _names(value: Value) -> list[str]:
+    """The attributes of an object, in a fixed order."""
+    if is_dataclass(value):
+        return [field.name for field in fields(value)]
+    names: dict[str, None] = {}
+    for kind in reversed(type(value).__mro__):
+        slots = getattr(kind, "__slots__", ())
+        names.update(dict.fromkeys((slots,) if isinstance(slots, str) else slots))
+    names.update(dict.fromkeys(getattr(value, "__dict__", ())))
+    found = [name for name in names if hasattr(value, name) and not name.startswith("__")]
+    if not found:
+        raise TypeError(f"a search can not copy a {type(value).__name__}; teach `values` about it")
+    return found

@@ -1,0 +1,320 @@
+"""One state of a small cluster, whole: its steps, its faults, and what is demanded of it.
+
+`enabled` lists the steps, `take` makes one in place, `copy` comes first, `key` says all that the
+future depends on. Called by `explore`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from xxhash import xxh3_128_digest
+
+from domicile.core.handoff import Bond, Phase
+from domicile.core.ids import CONFIG_KEY, LEADER_KEY, node_key
+from domicile.core.records import ConfigRecord, LeaderRecord, encode_record
+from domicile.core.shardmap import FREE, Block, Entry, encode_block
+from domicile.core.txn import Delete, Put
+from domicile.testing.search.control import (
+    COMMITS,
+    PROCESS,
+    REVISION,
+    Control,
+    node_record,
+)
+from domicile.testing.search.machines import Machines
+from domicile.testing.search.scenario import ROLE, Scenario, inc, process_of
+from domicile.testing.search.store import BLOCK, Snapshot
+from domicile.testing.search.traffic import FIELDS, Action, put
+
+_encode = msgspec.msgpack.Encoder().encode
+
+SELDOM = ("crash", "deposed", "die", "lose", "hold", "again", "untold", "unknown")
+"""Steps that are faults: nothing may depend on them to go on."""
+
+
+WARM = 12
+"""Ticks after which a leader's first moments lie so far back that they make no difference."""
+
+
+class World(Control):
+    """One state."""
+
+    __slots__ = ()
+
+    def __init__(self, machines: Machines) -> None:
+        self.machines = machines
+        sc = self.sc = machines.sc
+        processes, nodes, shards = sc.processes, sc.nodes, sc.shards
+        self.store = machines.stores.of(empty := Snapshot(0, {}), empty.key())
+        self.log = ()
+        self.pos = (0,) * processes
+        self.alive = (True,) * processes
+        self.owners = tuple(machines.new_owner(n, s) for n in range(nodes) for s in range(shards))
+        self.senders = tuple(machines.new_sender(s) for _ in range(sc.senders) for s in range(shards))
+        self.up = self.down = ((),) * (sc.senders * nodes)
+        self.link = (0,) * (sc.senders * nodes)
+        self.unnoticed = self.running = self.released = self.leaders = ()
+        self.zombies = ()
+        self.scripts = tuple(
+            tuple(m for m, msg in enumerate(sc.messages) if msg.by == p and m not in sc.running)
+            for p in range(sc.senders)
+        )
+        self.started = self.answered = self.told = self.withdrawn = self.operated = 0
+        self.last = (0,) * (sc.senders * len(sc.entities))
+        self.tolds = ((),) * nodes
+        self.budget = (sc.most_faults if sc.faults else 0, sc.reverts, sc.notes, sc.withdrawals)
+        self.keyless = (False,) * processes
+        self.registered = ((1 << nodes) - 1,) * processes
+        self.known = (machines.entries.of(FREE),) * (processes * shards)
+        self._found()
+        for message in sc.running:
+            self._run_already(message)
+
+    def _found(self) -> None:
+        """The cluster stands, and everybody knows it."""
+        sc = self.sc
+        self.write((), Put(CONFIG_KEY, encode_record(ConfigRecord({ROLE: sc.shards}))))
+        for node in range(sc.nodes):
+            self.write((), Put(node_key(inc(node)), node_record(node)))
+        first = tuple(
+            Entry(inc(home), 1, "serving", change=1, previous=f"n{home}") if home >= 0 else FREE
+            for home in sc.homes
+        )
+        if any(home >= 0 for home in sc.homes):
+            self._seed(Put(BLOCK, encode_block(Block("seed", first))))
+        leader = encode_record(LeaderRecord(inc(sc.leader), f"n{sc.leader}"))
+        self.write((), Put(LEADER_KEY, leader))
+        revision = self.machines.stores[self.store].revision
+        self.pos = (revision,) * sc.processes
+        self.log = ()
+        for process in range(sc.processes):
+            for shard in range(sc.shards):
+                self.learn(process, shard, self.machines.entries.of(first[shard]))
+        machine = self.machines.new_coordinator(sc.leader, revision)
+        self.leaders = ((sc.leader, revision, machine, 0, 0, (), (), ()),)
+        self.do_list(0)
+        for _ in range(WARM if FREE not in first else 0):
+            self.do_tick(0)
+
+    def _seed(self, block: Put) -> None:
+        snapshot, _, _ = self.machines.stores[self.store].commit((), (block,))
+        self.store = self.machines.stores.of(snapshot, snapshot.key())
+
+    def _run_already(self, message: int) -> None:
+        home = self.sc.homes[self.sc.shard(message)]
+        self.submit(home, message)
+        self.do_up(home, home)
+        self.do_start(home, self.sc.messages[message].entity)
+        while self.down[home * self.sc.nodes + home]:
+            self.do_down(home, home)
+
+    def copy(self) -> World:
+        """The same state, to be changed."""
+        new = object.__new__(World)
+        new.machines, new.sc = self.machines, self.sc
+        for name in FIELDS:
+            setattr(new, name, getattr(self, name))
+        return new
+
+    def key(self) -> bytes:
+        """A digest of the state."""
+        return xxh3_128_digest(_encode([getattr(self, name) for name in FIELDS]))
+
+    def take(self, action: Action) -> None:
+        """Make one step in place."""
+        verb, *args = action
+        getattr(self, f"do_{verb}")(*args)
+
+    # steps
+
+    def enabled(self) -> list[Action]:
+        """What can happen next; faults come last."""
+        return [*self._traffic_steps(), *self.control_steps(), *self._fault_steps()]
+
+    def _traffic_steps(self) -> list[Action]:
+        sc, out = self.sc, list[Action]()
+        for index, number in enumerate(self.owners):
+            node, shard = divmod(index, sc.shards)
+            owner = self.machines.owners[number]
+            if not self.alive[node]:
+                continue
+            if owner.phase is Phase.DRAINING and not owner.boxes:
+                out.append(("empty", node, shard))
+            if owner.admits:
+                out += [
+                    ("start", node, int(entity.id))
+                    for entity, box in owner.boxes.items()
+                    if box.ready()
+                ]
+            if owner.parked and owner.entry.change < self.current(shard).change:
+                out.append(("read", node, shard))
+        for message, node in self.running:
+            if all(not sc.messages[c].ask or self.answered >> c & 1 for c in sc.children(message)):
+                out.append(("finish", node, message))
+        for process in range(sc.senders):
+            if not self.alive[process]:
+                continue
+            if self.scripts[process]:
+                out.append(("submit", process))
+            for node in range(sc.nodes):
+                if self.down[process * sc.nodes + node]:
+                    out.append(("down", process, node))
+        for index, lane in enumerate(self.up):
+            process, node = divmod(index, sc.nodes)
+            if lane and self.alive[node]:
+                out.append(("up", process, node))
+        out += [("notice", *gone) for gone in self.unnoticed if self.alive[gone[1]]]
+        out += self._sender_steps()
+        return out
+
+    def _sender_steps(self) -> list[Action]:
+        out: list[Action] = []
+        for index, number in enumerate(self.senders):
+            process, shard = divmod(index, self.sc.shards)
+            sender = self.machines.senders[number]
+            if not self.alive[process]:
+                continue
+            if 0 < sender.wave_at < 1e6:
+                out.append(("wave", process, shard))
+            if self.budget[3]:
+                letters = [*sender.queue, *sender.written.values()]
+                out += [
+                    ("withdraw", process, shard, letter.n)
+                    for letter in letters
+                    if letter.ask and not letter.resolved
+                ]
+        return out
+
+    # faults
+
+    def _fault_steps(self) -> list[Action]:
+        sc, out = self.sc, list[Action]()
+        if not self.budget[0]:
+            return out
+        if "crash" in sc.faults:
+            out += [("crash", node) for node in range(sc.nodes) if self.alive[node]]
+        for index, leader in enumerate(self.leaders):
+            for how in ("landed", "lands later", "lost"):
+                if f"commit unknown, {how}" in sc.faults:
+                    out += [("unknown", index, which, how) for which in range(len(leader[COMMITS]))]
+            if "Released again" in sc.faults:
+                out += [("again", index, node, shard, e) for shard, node, e in self.released]
+            item = self.machines.stores[self.store].items.get(LEADER_KEY)
+            if item is not None and item.revision == leader[REVISION]:
+                if "leader dies" in sc.faults:
+                    out.append(("die", index))
+                if "leader deposed" in sc.faults:
+                    out.append(("deposed",))
+        if "Told lost" in sc.faults:
+            out += [("untold", node) for node, tolds in enumerate(self.tolds) if tolds]
+        for index, number in enumerate(self.senders):
+            process, shard = divmod(index, sc.shards)
+            sender = self.machines.senders[number]
+            if "overdue Flushed" in sc.faults and sender.bond is Bond.FLUSHING:
+                out.append(("hold", process, shard))
+            if "link lost" in sc.faults and sender.key is not None:
+                node = process_of(sender.key.owner)
+                if node != process and self.alive[node]:
+                    out += [("lose", process, node, 0), ("lose", process, node, 1)]
+        return out
+
+    def _spend(self) -> None:
+        self.budget = (self.budget[0] - 1, *self.budget[1:])
+
+    def do_crash(self, node: int) -> None:
+        """A node is gone with all it held; its record stays until it runs out."""
+        self._spend()
+        self.alive = put(self.alive, node, False)
+        self.running = tuple(job for job in self.running if job[1] != node)
+        self.tolds = put(self.tolds, node, ())
+        self.unnoticed = tuple(gone for gone in self.unnoticed if gone[1] != node)
+        for process in range(self.sc.senders):
+            self.up = put(self.up, process * self.sc.nodes + node, ())
+        for peer in range(self.sc.nodes):
+            self.down = put(self.down, node * self.sc.nodes + peer, ())
+        for index in reversed(range(len(self.leaders))):
+            if self.leaders[index][PROCESS] == node:
+                self.end_leader(index)
+        self._retire(node)
+
+    def _retire(self, node: int) -> None:
+        """What a dead process knew makes no difference any more."""
+        sc = self.sc
+        for shard in range(sc.shards):
+            index = node * sc.shards + shard
+            self.owners = put(self.owners, index, self.machines.new_owner(node, shard))
+            self.senders = put(self.senders, index, self.machines.new_sender(shard))
+            self.known = put(self.known, index, self.machines.entries.of(FREE))
+        self.scripts = put(self.scripts, node, ())
+        self.pos, self.keyless = put(self.pos, node, 0), put(self.keyless, node, False)
+        self.registered = put(self.registered, node, 0)
+        self.forget_log()
+
+    def do_die(self, index: int) -> None:
+        """A coordinator ends without a word; its key runs out later."""
+        self._spend()
+        self.end_leader(index)
+
+    def do_deposed(self) -> None:
+        """The leader key runs out while its holder, paused or cut off, goes on (C1)."""
+        self._spend()
+        self.write((), Delete(LEADER_KEY))
+
+    def do_lose(self, process: int, node: int, kept: int) -> None:
+        """A link is lost; `kept`: what had not arrived had not even left the sender."""
+        self._spend()
+        lane = self.up[process * self.sc.nodes + node]
+        unsent = tuple((item[1], item[2]) for item in lane if kept and item[0] == "q")
+        self.lose(process, node, unsent)
+
+    def do_hold(self, process: int, shard: int) -> None:
+        """A `Flushed` is overdue, and its sender waits no more (H6)."""
+        self._spend()
+        self.as_sender(process, shard, "hold")
+
+    def do_again(self, index: int, node: int, shard: int, epoch: int) -> None:
+        """A `Released` arrives late, or once more."""
+        self._spend()
+        self.do_release(index, node, shard, epoch)
+
+    def do_untold(self, node: int) -> None:
+        """A word of the coordinator is lost."""
+        self._spend()
+        self.tolds = put(self.tolds, node, self.tolds[node][1:])
+
+    def do_unknown(self, index: int, which: int, how: str) -> None:
+        """A commit without an answer (S1)."""
+        self._spend()
+        super().do_unknown(index, which, how)
+
+    # verdicts
+
+    def settled(self) -> str:
+        """Empty if everything that was sent ran or was told, and every shard is served."""
+        sc = self.sc
+        for message, msg in enumerate(sc.messages):
+            if (self.started | self.told) >> message & 1:
+                continue
+            if msg.by < 0 or self.alive[msg.by]:
+                return f"message {message} neither ran nor was given up"
+        if self.running:
+            return f"{self.running[0]} still runs"
+        for index, number in enumerate(self.senders):
+            sender = self.machines.senders[number]
+            if self.alive[index // sc.shards] and (sender.waiting() or sender.flush_id):
+                return f"process {index // sc.shards} still waits"
+        for shard in range(sc.shards):
+            entry = self.current(shard)
+            if entry.state != "serving":
+                return f"shard {shard} is {entry.state}"
+            home = process_of(entry.owner)
+            owner = self.machines.owners[self.owners[home * sc.shards + shard]]
+            if not self.alive[home] or (owner.phase, owner.epoch) != (Phase.OPEN, entry.epoch):
+                return f"shard {shard} is not open at its home, node {home}"
+        return ""
+
+
+def begin(scenario: Scenario) -> World:
+    """The first state of a scenario."""
+    return World(Machines(scenario))
+

@@ -1,0 +1,430 @@
+"""A run as people read it: what each node and each hot shard went through, from its history.
+
+`trace` reads a history, simulated or real; `text` writes it as a timeline, `trace_svg.draw` as a
+picture. Both show what the history says and judge nothing: violations are given, and are marked
+where they happened. Messages are left out; there are too many of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from domicile.core.ids import DEAD, LEADER_KEY, NODES, ShardKey
+from domicile.core.records import NodeRecord, decode_record
+from domicile.core.shardmap import Entry
+from domicile.testing.checkers.reading import Stored, read
+from domicile.testing.checkers.verdict import Violation
+from domicile.testing.history import Event, History
+
+HOT = 8
+"""How many shards get a lane: those that changed most."""
+
+LISTED = 4
+"""Changes of one commit that are told one by one; more are counted."""
+
+MOMENT_S = 0.002
+"""Phases closer together than this are told on one line."""
+
+PHASES = ("open", "draining", "released", "closed")
+HOW = {
+    "first": "first home",
+    "released": "released by the one before",
+    "taken over": "the owner before was gone",
+    "kept": "kept",
+}
+SIGNS = {"up": "|", "frozen": "z", "fenced": "x", "down": "."}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A node's state for a while: up, frozen, fenced or down."""
+
+    start: float
+    end: float
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A shard's stored entry for a while.
+
+    `opened` is when its owner opened it, if it did; `lost` when that owner died or was fenced.
+    """
+
+    start: float
+    end: float
+    entry: Entry
+    owner: str
+    to: str
+    opened: float | None
+    lost: float | None
+    how: str
+    """How its owner got it: first, released, taken over (the one before was gone) or kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One thing that happened. Kinds: fault, leader, fence, join, gone, evicted, map, phase,
+    quiet, violation."""
+
+    at: float
+    kind: str
+    text: str
+    node: str = ""
+    shard: ShardKey | None = None
+    does: str = ""
+    """Of a phase: which; the text is then the shard with its epoch."""
+
+
+@dataclass(slots=True)
+class NodeLane:
+    """One node, through all its incarnations."""
+
+    name: str
+    spans: list[Span] = field(default_factory=list[Span])
+    leads: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+
+    def sign(self, at: float) -> str:
+        """Its state at a time, as one letter."""
+        if any(start <= at < end for start, end in self.leads):
+            return "L"
+        state = next((one.state for one in reversed(self.spans) if one.start <= at), "down")
+        return SIGNS[state]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLane:
+    """One hot shard."""
+
+    shard: ShardKey
+    stays: list[Stay]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A whole run."""
+
+    title: str
+    start: float
+    end: float
+    nodes: list[NodeLane]
+    shards: list[ShardLane]
+    marks: list[Mark]
+    violations: Sequence[Violation] = ()
+
+
+def trace(history: History, violations: Sequence[Violation] = (), *, title: str = "") -> Trace:
+    """What a history shows; `violations` are those that a judge found in it."""
+    return _Tracer(history, violations).result(title)
+
+
+def text(traced: Trace) -> str:
+    """The timeline as lines: a lane per node, what happened, then each hot shard by itself."""
+    names = [lane.name for lane in traced.nodes]
+    lines = [traced.title] if traced.title else []
+    lines.append("lanes: " + ", ".join(f"{n} {name}" for n, name in enumerate(names)))
+    lines.append("signs: L leads  | up  z frozen  x fenced  . down  ! violation")
+    lines += ["", "    time  " + " ".join(str(n % 10) for n in range(len(names)))]
+    for mark in _gathered(traced.marks):
+        signs = " ".join(lane.sign(mark.at) for lane in traced.nodes)
+        flag = "! " if mark.kind == "violation" else ""
+        lines.append(f"{mark.at:8.3f}  {signs}  {flag}{mark.text}")
+    for lane in traced.shards:
+        lines += ["", f"{lane.shard.role}/{lane.shard.shard}"]
+        lines += [f"{stay.start:8.3f}  {_stay(stay)}" for stay in lane.stays]
+    return "\n".join(lines) + "\n"
+
+
+def _gathered(marks: Sequence[Mark]) -> Iterator[Mark]:
+    """Shards that do the same at the same node in one moment, on one line."""
+    waiting: list[Mark] = []
+    for mark in marks:
+        if waiting:
+            first = waiting[0]
+            same = (mark.kind, mark.node, mark.does) == (first.kind, first.node, first.does)
+            if same and mark.at - first.at < MOMENT_S:
+                waiting.append(mark)
+                continue
+            yield _joined(waiting)
+            waiting = []
+        if mark.kind == "phase":
+            waiting = [mark]
+        else:
+            yield mark
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(marks: Sequence[Mark]) -> Mark:
+    named = ", ".join(mark.text for mark in marks)
+    first = marks[0]
+    return Mark(first.at, first.kind, f"{named} {first.does} at {first.node}", first.node)
+
+
+def _stay(stay: Stay) -> str:
+    entry = stay.entry
+    if entry.state in ("free", "quarantined"):
+        return f"{entry.state} after epoch {entry.epoch}"
+    where = f"{stay.owner}@{entry.epoch}"
+    if entry.state == "moving":
+        return f"{where} moving to {stay.to or 'nobody'}"
+    if stay.how == "kept":
+        return f"{where} serving again: the move was taken back"
+    opened = "never opened" if stay.opened is None else f"open {stay.opened - stay.start:+.3f} s"
+    lost = "" if stay.lost is None else f", lost with its owner at {stay.lost:.3f}"
+    return f"{where} serving ({HOW[stay.how]}, {opened}{lost})"
+
+
+class _Tracer:
+    """Walks a history once."""
+
+    def __init__(self, history: History, violations: Sequence[Violation]) -> None:
+        self._history, self._violations = history, violations
+        self._reading = read(history)
+        self._lanes: dict[str, NodeLane] = {}
+        self._names: dict[str, str] = {}
+        """By incarnation."""
+        self._current: dict[str, str] = {}
+        """By node: its newest incarnation."""
+        self._leading: dict[str, float] = {}
+        self._frozen: dict[str, str] = {}
+        self._marks: list[Mark] = []
+        self._stored: list[Stored] = []
+        self._seen: dict[bytes, str] = {}
+        """Node records: their status."""
+        self._opened: dict[tuple[str, ShardKey, int], float] = {}
+        self._released: dict[tuple[str, ShardKey, int], None] = {}
+
+    def result(self, title: str) -> Trace:
+        events = self._history.events
+        for event in events:
+            if event.kind == "life" and event.fields["hosts"]:
+                self._names[event.fields["inc"]] = event.fields["node"]
+        for name in sorted({*self._names.values()}, key=_natural):
+            self._lanes[name] = NodeLane(name)
+        for position, event in enumerate(events):
+            self._take(position, event)
+        end = self._reading.end
+        for lane in self._lanes.values():
+            _close(lane, end)
+        for inc, start in self._leading.items():
+            self._lanes[self._names[inc]].leads.append((start, end))
+        for found in self._violations:
+            told = found.message.splitlines()[0]
+            self._marks.append(Mark(found.at, "violation", f"{found.rule} broken: {told}"))
+        hot = self._hot()
+        kept = [mark for mark in self._marks if mark.kind != "phase" or mark.shard in hot]
+        kept.sort(key=lambda mark: mark.at)
+        shards = [ShardLane(shard, self._stays(shard, end)) for shard in hot]
+        start = events[0].at if events else 0.0
+        return Trace(title, start, end, list(self._lanes.values()), shards, kept, self._violations)
+
+    # events
+
+    def _take(self, position: int, event: Event) -> None:
+        at, kind, fields = event
+        if kind in ("commit", "expire"):
+            self._store(position, event)
+        elif kind == "fault":
+            self._fault(event)
+        elif kind in PHASES:
+            self._phase(event)
+        elif kind == "quiet":
+            self._mark(at, "quiet", "quiet: no more faults from here on")
+        elif fields.get("inc") in self._names:
+            self._process(event, self._names[fields["inc"]])
+
+    def _process(self, event: Event, node: str) -> None:
+        at, kind, fields = event
+        inc = fields["inc"]
+        if kind == "life":
+            self._current[node] = inc
+            self._frozen.pop(node, None)
+            self._become(node, at, "up")
+            self._mark(at, "join", f"{node} begins as {inc[:8]}", node)
+        elif kind == "leading":
+            self._leading[inc] = at
+            self._mark(at, "leader", f"{node} leads (leader revision {fields['revision']})", node)
+        elif kind == "deposed":
+            self._stop_leading(inc, at)
+            self._mark(at, "leader", f"{node} leads no more: {fields.get('reason', '')}", node)
+        elif kind == "fenced":
+            self._stop_leading(inc, at)
+            if self._current.get(node) == inc:
+                self._become(node, at, "fenced")
+            self._mark(at, "fence", f"{node} fenced: {fields['reason']}", node)
+        elif kind == "ended":
+            self._stop_leading(inc, at)
+            if self._current.get(node) == inc:
+                self._become(node, at, "down")
+            self._mark(at, "gone", f"{node} has left", node)
+
+    def _fault(self, event: Event) -> None:
+        at, _, fields = event
+        fault, inc = str(fields["fault"]), fields.get("inc")
+        node = self._names.get(inc or "") or self._numbered(fields.get("node"))
+        if node:
+            if fault == "crash":
+                self._become(node, at, "down")
+                self._stop_leading(inc or "", at)
+            elif fault == "freeze":
+                self._frozen[node] = self._state(node)
+                self._become(node, at, "frozen")
+            elif fault == "thaw":
+                self._become(node, at, self._frozen.pop(node, "up"))
+        self._mark(at, "fault", f"fault: {fault}{' ' + node if node else ''}", node)
+
+    def _phase(self, event: Event) -> None:
+        at, kind, fields = event
+        inc, epoch = fields["inc"], fields["epoch"]
+        shard = ShardKey(fields["role"], fields["shard"])
+        if kind == "open":
+            self._opened.setdefault((inc, shard, epoch), at)
+        elif kind == "released":
+            self._released[inc, shard, epoch] = None
+        name = f"{shard.role}/{shard.shard}@{epoch}"
+        self._marks.append(Mark(at, "phase", name, self._name(inc), shard, kind))
+
+    # what the store was told
+
+    def _store(self, position: int, event: Event) -> None:
+        at, _, fields = event
+        for key, value, *_ in fields.get("puts", ()):
+            if key.startswith(NODES):
+                self._record(at, key, value)
+            elif key.startswith(DEAD):
+                inc = key[len(DEAD) :].decode()
+                self._mark(at, "gone", f"{self._name(inc)} proved dead: {value.decode()[:80]}")
+        for key in fields["deletes"]:
+            inc = key[len(NODES) :].decode()
+            if key.startswith(NODES) and inc in self._names:
+                how = "expired" if event.kind == "expire" else f"removed by {fields['by']}"
+                node = self._names[inc]
+                self._mark(at, "gone", f"record of {node} ({inc[:8]}) {how}", node)
+                self._seen.pop(key, None)
+            elif key == LEADER_KEY and event.kind == "expire":
+                self._mark(at, "leader", "the leader's lease ended")
+        changed = self._reading.stored.get(position, [])
+        self._stored += changed
+        if changed:
+            by = f"map r{fields['revision']} by {fields['by']}: "
+            self._mark(at, "map", by + self._told(changed))
+
+    def _record(self, at: float, key: bytes, value: bytes) -> None:
+        try:
+            record = decode_record(value, NodeRecord)
+        except msgspec.MsgspecError:
+            return
+        before, self._seen[key] = self._seen.get(key), record.status
+        if before is None:
+            version = f", version {record.version}" if record.version else ""
+            self._mark(at, "join", f"{record.node} registered{version}", record.node)
+        elif before != record.status:
+            kind = "evicted" if record.status == "evicted" else "gone"
+            self._mark(at, kind, f"{record.node} is marked {record.status}", record.node)
+
+    def _told(self, changed: Sequence[Stored]) -> str:
+        if len(changed) <= LISTED:
+            return ", ".join(self._change(one) for one in changed)
+        counts = Counter(
+            f"moving to {self._name(one.after.to)}"
+            if one.after.state == "moving"
+            else f"{one.after.state} at {self._name(one.after.owner)}"
+            for one in changed
+        )
+        told = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
+        return f"{len(changed)} shards: {told}"
+
+    def _change(self, change: Stored) -> str:
+        shard, after = change.shard, change.after
+        name, owner = f"{shard.role}/{shard.shard}@{after.epoch}", self._name(after.owner)
+        if after.state == "moving":
+            return f"{name} moving {owner} to {self._name(after.to)}"
+        if change.before.state == "moving" and change.before.epoch == after.epoch:
+            return f"{name} stays at {owner}"
+        return f"{name} {after.state} at {owner}"
+
+    # shards
+
+    def _hot(self) -> list[ShardKey]:
+        """Those with most changes of owner or state, and all that a violation is about."""
+        counts = Counter(one.shard for one in self._stored)
+        for found in self._violations:
+            for event in found.events:
+                if "role" in event.fields and "shard" in event.fields:
+                    shard = ShardKey(event.fields["role"], event.fields["shard"])
+                    counts[shard] += len(self._stored)
+        hottest = sorted(counts, key=lambda shard: (-counts[shard], shard))[:HOT]
+        return sorted(hottest)
+
+    def _stays(self, shard: ShardKey, end: float) -> list[Stay]:
+        changes = [one for one in self._stored if one.shard == shard]
+        stays: list[Stay] = []
+        for number, one in enumerate(changes):
+            entry = one.after
+            until = changes[number + 1].event.at if number + 1 < len(changes) else end
+            stays.append(
+                Stay(
+                    one.event.at, until, entry, self._name(entry.owner), self._name(entry.to),
+                    self._opened.get((entry.owner, shard, entry.epoch)),
+                    self._lost(entry.owner, until), self._how(shard, one.before, entry),
+                )
+            )  # fmt: skip
+        return stays
+
+    def _lost(self, owner: str, until: float) -> float | None:
+        death = self._reading.deaths.get(owner)
+        return death.at if death is not None and death.at < until else None
+
+    def _how(self, shard: ShardKey, before: Entry, after: Entry) -> str:
+        if before.epoch == after.epoch:
+            return "kept"
+        if (before.owner, shard, before.epoch) in self._released:
+            return "released"
+        return "taken over" if before.owner else "first"
+
+    # small things
+
+    def _name(self, inc: str) -> str:
+        return self._names.get(inc, inc[:8])
+
+    def _numbered(self, index: object) -> str:
+        return next((name for name in self._lanes if name.endswith(f"-{index}")), "")
+
+    def _state(self, node: str) -> str:
+        spans = self._lanes[node].spans
+        return spans[-1].state if spans else "down"
+
+    def _become(self, node: str, at: float, state: str) -> None:
+        lane = self._lanes[node]
+        _close(lane, at)
+        lane.spans.append(Span(at, at, state))
+
+    def _stop_leading(self, inc: str, at: float) -> None:
+        start = self._leading.pop(inc, None)
+        if start is not None:
+            self._lanes[self._names[inc]].leads.append((start, at))
+
+    def _mark(self, at: float, kind: str, text: str, node: str = "") -> None:
+        self._marks.append(Mark(at, kind, text, node))
+
+
+def _close(lane: NodeLane, at: float) -> None:
+    if lane.spans:
+        last = lane.spans[-1]
+        lane.spans[-1] = Span(last.start, at, last.state)
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """Node 10 after node 9, managers after nodes."""
+    return list(_parts("~" + name if name.startswith("manager") else name))
+
+
+def _parts(name: str) -> Iterator[tuple[bool, int, str]]:
+    for part in re.findall(r"\d+|\D+", name):
+        yield (part.isdecimal(), int(part) if part.isdecimal() else 0, part)

@@ -1,0 +1,73 @@
+"""The sender's machine and a quarantined shard: what waits is refused, what was written is not."""
+
+from __future__ import annotations
+
+from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.letter import GiveUp, Letter, Limits, Write
+from domicile.core.sender import Sender
+from domicile.core.shardmap import Entry
+
+A = Incarnation("a" * 32)
+SHARD = ShardKey("r", 0)
+SERVING = Entry(A, 1, "serving", change=1)
+QUARANTINED = Entry(epoch=1, state="quarantined", change=2, strikes=3)
+
+
+def sender(window: int = 8) -> Sender:
+    return Sender(SHARD, Limits(10, 10_000, window, 10.0), lambda shard: False, lambda node: True)
+
+
+def submit(sender: Sender) -> tuple[Letter, tuple[object, ...]]:
+    letter = Letter(sender.number(), EntityKey("t", "x"), True, (), 100, None)
+    return letter, sender.submit(letter, 0.0)
+
+
+def test_what_waits_is_refused_once_and_leaves_no_trace() -> None:
+    machine = sender()
+    letters = [submit(machine)[0] for _ in range(3)]
+    assert machine.refused() == (), "free shards are waited for"
+    assert machine.see(QUARANTINED, 1.0) == ()
+    assert machine.refused() == tuple(letters)
+    assert all(letter.resolved for letter in letters)
+    assert machine.refused() == ()
+    assert (machine.queue, machine.held_bytes, machine.waiting()) == ([], 0, False)
+
+
+def test_nothing_is_written_to_it() -> None:
+    machine = sender()
+    machine.see(QUARANTINED, 0.0)
+    _, effects = submit(machine)
+    assert effects == ()
+
+
+def test_what_was_written_waits_for_its_owner_or_its_end() -> None:
+    machine = sender(window=1)
+    machine.see(SERVING, 0.0)
+    written, effects = submit(machine)
+    assert isinstance(effects[0], Write)
+    waiting, _ = submit(machine)
+    machine.see(QUARANTINED, 1.0)
+    assert machine.refused() == (waiting,)
+    assert not written.resolved
+    lost = machine.link_lost(A, (), 2.0)
+    assert GiveUp(written) in lost
+    assert machine.refused() == ()
+
+
+def test_what_comes_back_unstarted_is_refused_then() -> None:
+    machine = sender()
+    machine.see(SERVING, 0.0)
+    letter, _ = submit(machine)
+    machine.see(QUARANTINED, 1.0)
+    assert machine.refused() == ()
+    machine.returned(A, (letter.n,), QUARANTINED, False, 2.0)
+    assert machine.refused() == (letter,)
+
+
+def test_a_pardoned_shard_is_written_to_again() -> None:
+    machine = sender()
+    machine.see(QUARANTINED, 0.0)
+    machine.see(Entry(A, 2, "serving", change=3), 1.0)
+    _, effects = submit(machine)
+    assert [effect.epoch for effect in effects if isinstance(effect, Write)] == [2]
+    assert machine.refused() == ()

@@ -1,0 +1,355 @@
+"""Commands that change a cluster: what they say, ask, commit and log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cluster_lab import GONE, A, B, Stored, contents, healthy, node, poisoned, serving
+from typer.testing import CliRunner, Result
+
+from domicile.core.breakglass import KEPT_AUDITS, Deed, Picture
+from domicile.core.breakglass import free as free_deed
+from domicile.core.ids import AUDIT, LEADER_KEY, ShardKey, dead_key, node_key
+from domicile.core.shardmap import FREE, block_key, decode_block
+from domicile.core.txn import Committed, Outcome, Put, Unknown
+from domicile.errors import StoreUnavailable
+from domicile.ops.cli import app
+from domicile.ops.operator import Operator
+from domicile.stores.locks import FileLocks
+from domicile.stores.namespace import Namespace
+from domicile.stores.sqlite import SqliteStore
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("DOMICILE_STORE", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def domicile(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def audits(path: Path) -> list[dict[str, str]]:
+    """The stored audit records, the oldest first."""
+    found = [item for item in sorted(contents(path).items()) if item[0].startswith(AUDIT)]
+    return [json.loads(value) for _, value in found]
+
+
+def at_terminal(place: Path, typed: str, *arguments: str) -> tuple[int, str]:
+    """Exit code and all that is shown, by a process that has a terminal to ask at."""
+    ours, theirs = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "domicile", *arguments],
+            cwd=place,
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        os.write(ours, typed.encode())
+        shown, _ = process.communicate(timeout=60)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    return process.returncode, shown
+
+
+def test_a_declared_death_is_committed_and_logged(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    url = healthy().write(path)
+    result = domicile("declare-dead", "node-a", url, "--yes", "--why", "machine sold")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "node-a (aaaaaaaa) is declared dead; its shards are free\n"
+    assert "can never run again" in result.stderr
+    assert "two homes run until it notices" in result.stderr
+    stored = contents(path)
+    assert node_key(A) not in stored
+    assert LEADER_KEY not in stored
+    assert stored[dead_key(A)].startswith(b"declared dead by ")
+    assert stored[dead_key(A)].endswith(b": machine sold")
+    (record,) = audits(path)
+    assert record["command"] == "declare-dead"
+    assert record["why"] == "machine sold"
+    assert A in record["what"]
+    assert "@" in record["by"]
+    assert f"logged as audit/{record['at']}-" in result.stderr
+    assert domicile("declare-dead", "node-a", url, "--yes").exit_code == 1
+
+
+def test_a_process_that_is_seen_to_run_is_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    url = healthy().write(path)
+    locks = FileLocks(path.with_name("s.db.d"))
+    locks.hold(A)
+    try:
+        running = domicile("declare-dead", "node-a", url)
+        silent = domicile("declare-dead", "node-b", url)
+    finally:
+        locks.let_go(A)
+    assert "WARNING: its process is running on this machine" in running.stderr
+    assert "WARNING" not in silent.stderr
+
+
+def test_a_name_with_two_incarnations_is_wrong_usage(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    twin = node(GONE)
+    both = Stored(
+        nodes=[node(A), type(twin)(**{**_fields(twin), "node": "node-a"})],
+        shards={"default": [serving(A)]},
+    )
+    result = domicile("declare-dead", "node-a", both.write(path), "--yes")
+    assert result.exit_code == 2
+    assert A in result.stderr
+    assert GONE in result.stderr
+    assert audits(path) == []
+    assert domicile("declare-dead", GONE[:8], f"sqlite:///{path}", "--yes").exit_code == 0
+    assert node_key(A) in contents(path)
+
+
+def _fields(record: object) -> dict[str, object]:
+    return {name: getattr(record, name) for name in type(record).__struct_fields__}  # type: ignore[attr-defined]
+
+
+def test_a_shard_is_freed_by_a_release_in_its_owners_name(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    url = healthy().write(path)
+    before = contents(path)
+    result = domicile("free", "default/2", url, "--yes")
+    assert result.exit_code == 0, result.output
+    assert "two homes may run for a moment" in result.stderr
+    new = {key: value for key, value in contents(path).items() if before.get(key) != value}
+    release = f"release/{A}/default/2@3".encode()
+    assert release in new
+    assert [key for key in new if key != release and not key.startswith(AUDIT)] == []
+    assert audits(path)[0]["what"] == "default/2@3 from node-a (aaaaaaaa)"
+
+
+def test_what_cannot_be_done_is_told_before_anything_is_asked(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    stored = Stored(
+        nodes=[node(A)], leader=node(A), shards={"default": [serving(A), FREE, serving(GONE)]}
+    )
+    url = stored.write(path)
+    for arguments, code, words in (
+        (("free", "default/1"), 1, "has no owner"),
+        (("free", "default/2"), 1, "needs no force"),
+        (("free", "default/9"), 1, "they are 0 to 2"),
+        (("free", "other/0"), 1, "no role 'other'"),
+        (("free", "default"), 2, "as in default/7"),
+        (("unquarantine", "default/0"), 1, "is not quarantined; it is serving"),
+        (("declare-dead", "node-x"), 1, "nobody is registered as 'node-x'"),
+        (("drain", "node-x"), 1, "no node is registered as 'node-x'"),
+        (("drain", "node-a", "--undo"), 1, "is not drained"),
+        (("target", " "), 2, "is no version"),
+        (("target", "1", "--clear"), 2, "not both"),
+    ):
+        result = domicile(*arguments, url)
+        assert (result.exit_code, result.stdout) == (code, ""), result.output
+        assert words in result.stderr
+    assert audits(path) == []
+
+
+def test_a_quarantined_shard_is_pardoned(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    url = Stored(nodes=[node(A)], shards={"default": [serving(A), poisoned(3)]}).write(path)
+    result = domicile("unquarantine", "default/1", url, "--yes", "--why", "fixed in 2.1")
+    assert result.exit_code == 0, result.output
+    assert contents(path)[b"pardon/default/1"] == b""
+    assert audits(path)[0]["why"] == "fixed in 2.1"
+
+
+def test_history_is_reset_only_without_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    url = healthy().write(path)
+    refused = domicile("reset-history", url, "--yes")
+    assert refused.exit_code == 1
+    assert "node-a (aaaaaaaa), node-b (bbbbbbbb). Stop them first" in refused.stderr
+    assert audits(path) == []
+    for name in ("node-a", "node-b"):
+        assert domicile("declare-dead", name, url, "--yes").exit_code == 0
+    result = domicile("reset-history", url, "--yes", "--why", "restored")
+    assert result.exit_code == 0, result.output
+    entries = decode_block(contents(path)[block_key("default", 0)]).entries
+    assert [entry.epoch for entry in entries] == [1_000_001, 1_000_001, 1_000_003, 1_000_001]
+    assert {(entry.owner, entry.state) for entry in entries} == {("", "free")}
+    assert audits(path)[-1]["command"] == "reset-history"
+
+
+def test_by_force_history_is_reset_under_running_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    url = Stored(
+        nodes=[node(A)], shards={"default": [serving(A), serving(GONE)] + [FREE] * 68}
+    ).write(path)
+    result = domicile("reset-history", url, "--yes", "--force", "--gap", "10")
+    assert result.exit_code == 0, result.output
+    assert "WARNING: running nodes restart all their entities: node-a" in result.stderr
+    stored = contents(path)
+    first, second = (decode_block(stored[block_key("default", n)]).entries for n in (0, 1))
+    assert [(entry.owner, entry.epoch) for entry in first[:3]] == [(A, 11), ("", 11), ("", 10)]
+    assert [entry.epoch for entry in second] == [10] * 6
+
+
+def test_the_target_version_is_shown_set_and_cleared(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    url = Stored(nodes=[node(A, version="2.0")], shards={"default": [serving(A)]}).write(path)
+    assert "no target version" in domicile("target", url).stdout
+    result = domicile("target", "1.9", url, "--why", "rollback")
+    assert (result.exit_code, result.stdout) == (0, "target version 1.9\n")
+    assert "no node of that version is registered; there are: 2.0" in result.stderr
+    assert domicile("target", url).stdout == "1.9\n"
+    assert contents(path)[b"target"] == b"1.9"
+    assert domicile("target", "--clear", url).exit_code == 0
+    assert b"target" not in contents(path)
+    assert [record["what"] for record in audits(path)] == ["1.9", "no target version"]
+
+
+def test_a_drain_is_wished_and_taken_back(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    url = healthy().write(path)
+    assert domicile("drain", "node-b", url).stdout == "node-b is being emptied\n"
+    assert b"drain/node-b" in contents(path)
+    assert domicile("drain", "node-b", url, "--undo").stdout == "node-b may have shards again\n"
+    assert b"drain/node-b" not in contents(path)
+    assert [record["command"] for record in audits(path)] == ["drain", "drain --undo"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("declare-dead", "node-a"),
+        ("free", "default/0"),
+        ("unquarantine", "default/1"),
+        ("reset-history",),
+    ],
+)
+def test_without_a_terminal_nothing_is_done_unless_agreed_to(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    path = tmp_path / "s.db"
+    nodes = [] if command == ("reset-history",) else [node(A)]
+    url = Stored(nodes=nodes, shards={"default": [serving(A), poisoned(3)]}).write(path)
+    before = contents(path)
+    result = domicile(*command, url)
+    assert result.exit_code == 2
+    assert "say --yes" in result.stderr
+    assert contents(path) == before
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "words"),
+    [
+        ("default/2\n", 0, "freed; a coordinator gives it a new home"),
+        ("default/1\n", 1, "that is not default/2: nothing was done"),
+        ("\x04", 130, "interrupted: nothing was done"),
+    ],
+)
+def test_at_a_terminal_the_name_must_be_typed(
+    tmp_path: Path, typed: str, code: int, words: str
+) -> None:
+    path = tmp_path / "s.db"
+    url = healthy().write(path)
+    got, shown = at_terminal(tmp_path, typed, "free", "default/2", url)
+    assert got == code, shown
+    assert words in shown
+    assert bool(audits(path)) == (code == 0)
+
+
+def test_at_most_a_hundred_records_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    stored = healthy()
+    stored.more = {
+        AUDIT + f"2020-01-01T00:00:00.{number:03d}Z-0000".encode(): b"{}" for number in range(50)
+    }
+    url = stored.write(path)
+    more = [Put(AUDIT + f"2021-{number:03d}".encode(), b"{}") for number in range(55)]
+
+    async def add() -> None:
+        store = Namespace(SqliteStore(path, by="test"), "domicile")
+        try:
+            assert isinstance(await store.commit((), more), Committed)
+        finally:
+            await store.close()
+
+    asyncio.run(add())
+    assert domicile("drain", "node-b", url).exit_code == 0
+    keys = sorted(key for key in contents(path) if key.startswith(AUDIT))
+    assert len(keys) == KEPT_AUDITS
+    assert keys[0] == AUDIT + b"2020-01-01T00:00:00.006Z-0000"
+
+
+def operated(url: str, work: Callable[[Operator], object]) -> object:
+    async def run() -> object:
+        operator = Operator(url, "domicile")
+        try:
+            return await work(operator)  # type: ignore[misc]
+        finally:
+            await operator.close()
+
+    return asyncio.run(run())
+
+
+def test_a_cluster_that_moved_on_is_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    url = healthy().write(path)
+
+    async def work(operator: Operator) -> object:
+        make = lambda picture: free_deed(picture, ShardKey("default", 2))  # noqa: E731
+        return await operator.do("free", make, "default/2@2 from node-b (bbbbbbbb)", "")
+
+    with pytest.raises(LookupError, match="moved on"):
+        operated(url, work)
+    assert audits(path) == []
+
+
+class Mumbling(SqliteStore):
+    """Does what it is asked and says that it does not know."""
+
+    async def commit(self, *arguments: object) -> Outcome:
+        await super().commit(*arguments)  # type: ignore[arg-type]
+        return Unknown()
+
+
+class Deaf(SqliteStore):
+    """Does nothing and says that it does not know."""
+
+    async def commit(self, *arguments: object) -> Outcome:
+        return Unknown()
+
+
+@pytest.mark.parametrize("kind", [Mumbling, Deaf])
+def test_an_unknown_outcome_is_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[SqliteStore]
+) -> None:
+    path = tmp_path / "s.db"
+    url = healthy().write(path)
+    monkeypatch.setattr("domicile.ops.operator.SqliteStore", kind)
+    monkeypatch.setattr("domicile.ops.operator.RETRY_S", 0.0)
+
+    async def work(operator: Operator) -> object:
+        made = lambda picture: Deed("x", (), (Put(b"x", b""),))  # noqa: E731
+        return await operator.do("x", made, "x", "")
+
+    if kind is Deaf:
+        with pytest.raises(StoreUnavailable, match="repeat the command"):
+            operated(url, work)
+    else:
+        operated(url, work)
+    assert len(audits(path)) == (kind is Mumbling)
+    monkeypatch.undo()
+
+    async def look(operator: Operator) -> Picture:
+        return await operator.look()
+
+    picture = operated(url, look)
+    assert isinstance(picture, Picture)
+    assert B in picture.members.nodes
