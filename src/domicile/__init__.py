@@ -9,6 +9,7 @@ from __future__ import annotations
 from domicile.client import connect
 from domicile.config import Settings
 from domicile.core.hashing import by_message, murmur2, shardcake, xxh3
+from domicile.core.strategies import Seat, Situation
 from domicile.entity.client import Client
 from domicile.entity.define import Entity, handler
 from domicile.entity.ref import Ref
@@ -48,7 +49,9 @@ __all__ = [
     "Ref",
     "Region",
     "Rejection",
+    "Seat",
     "Settings",
+    "Situation",
     "Unavailable",
     "by_message",
     "connect",

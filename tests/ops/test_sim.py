@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 import xml.etree.ElementTree as ET
@@ -92,6 +93,9 @@ def test_interrupted_it_ends_at_once_and_leaves_nothing_running(tmp_path: Path) 
     with running(tmp_path, "sim", "--seeds", "0:9999", "--jobs", "1") as many:
         many.hear("seeds, ")
         workers = children(many.process.pid)
+        # A terminal's Ctrl-C goes to every process of the group.
+        for pid in workers:
+            os.kill(pid, signal.SIGINT)
         many.signal(signal.SIGINT)
         assert many.ended() == 130
         assert many.said[-1].strip() == "error: interrupted"

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 
 from manager_lab import Stored, incarnation, of_shard, stored, traffic
 
-from domicile import Client, Entity, Settings, handler
+from domicile import Client, Entity, handler
 from domicile.core.ids import LEADER_KEY, NODES, Incarnation, ShardKey
 from domicile.core.records import LeaderRecord, NodeRecord, decode_record
 from domicile.testing import Sim
-from domicile.testing.simnode import SimNode
 
 ROLE = "default"
 
@@ -35,24 +35,6 @@ class Clerk(Entity, name="clerk"):
     async def nap(self, seconds: float) -> int:
         await asyncio.sleep(seconds)
         return self.epoch
-
-
-class Mixed(Sim):
-    """A cluster whose nodes differ in what they can be home to."""
-
-    def __init__(
-        self, seed: int, *, homes: Sequence[Sequence[type[Entity]]], settings: Settings
-    ) -> None:
-        everything = {kind: None for kinds in homes for kind in kinds}
-        super().__init__(seed, entities=list(everything), nodes=len(homes), settings=settings)
-        self._homes = homes
-
-    def _launch(self, process: SimNode) -> None:
-        everything, self._entities = self._entities, list(self._homes[process.index])
-        try:
-            super()._launch(process)
-        finally:
-            self._entities = everything
 
 
 def shards(sim: Sim) -> list[ShardKey]:
@@ -189,7 +171,7 @@ class Load:
                 self._sim.loop.create_task(self._talk(self._sim, id))
             for node in nodes:
                 self._running += 1
-                self._sim.spawn(node, lambda source, id=id: self._talk(source, id))
+                self._sim.spawn(node, partial(self._talk, id=id))
 
     async def end(self) -> None:
         """Let everybody finish."""

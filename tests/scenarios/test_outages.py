@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from manager_lab import Stored, incarnation, of_shard, stored
@@ -21,25 +20,18 @@ from rounds_lab import (
     homes,
     leader,
     loads,
-    steps,
 )
 
 from domicile import Settings
 from domicile.core.ids import LEADER_KEY
 from domicile.testing import Event, Sim, simulated
-from domicile.testing.simulated import run_simulation
 
 FEW = Settings(shards=12)
 
 MANAGERS = (4, 5)
 """Their numbers, after those of four nodes."""
 
-
-def managed(
-    seed: int, body: Callable[[Sim], Coroutine[Any, Any, None]], settings: Settings = FEW
-) -> None:
-    """Run in a cluster of four nodes that two managers coordinate."""
-    run_simulation(Sim(seed, entities=[Clerk], nodes=4, settings=settings, managers=2), body)
+MANAGED = simulated(entities=[Clerk], nodes=4, managers=2, seeds=5, settings=FEW)
 
 
 def leaderless(sim: Sim) -> bool:
@@ -61,79 +53,73 @@ def leaderships(sim: Sim) -> list[str]:
 
 
 @pytest.mark.scenario("SM-19")
-@pytest.mark.parametrize("seed", range(5))
-def test_a_manager_that_restarts_moves_nothing(seed: int) -> None:
-    async def body(sim: Sim) -> None:
-        before, lives = homes(sim), [incarnation(sim, node) for node in range(4)]
-        position = len(sim.history.events)
-        load = Load(sim, clerks(sim).values(), timeout_s=1.0, pause_s=0.5)
-        load.begin([0, 2])
-        for manager in MANAGERS:
-            sim.crash(manager)
-        await sim.wait_until(lambda: leaderless(sim), timeout_s=10)
-        await sim.advance(1.0)
-        for manager in MANAGERS:
-            sim.start(manager)
-        await sim.wait_until(lambda: leader(sim) in MANAGERS, timeout_s=10)
-        await sim.advance(10.0)
-        # And the second stands by: it takes over what the first one led.
-        first = acting(sim)
-        sim.crash(first)
-        await sim.wait_until(lambda: leader(sim) == 9 - first, timeout_s=10)
-        sim.start(first)
-        await sim.advance(10.0)
-        await load.end()
-        assert load.failures == []
-        assert_nothing_lost(sim)
-        assert since(sim, position) == []
-        assert homes(sim) == before
-        assert [incarnation(sim, node) for node in range(4)] == lives
-        assert leader(sim) == 9 - first, "nobody is pre-empted"
-        assert len(leaderships(sim)) == len(dict.fromkeys(leaderships(sim))) == 3
-
-    managed(seed, body)
+@MANAGED
+async def test_a_manager_that_restarts_moves_nothing(sim: Sim) -> None:
+    before, lives = homes(sim), [incarnation(sim, node) for node in range(4)]
+    position = len(sim.history.events)
+    load = Load(sim, clerks(sim).values(), timeout_s=1.0, pause_s=0.5)
+    load.begin([0, 2])
+    for manager in MANAGERS:
+        sim.crash(manager)
+    await sim.wait_until(lambda: leaderless(sim), timeout_s=10)
+    await sim.advance(1.0)
+    for manager in MANAGERS:
+        sim.start(manager)
+    await sim.wait_until(lambda: leader(sim) in MANAGERS, timeout_s=10)
+    await sim.advance(10.0)
+    # And the second stands by: it takes over what the first one led.
+    first = acting(sim)
+    sim.crash(first)
+    await sim.wait_until(lambda: leader(sim) == 9 - first, timeout_s=10)
+    sim.start(first)
+    await sim.advance(10.0)
+    await load.end()
+    assert load.failures == []
+    assert_nothing_lost(sim)
+    assert since(sim, position) == []
+    assert homes(sim) == before
+    assert [incarnation(sim, node) for node in range(4)] == lives
+    assert leader(sim) == 9 - first, "nobody is pre-empted"
+    assert len(leaderships(sim)) == len(dict.fromkeys(leaderships(sim))) == 3
 
 
 @pytest.mark.scenario("SM-19")
-@pytest.mark.parametrize("seed", range(5))
-def test_a_manager_that_returns_places_the_shards_of_the_dead_and_no_others(seed: int) -> None:
-    async def body(sim: Sim) -> None:
-        before = homes(sim)
-        dead, orphans = incarnation(sim, 1), clerks_at(sim, 1)
-        living = [incarnation(sim, node) for node in (0, 2, 3)]
-        position = len(sim.history.events)
-        load = Load(sim, clerks_at(sim, 0, 2, 3).values(), timeout_s=1.0, pause_s=0.5)
-        load.begin([0, 2])
-        for manager in MANAGERS:
-            sim.crash(manager)
-        sim.crash(1)
-        await sim.advance(sim.settings.ttl_s + 3)
-        assert leaderless(sim)
-        gone_at(sim, dead)
-        assert since(sim, position) == [], "nobody is there to decide"
-        for manager in MANAGERS:
-            sim.start(manager)
-        await sim.wait_until(sim.settled, timeout_s=10)
-        await sim.advance(10.0)
-        await load.end()
-        assert load.failures == []
-        assert_nothing_lost(sim)
-        [won] = [event for event in sim.history.of("leading") if event.at > gone_at(sim, dead)[1]]
-        changes = since(sim, position)
-        assert sorted(change.shard for change in changes) == sorted(orphans)
-        for change in changes:
-            assert steps([change])[0][0] == "serving"
-            assert change.entry.owner in living
-            assert change.entry.epoch == change.before.epoch + 1
-            assert change.before.owner == dead
-            assert change.at > won.at
-        for shard, home in before.items():
-            if shard not in orphans:
-                assert homes(sim)[shard] == home
-        assert sorted(loads(sim).values()) == [4, 4, 4]
-        assert [incarnation(sim, node) for node in (0, 2, 3)] == living
-
-    managed(seed, body)
+@MANAGED
+async def test_a_manager_that_returns_places_the_shards_of_the_dead_and_no_others(sim: Sim) -> None:
+    before = homes(sim)
+    dead, orphans = incarnation(sim, 1), clerks_at(sim, 1)
+    living = [incarnation(sim, node) for node in (0, 2, 3)]
+    position = len(sim.history.events)
+    load = Load(sim, clerks_at(sim, 0, 2, 3).values(), timeout_s=1.0, pause_s=0.5)
+    load.begin([0, 2])
+    for manager in MANAGERS:
+        sim.crash(manager)
+    sim.crash(1)
+    await sim.advance(sim.settings.ttl_s + 3)
+    assert leaderless(sim)
+    gone_at(sim, dead)
+    assert since(sim, position) == [], "nobody is there to decide"
+    for manager in MANAGERS:
+        sim.start(manager)
+    await sim.wait_until(sim.settled, timeout_s=10)
+    await sim.advance(10.0)
+    await load.end()
+    assert load.failures == []
+    assert_nothing_lost(sim)
+    [won] = [event for event in sim.history.of("leading") if event.at > gone_at(sim, dead)[1]]
+    changes = since(sim, position)
+    assert sorted(change.shard for change in changes) == sorted(orphans)
+    for change in changes:
+        assert change.entry.state == "serving"
+        assert change.entry.owner in living
+        assert change.entry.epoch == change.before.epoch + 1
+        assert change.before.owner == dead
+        assert change.at > won.at
+    for shard, home in before.items():
+        if shard not in orphans:
+            assert homes(sim)[shard] == home
+    assert sorted(loads(sim).values()) == [4, 4, 4]
+    assert [incarnation(sim, node) for node in (0, 2, 3)] == living
 
 
 # SM-20: the store is away in the middle of a rebalance
@@ -164,49 +150,43 @@ MOMENTS = {
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("away_s", [2.0, 12.0])
 @pytest.mark.parametrize("running", [False, True])
-def test_a_store_outage_and_a_manager_restart_in_mid_rebalance(
-    moment: str, away_s: float, running: bool
+@simulated(entities=[Clerk], nodes=4, managers=2, seeds=3, settings=Settings(shards=24))
+async def test_a_store_outage_and_a_manager_restart_in_mid_rebalance(
+    sim: Sim, moment: str, away_s: float, running: bool
 ) -> None:
-    async def body(sim: Sim) -> None:
-        ids = clerks(sim)
-        down: list[float] = []
+    ids = clerks(sim)
+    down: list[float] = []
 
-        def strike() -> None:
-            down.append(sim.world.now)
-            sim.store_outage(running=running)
+    def strike() -> None:
+        down.append(sim.world.now)
+        sim.store_outage(running=running)
 
-        kind, wanted = MOMENTS[moment]
-        at_first(sim, kind, wanted, strike)
-        head = acting(sim)
-        joined = sim.add(candidate=False)
-        await sim.wait_until(lambda: bool(down), timeout_s=10)
-        assert any(change.entry.state == "moving" for change in stored(sim))
-        sim.crash(head)
-        await sim.advance(away_s / 2)
-        sim.start(head)
-        await sim.advance(away_s / 2)
-        sim.store_back()
-        back_at = sim.world.now
-        await sim.wait_until(lambda: sim.settled() and loads(sim)[joined] > 0, timeout_s=40)
-        # The manager could not join while the store was away; its supervisor starts it again.
-        if not sim.nodes[head].up:
-            sim.start(head)
-        await sim.wait_until(
-            lambda: sorted(loads(sim).values()) == [4, 5, 5, 5, 5] and sim.settled(), timeout_s=40
-        )
-        assert sim.world.now - back_at < 40
-        position = len(sim.history.events)
-        await sim.advance(5.0)
-        assert since(sim, position) == [], "and it stays so"
-        assert all(sim.entry(shard).state == "serving" for shard in ids)
-        for shard, id in ids.items():
-            epoch = await sim.ref(Clerk, id).options(timeout_s=2).ask(Clerk.note)
-            assert epoch == sim.entry(shard).epoch
-        assert_one_owner_per_epoch(sim)
-
-    for seed in range(3):
-        settings = Settings(shards=24)
-        managed(seed, body, settings)
+    kind, wanted = MOMENTS[moment]
+    at_first(sim, kind, wanted, strike)
+    head = acting(sim)
+    led = incarnation(sim, head)
+    sim.add(candidate=False)
+    await sim.wait_until(lambda: bool(down), timeout_s=10)
+    assert any(change.entry.state == "moving" for change in stored(sim))
+    sim.crash(head)
+    await sim.advance(away_s / 2)
+    sim.start(head)
+    await sim.advance(away_s / 2)
+    sim.store_back()
+    await sim.wait_until(
+        lambda: sorted(loads(sim).values()) == [4, 5, 5, 5, 5] and sim.settled(), timeout_s=40
+    )
+    again = incarnation(sim, head)
+    assert again != led, "the manager that was started meanwhile joined by itself"
+    assert leader(sim) in MANAGERS
+    position = len(sim.history.events)
+    await sim.advance(5.0)
+    assert since(sim, position) == [], "and it stays so"
+    assert all(sim.entry(shard).state == "serving" for shard in ids)
+    for shard, id in ids.items():
+        epoch = await sim.ref(Clerk, id).options(timeout_s=2).ask(Clerk.note)
+        assert epoch == sim.entry(shard).epoch
+    assert_one_owner_per_epoch(sim)
 
 
 # RG-09: the coordinator's node crashes

@@ -12,7 +12,6 @@ from rounds_lab import (
     ROLE,
     Clerk,
     Load,
-    Mixed,
     acting,
     assert_nothing_lost,
     assert_one_owner_per_epoch,
@@ -347,40 +346,39 @@ def owners(sim: Sim, role: str) -> list[Incarnation]:
 
 
 @pytest.mark.scenario("RG-11")
-@pytest.mark.parametrize("seed", range(5))
-def test_only_nodes_of_the_coordinators_role_lead(seed: int) -> None:
-    async def body(sim: Sim) -> None:
-        ages = {
-            node.index: registered_at(sim, incarnation(sim, node.index))[0] for node in sim.nodes
-        }
-        first = acting(sim)
-        assert first == min((1, 2), key=lambda node: ages[node]), "the oldest of the office"
-        sim.crash(first)
-        await sim.wait_until(lambda: leader(sim) not in (None, first), timeout_s=15)
-        second = acting(sim)
-        assert second == 3 - first
-        await sim.wait_until(sim.settled, timeout_s=10)
-        sim.crash(second)
-        await sim.advance(3 * sim.settings.ttl_s)
-        assert leader(sim) is None, "the others are candidates, but of no office"
-        known = clerks_at(sim, 0, 3)
-        for id in known.values():
-            assert await sim.ref(Clerk, id).options(timeout_s=1).ask(Clerk.note) >= 1
-        sim.start(second)
-        await sim.wait_until(lambda: leader(sim) == second and sim.settled(), timeout_s=15)
-        led = [event.fields["inc"] for event in sim.history.of("leading")]
-        assert len(led) == len(dict.fromkeys(led)) == 3
-
-    homes = [[Clerk], [Clerk, Paper], [Paper], [Clerk]]
-    settings = Settings(shards=12, coordinator_role="office")
-    run_simulation(Mixed(seed, homes=homes, settings=settings), body)
+@simulated(
+    entities=[Clerk, Paper],
+    nodes=4,
+    homes={0: [Clerk], 2: [Paper], 3: [Clerk]},
+    seeds=5,
+    settings=Settings(shards=12, coordinator_role="office"),
+)
+async def test_only_nodes_of_the_coordinators_role_lead(sim: Sim) -> None:
+    ages = {node.index: registered_at(sim, incarnation(sim, node.index))[0] for node in sim.nodes}
+    first = acting(sim)
+    assert first == min((1, 2), key=lambda node: ages[node]), "the oldest of the office"
+    sim.crash(first)
+    await sim.wait_until(lambda: leader(sim) not in (None, first), timeout_s=15)
+    second = acting(sim)
+    assert second == 3 - first
+    await sim.wait_until(sim.settled, timeout_s=10)
+    sim.crash(second)
+    await sim.advance(3 * sim.settings.ttl_s)
+    assert leader(sim) is None, "the others are candidates, but of no office"
+    known = clerks_at(sim, 0, 3)
+    for id in known.values():
+        assert await sim.ref(Clerk, id).options(timeout_s=1).ask(Clerk.note) >= 1
+    sim.start(second)
+    await sim.wait_until(lambda: leader(sim) == second and sim.settled(), timeout_s=15)
+    led = [event.fields["inc"] for event in sim.history.of("leading")]
+    assert len(led) == len(dict.fromkeys(led)) == 3
 
 
 @pytest.mark.scenario("RG-16")
 @pytest.mark.parametrize("seed", range(5))
 def test_clients_and_nodes_without_the_role_route_but_never_host(seed: int) -> None:
-    homes = [[Clerk], [Clerk], [Paper], []]
-    sim = Mixed(seed, homes=homes, settings=FEW)
+    homes: dict[int, list[type[Entity]]] = {0: [Clerk], 1: [Clerk], 2: [Paper], 3: []}
+    sim = Sim(seed, entities=[Clerk, Paper], nodes=4, homes=homes, settings=FEW)
     listeners: list[str] = []
     listen = sim.network.listen
 
@@ -489,5 +487,7 @@ def test_nodes_of_other_roles_do_not_count_towards_the_wanted_number(seed: int) 
         await sim.advance(15.0)
         assert {change.shard.role for change in stored(sim)} == {"office"}
 
-    homes = [[Clerk], [Clerk, Paper], [Paper], [Paper]]
-    from_the_start(Mixed(seed, homes=homes, settings=Settings(shards=12, min_nodes=3)), body)
+    homes: dict[int, list[type[Entity]]] = {0: [Clerk], 2: [Paper], 3: [Paper]}
+    settings = Settings(shards=12, min_nodes=3)
+    sim = Sim(seed, entities=[Clerk, Paper], nodes=4, homes=homes, settings=settings)
+    from_the_start(sim, body)

@@ -24,12 +24,18 @@ from rounds_lab import (
 )
 
 from domicile import MaybeExecuted, Settings
+from domicile.core.ids import Incarnation
 from domicile.testing import Sim, simulated
 
 FEW = Settings(shards=12)
 
 AT_ONCE_S = 0.1
 """Some messages and commits, each of a few milliseconds."""
+
+
+def ended(sim: Sim, node: Incarnation) -> int:
+    """Where in the history a node was done, by its own will."""
+    return first(sim, "ended", lambda fields: bool(fields["inc"] == node))
 
 
 # SM-03: a node stops
@@ -58,7 +64,7 @@ async def test_a_stopping_node_hands_everything_over_and_nobody_fails(sim: Sim) 
     assert_nothing_lost(sim)
 
     left, left_at = leaving_at(sim, me)
-    ended, _ = gone_at(sim, me)
+    unregistered, _ = gone_at(sim, me)
     given = [change for change in stored(sim) if change.position > left]
     assert not [change for change in given if me == change.entry.to], "it receives nothing more"
     residents = {
@@ -71,7 +77,7 @@ async def test_a_stopping_node_hands_everything_over_and_nobody_fails(sim: Sim) 
         [(drained, _)] = of_shard(sim, shard, "draining")
         [(stopped, _)] = of_shard(sim, shard, "stopped")
         [(released, release)] = of_shard(sim, shard, "released")
-        assert left < drained < stopped < released < ended
+        assert left < drained < stopped < released < unregistered
         late = [event for at, event in of_shard(sim, shard, "accept", "start") if at > drained]
         assert [event for event in late if event.fields["inc"] == me] == [], "nothing new entered"
         moving, serving = changes_of(sim, shard, left)
@@ -102,7 +108,7 @@ async def test_a_stopping_node_hands_everything_over_and_nobody_fails(sim: Sim) 
     ]
     assert finish.fields["how"] == "ok"
     assert not sim.nodes[leaver].up
-    assert first(sim, "ended", lambda fields: fields["inc"] == me) < ended
+    assert ended(sim, me) < unregistered
     assert sorted(loads(sim).values()) == [4, 4, 4]
 
 
@@ -191,7 +197,7 @@ async def test_nothing_is_lost_when_nodes_stop(sim: Sim, who: str) -> None:
         assert sim.entry(shard).owner in stay.values()
     for me in gone.values():
         position, _ = gone_at(sim, me)
-        assert first(sim, "ended", lambda fields, me=me: fields["inc"] == me) < position
+        assert ended(sim, me) < position
         assert not [event for event in sim.history.of("fenced") if event.fields["inc"] == me]
     assert_one_owner_per_epoch(sim)
 

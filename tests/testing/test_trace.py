@@ -12,8 +12,9 @@ from domicile.core.ids import Incarnation, ShardKey, node_key
 from domicile.core.records import NodeRecord, encode_record
 from domicile.core.shardmap import Block, Entry, block_key, encode_block
 from domicile.testing import History, Sim, Violation, check
-from domicile.testing.trace import HOT, Trace, text, trace
+from domicile.testing.trace import HOT, Trace, trace
 from domicile.testing.trace_svg import draw
+from domicile.testing.trace_text import text
 
 A, B = (Incarnation(sign * 32) for sign in "ab")
 SVG = "{http://www.w3.org/2000/svg}"

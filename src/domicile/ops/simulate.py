@@ -154,9 +154,9 @@ def _skip(seed: int, name: str, keep: str) -> list[int]:
 
 def _show(run: Profile, result: Result, trace: bool, svg: Path | None) -> None:
     from domicile.testing.checkers import check
-    from domicile.testing.trace import text
     from domicile.testing.trace import trace as traced_of
     from domicile.testing.trace_svg import draw
+    from domicile.testing.trace_text import text
 
     found = check(run.sim.history)
     verdict = f"{len(found)} violations" if found else "zero violations"

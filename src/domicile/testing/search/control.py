@@ -174,6 +174,7 @@ class Control(Traffic):
         self.up, self.down = put(self.up, index, ()), put(self.down, index, ())
         for shard in range(self.sc.shards):
             self.as_owner(node, shard, "gone", process, str(self.link[index]))
+        self.link = put(self.link, index, self.link[index] + 1)
 
     # coordinators
 

@@ -61,6 +61,10 @@ FLUSH_LIMIT = 12
 """No sender of these small worlds needs more flushes; more means that it runs in circles."""
 
 
+AGE_S = 60.0
+"""A leadership of this age has its first moments far behind it."""
+
+
 class Numbers(Generic[T]):
     """Things by number, each once."""
 
@@ -196,6 +200,11 @@ class Machines:
         """A leadership that has seen nothing."""
         made = self.sc.coordinator(inc(process), leader_revision, self.sc.settings, self._random)
         return self._number_coordinator(Led(made, EPOCH_S, float("inf")))
+
+    def aged(self, number: int) -> int:
+        """The same leadership, long after: nothing was due in the meantime."""
+        led = self.coordinators[number]
+        return self._number_coordinator(led._replace(now=min(led.now + AGE_S, led.tick_at)))
 
     def _number_coordinator(self, led: Led) -> int:
         return self.coordinators.of(led, freeze(tuple(led), led.now))

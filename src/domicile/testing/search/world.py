@@ -6,6 +6,8 @@ future depends on. Called by `explore`.
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import msgspec
 from xxhash import xxh3_128_digest
 
@@ -16,6 +18,7 @@ from domicile.core.shardmap import FREE, Block, Entry, encode_block
 from domicile.core.txn import Delete, Put
 from domicile.testing.search.control import (
     COMMITS,
+    MACHINE,
     PROCESS,
     REVISION,
     Control,
@@ -27,13 +30,10 @@ from domicile.testing.search.store import BLOCK, Snapshot
 from domicile.testing.search.traffic import FIELDS, Action, put
 
 _encode = msgspec.msgpack.Encoder().encode
+_values = attrgetter(*FIELDS)
 
 SELDOM = ("crash", "deposed", "die", "lose", "hold", "again", "untold", "unknown")
 """Steps that are faults: nothing may depend on them to go on."""
-
-
-WARM = 12
-"""Ticks after which a leader's first moments lie so far back that they make no difference."""
 
 
 class World(Control):
@@ -93,8 +93,8 @@ class World(Control):
         machine = self.machines.new_coordinator(sc.leader, revision)
         self.leaders = ((sc.leader, revision, machine, 0, 0, (), (), ()),)
         self.do_list(0)
-        for _ in range(WARM if FREE not in first else 0):
-            self.do_tick(0)
+        if FREE not in first:
+            self.set_leader(0, MACHINE, self.machines.aged(self.leaders[0][MACHINE]))
 
     def _seed(self, block: Put) -> None:
         snapshot, _, _ = self.machines.stores[self.store].commit((), (block,))
@@ -112,13 +112,13 @@ class World(Control):
         """The same state, to be changed."""
         new = object.__new__(World)
         new.machines, new.sc = self.machines, self.sc
-        for name in FIELDS:
-            setattr(new, name, getattr(self, name))
+        for name, value in zip(FIELDS, _values(self), strict=True):
+            setattr(new, name, value)
         return new
 
     def key(self) -> bytes:
         """A digest of the state."""
-        return xxh3_128_digest(_encode([getattr(self, name) for name in FIELDS]))
+        return xxh3_128_digest(_encode(_values(self)))
 
     def take(self, action: Action) -> None:
         """Make one step in place."""
@@ -174,6 +174,8 @@ class World(Control):
             sender = self.machines.senders[number]
             if not self.alive[process]:
                 continue
+            if sender.key is not None and not self.alive[process_of(sender.key.owner)]:
+                out.append(("sever", process, process_of(sender.key.owner)))
             if 0 < sender.wave_at < 1e6:
                 out.append(("wave", process, shard))
             if self.budget[3]:
@@ -266,6 +268,10 @@ class World(Control):
         lane = self.up[process * self.sc.nodes + node]
         unsent = tuple((item[1], item[2]) for item in lane if kept and item[0] == "q")
         self.lose(process, node, unsent)
+
+    def do_sever(self, process: int, node: int) -> None:
+        """A dead node's link is given up before its record is gone (H6)."""
+        self.lose(process, node)
 
     def do_hold(self, process: int, shard: int) -> None:
         """A `Flushed` is overdue, and its sender waits no more (H6)."""
