@@ -9,7 +9,6 @@ from tiny_store import BLOCK, TinyStore
 
 from domicile.config import Settings
 from domicile.core.coordinator import (
-    CUSTOM,
     Advised,
     Arm,
     AskProbe,
@@ -31,6 +30,7 @@ from domicile.core.coordinator import (
     Tell,
     Tick,
 )
+from domicile.core.counsel import CUSTOM
 from domicile.core.ids import (
     LEADER_KEY,
     NOBODY,

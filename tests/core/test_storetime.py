@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,7 +36,7 @@ def test_a_step_back_counts_for_nothing_and_time_goes_on_at_once() -> None:
 def test_each_look_adds_the_clamped_difference(walls: list[float]) -> None:
     time = StoreTime(walls[0])
     expected = walls[0]
-    for before, wall_s in zip(walls, walls[1:], strict=False):
+    for before, wall_s in pairwise(walls):
         after = time.advanced(wall_s)
         expected += min(max(wall_s - before, 0.0), MAX_TICK_S)
         assert abs(after.now_s - expected) < 1e-6

@@ -304,7 +304,7 @@ class Pool:
         return self
 
     def Pool(self, jobs: int, initializer: Callable[[], object]) -> Self:  # noqa: N802
-        assert initializer is gc.freeze
+        assert initializer is campaign.begin_work
         self.jobs = jobs
         return self
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.config import Settings
 from domicile.testing import Sim, SimulationError, simulated
 from domicile.testing.clock import EPOCH, Machine, SimClock, SkewedClock
 from domicile.testing.history import History
@@ -48,8 +47,6 @@ def test_a_timer_comes_when_the_own_clock_says_so(rate: float) -> None:
     fired: list[float] = []
 
     async def main() -> None:
-        import asyncio
-
         clock.call_at(due, lambda: fired.append(world.now))
         await asyncio.sleep(11.0)
 
@@ -158,8 +155,3 @@ async def test_wall_clocks_of_nodes_do_not_matter_to_leases(sim: Sim) -> None:
     assert list(sim.history.of("fenced", "expire")) == []
     walls = [sim.nodes[node].machine.wall_s for node in range(3)]
     assert walls == [-3600.0, 0.0, 3600.0]
-
-
-def test_settings_allow_for_what_clocks_may_do() -> None:
-    settings: Any = Settings()
-    assert settings.ttl_s == TTL_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,6 @@ import pytest
 from domicile.testing import long
 from domicile.testing.campaign import PROFILES, Result, Tally, profile_of
 from domicile.testing.long import State, code_digest, load, main, save
-
-RUN: list[int] = []
 
 
 def made_up(seed: int) -> Result:
@@ -29,7 +27,9 @@ def seeds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The seeds that were run, in this process and by nobody."""
     ran: list[int] = []
 
-    def stream(wanted: Sequence[int], jobs: int, profile: str, chunk: int) -> Iterator[Result]:
+    def stream(
+        wanted: Sequence[int], jobs: int, profile: str, chunk: int
+    ) -> Generator[Result, None, None]:
         assert profile == "mixed"
         for seed in wanted:
             ran.append(seed)
@@ -76,7 +76,9 @@ def test_it_goes_on_where_it_stopped(
 def test_a_stop_at_any_seed_loses_and_repeats_nothing_in_the_tallies(
     at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stream(wanted: Sequence[int], jobs: int, profile: str, chunk: int) -> Iterator[Result]:
+    def stream(
+        wanted: Sequence[int], jobs: int, profile: str, chunk: int
+    ) -> Generator[Result, None, None]:
         for seed in wanted:
             if seed == at and not stopped:
                 stopped.append(seed)
@@ -130,7 +132,9 @@ def test_a_file_that_is_none_of_its_own_is_left_alone(
 def test_a_bad_seed_is_told_kept_and_fails_the_campaign(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stream(wanted: Sequence[int], jobs: int, profile: str, chunk: int) -> Iterator[Result]:
+    def stream(
+        wanted: Sequence[int], jobs: int, profile: str, chunk: int
+    ) -> Generator[Result, None, None]:
         for seed in wanted:
             result = made_up(seed)
             result.violations = ["I6 broken at 3.0: gone"] if seed == 5 else []

@@ -35,9 +35,9 @@ def test_a_long_outage_of_the_store_fences_everybody_and_passes(running: bool) -
     async def run(sim: Sim) -> None:
         ledger = sim.ref(Ledger, "a")
         assert await ledger.ask(Ledger.note, 1) == 1
+        nodes = {event.fields["inc"] for event in sim.history.of("life") if event.fields["hosts"]}
         sim.store_outage(running=running)
         await sim.advance(2 * TTL_S)
-        nodes = {event.fields["inc"] for event in sim.history.of("life") if event.fields["hosts"]}
         assert {event.fields["inc"] for event in fenced(sim)} >= nodes
         expired = [key for event in sim.history.of("expire") for key in event.fields["deletes"]]
         assert bool(expired) is running, "a store that is down expires nobody (S4)"

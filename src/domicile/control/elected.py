@@ -18,10 +18,11 @@ import msgspec
 from domicile.config import Settings
 from domicile.control.advice import Advisor
 from domicile.control.leadership import Leadership
-from domicile.core.coordinator import UNREACHED, Heard, ProbeAnswered, ReleasedBy, RevertAsked
+from domicile.core.coordinator import Heard, ProbeAnswered, ReleasedBy, RevertAsked
 from domicile.core.election import RANK_STEP_S, campaign_at, eligible
 from domicile.core.ids import LEADER_KEY, NODES, Incarnation, ShardKey, node_key
 from domicile.core.messages import AskRevert, Probed, Released, ToOwner
+from domicile.core.reach import UNREACHED
 from domicile.core.records import LeaderRecord, NodeRecord, decode_record, encode_record
 from domicile.core.txn import (
     Absent,

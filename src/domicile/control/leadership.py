@@ -15,7 +15,6 @@ from typing import Any
 from domicile.config import Settings
 from domicile.control.advice import Advisor
 from domicile.core.coordinator import (
-    CUSTOM,
     Advised,
     Arm,
     AskProbe,
@@ -34,6 +33,7 @@ from domicile.core.coordinator import (
     Tell,
     Tick,
 )
+from domicile.core.counsel import CUSTOM
 from domicile.core.ids import Incarnation
 from domicile.core.messages import Ping, Probe, Told, ToOwner
 from domicile.core.txn import Changes, Listing, Outcome, Unknown

@@ -8,7 +8,6 @@ wants under C4's conditions, one commit per block at a time, and tells nodes onl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 
 from domicile.config import Settings
@@ -35,15 +34,15 @@ from domicile.core.coordination import (
     Tell,
     Tick,
 )
-from domicile.core.counsel import Counsel
+from domicile.core.counsel import CUSTOM, Counsel
 from domicile.core.hearsay import Hearsay
 from domicile.core.holds import Holds
 from domicile.core.ids import LEADER_KEY, Incarnation, ShardKey
 from domicile.core.plan import Decision, Move, RoleView, View, heard, plan
-from domicile.core.reach import Reach
+from domicile.core.reach import UNREACHED, Reach
 from domicile.core.settle import Settle
 from domicile.core.shardmap import Entry
-from domicile.core.strikes import Strikes, begun, forgiven
+from domicile.core.strikes import Strikes, forgiven
 from domicile.core.txn import (
     At,
     Changes,
@@ -86,12 +85,6 @@ LISTEN_S = 0.5
 """How long a new leader waits to hear from everybody before it places anything (C7)."""
 
 NEVER = float("inf")
-
-CUSTOM = "custom"
-"""The strategy is a user's function: it is consulted, and its advice is part of the view."""
-
-UNREACHED = "it reaches under half of the members"
-"""Why a leader resigns that should not campaign again soon (C6)."""
 
 
 class Coordinator:
@@ -329,12 +322,8 @@ class Coordinator:
         self._dirty = False
         self._balance_due = self._balance_due and self._counsel.waiting
         wanted: dict[BlockKey, list[Decision | Forgive]] = {}
-        for decision in plan(view, now, self._settings).decisions:
+        for decision in (*plan(view, now, self._settings).decisions, *forgiven(view)):
             wanted.setdefault(block_of(decision.shard), []).append(decision)
-        for role, part in view.roles.items():
-            for shard in forgiven(role, part.entries, part.struck):
-                if not any(shard == one.shard for one in wanted.get(block_of(shard), ())):
-                    wanted.setdefault(block_of(shard), []).append(Forgive(shard))
         effects += [
             self._issue(block, decisions)
             for block, decisions in wanted.items()
@@ -378,12 +367,8 @@ class Coordinator:
                 made = self._drafts.get(block)
                 entries += made.entries if made else view.entries(block)
             if self._settle.settled(role, entries, view.nodes, heard_at, now):
-                roles[role] = replace(
-                    self._hearsay.role_view(view, role, entries),
-                    struck=self._strikes.lately(role, entries, now),
-                    begun=begun(view.started.values(), role, entries),
-                    pardoned=tuple(shard.shard for shard in view.pardons if shard.role == role),
-                )
+                part = self._hearsay.role_view(view, role, entries)
+                roles[role] = self._strikes.laid_over(part, view, role, now)
         return View(
             self._me,
             view.nodes,

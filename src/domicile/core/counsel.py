@@ -15,6 +15,9 @@ from domicile.core import plan
 from domicile.core.plan import RoleView, View
 from domicile.core.strategies import Situation
 
+CUSTOM = "custom"
+"""The strategy is a user's function: it is consulted, and its advice is part of the view."""
+
 
 class Counsel:
     """What was asked and answered, by role; one question at a time for each."""

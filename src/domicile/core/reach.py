@@ -23,6 +23,10 @@ GIVE_UP = 1.5
 the dead have run out by then."""
 
 
+UNREACHED = "it reaches under half of the members"
+"""Why a leader resigns that should not campaign again soon."""
+
+
 @dataclass(frozen=True, slots=True)
 class Due:
     """What follows from silence now."""

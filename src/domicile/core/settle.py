@@ -64,9 +64,7 @@ class Settle:
             self._first_look.pop(role, None)
             return True
         ready = [
-            node
-            for node, record in nodes.items()
-            if role in record.roles and record.status == "up"
+            node for node, record in nodes.items() if role in record.roles and record.status == "up"
         ]
         wanted = self._settings.min_nodes
         # C7: one that has only just registered gets nothing before it is heard, a moment later.

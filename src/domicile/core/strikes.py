@@ -6,11 +6,13 @@ own clock knows, so a leader forgives old ones in the store and takes those it f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.plan import RoleView, View
 from domicile.core.shardmap import Entry
-from domicile.core.view import Word
+from domicile.core.view import Forgive, StoreView, Word
 
 NEVER = float("inf")
 
@@ -24,6 +26,15 @@ class Strikes:
         """By role and shard number: the epoch in which it was struck, and when that was seen."""
         self.at = NEVER
         """When the next of them will be long ago."""
+
+    def laid_over(self, part: RoleView, view: StoreView, role: str, now: float) -> RoleView:
+        """A role's view with what is known of its shards' strikes, first starts and pardons."""
+        return replace(
+            part,
+            struck=self.lately(role, part.entries, now),
+            begun=begun(view.started.values(), role, part.entries),
+            pardoned=tuple(shard.shard for shard in view.pardons if shard.role == role),
+        )
 
     def lately(self, role: str, entries: Sequence[Entry], now: float) -> dict[int, int]:
         """Strikes by shard number, as far as the newest of them is recent."""
@@ -41,12 +52,17 @@ class Strikes:
         return struck
 
 
-def forgiven(role: str, entries: Sequence[Entry], struck: Mapping[int, int]) -> list[ShardKey]:
+def forgiven(view: View) -> list[Forgive]:
     """Shards in service whose stored strikes no longer count."""
     return [
-        ShardKey(role, number)
-        for number, entry in enumerate(entries)
-        if entry.strikes and entry.state == "serving" and number not in struck
+        Forgive(ShardKey(role, number))
+        for role, part in view.roles.items()
+        for number, entry in enumerate(part.entries)
+        if entry.strikes
+        and number not in part.struck
+        and entry.state == "serving"
+        and entry.owner in view.nodes
+        and number not in part.released
     ]
 
 

@@ -11,9 +11,11 @@ import argparse
 import gc
 import logging
 import multiprocessing
+import signal
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -33,7 +35,7 @@ from domicile.testing.standard import LEAST_FAULTS, LEAST_MESSAGES, Tally
 
 __all__ = [
     "FAULTS", "LEAST_FAULTS", "LEAST_MESSAGES", "LEAST_MID_MOVE", "LEAST_MOVES", "MIXED",
-    "PROFILES", "STEPS", "Profile", "Result", "Tally", "explain", "judge", "main", "profile_of",
+    "PROFILES", "STEPS", "Profile", "Result", "Tally", "begin_work", "explain", "judge", "main", "profile_of",
     "report", "run_seed", "run_seeds", "shortfalls", "totals",
 ]  # fmt: skip
 
@@ -109,12 +111,20 @@ def judge(run: Profile) -> Result:
     return result
 
 
-def stream_seeds(seeds: Sequence[int], jobs: int, profile: str, chunk: int) -> Iterator[Result]:
+def stream_seeds(
+    seeds: Sequence[int], jobs: int, profile: str, chunk: int
+) -> Generator[Result, None, None]:
     """Results in the order of seeds, as they come; closing it ends what is under way."""
     context = multiprocessing.get_context("spawn")
-    # What is imported lives for ever: keep it out of every collection of garbage.
-    with context.Pool(jobs, initializer=gc.freeze) as pool:
+    with context.Pool(jobs, initializer=begin_work) as pool:
         yield from pool.imap(partial(run_seed, profile=profile), seeds, chunksize=chunk)
+
+
+def begin_work() -> None:
+    """In a new process: Ctrl-C is for the one that started it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What is imported lives for ever: keep it out of every collection of garbage.
+    gc.freeze()
 
 
 def run_seeds(
@@ -131,26 +141,27 @@ def run_seeds(
     """
     results: list[Result] = []
     show = sys.stderr.isatty()
-    stream = stream_seeds(seeds, jobs, profile, 1 if stop_at_first else 4)
-    for result in stream:
-        results.append(result)
-        if show or len(results) % 100 == 0:
-            bad = sum(not one.ok for one in results)
-            end = "\r" if show else "\n"
-            print(f"{len(results)}/{len(seeds)} seeds, {bad} bad", end=end, file=sys.stderr)
-        if stop_at_first and (result.violations or not (until_verdict or result.ok)):
-            break
+    with closing(stream_seeds(seeds, jobs, profile, 1 if stop_at_first else 4)) as stream:
+        for result in stream:
+            results.append(result)
+            if show or len(results) % 100 == 0:
+                bad = sum(not one.ok for one in results)
+                end = "\r" if show else "\n"
+                print(f"{len(results)}/{len(seeds)} seeds, {bad} bad", end=end, file=sys.stderr)
+            if stop_at_first and (result.violations or not (until_verdict or result.ok)):
+                break
     return results
 
 
-def explain(result: Result, *, smaller: bool = True) -> list[str]:
+def explain(
+    result: Result, *, smaller: bool = True, keep: tuple[int, ...] | None = None
+) -> list[str]:
     """What is wrong with a seed, what was done to it, and the line that repeats it.
 
     With `smaller` it is first run again, many times, for the fewest strikes that break the same
-    rule.
+    rule; else `keep` says which strikes it had, None for all.
     """
     lines = [f"seed {result.seed} of {result.profile} is bad"]
-    keep: tuple[int, ...] | None = None
     if smaller and result.strikes:
 
         def fails(wanted: tuple[int, ...]) -> bool:
@@ -165,7 +176,7 @@ def explain(result: Result, *, smaller: bool = True) -> list[str]:
             result = run_seed(result.seed, result.profile, skip)
             more = "" if shrunk.complete else ", perhaps fewer"
             lines[0] += f"; {len(keep)} of its strikes are enough{more} ({shrunk.runs} runs)"
-    lines += [f"  {line}" for line in result.violations[:3]]
+    lines += [f"  {line}" for told in result.violations[:3] for line in told.splitlines()]
     lines += [f"  {result.error}"] if result.error else []
     lines += [
         f"  {struck.at:8.3f} s  strike {struck.number}: {struck.what}"
@@ -225,6 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _one(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """One seed, with what was done to it."""
     skip: list[int] = []
+    kept: tuple[int, ...] | None = None
     if options.keep is not None:
         text = "" if options.keep == "none" else options.keep
         try:
@@ -240,13 +252,15 @@ def _one(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
                 f"{unknown[0]}; it has {run.strikes[0]} to {run.strikes[-1]}"
             )
         skip = [number for number in run.strikes if number not in keep]
+        kept = tuple(keep)
     result = run_seed(options.seed, options.profile, skip)
     if result.ok:
         print(f"seed {result.seed} of {result.profile}: zero violations")
         for struck in result.tally.strikes:
             print(f"  {struck.at:8.3f} s  strike {struck.number}: {struck.what}")
         return 0
-    for line in explain(result, smaller=options.keep is None and not options.whole):
+    smaller = kept is None and not options.whole
+    for line in explain(result, smaller=smaller, keep=kept):
         print(line)
     return 1
 

@@ -7,7 +7,7 @@ the checkers'.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from domicile.testing.profiles import PROFILES
@@ -96,7 +96,7 @@ def too_little(result: Judged) -> list[str]:
 
 
 def unmet(
-    profiles: Sequence[str] | dict[str, None],
+    profiles: Collection[str],
     faults: Counter[str],
     struck: Counter[str],
     mid_move: float,
@@ -110,7 +110,7 @@ def unmet(
     return missing
 
 
-def unhit(profiles: Sequence[str] | dict[str, None], hits: Counter[tuple[str, str]]) -> list[str]:
+def unhit(profiles: Collection[str], hits: Counter[tuple[str, str]]) -> list[str]:
     """Combinations of a fault and a step that many seeds should have had."""
     kinds = sorted({kind for name in profiles for kind in PROFILES[name].kinds})
     return [

@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -181,8 +182,7 @@ def _go_on(state: State, path: Path, until: int, jobs: int) -> int:
 
 def _run(state: State, path: Path, until: int, jobs: int) -> None:
     began, first, bad = time.monotonic(), state.next_seed, state.bad_seeds
-    stream = stream_seeds(range(first, until), jobs, MIXED, 4)
-    try:
+    with closing(stream_seeds(range(first, until), jobs, MIXED, 4)) as stream:
         for result in stream:
             state.add(result)
             if not result.ok:
@@ -197,8 +197,6 @@ def _run(state: State, path: Path, until: int, jobs: int) -> None:
                 f"about {left_s / 60:.0f} min left",
                 flush=True,
             )
-    finally:
-        stream.close()
 
 
 if __name__ == "__main__":

@@ -202,7 +202,7 @@ class Mischief:
             if in_turn is not None and struck is not None and random.random() < 0.7:
                 # In the middle of its own turn, with work at hand: the guards must see it (L3).
                 victim = next((n for n in self.sim.nodes if n.incarnation == struck), None)
-                self._run(strike.number, lambda m, r: in_turn(m, r, victim), random)
+                self._run(strike.number, partial(_at, in_turn, victim), random)
             else:
                 delay_s = random.choice((0.0, random.uniform(0, 0.003)))
                 self.later(delay_s, lambda: self._strike_late(strike, random))
@@ -338,3 +338,7 @@ class Mischief:
         if sender < 0:
             sender = random.choice([n for n in range(NODES) if n != owner])
         return random.choice(((owner, sender), (sender, owner)))
+
+
+def _at(fault: FaultOf, victim: SimNode | None, m: Mischief, random: Random) -> None:
+    fault(m, random, victim)

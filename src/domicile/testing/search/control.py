@@ -123,6 +123,23 @@ class Control(Traffic):
         self._skip(process)
         self.forget_log()
 
+    def relist(self, process: int) -> None:
+        """A process lists the store anew: what happened in between it never sees."""
+        store = self.machines.stores[self.store]
+        self.pos = put(self.pos, process, store.revision)
+        self.keyless = put(self.keyless, process, LEADER_KEY not in store.items)
+        for node in range(self.sc.nodes):
+            if node_key(inc(node)) not in store.items and self.registered[process] >> node & 1:
+                self._see_node(process, node, None)
+        if BLOCK in store.items:
+            self._see_block(process, store.items[BLOCK])
+        self.forget_log()
+        for index, leader in enumerate(self.leaders):
+            if leader[PROCESS] == process and leader[LISTED]:
+                self.set_leader(index, TICKS, 0)
+                self.as_coordinator(index, "list", self.store)
+                return
+
     def _skip(self, process: int) -> None:
         """A commit that says nothing to a process needs no step of its own."""
         if not self.alive[process] or any(leader[PROCESS] == process for leader in self.leaders):
@@ -278,6 +295,22 @@ class Control(Traffic):
         pending = self.pos[self.leaders[index][PROCESS]] < self.machines.stores[self.store].revision
         self.set_leader(index, TICKS, (self.leaders[index][TICKS] + 1) * pending)
         self.as_coordinator(index, "tick")
+
+    def hurry(self) -> None:
+        """Let the leader do all it can do by itself."""
+        while self.leaders:
+            leader = self.leaders[0]
+            led = self.machines.coordinators[leader[MACHINE]]
+            if self.pos[leader[PROCESS]] < self.machines.stores[self.store].revision:
+                self.do_watch(leader[PROCESS])
+            elif leader[COMMITS]:
+                self.do_land(0, 0)
+            elif leader[ANSWERS]:
+                self.do_answer(0)
+            elif led.tick_at < led.now + 1.0:
+                self.do_tick(0)
+            else:
+                return
 
     def do_list(self, index: int) -> None:
         """A new leader has listed the store (C2)."""

@@ -159,7 +159,8 @@ def _fault(action: Action) -> str:
 
 _NAMES = {
     "again": "Released again", "crash": "crash", "deposed": "leader deposed", "die": "leader dies",
-    "hold": "overdue Flushed", "lose": "link lost", "untold": "Told lost",
+    "hold": "overdue Flushed", "lose": "link lost", "relist": "watch broken",
+    "untold": "Told lost",
 }  # fmt: skip
 
 

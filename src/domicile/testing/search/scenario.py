@@ -22,7 +22,7 @@ NEVER_S = 1e8
 FAULTS = (
     "commit unknown, landed", "commit unknown, lands later", "commit unknown, lost", "crash",
     "leader deposed", "leader dies", "link lost", "overdue Flushed", "Released again",
-    "Told lost",
+    "Told lost", "watch broken",
 )  # fmt: skip
 """The kinds of faults, of which a search allows one at a time unless its scenario says more."""
 
@@ -74,6 +74,8 @@ class Scenario:
     window: int = 100
     starts_travel: bool = False
     """Whether `Started` takes its time, too; otherwise a sender knows at once."""
+    swift: bool = False
+    """Whether a manager does at once all it can do, so that only nodes and clients interleave."""
     strict: bool = True
     """Whether giving up a message without a fault is a violation."""
     flush_overtakes: bool = False
@@ -86,6 +88,8 @@ class Scenario:
         unknown = [fault for fault in self.faults if fault not in FAULTS]
         if unknown:
             raise ValueError(f"{self.name}: no fault is called {unknown[0]!r}; see FAULTS")
+        if self.swift and self.leader < self.senders:
+            raise ValueError(f"{self.name}: only a manager can be swift; a node has its own watch")
 
     @property
     def processes(self) -> int:

@@ -32,7 +32,7 @@ from domicile.testing.search.traffic import FIELDS, Action, put
 _encode = msgspec.msgpack.Encoder().encode
 _values = attrgetter(*FIELDS)
 
-SELDOM = ("crash", "deposed", "die", "lose", "hold", "again", "untold", "unknown")
+SELDOM = ("crash", "deposed", "die", "lose", "hold", "again", "relist", "untold", "unknown")
 """Steps that are faults: nothing may depend on them to go on."""
 
 
@@ -124,6 +124,8 @@ class World(Control):
         """Make one step in place."""
         verb, *args = action
         getattr(self, f"do_{verb}")(*args)
+        if self.sc.swift:
+            self.hurry()
 
     # steps
 
@@ -207,6 +209,13 @@ class World(Control):
                     out.append(("die", index))
                 if "leader deposed" in sc.faults:
                     out.append(("deposed",))
+        if "watch broken" in sc.faults:
+            revision = self.machines.stores[self.store].revision
+            out += [
+                ("relist", process)
+                for process, pos in enumerate(self.pos)
+                if self.alive[process] and pos < revision - 1
+            ]
         if "Told lost" in sc.faults:
             out += [("untold", node) for node, tolds in enumerate(self.tolds) if tolds]
         for index, number in enumerate(self.senders):
@@ -282,6 +291,11 @@ class World(Control):
         """A `Released` arrives late, or once more."""
         self._spend()
         self.do_release(index, node, shard, epoch)
+
+    def do_relist(self, process: int) -> None:
+        """A watch breaks, and its process lists the store anew."""
+        self._spend()
+        self.relist(process)
 
     def do_untold(self, node: int) -> None:
         """A word of the coordinator is lost."""
