@@ -105,3 +105,87 @@ def test_only_a_few_may_hang_at_once() -> None:
 )
 def test_nonsense_is_a_failure(answer: object) -> None:
     assert ask(lambda situation: cast("Any", answer)) is None
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+class Unshowable(dict[int, str]):
+    def items(self) -> Any:
+        raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [asyncio.CancelledError(), SystemExit(3), StopIteration(1), Unspeakable()],
+    ids=lambda one: type(one).__name__,
+)
+@pytest.mark.parametrize("kind", ["plain", "async", "awaited"])
+def test_whatever_it_raises_is_a_failure_of_one_round(trouble: BaseException, kind: str) -> None:
+    def plain(situation: Situation) -> Mapping[int, str]:
+        raise trouble
+
+    async def later(situation: Situation) -> Mapping[int, str]:
+        raise trouble
+
+    strategy: Any = {"plain": plain, "async": later, "awaited": lambda one: later(one)}[kind]
+    assert ask(strategy) is None
+
+
+def test_an_answer_that_breaks_while_it_is_read_is_a_failure() -> None:
+    assert ask(lambda _: Unshowable()) is None
+
+
+def test_one_that_swallows_its_cancellation_is_given_up_and_not_called_without_end() -> None:
+    called = 0
+    free = False
+
+    async def strategy(situation: Situation) -> Mapping[int, str]:
+        nonlocal called
+        called += 1
+        while not free:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                continue
+        return {0: "b"}
+
+    async def body() -> None:
+        nonlocal free
+        advisor = Advisor(strategy, 0.01, NoMeter())
+        for _ in range(10):
+            assert await advisor.ask(ASKED) is None
+        assert called == 4, "the rest were not even called"
+        free = True
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.sleep(0.05)
+        assert await advisor.ask(ASKED) == {0: "b"}
+
+    asyncio.run(body())
+
+
+def test_the_end_of_a_leadership_ends_its_question() -> None:
+    cancelled = 0
+
+    async def strategy(situation: Situation) -> Mapping[int, str]:
+        nonlocal cancelled
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            cancelled += 1
+            raise
+        return {}
+
+    async def body() -> None:
+        asking = asyncio.ensure_future(Advisor(strategy, 60.0, NoMeter()).ask(ASKED))
+        await asyncio.sleep(0.01)
+        asking.cancel()
+        await asyncio.wait((asking,))
+        assert asking.cancelled()
+        await asyncio.sleep(0)
+
+    asyncio.run(body())
+    assert cancelled == 1

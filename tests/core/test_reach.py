@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,3 +121,22 @@ def test_no_minority_evicts(
         others = [name for name in nodes if name not in (A, node)]
         against = [name for name in others if words.get((name, node)) is False]
         assert 2 * len(against) >= len(others)
+
+
+@pytest.mark.parametrize("evict_after_s", [0.5, 6.0, 17.0, 120.0])
+def test_votes_are_still_fresh_at_the_look_that_counts_them(evict_after_s: float) -> None:
+    """Voters take a second to say that a node is out of reach, however long its lease is."""
+    reach = Reach(A, Settings(evict_after_s=evict_after_s))
+    nodes, now, votes = records(A, B, C, D), 0.0, list[tuple[float, Incarnation]]()
+    while now < 2 * evict_after_s + 10.0:
+        for at, voter in votes:
+            if at <= now:
+                reach.voted(voter, D, False, at)
+        votes = [(at, voter) for at, voter in votes if at > now]
+        due = reach.look(nodes, heard(now, B, C), now)
+        if due.evict:
+            assert due.evict == (D,)
+            return
+        votes += [(now + 1.0, voter) for voter, _ in due.probes]
+        now += reach.pace_s
+    raise AssertionError("it was never evicted")

@@ -390,3 +390,66 @@ def test_a_finished_connection_is_forgotten() -> None:
         assert lab.network._wires == {}
 
     simulate(test)
+
+
+def test_a_lingering_connection_delivers_after_its_successor_stands() -> None:
+    late = 0
+
+    for seed in range(20):
+
+        async def test(lab: Lab) -> None:
+            nonlocal late
+            near, far = await lab.pair()
+            near.send(*packets(20))
+            lab.network.linger("a", "b", 2.0)
+            await asyncio.sleep(0.25)
+            assert near.reasons == ["connection lost"], "who dialled learns it soon"
+            assert far.reasons == [], "and who accepted does not"
+            again, successor = await lab.pair()
+            again.send(b"new")
+            await asyncio.sleep(0.01)
+            assert successor.data == [b"new"]
+            before = len(far.data)
+            await asyncio.sleep(2.5)
+            assert far.data == packets(20)[: len(far.data)]
+            assert far.reasons == ["connection lost"]
+            late += len(far.data) - before
+
+        simulate(test, seed)
+    assert late > 20
+
+
+def test_a_duplicate_repeats_the_first_and_the_newest_packets() -> None:
+    async def test(lab: Lab) -> None:
+        near, far = await lab.pair()
+        near.send(*packets(9))
+        await asyncio.sleep(0.01)
+        assert lab.network.duplicate("a", "b") == 1
+        await asyncio.sleep(0.02)
+        ghost = lab.accepted[1]
+        assert ghost.data == [b"0", b"6", b"7", b"8"]
+        ghost.send(b"answer")
+        await asyncio.sleep(0.02)
+        assert near.data == []
+        assert (near.reasons, far.reasons) == ([], [])
+        assert lab.network.duplicate("a", "c") == 0
+
+    simulate(test)
+
+
+def test_one_direction_can_be_slow() -> None:
+    async def test(lab: Lab) -> None:
+        near, far = await lab.pair()
+        lab.network.slow_way("a", "b", 1.0)
+        near.send(b"slow")
+        far.send(b"fast")
+        await asyncio.sleep(0.5)
+        assert (near.data, far.data) == ([b"fast"], [])
+        await asyncio.sleep(0.6)
+        assert far.data == [b"slow"]
+        lab.network.slow_way("a", "b", 0.0)
+        near.send(b"again")
+        await asyncio.sleep(0.01)
+        assert far.data == [b"slow", b"again"]
+
+    simulate(test)

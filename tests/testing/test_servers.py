@@ -11,7 +11,7 @@ import pytest
 
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.txn import MAX_VALUE_BYTES, Changes, Committed, Put, Unknown
-from domicile.errors import StoreUnavailable, WatchCompacted
+from domicile.errors import StoreRewound, StoreUnavailable, WatchCompacted
 from domicile.ports.journal import Append, Appended, Claim, JournalUnknown
 from domicile.testing.clock import SimClock
 from domicile.testing.history import History
@@ -270,6 +270,74 @@ def test_a_compacted_watch_says_so() -> None:
         with pytest.raises(WatchCompacted):
             await anext(bench.store.watch(b"", 1))
         assert (await anext(bench.store.watch(b"", 2))).revision == 3
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_rewind_is_heard_by_every_watch_whoever_hears_of_it_first(watched: bool) -> None:
+    async def scenario(bench: Bench) -> None:
+        backup = bench.servers.store.snapshot()
+        await bench.direct(b"k")
+        watch = bench.store.watch(b"", 1)
+        waiting = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(0.01)
+        if not watched:
+            bench.faults.watch_delay_s = (5.0, 5.0)
+        bench.servers.store.rewind(backup)
+        for _ in range(3):
+            await bench.direct(b"l")
+        if not watched:
+            # The new history is ahead of what was seen of the old one, and still it shows (S5).
+            with pytest.raises(StoreRewound):
+                await bench.store.get(b"k")
+        with pytest.raises(StoreRewound):
+            await waiting
+        with pytest.raises(StoreRewound):
+            await anext(watch)
+        assert (await bench.store.list(b"")).revision == 3
+        assert (await anext(bench.store.watch(b"", 2))).revision == 3
+
+    run(scenario)
+
+
+def test_a_commit_that_was_under_way_at_a_rewind_does_not_happen() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.faults.delay_s = (0.5, 0.5)
+        backup = bench.servers.store.snapshot()
+        commit = asyncio.ensure_future(bench.store.commit([], [Put(b"k", b"")]))
+        await asyncio.sleep(0.1)
+        bench.servers.store.rewind(backup)
+        with pytest.raises(StoreRewound):
+            await commit
+        assert bench.servers.store.peek(b"k") is None
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_an_outage_concerns_every_way_to_the_store_and_later_ones(running: bool) -> None:
+    async def scenario(bench: Bench) -> None:
+        faults = bench.servers.store_faults("one")
+        store = bench.servers.remote_store(bench.loop, "one", faults)
+        await store.grant("l", 3.0)
+        await store.commit([], [Put(b"k", b"", "l")])
+        watch = asyncio.ensure_future(anext(store.watch(b"", 1)))
+        await asyncio.sleep(0.01)
+        bench.servers.outage(running=running)
+        late = bench.servers.remote_store(bench.loop, "two", bench.servers.store_faults("two"))
+        for one in (store, late):
+            with pytest.raises(StoreUnavailable):
+                await one.get(b"k")
+        with pytest.raises(StoreUnavailable):
+            await watch
+        faults.cut = False
+        assert faults.cut, "a heal does not bring the store back"
+        await asyncio.sleep(3.0)
+        bench.servers.back()
+        for one in (store, late):
+            item = await one.get(b"k")
+            assert (item is None) is running, "a store that is down expires nobody (S4)"
 
     run(scenario)
 

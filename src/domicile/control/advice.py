@@ -1,7 +1,7 @@
 """Asks a user's allocation function, in bounded time and whatever it does (RG-14).
 
-Used by a leadership. A plain function runs in a thread of its own, an async one on the loop;
-what it raises or how long it hangs costs at most `timeout_s` of one round.
+Used by a leadership. A plain function runs in a thread of its own, an async one in a task of its
+own; what it raises, swallows or how long it hangs costs at most `timeout_s` of one round.
 """
 
 from __future__ import annotations
@@ -10,14 +10,20 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import cast
 
-from domicile.control.threads import DaemonThreads
+from domicile.control.threads import MOST, DaemonThreads, ThreadsBusy
 from domicile.core.strategies import Situation, Strategy, Wanted
 from domicile.ports.meter import Meter
 from domicile.ports.threads import Threads
 
 log = logging.getLogger("domicile")
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    why: str
 
 
 class Advisor:
@@ -29,27 +35,44 @@ class Advisor:
         self._strategy, self._timeout_s, self._meter = strategy, timeout_s, meter
         self._threads = DaemonThreads() if threads is None else threads
         self._failing = False
+        self._calls: dict[asyncio.Task[Wanted | _Failure], None] = {}
 
     async def ask(self, situation: Situation) -> Wanted | None:
         """Where it wants the shards; None if it failed, in which case the log says why, once."""
+        # A task of its own: one that swallows its cancellation must not hold up the leadership.
+        call = asyncio.get_running_loop().create_task(self._call(situation))
+        self._calls[call] = None
+        call.add_done_callback(lambda done: self._calls.pop(done, None))
         try:
-            async with asyncio.timeout(self._timeout_s):
-                wanted = await self._call(situation)
-            answer = _checked(wanted, situation)
-        except TimeoutError:
+            await asyncio.wait((call,), timeout=self._timeout_s)
+        finally:
+            call.cancel()
+        if not call.done():
             self._complain(f"it took longer than strategy_timeout_s = {self._timeout_s:g}")
             return None
-        except Exception as error:
-            self._complain(f"{type(error).__name__}: {error}")
+        answer = call.result()
+        if isinstance(answer, _Failure):
+            self._complain(answer.why)
             return None
         self._failing = False
         return answer
 
-    async def _call(self, situation: Situation) -> Wanted:
-        if inspect.iscoroutinefunction(self._strategy):
-            return cast("Wanted", await self._strategy(situation))
-        result = await self._threads.run(lambda: self._strategy(situation))
-        return await result if inspect.isawaitable(result) else result
+    async def _call(self, situation: Situation) -> Wanted | _Failure:
+        """Its answer; whatever it raises, be it `CancelledError` or `SystemExit`, is a failure."""
+        try:
+            if len(self._calls) > MOST:
+                raise ThreadsBusy("earlier calls of this function have not come back")
+            if inspect.iscoroutinefunction(self._strategy):
+                wanted = await self._strategy(situation)
+            else:
+                wanted = await self._threads.run(lambda: _attempt(self._strategy, situation))
+                if inspect.isawaitable(wanted):
+                    wanted = await wanted
+            return wanted if isinstance(wanted, _Failure) else _checked(wanted, situation)
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
+            return _Failure(_told(error))
 
     def _complain(self, why: str) -> None:
         self._meter.count("strategy.failed")
@@ -59,6 +82,23 @@ class Advisor:
                 "the allocation function failed (%s): shards stay where they are, homeless ones "
                 "go where the fewest are; it is asked again in the next round", why,
             )  # fmt: skip
+
+
+def _attempt(strategy: Strategy, situation: Situation) -> object:
+    """In the thread: what no future can carry is a failure there already."""
+    try:
+        return strategy(situation)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return _Failure(_told(error))
+
+
+def _told(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__  # its own text fails, too
 
 
 def _checked(wanted: object, situation: Situation) -> Wanted:

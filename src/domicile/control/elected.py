@@ -45,6 +45,9 @@ log = logging.getLogger("domicile")
 REREAD_S = 0.05
 """How soon a read that failed is tried again."""
 
+STAND_BACK_S = 1.0
+"""How long others may take to see that a leader gave up, beside their ranks (C6)."""
+
 
 class Elected:
     """One incarnation's part in the coordination of its cluster."""
@@ -73,6 +76,8 @@ class Elected:
         self._absent_since: float | None = None
         self._retry_at = float("-inf")
         self._lease = ""
+        self.owed: dict[str, None] = {}
+        """Leader leases that the store was not told are over."""
         self._leadership: Leadership | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -168,7 +173,10 @@ class Elected:
                 finally:
                     self._leadership = None
                     if leadership.reason == UNREACHED:
-                        self._retry_at = self._clock.now() + self._settings.evict_after_s
+                        # Long enough for every other candidate to try first (C1), no longer: if
+                        # all of them are silent, a cluster without any leader is worse (C9).
+                        others_s = RANK_STEP_S * len(self._candidates())
+                        self._retry_at = self._clock.now() + STAND_BACK_S + others_s
                     log.info("no longer coordinating", extra={"node": self._node_id})
             await self._drop_lease()
 
@@ -246,13 +254,15 @@ class Elected:
         return 0
 
     async def _drop_lease(self) -> None:
-        """Revoke the leader lease, once; if the store is away it runs out by itself."""
+        """Revoke the leader lease, once; if the store is away it is owed."""
         lease = self._lease
         if not lease:
             return
+        self.owed[lease] = None
         with suppress(TimeoutError, StoreError):
             async with asyncio.timeout(self._settings.op_timeout_s):
                 await self._store.revoke(lease)
+            self.owed.pop(lease, None)
         if self._lease == lease:
             self._lease = ""
 

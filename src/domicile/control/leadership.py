@@ -43,7 +43,8 @@ from domicile.ports.meter import Meter
 from domicile.ports.store import Store
 
 PING_S = 1.0
-"""How often a leader asks every node whether it is there (C7)."""
+"""How often a leader asks every node whether it is there (C7), unless silence means something
+sooner."""
 
 RETRY_S = 0.05
 """How soon a store call that failed is tried again."""
@@ -305,9 +306,11 @@ class Leadership:
             away_since = None
 
     async def _keep_pinging(self) -> None:
+        # Several pings in the shortest silence that has consequences (C6, C7).
+        pause_s = min(PING_S, self._settings.evict_after_s / 4, self._settings.heard_s / 2)
         while self.check():
             self.ping(self._nodes())
-            await asyncio.sleep(PING_S)
+            await asyncio.sleep(pause_s)
 
     def _on_deadline(self) -> None:
         if self.check():

@@ -28,6 +28,8 @@ class Counsel:
         self._answers: dict[str, tuple[Situation, Mapping[int, str]]] = {}
         self._fresh: dict[str, None] = {}
         """Roles whose answer no round of balancing has used yet."""
+        self._served: dict[str, None] = {}
+        """Roles done with in this round, which goes on while others wait for their answer."""
 
     @property
     def waiting(self) -> bool:
@@ -50,13 +52,17 @@ class Counsel:
             answered = self._answers.get(role)
             known = answered is not None and answered[0] == present
             # What it knows besides the situation may have changed: each round asks it anew.
-            if answered is not None and known and (role in self._fresh or not view.balance):
+            due = view.balance and role not in self._served
+            if answered is not None and known and (role in self._fresh or not due):
                 roles[role] = replace(part, advice=answered[1])
-                if view.balance:
+                if due:
                     del self._fresh[role]
+                    self._served[role] = None
                 continue
-            if role not in self._asked and (view.balance or "" in present.homes):
+            if role not in self._asked and (due or "" in present.homes):
                 self._asked[role] = present
                 questions.append(present)
             roles[role] = replace(part, undecided=True)
+        if not self._asked:
+            self._served.clear()
         return questions, replace(view, roles=roles)

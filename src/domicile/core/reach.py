@@ -52,8 +52,8 @@ class Reach:
 
     @property
     def pace_s(self) -> float:
-        """How often to look."""
-        return self._settings.evict_after_s / 4
+        """How often to look: also while a vote that was asked for at the last look still counts."""
+        return min(self._settings.evict_after_s / 4, VOTE_S / 2)
 
     def voted(self, voter: Incarnation, node: Incarnation, reached: bool, now: float) -> None:
         """A member's word about a node it was asked about."""

@@ -326,7 +326,7 @@ def draft(
     conditions: dict[Condition, None] = {leader: None, base: None}
     deletes: dict[Write, None] = {}
     entries = list(view.entries(block))
-    tells: list[tuple[Incarnation, ShardKey, Entry]] = []
+    tells: dict[tuple[Incarnation, ShardKey], int] = {}
     for decision in decisions:
         index = decision.shard.shard % BLOCK_SIZE
         old = entries[index]
@@ -339,13 +339,13 @@ def draft(
         deletes.update(obsolete)
         floor = 0 if floors is None else floors.get(decision.shard, 0)
         entries[index] = new = _changed(view, decision, old, floor)
-        tells.append((new.owner, decision.shard, new))
+        tells[new.owner, decision.shard] = index
         if old.owner not in (NOBODY, new.owner):
-            tells.append((old.owner, decision.shard, new))
+            tells[old.owner, decision.shard] = index
     value = encode_block(Block(txn, tuple(entries)))
-    return Draft(
-        txn, block, tuple(conditions), (Put(key, value), *deletes), tuple(entries), tuple(tells)
-    )
+    # I3: two decisions may concern one shard, and only what came of both is stored.
+    told = tuple([(to, shard, entries[index]) for (to, shard), index in tells.items()])
+    return Draft(txn, block, tuple(conditions), (Put(key, value), *deletes), tuple(entries), told)
 
 
 def _needs(decision: Decision | Forgive, old: Entry) -> dict[Condition, None]:

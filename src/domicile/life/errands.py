@@ -7,7 +7,7 @@ wanted it. All end with their life: `close` leaves no task behind.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from domicile.config import Settings
@@ -70,6 +70,15 @@ class Errands:
             outcome = Unknown()
         if not isinstance(outcome, Committed):
             raise StoreUnavailable("the store did not take the note that it was rewound")
+
+    async def revoke(self, leases: Iterable[str]) -> None:
+        """L5: end what an earlier incarnation could not, so that nobody waits for its ttl."""
+        for lease in leases:
+            try:
+                async with asyncio.timeout(self._settings.op_timeout_s):
+                    await self._store.revoke(lease)
+            except TimeoutError as error:
+                raise StoreUnavailable("the store did not answer; it is asked again") from error
 
     async def close(self) -> None:
         """End what is under way."""

@@ -63,7 +63,9 @@ POLL_S = 0.02
 class Life:
     """One incarnation. `begin`, then `run`; `leave` ends it in an orderly way."""
 
-    def __init__(self, backends: Backends, plan: Plan, *, rewound: bool = False) -> None:
+    def __init__(
+        self, backends: Backends, plan: Plan, *, rewound: bool = False, owed: tuple[str, ...] = ()
+    ) -> None:
         self._backends = backends
         self._plan = plan
         self._hosts = bool(plan.node_id)
@@ -77,6 +79,7 @@ class Life:
         self._deaths: Deaths | None = None
         self.rewound = rewound
         """Whether the store was found to have lost commits: takeovers must wait (S5)."""
+        self._owed = owed
         self._left = False
         self._revoked = False
         self._gone = False
@@ -162,6 +165,8 @@ class Life:
                 check_fencing(settings, backends.health)
             if backends.health is not None:
                 backends.health.hold(self.me)
+            await self._errands.revoke(self._owed)
+            self._owed = ()
             if self.rewound:
                 await self._errands.note_rewind()
                 self.rewound = False
@@ -224,6 +229,12 @@ class Life:
             settings=self._plan.settings, members=self._members, me=self.me,
             lease=self.member.lease_id, guard=self.member.guard,
         )  # fmt: skip
+
+    @property
+    def owed(self) -> tuple[str, ...]:
+        """Leases of this and earlier incarnations that the store may still think alive (L5)."""
+        mine = () if self._gone else (self.member.lease_id,)
+        return (*self._owed, *mine, *self.elected.owed)
 
     async def _end(self) -> None:
         """Nothing of this incarnation runs afterwards; the store frees its shards at once (L5)."""

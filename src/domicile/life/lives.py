@@ -84,9 +84,9 @@ class Lives:
         self, backends: Backends, plan: Plan, joined: asyncio.Future[None]
     ) -> None:
         try:
-            rewound = False
+            rewound, owed = False, tuple[str, ...]()
             while not self._stopping:
-                life = Life(backends, plan, rewound=rewound)
+                life = Life(backends, plan, rewound=rewound, owed=owed)
                 try:
                     began = await life.begin()
                 except (StoreUnavailable, ConfigError, OSError) as error:
@@ -94,7 +94,7 @@ class Lives:
                     if not joined.done():
                         raise
                     log.warning("can't join anew yet: %s", error, extra=life.tags)
-                    rewound = life.rewound
+                    rewound, owed = life.rewound, life.owed
                     await asyncio.sleep(REJOIN_S)
                     continue
                 if began:
@@ -105,7 +105,7 @@ class Lives:
                     await life.run()
                 finally:
                     self.current = None
-                    rewound = life.rewound
+                    rewound, owed = life.rewound, life.owed
         except Exception as error:
             if joined.done():
                 raise

@@ -35,8 +35,8 @@ from domicile.testing.standard import LEAST_FAULTS, LEAST_MESSAGES, Tally
 
 __all__ = [
     "FAULTS", "LEAST_FAULTS", "LEAST_MESSAGES", "LEAST_MID_MOVE", "LEAST_MOVES", "MIXED",
-    "PROFILES", "STEPS", "Profile", "Result", "Tally", "begin_work", "explain", "judge", "main", "profile_of",
-    "report", "run_seed", "run_seeds", "shortfalls", "totals",
+    "PROFILES", "STEPS", "Profile", "Result", "Tally", "begin_work", "explain", "judge", "main",
+    "profile_of", "report", "run_seed", "run_seeds", "shortfalls", "stream_seeds", "totals",
 ]  # fmt: skip
 
 COMMAND = "python -m domicile.testing.campaign"

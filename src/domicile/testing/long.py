@@ -20,14 +20,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from domicile.testing.campaign import MIXED, Result, explain, stream_seeds
-from domicile.testing.coverage import table, too_little, unhit, unmet
+from domicile.testing.coverage import MANY, table, too_little, unhit, unmet
 from domicile.testing.profiles import PROFILES
 
 COMMAND = "python -m domicile.testing.long"
 SEEDS = 100_000
 BATCH = 40
 KEPT_BAD = 100
-STATE = Path(".domicile-sim") / "long.json"
+MOST_LINES = 20
+STATE = Path(".domicile") / "sim-long.json"
 BETWEEN = " / "
 """Between a fault and a step in the names of the state file."""
 
@@ -119,14 +120,17 @@ def page(state: State, until: int) -> str:
         kind, _, step = name.partition(BETWEEN)
         hits[kind, step] = count
     seeds = max(1, state.next_seed)
-    missing = unmet(PROFILES, Counter(state.faults), Counter(state.struck), state.mid_move / seeds)
+    missing: list[str] = []
+    if state.next_seed >= MANY:
+        faults, struck = Counter(state.faults), Counter(state.struck)
+        missing += unmet(PROFILES, faults, struck, state.mid_move / seeds)
+        missing += unhit(PROFILES, hits)
     lines = [
         f"{state.next_seed:,} of {until:,} seeds; CPU per seed {state.cpu_s / seeds:.2f} s",
         f"messages {state.messages:,}, completed moves {state.moves:,}, "
         f"faults {sum(state.faults.values()):,}",
         *table(sorted(state.faults), hits),
-        *missing,
-        *unhit(PROFILES, hits),
+        *missing[:MOST_LINES],
         *(f"seed {bad['seed']} of {bad['profile']}: {bad['why']}" for bad in state.bad),
         f"{state.bad_seeds} bad seeds, {state.short} seeds that fell short of their profile",
     ]

@@ -30,6 +30,7 @@ from domicile.testing.standard import (
     Tally,
     seen,
 )
+from domicile.testing.standard import SHARDS as SHARDS
 from domicile.testing.workload import ENTITIES, Ledger, Room, rooms_by_shard
 
 LEAST_RELEASES = 20
@@ -116,9 +117,10 @@ class Profile:
         """Bursts from one process: -1 is the test's client, the others are nodes."""
         random = self.sim.world.stream(f"talk {sender}")
         while True:
-            await asyncio.sleep(random.uniform(2, 40))
-            if self.sim.world.now >= until:
+            pause_s = random.uniform(2, 40)
+            if self.sim.world.now + pause_s >= until:
                 return
+            await asyncio.sleep(pause_s)
             self._burst(sender, random, random.sample(random.choice(list(self.hot.values())), 2))
 
     def _burst(self, sender: int, random: Random, ids: list[str]) -> None:

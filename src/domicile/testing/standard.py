@@ -32,9 +32,10 @@ SETTINGS = Settings(
     chain=3,
     hold_timeout_s=1.0,
     poison_deaths=POISON_DEATHS,
+    poison_window_s=20.0,
 )
 """Tight limits, and a hold timeout below the link timeout, so that both are met. Nothing is put in
-quarantine: homes die here for no fault of their shards."""
+quarantine: homes die here for no fault of their shards; but deaths are counted, and forgotten."""
 
 MID_MOVE = "a hand-off with mail in flight"
 

@@ -1,0 +1,59 @@
+"""A user's allocation function as the coordinator sees it: one question per role and round."""
+
+from __future__ import annotations
+
+from plan_lab import NOW, SETTINGS, A, B, node, serving
+
+from domicile.core.counsel import Counsel
+from domicile.core.ids import Incarnation
+from domicile.core.plan import RoleView, View
+from domicile.core.strategies import Situation
+
+ROLES = ("one", "two")
+
+
+def view(*, balance: bool) -> View:
+    nodes = {inc: node(inc, roles=ROLES) for inc in (A, B)}
+    parts = {role: RoleView((serving(A), serving(B))) for role in ROLES}
+    return View(Incarnation("me"), nodes, dict.fromkeys(nodes, NOW), (), parts, balance, "custom")
+
+
+def round_of_balancing(counsel: Counsel) -> list[Situation]:
+    """Every question of one round, each answered at once, one after the other."""
+    questions, _ = counsel.hear(view(balance=True), NOW)
+    asked = list(questions)
+    while questions:
+        assert len(asked) <= 10, "the round does not end"
+        counsel.advised(questions.pop(0), {})
+        more, _ = counsel.hear(view(balance=True), NOW)
+        questions += more
+        asked += more
+    return asked
+
+
+def test_a_round_asks_about_each_role_once_whenever_the_answers_come() -> None:
+    counsel = Counsel(SETTINGS)
+    assert [one.role for one in round_of_balancing(counsel)] == ["one", "two"]
+    assert not counsel.waiting
+
+
+def test_the_next_round_asks_anew() -> None:
+    counsel = Counsel(SETTINGS)
+    first = round_of_balancing(counsel)
+    assert counsel.hear(view(balance=False), NOW)[0] == []
+    assert round_of_balancing(counsel) == first
+
+
+def test_answers_of_a_round_that_still_waits_are_used_by_its_roles() -> None:
+    counsel = Counsel(SETTINGS)
+    (one, two), _ = counsel.hear(view(balance=True), NOW)
+    counsel.advised(one, {0: "node-b"})
+    for _ in range(3):
+        questions, seen = counsel.hear(view(balance=True), NOW)
+        assert not questions
+        assert seen.roles["one"].advice == {0: "node-b"}
+        assert seen.roles["two"].undecided
+    counsel.advised(two, {1: "node-a"})
+    questions, seen = counsel.hear(view(balance=True), NOW)
+    assert not questions
+    assert seen.roles["two"].advice == {1: "node-a"}
