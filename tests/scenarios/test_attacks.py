@@ -9,7 +9,20 @@ from typing import Any
 import pytest
 
 from domicile import Entity, Settings, handler
+from domicile.core.ids import (
+    CLIENTS,
+    DEAD,
+    DRAIN,
+    NODES,
+    PARDON,
+    RELEASE,
+    STARTED,
+    TARGET_KEY,
+    WISH,
+    ShardKey,
+)
 from domicile.core.strategies import Situation
+from domicile.core.txn import Delete, Put
 from domicile.testing import Sim, simulated
 from domicile.testing.simulated import run_simulation
 
@@ -141,3 +154,71 @@ async def test_a_silent_majority_does_not_leave_the_cluster_without_a_leader(sim
         await sim.advance(0.2)
         without_s = 0.0 if leader(sim) is not None else without_s + 0.2
         assert without_s < 3.0
+
+
+# what is in the store
+
+
+def test_stray_keys_end_nobody() -> None:
+    prefixes = (NODES, CLIENTS, DRAIN, WISH, RELEASE, STARTED, PARDON, DEAD)
+    keys = [*(prefix + tail for prefix in prefixes for tail in (b"\xff", b"x")), TARGET_KEY]
+    sim = Sim(1, entities=[Desk], nodes=3, settings=Settings(shards=8))
+
+    async def body() -> None:
+        async with sim:
+            lives = [one.incarnation for one in sim.nodes]
+            store = sim.servers.store.client("vandal")
+            for key in keys:
+                await store.commit((), (Put(key, b"\xff"),))
+                await sim.advance(0.5)
+                await store.commit((), (Delete(key),))
+                await sim.advance(0.5)
+                assert await sim.ref(Desk, "d0").ask(Desk.add, 0) == 0, key
+            assert [one.incarnation for one in sim.nodes] == lives
+            assert leader(sim) is not None
+
+    try:
+        # Without the checkers, which read every key as one of the cluster's own.
+        sim.world.run(body(), sim.loop)
+        assert sim.world.errors == []
+    finally:
+        sim.close()
+
+
+# innocents
+
+
+def condemned(sim: Sim) -> list[int]:
+    """Shards that are quarantined."""
+    return [
+        shard
+        for shard in range(sim.settings.shards)
+        if sim.entry(ShardKey("default", shard)).state == "quarantined"
+    ]
+
+
+async def use_all(sim: Sim) -> None:
+    await asyncio.gather(*(sim.ref(Desk, id).ask(Desk.add, 1) for id in IDS))
+
+
+@simulated(entities=[Desk], nodes=1, seeds=2, settings=Settings(shards=4))
+async def test_a_node_that_is_restarted_again_and_again_loses_no_shard(sim: Sim) -> None:
+    for _ in range(4):
+        await use_all(sim)
+        await sim.stop(0)
+        sim.start(0)
+        await sim.wait_until(sim.settled)
+        assert condemned(sim) == []
+        assert sim.entry(ShardKey("default", 0)).strikes == 0
+
+
+@simulated(entities=[Desk], nodes=3, seeds=4, settings=Settings(shards=12))
+async def test_outages_of_the_store_quarantine_nothing(sim: Sim) -> None:
+    for _ in range(4):
+        await use_all(sim)
+        sim.store_outage(running=True)
+        await sim.advance(9.0)
+        sim.store_back()
+        await sim.advance(5.0)
+        await sim.wait_until(sim.settled)
+        assert condemned(sim) == []

@@ -7,6 +7,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from random import Random
 from typing import Any, Self
 
 import pytest
@@ -34,6 +35,7 @@ from domicile.testing.campaign import (
 from domicile.testing.checkers import Violation
 from domicile.testing.coverage import EVERYWHERE, MANY, RARE
 from domicile.testing.history import History
+from domicile.testing.mischief import Fault, Mischief
 from domicile.testing.standard import MID_MOVE
 
 KINDS = PROFILES["standard"].kinds
@@ -523,6 +525,28 @@ def test_a_strike_that_is_left_out_changes_nothing_about_those_before_it(one: Re
     assert [struck for struck in without.tally.strikes if struck.at < before[-1].at] == before[:-1]
     assert last not in [struck.number for struck in without.tally.strikes]
     assert without.violations == []
+
+
+def test_a_strike_that_is_left_out_changes_nothing_that_the_others_draw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def draw(m: Mischief, number: int, fault: Fault, random: Random) -> None:
+        drawn[-1][number] = (m.sim.world.now, fault, random.random())
+
+    drawn: list[dict[int, tuple[float, Fault, float]]] = []
+    monkeypatch.setattr(Mischief, "_run", draw)
+    for skip in ((), (1, 3)):
+        drawn.append({})
+        run = Profile(3, "network", skip)
+        assert campaign.judge(run).error == ""
+        run.sim.close()
+    whole, part = drawn
+    # An ambush strikes at the step that it waits for, and that may come at another time.
+    timed = [strike.number for strike in run.mischief.plan if not strike.step]
+    assert len(timed) > 3
+    kept = [number for number in timed if number not in (1, 3)]
+    assert [part[number] for number in kept] == [whole[number] for number in kept]
+    assert len({value for _, _, value in whole.values()}) == len(whole)
 
 
 def test_a_seed_without_any_strike_is_calm(one: Result) -> None:

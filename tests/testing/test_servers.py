@@ -291,8 +291,10 @@ def test_a_rewind_is_heard_by_every_watch_whoever_hears_of_it_first(watched: boo
             # The new history is ahead of what was seen of the old one, and still it shows (S5).
             with pytest.raises(StoreRewound):
                 await bench.store.get(b"k")
+        heard_at = bench.world.now
         with pytest.raises(StoreRewound):
             await waiting
+        assert bench.world.now - heard_at < 0.01
         with pytest.raises(StoreRewound):
             await anext(watch)
         assert (await bench.store.list(b"")).revision == 3

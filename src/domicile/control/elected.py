@@ -274,7 +274,8 @@ class Elected:
             self._nodes[record.incarnation] = (record, item.created)
 
     def _see_node(self, key: bytes, item: Item | None) -> None:
-        node = Incarnation(key[len(NODES) :].decode())
+        # A key that is no text is nobody's; a stray one must not end every node that watches.
+        node = Incarnation(key[len(NODES) :].decode(errors="replace"))
         if item is None:
             self._nodes.pop(node, None)
             return

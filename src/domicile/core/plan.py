@@ -22,6 +22,7 @@ from domicile.core.planning import (
     Revert,
     RoleView,
     View,
+    fallen,
     heard,
 )
 from domicile.core.records import NodeRecord
@@ -44,6 +45,10 @@ __all__ = [
 
 SUSPICIOUS = 2
 """Deaths after which a shard is kept apart from other suspects, or one fewer than is allowed."""
+
+TOGETHER = 2
+"""How many times as many deaths it takes while several owners go at once, as in an outage of the
+store: a culprit takes one at a time."""
 
 MOST_CAPACITY = 1e6
 """I6: a record's capacity counts up to this, so that no sum of them overflows."""
@@ -195,24 +200,22 @@ class _Round:
     def _judge(self) -> tuple[dict[int, int], list[Quarantine]]:
         """Strikes of the homeless, and those that lost too many owners (DX-20).
 
-        The last strike counts only if entities of the shard had begun to start: whoever merely
-        lived beside the culprit is not condemned with it.
+        Beyond suspicion a strike counts only if entities of the shard had begun to start: whoever
+        merely lived beside the culprit is not condemned with it.
         """
         strikes: dict[int, int] = {}
         quarantines: list[Quarantine] = []
-        most = self._settings.poison_deaths
+        most, fell = self._settings.poison_deaths, fallen(self._part, self._homeless)
+        enough = most if len(dict.fromkeys(fell.values())) == 1 else TOGETHER * most
         for shard in self._homeless:
             entry = self._part.entries[shard]
-            if entry.state == "quarantined":
-                strikes[shard] = 0
-                continue
-            before = self._part.struck.get(shard, 0)
-            gone = entry.owner != NOBODY and shard not in self._part.released
+            before = 0 if entry.state == "quarantined" else self._part.struck.get(shard, 0)
             counts = before < most - 1 or self._part.begun.get(shard) == entry.epoch
-            strikes[shard] = before + 1 if gone and counts else before
-            if gone and counts and before + 1 >= most:
-                del strikes[shard]
-                quarantines.append(Quarantine(ShardKey(self._role, shard), before + 1))
+            struck = before + (shard in fell and counts)
+            if before < struck >= enough:
+                quarantines.append(Quarantine(ShardKey(self._role, shard), struck))
+            else:
+                strikes[shard] = struck
         return strikes, quarantines
 
     def _place(self, strikes: Mapping[int, int]) -> list[Own]:

@@ -5,10 +5,10 @@ Views are made by the coordinator, decisions by `plan`. Data only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.records import NodeRecord
 from domicile.core.shardmap import Entry
 
@@ -110,3 +110,17 @@ class Plan:
 def heard(view: View, node: Incarnation, now: float, heard_s: float) -> bool:
     """Whether a node was heard lately (C7); this process always hears itself."""
     return node == view.me or now - view.heard_at.get(node, float("-inf")) <= heard_s
+
+
+def fallen(part: RoleView, homeless: Iterable[int]) -> dict[int, Incarnation]:
+    """Shards that may be what their owner died of, and that owner (DX-20).
+
+    Not those that were emptied for nobody: their owner left in an orderly way (H14).
+    """
+    owners: dict[int, Incarnation] = {}
+    for shard in homeless:
+        entry = part.entries[shard]
+        left = entry.state == "moving" and entry.to == NOBODY
+        if entry.owner != NOBODY and shard not in part.released and not left:
+            owners[shard] = entry.owner
+    return owners

@@ -75,17 +75,23 @@ def run_seed(seed: int, profile: str = "standard", skip: Collection[int] = ()) -
     level = log.level
     collecting = gc.isenabled()
     log.setLevel(logging.CRITICAL)
-    gc.disable()  # one run's garbage is small; it is collected when its world ends
+    gc.disable()  # one run's garbage is small; it is collected when the run is over
     try:
-        run = Profile(seed, profile_of(profile, seed), skip)
-        try:
-            return judge(run)
-        finally:
-            run.sim.close()
+        result = _run_and_close(Profile(seed, profile_of(profile, seed), skip))
+        # Its world was closed while it was still in use, so all of it has survived once.
+        gc.collect(1)
+        return result
     finally:
         log.setLevel(level)
         if collecting:
             gc.enable()
+
+
+def _run_and_close(run: Profile) -> Result:
+    try:
+        return judge(run)
+    finally:
+        run.sim.close()
 
 
 def judge(run: Profile) -> Result:

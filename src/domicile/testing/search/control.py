@@ -35,7 +35,7 @@ from domicile.core.txn import (
     Write,
 )
 from domicile.testing.search.machines import Asked, Effect
-from domicile.testing.search.scenario import Violation, inc, process_of, shard_key
+from domicile.testing.search.scenario import NEVER_S, Violation, inc, process_of, shard_key
 from domicile.testing.search.store import BLOCK
 from domicile.testing.search.traffic import Traffic, put
 
@@ -296,6 +296,11 @@ class Control(Traffic):
         self.set_leader(index, TICKS, (self.leaders[index][TICKS] + 1) * pending)
         self.as_coordinator(index, "tick")
 
+    def can_tick(self, leader: tuple[Any, ...]) -> bool:
+        """Whether a coordinator waits for a time that comes."""
+        led = self.machines.coordinators[leader[MACHINE]]
+        return led.tick_at < led.now + NEVER_S / 100
+
     def hurry(self) -> None:
         """Let the leader do all it can do by itself."""
         while self.leaders:
@@ -410,8 +415,7 @@ class Control(Traffic):
             out.append(("answer", index))
         if leader[READS]:
             out.append(("reread", index))
-        led = self.machines.coordinators[leader[MACHINE]]
-        if led.tick_at < led.now + 1e6 and leader[TICKS] < PATIENCE:
+        if self.can_tick(leader) and leader[TICKS] < PATIENCE:
             out.append(("tick", index))
         out += [("release", index, *word) for word in self._words()]
         if self.budget[1]:

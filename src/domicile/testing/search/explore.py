@@ -7,6 +7,7 @@ are too large for that. Both raise `Violation` with the way that led there.
 
 from __future__ import annotations
 
+import gc
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -39,6 +40,18 @@ def explore(
     scenario: Scenario, limit: int = 2_000_000, report: Callable[[int, int], None] | None = None
 ) -> Explored:
     """Breadth first, up to a number of states. `report` hears now and then how far it is."""
+    collecting = gc.isenabled()
+    gc.disable()  # millions of tuples and not one cycle
+    try:
+        return _explore(scenario, limit, report)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _explore(
+    scenario: Scenario, limit: int, report: Callable[[int, int], None] | None
+) -> Explored:
     first = World(Machines(scenario))
     seen: dict[bytes, int] = {first.key(): 0}
     came, how, depth = array("i", [-1]), list[Action]([("begin",)]), array("H", [0])

@@ -204,7 +204,7 @@ class Machines:
     def aged(self, number: int) -> int:
         """The same leadership, long after: nothing was due in the meantime."""
         led = self.coordinators[number]
-        return self._number_coordinator(led._replace(now=min(led.now + AGE_S, led.tick_at)))
+        return self._number_coordinator(led._replace(now=led.now + AGE_S))
 
     def _number_coordinator(self, led: Led) -> int:
         return self.coordinators.of(led, freeze(tuple(led), led.now))

@@ -94,7 +94,17 @@ class World(Control):
         self.leaders = ((sc.leader, revision, machine, 0, 0, (), (), ()),)
         self.do_list(0)
         if FREE not in first:
-            self.set_leader(0, MACHINE, self.machines.aged(self.leaders[0][MACHINE]))
+            self._age()
+
+    def _age(self) -> None:
+        """Time passes until the leader's first moments make no difference any more."""
+        before = -1
+        while before != self.leaders[0][MACHINE]:
+            before = self.leaders[0][MACHINE]
+            if self.can_tick(self.leaders[0]):
+                self.do_tick(0)
+            else:
+                self.set_leader(0, MACHINE, self.machines.aged(before))
 
     def _seed(self, block: Put) -> None:
         snapshot, _, _ = self.machines.stores[self.store].commit((), (block,))
