@@ -292,9 +292,12 @@ class Control(Traffic):
 
     def do_tick(self, index: int) -> None:
         """A coordinator's armed time comes."""
-        pending = self.pos[self.leaders[index][PROCESS]] < self.machines.stores[self.store].revision
-        self.set_leader(index, TICKS, (self.leaders[index][TICKS] + 1) * pending)
+        _, revision, before, _, ticks, *_ = self.leaders[index]
         self.as_coordinator(index, "tick")
+        for index, leader in enumerate(self.leaders):
+            if leader[REVISION] == revision and leader[MACHINE] != before:
+                waits = self.pos[leader[PROCESS]] < self.machines.stores[self.store].revision
+                self.set_leader(index, TICKS, (ticks + 1) * waits)
 
     def can_tick(self, leader: tuple[Any, ...]) -> bool:
         """Whether a coordinator waits for a time that comes."""
