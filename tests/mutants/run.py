@@ -4,10 +4,11 @@
     python tests/mutants/run.py --all
     python tests/mutants/run.py --profile store tests/mutants/name.patch
 
-Each patch is applied to a copy of `src/`; seeds 0–199 run until the first bad one. A patch may name
-its profile in its first lines, `Profile: store`; else it is the standard one. A mutant is
-found only by a checker's verdict on a seed that is clean without the patch; a crash or a hang
-does not count. Exit code 0 if all are found.
+Each patch is applied to a copy of `src/`; seeds 0–199 run until the first bad one. Above its
+first difference a patch names the rule that it breaks, `Rule: S1`, and the profile in which that
+is found, `Profile: store`; else it is the standard one. A mutant is found only by a checker's
+verdict on a seed that is clean without the patch; a crash or a hang does not count. Several
+patches run side by side, one process each. Exit code 0 if all are found.
 """
 
 from __future__ import annotations
@@ -20,39 +21,63 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = Path(__file__).resolve().parent
 
+HANG_S = 900.0
+"""How long the seeds of one patch may take; a bug that spins outside of virtual time is not found."""
+
 PROBE = """
 import sys
-from domicile.testing.campaign import run_seeds
+from domicile.testing.campaign import run_seed, run_seeds
+def results(seeds, jobs, profile):
+    if jobs > 1:
+        yield from run_seeds(seeds, jobs, stop_at_first=True, until_verdict=True, profile=profile)
+    else:
+        for seed in seeds:
+            yield run_seed(seed, profile)
 if __name__ == "__main__":
     first, end, jobs = map(int, sys.argv[1:4])
-    seeds, profile = range(first, end), sys.argv[4]
-    results = run_seeds(seeds, jobs, stop_at_first=True, until_verdict=True, profile=profile)
-    judged = [result for result in results if result.violations]
-    crashed = [result for result in results if result.error]
-    if judged:
-        print("seed", judged[0].seed)
-        print(f"found at seed {judged[0].seed}: {judged[0].violations[0].splitlines()[0]}")
-    elif crashed:
-        first = crashed[0].error.splitlines()[0]
-        print(f"no verdict, but {len(crashed)} seeds crashed, seed {crashed[0].seed}: {first}")
+    count, crashed = 0, []
+    for result in results(range(first, end), jobs, sys.argv[4]):
+        count += 1
+        if result.violations:
+            print("seed", result.seed)
+            print(f"found at seed {result.seed}: {result.violations[0].splitlines()[0]}")
+            sys.exit(0)
+        if result.error:
+            crashed.append(result)
+    if crashed:
+        why = crashed[0].error.splitlines()[0]
+        print(f"no verdict, but {len(crashed)} seeds crashed, seed {crashed[0].seed}: {why}")
     else:
-        print(f"survived {len(results)} seeds")
-    sys.exit(0 if judged else 1)
+        print(f"survived {count} seeds")
+    sys.exit(1)
 """
 
 
-def profile_of(patch: Path) -> str:
-    """The profile that a patch asks for, above its first difference."""
-    head = patch.read_text(encoding="utf-8").partition("\n--- ")[0]
-    for line in head.splitlines():
-        if line.startswith("Profile: "):
-            return line.removeprefix("Profile: ").strip()
-    return "standard"
+class Head(NamedTuple):
+    """What a patch says of itself."""
+
+    rule: str
+    profile: str
+
+
+def head_of(patch: Path) -> Head:
+    """What stands above the first difference of a patch."""
+    told: dict[str, str] = {}
+    for line in patch.read_text(encoding="utf-8").splitlines():
+        if line.startswith(("diff ", "--- ")):
+            break
+        name, colon, value = line.partition(": ")
+        if colon:
+            told[name] = value.strip()
+    return Head(told.get("Rule", ""), told.get("Profile", "standard"))
 
 
 def probe(
@@ -60,11 +85,14 @@ def probe(
 ) -> tuple[bool, list[str]]:
     """Run seeds on a source tree: whether a checker objected, and what was said."""
     (tree / "probe.py").write_text(PROBE)
-    ran = subprocess.run(
-        [sys.executable, str(tree / "probe.py"), *map(str, seeds), str(jobs), profile],
-        cwd=tree, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
-    )  # fmt: skip
+    try:
+        ran = subprocess.run(
+            [sys.executable, str(tree / "probe.py"), *map(str, seeds), str(jobs), profile],
+            cwd=tree, capture_output=True, text=True, check=False, timeout=HANG_S,
+            env={**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return False, [f"no verdict within {HANG_S:.0f} s"]
     said = (ran.stdout.strip() or ran.stderr.strip()).splitlines() or ["no output"]
     return ran.returncode == 0, said
 
@@ -72,7 +100,7 @@ def probe(
 def try_mutant(patch: Path, seeds: tuple[int, int], jobs: int, profile: str | None = None) -> bool:
     """Apply, run, tell. True if a checker found it."""
     began = time.monotonic()
-    profile = profile or profile_of(patch)
+    profile = profile or head_of(patch).profile
     with tempfile.TemporaryDirectory(prefix="domicile-mutant-") as scratch:
         tree = Path(scratch)
         shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__"))
@@ -92,7 +120,7 @@ def try_mutant(patch: Path, seeds: tuple[int, int], jobs: int, profile: str | No
             if probe(tree, (seed, seed + 1), 1, profile)[0]:
                 found = False
                 said.append(f"seed {seed} is bad without the patch too: this proves nothing")
-    print(f"{patch.stem}: {said[-1]} ({time.monotonic() - began:.0f} s)", flush=True)
+    print(f"{patch.stem}, {profile}: {said[-1]} ({time.monotonic() - began:.0f} s)", flush=True)
     return found
 
 
@@ -112,7 +140,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         parser.error(f"no such patch: {', '.join(missing)}")
     first, end = (int(part) for part in options.seeds.split(":"))
-    found = [try_mutant(patch, (first, end), options.jobs, options.profile) for patch in patches]
+    # Seeds after the one that tells are wasted, so several patches share the processes instead.
+    jobs = options.jobs if len(patches) == 1 else 1
+    attempt = partial(try_mutant, seeds=(first, end), jobs=jobs, profile=options.profile)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        found = list(pool.map(attempt, patches))
     print(f"{sum(found)} of {len(found)} mutants found by a checker")
     return 0 if all(found) else 1
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from domicile import Entity, Settings, handler
+from domicile import Entity, EventSourced, MaybeExecuted, Settings, handler
 from domicile.core.ids import (
     CLIENTS,
     DEAD,
@@ -222,3 +222,58 @@ async def test_outages_of_the_store_quarantine_nothing(sim: Sim) -> None:
         await sim.advance(5.0)
         await sim.wait_until(sim.settled)
         assert condemned(sim) == []
+
+
+# homes that empty themselves
+
+
+class Nap(Entity, name="nap"):
+    """Busy for a while."""
+
+    @handler
+    async def nap(self, seconds: float) -> bool:
+        await asyncio.sleep(seconds)
+        return True
+
+
+class Tape(EventSourced[int, int], name="tape"):
+    """A journaled sum."""
+
+    @staticmethod
+    def initial(id: str) -> int:
+        return 0
+
+    @staticmethod
+    def apply(state: int, event: int) -> int:
+        return state + event
+
+    @handler
+    async def add(self, amount: int) -> int:
+        return await self.persist(amount)
+
+
+@simulated(entities=[Nap, Tape], nodes=2, seeds=2, settings=Settings(shards=1))
+async def test_mail_does_not_go_to_and_fro_while_a_home_drains_by_itself(sim: Sim) -> None:
+    """After a rewind the journal knows the epoch that is given out a second time (J1)."""
+    shard, home = ShardKey("default", 0), sim.owner(Tape, "t")
+    await sim.advance(5.0)
+    await sim.wish(shard, 1 - home)
+    await sim.wait_until(lambda: sim.settled() and sim.owner(Tape, "t") != home)
+    assert await sim.ref(Tape, "t").ask(Tape.add, 1) == 1
+    sim.rewind(0.5)
+    await sim.advance(8.0)
+    await sim.wait_until(sim.settled)
+
+    nap = asyncio.ensure_future(sim.ref(Nap, "busy").ask(Nap.nap, 6.0))
+    await sim.wait_until(lambda: bool(list(sim.history.of("start"))))
+    await sim.advance(0.2)
+    outrun = asyncio.ensure_future(sim.ref(Tape, "t").ask(Tape.add, 1))
+    await sim.advance(0.2)
+    before = len(list(sim.history.of("return")))
+    late = [asyncio.ensure_future(sim.ref(Nap, id).ask(Nap.nap, 0.0)) for id in IDS[:10]]
+    assert all(await asyncio.gather(nap, *late))
+    with pytest.raises(MaybeExecuted, match="was claimed under epoch 2"):
+        await outrun
+    returns = len(list(sim.history.of("return"))) - before
+    assert 0 < returns < 30 * len(late), "six seconds, four times a second"
+    assert await sim.ref(Tape, "t").ask(Tape.add, 1) == 2
