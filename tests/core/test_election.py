@@ -44,3 +44,9 @@ def test_ranks_are_a_permutation(revisions: dict[str, int]) -> None:
     candidates = {Incarnation(name): created for name, created in revisions.items()}
     ranks = sorted(rank(node, candidates) or 0 for node in candidates)
     assert ranks == list(range(len(candidates)))
+
+
+def test_a_leaving_node_may_lead_only_where_that_is_no_matter() -> None:
+    assert eligible(record(status="leaving"), leaving=True)
+    assert not eligible(record(status="evicted"), leaving=True)
+    assert not eligible(record(status="leaving", candidate=False), leaving=True)

@@ -277,3 +277,40 @@ async def test_mail_does_not_go_to_and_fro_while_a_home_drains_by_itself(sim: Si
     returns = len(list(sim.history.of("return"))) - before
     assert 0 < returns < 30 * len(late), "six seconds, four times a second"
     assert await sim.ref(Tape, "t").ask(Tape.add, 1) == 2
+
+
+# everybody goes
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nodes_that_all_stop_at_about_the_same_time_let_go_of_everything(seed: int) -> None:
+    sim = Sim(seed, entities=[Desk], nodes=4, settings=Settings(shards=12))
+
+    async def body(sim: Sim) -> None:
+        for _ in range(3):
+            await use_all(sim)
+            began = sim.world.now
+            for node in sim.nodes:
+                assert node.loop is not None
+                assert node.stopping is not None
+                node.loop.post(node.stopping.set)
+                await sim.advance(0.3 * sim.random.random())
+            await sim.wait_until(lambda: all(node.done for node in sim.nodes))
+            assert sim.world.now - began < sim.settings.drain_deadline_s / 2
+            for number in range(4):
+                sim.start(number)
+            await sim.wait_until(sim.settled)
+
+    # That each home was emptied before its node left is for the checkers to say (H9, H14).
+    run_simulation(sim, body)
+
+
+@simulated(entities=[Desk], nodes=3, seeds=6, settings=Settings(shards=4))
+async def test_a_store_that_is_rewound_again_and_again_ends_nobody(sim: Sim) -> None:
+    await sim.advance(10.0)
+    for _ in range(60):
+        sim.rewind(0.05)
+        await sim.advance(0.6 * sim.random.random())
+    await sim.advance(10.0)
+    await sim.wait_until(sim.settled)
+    await use_all(sim)

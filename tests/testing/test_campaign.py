@@ -543,7 +543,7 @@ def test_a_strike_that_is_left_out_changes_nothing_that_the_others_draw(
     whole, part = drawn
     # An ambush strikes at the step that it waits for, and that may come at another time.
     timed = [strike.number for strike in run.mischief.plan if not strike.step]
-    assert len(timed) > 3
+    assert len(timed) >= 3
     kept = [number for number in timed if number not in (1, 3)]
     assert [part[number] for number in kept] == [whole[number] for number in kept]
     assert len({value for _, _, value in whole.values()}) == len(whole)

@@ -70,7 +70,7 @@ class Elected:
         self._store, self._clock, self._meter = store, clock, meter
         self._settings, self._random = settings, random
         self._me, self._node_id, self._guard, self._send = me, node_id, guard, send
-        self._campaigns = candidate
+        self._campaigns, self._aside = candidate, False
         self._strategy = strategy
         self._nodes: dict[Incarnation, tuple[NodeRecord, int]] = {}
         self._absent_since: float | None = None
@@ -145,8 +145,14 @@ class Elected:
             self._leadership.feed(Heard(node))
 
     def stop_campaigning(self) -> None:
-        """This node is about to leave: it leads on if it does, but tries no more (H14)."""
+        """Lead on if this node does, but try no more."""
         self._campaigns = False
+        self._wake()
+
+    def stand_aside(self) -> None:
+        """This node is about to leave (H14): it leads on if it does, and tries again only while
+        nobody stays who could. If all leave at once, someone must see to it that all let go."""
+        self._aside = True
         self._wake()
 
     async def resign(self) -> None:
@@ -194,10 +200,18 @@ class Elected:
         return None if at is None else max(at, self._retry_at)
 
     def _candidates(self) -> dict[Incarnation, int]:
+        role = self._settings.coordinator_role
+        staying = {
+            node: created
+            for node, (record, created) in self._nodes.items()
+            if eligible(record, role) and not (self._aside and node == self._me)
+        }
+        if staying or not self._aside:
+            return staying
         return {
             node: created
             for node, (record, created) in self._nodes.items()
-            if eligible(record, self._settings.coordinator_role)
+            if eligible(record, role, leaving=True)
         }
 
     async def _campaign(self) -> Leadership | None:

@@ -52,7 +52,7 @@ from domicile.core.txn import (
     Listing,
     Outcome,
 )
-from domicile.core.view import BlockKey, Draft, Forgive, Stored, StoreView, block_of, draft
+from domicile.core.view import WORDS, BlockKey, Draft, Forgive, Stored, StoreView, block_of, draft
 
 __all__ = [
     "Advised",
@@ -199,6 +199,10 @@ class Coordinator:
             return []
         if self._view.joined != joined:
             self._settle.joined(now)
+        if all(change.key.startswith(WORDS) for change in changes.changes):
+            # H12: releases come in crowds, in the store as well, and each plan looks at all shards.
+            self._batch_at = min(self._batch_at, now + BATCH_S)
+            return []
         return self._refreshed(now)
 
     def _refreshed(self, now: float) -> list[Effect]:
@@ -382,13 +386,8 @@ class Coordinator:
 
     def _times(self) -> list[float]:
         """When something besides the look around falls due."""
-        times = [
-            self._balance_at,
-            self._batch_at,
-            self._settle.at,
-            self._strikes.at,
-            *self._holds.times,
-        ]
+        times = [self._balance_at, self._batch_at, self._settle.at, self._strikes.at]
+        times += self._holds.times
         return [*times, self._listen_until] if self._dirty else times
 
     def _arm(self) -> list[Effect]:

@@ -15,9 +15,11 @@ RANK_STEP_S = 0.2
 """C1: how long each rank leaves to the one before it."""
 
 
-def eligible(record: NodeRecord, role: str = "") -> bool:
-    """Whether a node may lead: it wants to, it is staying, and it has the role that may lead."""
-    return record.candidate and record.status == "up" and (not role or role in record.roles)
+def eligible(record: NodeRecord, role: str = "", *, leaving: bool = False) -> bool:
+    """Whether a node may lead: it wants to, it is staying (or `leaving` is no matter), and it has
+    the role that may lead."""
+    here = record.status == "up" or (leaving and record.status == "leaving")
+    return record.candidate and here and (not role or role in record.roles)
 
 
 def rank(me: Incarnation, candidates: Mapping[Incarnation, int]) -> int | None:

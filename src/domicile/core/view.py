@@ -33,6 +33,7 @@ from domicile.core.ids import (
     parse_release_key,
     parse_started_key,
     parse_wish_key,
+    release_key,
 )
 from domicile.core.plan import Decision, Move, Own, Quarantine
 from domicile.core.records import ConfigRecord, NodeRecord, decode_record
@@ -60,6 +61,9 @@ from domicile.core.txn import (
     Put,
     Write,
 )
+
+WORDS = (RELEASE, STARTED)
+"""Keys of what owners say, many at a time."""
 
 
 class BlockKey(NamedTuple):
@@ -273,10 +277,11 @@ class StoreView:
                 self.wishes.pop(parse_wish_key(key), None)
             elif key.startswith(DRAIN):
                 self.drains.pop(key[len(DRAIN) :].decode(), None)
-            elif key.startswith(RELEASE):
+            elif key.startswith(WORDS):
+                # Gone because it was heeded, or its epoch is over: nothing to decide.
                 self.releases.pop(key, None)
-            elif key.startswith(STARTED):
                 self.started.pop(key, None)
+                return False
             elif key.startswith(PARDON):
                 self.pardons.pop(parse_pardon_key(key), None)
             elif key == TARGET_KEY:
@@ -361,15 +366,9 @@ def _needs(decision: Decision | Forgive, old: Entry) -> dict[Condition, None]:
 
 
 def _releases(view: StoreView, decision: Decision | Forgive, old: Entry) -> dict[Write, None]:
-    """Release keys that a new owner's entry makes obsolete, a few at a time."""
-    if not isinstance(decision, Own):
-        return {}
-    keys = [
-        key
-        for key, release in view.releases.items()
-        if release.shard == decision.shard and release.epoch <= old.epoch
-    ]
-    return {Delete(key): None for key in keys[:4]}
+    """The release key that a new owner's entry makes obsolete; older ones are swept."""
+    key = release_key(old.owner, decision.shard, old.epoch)
+    return {Delete(key): None} if isinstance(decision, Own) and key in view.releases else {}
 
 
 def _changed(view: StoreView, decision: Decision | Forgive, old: Entry, floor: int) -> Entry:

@@ -47,6 +47,7 @@ from domicile.core.records import ClientRecord, NodeRecord
 from domicile.core.shardmap import Entry
 from domicile.core.txn import Changes, Listing
 from domicile.entity.runtime import Runtime
+from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.life.backends import Backends, Plan
 from domicile.life.errands import Errands
 from domicile.life.reach import Reach
@@ -165,15 +166,24 @@ class Life:
                 check_fencing(settings, backends.health)
             if backends.health is not None:
                 backends.health.hold(self.me)
+            await self._tidy_up()
+            return await self.member.join(self._listen if self._hosts else None)
+        except BaseException:
+            await self._end()
+            raise
+
+    async def _tidy_up(self) -> None:
+        """What earlier incarnations left to do in the store, before this one registers (L5, S5)."""
+        try:
             await self._errands.revoke(self._owed)
             self._owed = ()
             if self.rewound:
                 await self._errands.note_rewind()
                 self.rewound = False
-            return await self.member.join(self._listen if self._hosts else None)
-        except BaseException:
-            await self._end()
-            raise
+        except StoreRewound as error:
+            # Once more from the start: the backup may hold those leases, too.
+            self.rewound = True
+            raise StoreUnavailable("the store was rewound meanwhile; it is asked again") from error
 
     async def _listen(self) -> str:
         assert self._links is not None
@@ -204,7 +214,7 @@ class Life:
         log.info("leaving: handing everything over (H14)", extra=self.tags)
         self.runtime.leaving = True
         if self._hosts:
-            self.elected.stop_campaigning()
+            self.elected.stand_aside()
             await self.member.set_status("leaving")
         await self._until(self.runtime.settled, settings.drain_deadline_s)
         links = self._links
@@ -213,7 +223,7 @@ class Life:
                 self._goodbyes[link.sender] = None
                 links.answer(link, Goodbye())
             await self._until(lambda: not self._goodbyes and not links.pending(), settings.linger_s)
-        if self._hosts and self.elected.leading:
+        if self._hosts:
             await self.elected.resign()
         self._left = True
         self.runtime.sending.fail_all("this process left the cluster")

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from domicile.entity.ref import Call
-from domicile.errors import ConfigError, StoreUnavailable, Unavailable
+from domicile.errors import ConfigError, StoreError, StoreRewound, Unavailable
 from domicile.life.backends import Backends, Plan
 from domicile.life.life import Life
 
@@ -89,12 +89,13 @@ class Lives:
                 life = Life(backends, plan, rewound=rewound, owed=owed)
                 try:
                     began = await life.begin()
-                except (StoreUnavailable, ConfigError, OSError) as error:
-                    # Once joined, nothing of this is final: a port or a descriptor gets free.
+                except (StoreError, ConfigError, OSError) as error:
+                    # Once joined, nothing of this is final: a port or a descriptor gets free, and
+                    # a store that was rewound once more has a newest commit again.
                     if not joined.done():
                         raise
                     log.warning("can't join anew yet: %s", error, extra=life.tags)
-                    rewound, owed = life.rewound, life.owed
+                    rewound, owed = life.rewound or isinstance(error, StoreRewound), life.owed
                     await asyncio.sleep(REJOIN_S)
                     continue
                 if began:

@@ -157,10 +157,9 @@ class Mischief:
             self._number = before
 
     def _fill_up(self) -> None:
-        number = FILLER
-        while sum(self.tally.faults.values()) < LEAST_FAULTS and not self._skip:
-            number += 1
-            self._run(number, self._filler, self.sim.world.stream(f"strike {number}"))
+        for number in range(FILLER, FILLER + LEAST_FAULTS):
+            if sum(self.tally.faults.values()) < LEAST_FAULTS and not self._skip:
+                self._run(number, self._filler, self.sim.world.stream(f"strike {number}"))
 
     async def _mend(self) -> None:
         sim = self.sim

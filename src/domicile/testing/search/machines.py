@@ -52,7 +52,7 @@ from domicile.testing.search.scenario import (
     shard_key,
 )
 from domicile.testing.search.store import Snapshot
-from domicile.testing.search.values import EPOCH_S, Steady, clone, freeze
+from domicile.testing.search.values import EPOCH_S, SOON_S, Steady, clone, freeze
 
 T = TypeVar("T")
 Effect = tuple[Any, ...]
@@ -219,7 +219,8 @@ class Machines:
             machine: Coordinator = clone(before.machine)
             now, tick_at = before.now, before.tick_at
             if does == "tick":
-                now, tick_at = max(now, tick_at), float("inf")
+                rest_s = AGE_S if tick_at > now + SOON_S else 0.0
+                now, tick_at = max(now, tick_at) + rest_s, float("inf")
             out: list[Effect] = []
             for node in range(self.sc.nodes):
                 if heard >> node & 1:

@@ -24,7 +24,9 @@ EPOCH_S = 1e6
 """When time begins for a machine: anything larger than half of this is a time, not a duration."""
 
 _ATOMS = (str, bytes, int, float, bool, type(None), Enum, Settings, Random, FunctionType, type)
-_CLASSES_S = (0.0, 0.006, 0.6, 2.0)
+SOON_S = 0.6
+"""Longer than a coordinator batches, listens, settles or holds; shorter than it does by routine."""
+_AHEAD_S = (0.006, SOON_S, 2.0)
 
 
 class Steady(Random):
@@ -94,8 +96,9 @@ def _moment(value: float, now: float) -> float:
     if value < EPOCH_S / 2 or value == float("inf"):
         return value
     ahead_s = round(value - now, 6)
-    distance_s = next((most_s for most_s in _CLASSES_S if abs(ahead_s) <= most_s), float("inf"))
-    return distance_s if ahead_s > 0 else 0.0 - distance_s
+    if ahead_s <= 0:
+        return 0.0 if -ahead_s <= SOON_S else float("-inf")
+    return next((most_s for most_s in _AHEAD_S if ahead_s <= most_s), float("inf"))
 
 
 def _frozen(value: Value) -> bool:
