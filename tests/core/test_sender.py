@@ -286,7 +286,7 @@ def test_an_overdue_flush_counts_as_a_lost_link_for_what_has_not_started() -> No
     desk.sender.begun(A, (1,), 0.0)
     desk.sender.see(MOVED, 0.0)
     desk.send()
-    assert desk.sender.tick(9.9) == ()
+    assert desk.sender.tick(9.9) == (Arm(10.0),)
     effects = desk.sender.tick(10.0)
     assert given_up(effects) == [2]
     assert written(effects) == [3]
@@ -424,6 +424,16 @@ def test_waves_make_chained_asks_finishing_at_growing_times_after_moving_was_see
     assert armed(desk.send(now=9.5, chain=(ELSEWHERE,))) == [10.0]
     assert armed(desk.send(now=9.6)) == [10.0]
     assert written(desk.sender.tick(10.0)) == [3], "a root waits for the new home"
+
+
+def test_a_wave_does_not_displace_the_time_limit_of_a_flush() -> None:
+    """H6: only one time is armed, the earlier; the later one is armed again when that has come."""
+    desk = Desk()
+    desk.send()
+    effects = [*desk.sender.see(MOVING, 1.0), *desk.send(now=1.1, chain=(ELSEWHERE,))]
+    assert sorted(armed(effects)) == [1.25, 11.0]
+    assert 11.0 in armed(desk.sender.tick(1.25))
+    assert given_up(desk.sender.tick(11.0)) == [1]
 
 
 def test_a_later_move_has_waves_of_its_own() -> None:

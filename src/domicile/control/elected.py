@@ -17,7 +17,7 @@ import msgspec
 
 from domicile.config import Settings
 from domicile.control.advice import Advisor
-from domicile.control.leadership import Leadership
+from domicile.control.leadership import FAILED, Leadership
 from domicile.core.coordinator import Heard, ProbeAnswered, ReleasedBy, RevertAsked
 from domicile.core.election import RANK_STEP_S, campaign_at, eligible
 from domicile.core.ids import LEADER_KEY, NODES, Incarnation, ShardKey, node_key
@@ -178,7 +178,7 @@ class Elected:
                     await leadership.run()
                 finally:
                     self._leadership = None
-                    if leadership.reason == UNREACHED:
+                    if leadership.reason in (UNREACHED, FAILED):
                         # Long enough for every other candidate to try first (C1), no longer: if
                         # all of them are silent, a cluster without any leader is worse (C9).
                         others_s = RANK_STEP_S * len(self._candidates())

@@ -7,6 +7,7 @@ knows when it ends (C1). It must never act past `valid_until` (L1) nor after the
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from random import Random
@@ -42,12 +43,17 @@ from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
 
+log = logging.getLogger("domicile")
+
 PING_S = 1.0
 """How often a leader asks every node whether it is there (C7), unless silence means something
 sooner."""
 
 RETRY_S = 0.05
 """How soon a store call that failed is tried again."""
+
+FAILED = "it failed"
+"""Why a leadership ended that should not be tried again soon."""
 
 BACKLOG = 10_000
 """I6: commits that may pass while the first listing is under way."""
@@ -172,10 +178,20 @@ class Leadership:
                 if not self.check() or self._coordinator is None:
                     self._inbox.clear()
                     return
-                for effect in self._coordinator.step(event, self._clock.now()):
+                for effect in self._step(self._coordinator, event):
                     self._perform(effect)
         finally:
             self._stepping = False
+
+    def _step(self, coordinator: Coordinator, event: Event) -> Sequence[Effect]:
+        try:
+            return coordinator.step(event, self._clock.now())
+        except Exception:
+            # What breaks a coordinator must not end the node that it runs in, nor the next one's.
+            log.exception("the coordinator failed on %s and gives up", type(event).__name__)
+            self._meter.count("leader.failed")
+            self.end(FAILED)
+            return ()
 
     def ping(self, nodes: Sequence[Incarnation]) -> None:
         """Ask nodes whether they are there."""

@@ -38,7 +38,8 @@ from domicile.core.counsel import CUSTOM, Counsel
 from domicile.core.hearsay import Hearsay
 from domicile.core.holds import Holds
 from domicile.core.ids import LEADER_KEY, Incarnation, ShardKey
-from domicile.core.plan import Decision, Move, RoleView, View, heard, plan
+from domicile.core.plan import Decision, Move, RoleView, View, plan
+from domicile.core.planning import silent
 from domicile.core.reach import UNREACHED, Reach
 from domicile.core.settle import Settle
 from domicile.core.shardmap import Entry
@@ -52,7 +53,7 @@ from domicile.core.txn import (
     Listing,
     Outcome,
 )
-from domicile.core.view import WORDS, BlockKey, Draft, Forgive, Stored, StoreView, block_of, draft
+from domicile.core.view import CROWDS, BlockKey, Draft, Forgive, Stored, StoreView, block_of, draft
 
 __all__ = [
     "Advised",
@@ -166,9 +167,7 @@ class Coordinator:
         if self._settle.at != NEVER:
             return "settling"
         view = self._view
-        blocks = (block for role in view.shards for block in view.role_blocks(role))
-        moving = any(entry.state == "moving" for block in blocks for entry in view.entries(block))
-        return "waiting for releases" if moving else "idle"
+        return "waiting for releases" if view.moving else "idle"
 
     # events
 
@@ -191,6 +190,7 @@ class Coordinator:
             self._settle.joined(now)
             self._listen_until = now + LISTEN_S
             self._balance_at = now + self._settings.balance_interval_s
+        self._dirty = True
         return self._refreshed(now)
 
     def _change(self, changes: Changes, now: float) -> list[Effect]:
@@ -199,17 +199,20 @@ class Coordinator:
             return []
         if self._view.joined != joined:
             self._settle.joined(now)
-        if all(change.key.startswith(WORDS) for change in changes.changes):
-            # H12: releases come in crowds, in the store as well, and each plan looks at all shards.
-            self._batch_at = min(self._batch_at, now + BATCH_S)
-            return []
+        if all(change.key.startswith(CROWDS) for change in changes.changes):
+            self._soon(now)
+        else:
+            self._dirty = True
         return self._refreshed(now)
+
+    def _soon(self, now: float) -> None:
+        """H12: what comes in crowds waits for one plan, for each looks at all shards."""
+        self._batch_at = min(self._batch_at, now + BATCH_S)
 
     def _refreshed(self, now: float) -> list[Effect]:
         """The picture moved on: am I still the leader, has a commit of mine landed?"""
         if self._view.leader_revision != self._leader.revision:
             return self._resign("deposed")
-        self._dirty = True
         effects: list[Effect] = []
         for made in tuple(self._drafts.values()):
             stored = self._view.blocks.get(made.block)
@@ -223,7 +226,7 @@ class Coordinator:
             return [Tell(owner, shard, entry)] if entry.change else []
         known = not self._listed or self._view.knows(shard)
         if known and self._hearsay.release(shard, (owner, epoch)):
-            self._batch_at = min(self._batch_at, now + BATCH_S)
+            self._soon(now)
         return []
 
     def _ask_revert(self, owner: Incarnation, shard: ShardKey, epoch: int) -> list[Effect]:
@@ -284,7 +287,10 @@ class Coordinator:
         self._view.put_block(made.block, Stored(revision, made.txn, made.entries))
         for write in made.writes:
             self._view.releases.pop(write.key, None)
-        self._dirty = True
+        if self._drafts:
+            self._soon(now)
+        else:
+            self._dirty = True
         rest_until = now + self._settings.drain_deadline_s
         for _, shard, entry in made.tells:
             if entry.state == "serving":
@@ -317,7 +323,7 @@ class Coordinator:
     def _decide(self, now: float) -> list[Effect]:
         self._batch_at = NEVER
         view = self._planned_view(now)
-        if now < self._listen_until and self._silent(view, now):
+        if now < self._listen_until and silent(view, now, self._settings.heard_s):
             return []
         effects: list[Effect] = []
         if self._strategy == CUSTOM:
@@ -326,7 +332,8 @@ class Coordinator:
         self._dirty = False
         self._balance_due = self._balance_due and self._counsel.waiting
         wanted: dict[BlockKey, list[Decision | Forgive]] = {}
-        for decision in (*plan(view, now, self._settings).decisions, *forgiven(view)):
+        decisions = plan(view, now, self._settings).decisions
+        for decision in (*decisions, *forgiven(view, decisions)):
             wanted.setdefault(block_of(decision.shard), []).append(decision)
         effects += [
             self._issue(block, decisions)
@@ -336,14 +343,6 @@ class Coordinator:
         rewind_over = not self._settle.after_rewind(self._view.rewound, now)
         sweep = self._chores.sweep(self._view, self._next_txn(), now, rewind_over)
         return [*effects, *([] if sweep is None else [sweep])]
-
-    def _silent(self, view: View, now: float) -> bool:
-        """Whether some node has not been heard yet; a new leader gives them a moment (C7)."""
-        heard_s = self._settings.heard_s
-        return any(
-            record.status == "up" and not heard(view, node, now, heard_s)
-            for node, record in view.nodes.items()
-        )
 
     def _issue(self, block: BlockKey, decisions: Sequence[Decision | Forgive]) -> Commit:
         floors = {**self._view.floors, **self._hearsay.floors}

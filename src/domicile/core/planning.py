@@ -112,6 +112,14 @@ def heard(view: View, node: Incarnation, now: float, heard_s: float) -> bool:
     return node == view.me or now - view.heard_at.get(node, float("-inf")) <= heard_s
 
 
+def silent(view: View, now: float, heard_s: float) -> bool:
+    """Whether some node has not been heard yet; a new leader gives them a moment (C7)."""
+    return any(
+        record.status == "up" and not heard(view, node, now, heard_s)
+        for node, record in view.nodes.items()
+    )
+
+
 def fallen(part: RoleView, homeless: Iterable[int]) -> dict[int, Incarnation]:
     """Shards that may be what their owner died of, and that owner (DX-20).
 

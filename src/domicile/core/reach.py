@@ -15,6 +15,9 @@ from domicile.core.ids import Incarnation
 from domicile.core.lease import RECORD_FOREVER_S
 from domicile.core.records import NodeRecord
 
+MOST_PROBED = 32
+"""I6: silent nodes that are asked about at one look; the others have their turn later."""
+
 VOTE_S = 3.0
 """How long a member's word about a node counts."""
 
@@ -85,6 +88,7 @@ class Reach:
             return Due(bury=bury)
         probes: list[tuple[Incarnation, Incarnation]] = []
         evict: list[Incarnation] = []
+        asked = 0
         for node, silent_s in silent.items():
             # C9: without a lease it would stop only if it read that; whoever is silent may not.
             if silent_s < self._settings.evict_after_s / 2 or nodes[node].ttl_s >= RECORD_FOREVER_S:
@@ -93,8 +97,10 @@ class Reach:
             if silent_s >= self._settings.evict_after_s and self._agreed(node, others, now):
                 evict.append(node)
             elif now - self._probed_at.get(node, float("-inf")) >= VOTE_S / 3:
-                self._probed_at[node] = now
-                probes += [(other, node) for other in others]
+                asked += 1
+                if asked <= MOST_PROBED:
+                    self._probed_at[node] = now
+                    probes += [(other, node) for other in others]
         return Due(tuple(probes), tuple(evict), bury)
 
     def _notice(self, nodes: Mapping[Incarnation, NodeRecord], now: float) -> None:

@@ -208,6 +208,9 @@ class Sender:
             for letter in self.queue:
                 letter.urgent = letter.urgent or (letter.ask and bool(letter.chain))
         out.extend(self._go_on(now))
+        if self.bond is Bond.FLUSHING:
+            # A wave may have come before it, and only one time is armed.
+            out.append(Arm(self.flush_at + self.limits.hold_timeout_s))
         return tuple(out)
 
     def refused(self) -> tuple[Letter, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from domicile.core.ids import Incarnation, ShardKey
-from domicile.core.plan import RoleView, View
+from domicile.core.plan import Decision, RoleView, View
 from domicile.core.shardmap import Entry
 from domicile.core.view import Forgive, StoreView, Word
 
@@ -52,8 +52,9 @@ class Strikes:
         return struck
 
 
-def forgiven(view: View) -> list[Forgive]:
-    """Shards in service whose stored strikes no longer count."""
+def forgiven(view: View, decisions: Sequence[Decision]) -> list[Forgive]:
+    """Shards in service whose stored strikes no longer count, and that nothing else is done to."""
+    decided = {decision.shard: None for decision in decisions}
     return [
         Forgive(ShardKey(role, number))
         for role, part in view.roles.items()
@@ -63,6 +64,7 @@ def forgiven(view: View) -> list[Forgive]:
         and entry.state == "serving"
         and entry.owner in view.nodes
         and number not in part.released
+        and (role, number) not in decided
     ]
 
 

@@ -63,7 +63,10 @@ from domicile.core.txn import (
 )
 
 WORDS = (RELEASE, STARTED)
-"""Keys of what owners say, many at a time."""
+"""Keys of what owners say."""
+
+CROWDS = (MAP, *WORDS)
+"""Keys that change many at a time; the map only by the leader's own hand."""
 
 
 class BlockKey(NamedTuple):
@@ -204,6 +207,12 @@ class StoreView:
     def role_blocks(self, role: str) -> list[BlockKey]:
         """All blocks that a role's map consists of, stored or not."""
         return [BlockKey(role, number) for number in range(block_count(self.shards[role]))]
+
+    @property
+    def moving(self) -> bool:
+        """Whether some shard moves."""
+        blocks = (block for role in self.shards for block in self.role_blocks(role))
+        return any(entry.state == "moving" for block in blocks for entry in self.entries(block))
 
     def satisfies(self, condition: Condition) -> bool:
         """Whether a condition holds as far as this picture knows."""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from domicile.testing.profiles import PROFILES
-from domicile.testing.standard import LEAST_FAULTS, LEAST_MESSAGES, Tally
+from domicile.testing.standard import LEAST_FAULTS, LEAST_MESSAGES, MID_MOVE, Tally
 
 LEAST_MID_MOVE = 0.3
 
@@ -26,17 +26,22 @@ STEPS = (
 RARE = ("moving, owner closed",)
 """Steps that are shown when they are struck, and not asked for."""
 
-EVERYWHERE = (
-    "coordinator absent", "coordinator committing", "coordinator idle",
-    "coordinator waiting for releases", "home lost", "moving, owner draining",
-    "moving, owner open",
-)  # fmt: skip
+EVERYWHERE = ("coordinator idle", "coordinator waiting for releases", "home lost", MID_MOVE)
 """Steps that every kind of fault must strike in a campaign of `MANY` seeds or more."""
 
-MANY = 1_000
+FREQUENT = (
+    "block", "crash", "cut", "duplicate", "freeze", "freeze past the lease", "late answers",
+    "leader frozen", "linger", "lost replies", "outage", "partition", "several crash", "slow",
+    "stop", "store clock", "unknown", "watch",
+)  # fmt: skip
+"""Kinds that must strike the shorter steps too."""
 
-ELSEWHERE: frozenset[tuple[str, str]] = frozenset()
-"""Combinations that cannot be, or can hardly be: a frozen leader is no absent one."""
+SHORTER = (
+    "coordinator committing", "moving, owner draining", "moving, owner open",
+    "moving, owner released",
+)  # fmt: skip
+
+MANY = 1_000
 
 
 class Judged(Protocol):
@@ -116,8 +121,8 @@ def unhit(profiles: Collection[str], hits: Counter[tuple[str, str]]) -> list[str
     return [
         f"no seed had the fault {kind!r} at the step {step!r}"
         for kind in kinds
-        for step in EVERYWHERE
-        if not hits[kind, step] and (kind, step) not in ELSEWHERE
+        for step in (*EVERYWHERE, *(SHORTER if kind in FREQUENT else ()))
+        if not hits[kind, step]
     ]
 
 

@@ -60,6 +60,8 @@ def judge(sim: Sim) -> None:
     violations = check(sim.history)
     if violations:
         raise InvariantBroken("\n".join(str(violation) for violation in violations[:5]))
+    if sim.history.counts["leader.failed"]:
+        raise AssertionError("a coordinator failed; the log says on what")
     for process, context in sim.world.errors:
         error = context.get("exception")
         message = f"{process or 'network'}: {context.get('message', 'an error nobody caught')}"

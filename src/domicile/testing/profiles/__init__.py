@@ -48,7 +48,7 @@ CLOCKS = Spec(
 STORE = Spec(
     about="the whole store away or down, put back to a backup, compacted, with unknown outcomes",
     faults=(
-        stores.whole_outage, stores.whole_outage, stores.rewind, stores.unknown, stores.unknown,
+        stores.whole_outage, stores.whole_outage, stores.rewind, stores.rewind, stores.unknown,
         stores.compaction, stores.compaction, stores.watch, stores.lost_replies, nodes.crash,
         links.cut, nodes.freeze_leader,
     ),
@@ -62,9 +62,9 @@ STORE = Spec(
 NETWORK = Spec(
     about="one-way blocks for long, nodes that nobody hears, lingering and repeated connections",
     faults=(
-        links.block, links.long_block, links.unheard, links.unheard, links.slow, links.slow_way,
-        links.slow_way, links.linger, links.linger, links.duplicate, links.duplicate,
-        links.late_answers, links.partition, links.cut, nodes.crash,
+        links.block, links.long_block, links.long_block, links.unheard, links.unheard, links.slow,
+        links.slow_way, links.slow_way, links.linger, links.linger, links.duplicate,
+        links.duplicate, links.late_answers, links.partition, links.cut, nodes.crash,
     ),
     kinds=(
         "block", "crash", "cut", "duplicate", "late answers", "linger", "long block", "partition",
@@ -91,6 +91,7 @@ ROLLING = Spec(
     about="rolling updates, surging and in place, rollbacks, scaling, drains, stops of two at once",
     faults=(
         rolling.surge, rolling.surge, rolling.in_place, rolling.in_place, rolling.rollback,
+        rolling.rollback,
         rolling.scale_out, rolling.scale_in, rolling.drain, rolling.two_stop, nodes.stop,
         nodes.crash, links.cut,
     ),
