@@ -92,7 +92,8 @@ class Lives:
                 except (StoreError, ConfigError, OSError) as error:
                     # Once joined, nothing of this is final: a port or a descriptor gets free, and
                     # a store that was rewound once more has a newest commit again.
-                    if not joined.done():
+                    # Nor is a first try that was fenced on its way and owes the store a lease.
+                    if not joined.done() and not (owed and isinstance(error, StoreError)):
                         raise
                     log.warning("can't join anew yet: %s", error, extra=life.tags)
                     rewound, owed = life.rewound or isinstance(error, StoreRewound), life.owed

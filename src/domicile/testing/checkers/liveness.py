@@ -130,10 +130,16 @@ def _judge_asks(
 ) -> None:
     asks: dict[_Key, Event] = {}
     written: dict[_Key, float] = {}
-    for event in history.of("submit", "write", "outcome"):
+    refused: dict[tuple[str, int], float] = {}
+    for event in history.of("submit", "write", "outcome", "claim"):
         if event.at < settled_at:
             continue
         fields = event.fields
+        if event.kind == "claim":
+            # S5: after a rewind a journal may know a newer epoch; its shard finds out on first use.
+            if not fields["ok"] and reading.rewound_at is not None:
+                refused[fields["role"], fields["shard"]] = event.at
+            continue
         key = (fields["inc"], fields["role"], fields["shard"], fields["n"])
         if event.kind == "submit":
             timeout_s = fields["timeout"]
@@ -144,7 +150,7 @@ def _judge_asks(
             written[key] = event.at
             continue
         submit = asks.pop(key, None)
-        if submit is not None:
+        if submit is not None and refused.get(key[1:3], submit.at - 1.0) < submit.at:
             _judge_ask(found, reading, key, submit, event, slow, written.get(key, submit.at))
     for key, submit in asks.items():
         _judge_ask(found, reading, key, submit, None, slow, submit.at)

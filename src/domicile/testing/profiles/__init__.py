@@ -48,13 +48,13 @@ CLOCKS = Spec(
 STORE = Spec(
     about="the whole store away or down, put back to a backup, compacted, with unknown outcomes",
     faults=(
-        stores.whole_outage, stores.whole_outage, stores.rewind, stores.rewind, stores.unknown,
-        stores.compaction, stores.compaction, stores.watch, stores.lost_replies, nodes.crash,
-        links.cut, nodes.freeze_leader,
+        stores.whole_outage, stores.whole_outage, stores.rewind, stores.forgotten_home,
+        stores.unknown, stores.compaction, stores.compaction, stores.watch, stores.lost_replies,
+        nodes.crash, links.cut, nodes.freeze_leader,
     ),
     kinds=(
-        "compaction", "crash", "cut", "leader frozen", "lost replies", "rewind", "store away",
-        "store down", "unknown", "watch",
+        "compaction", "crash", "cut", "forgotten home", "leader frozen", "lost replies", "rewind",
+        "store away", "store down", "unknown", "watch",
     ),
     pace_s=(1.5, 4.5),
 )  # fmt: skip
@@ -64,11 +64,12 @@ NETWORK = Spec(
     faults=(
         links.block, links.long_block, links.long_block, links.unheard, links.unheard, links.slow,
         links.slow_way, links.slow_way, links.linger, links.linger, links.duplicate,
-        links.duplicate, links.late_answers, links.partition, links.cut, nodes.crash,
+        links.duplicate, links.late_answers, links.late_owner, links.partition, links.cut,
+        nodes.crash,
     ),
     kinds=(
-        "block", "crash", "cut", "duplicate", "late answers", "linger", "long block", "partition",
-        "slow", "slow way", "unheard",
+        "block", "crash", "cut", "duplicate", "late answers", "late owner", "linger", "long block",
+        "partition", "slow", "slow way", "unheard",
     ),
 )  # fmt: skip
 

@@ -137,5 +137,52 @@ async def _hold_back(m: Mischief, random: Random, owner: int, sender: int, shard
     m.sim.heal()
 
 
+def late_owner(m: Mischief, random: Random) -> None:
+    """An owner hears of a move after a sender does, and its answers take long (H8)."""
+    owner, sender, shard = m.pair(random)
+    leader = m.leader()
+    if sender < 0 or owner == sender or leader is None or leader.index == owner or not m.faulty:
+        cut(m, random)
+        return
+    m.note("late owner", f"{_name(owner)}, with mail of {_name(sender)}")
+    slow_ways = (leader.name, m.sim.nodes[owner].name), (
+        m.sim.nodes[owner].name,
+        m.sim.nodes[sender].name,
+    )
+    m.load.inside(-1, lambda _: _hear_late(m, random, owner, sender, shard, slow_ways))
+
+
+async def _hear_late(
+    m: Mischief,
+    random: Random,
+    owner: int,
+    sender: int,
+    shard: ShardKey,
+    slow_ways: tuple[tuple[str, str], ...],
+) -> None:
+    room = random.choice(m.hot[shard])
+    store = m.sim.nodes[owner].store
+    usual = (0.0, 0.0) if store is None else store.watch_delay_s
+    m.sim.note_fault("slow", m.sim.nodes[owner])
+    for way in slow_ways:
+        m.sim.network.slow_way(*way, random.uniform(0.3, 0.6))
+    if store is not None:
+        late_s = random.uniform(0.1, 0.3)
+        store.watch_delay_s = (late_s, late_s)
+    pause_s = random.uniform(0.1, 0.3)
+    m.load.inside(sender, partial(m.load.row, id=room, pause=pause_s, count=8))
+    await asyncio.sleep(random.uniform(0.005, 0.03))
+    await m.sim.wish(shard, random.choice([node for node in range(NODES) if node != owner]))
+    for _ in range(3):
+        await asyncio.sleep(random.uniform(0.03, 0.15))
+        m.load.inside(sender, partial(m.load.row, id=room, pause=0.0, count=3))
+    await asyncio.sleep(1.0)
+    await m.sim.wish(shard, None)
+    for way in slow_ways:
+        m.sim.network.slow_way(*way, 0.0)
+    if store is not None:
+        store.watch_delay_s = usual
+
+
 def _name(index: int) -> str:
     return "the client" if index < 0 else f"node {index}"

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from random import Random
 
+from domicile.core.hashing import shard_of
+from domicile.core.ids import EntityKey, ShardKey
+from domicile.errors import DomicileError
 from domicile.testing.mischief import Mischief
+from domicile.testing.standard import NODES
 
 
 def outage(m: Mischief, random: Random) -> None:
@@ -80,6 +86,33 @@ def rewind(m: Mischief, random: Random) -> None:
         m.later(random.uniform(0.1, 8.0), m.go_on(happen))
     else:
         happen()
+
+
+def forgotten_home(m: Mischief, random: Random) -> None:
+    """A backup that knows nothing of a ledger's last home, though the journal does (J1)."""
+    id = random.choice(m.load.rooms)
+    number = shard_of(EntityKey("ledger", id), m.sim.settings.shards)
+    m.note("forgotten home", f"of shard {number}")
+    m.load.inside(-1, lambda _: _forget(m, random, id, ShardKey("default", number)))
+
+
+async def _forget(m: Mischief, random: Random, id: str, shard: ShardKey) -> None:
+    began_at = m.sim.world.now
+    await m.sim.wish(shard, random.randrange(NODES))
+    await asyncio.sleep(random.uniform(0.1, 0.6))
+    await _write(m, id)
+    if not m.faulty:
+        return
+    m.sim.rewind(m.sim.world.now - began_at + random.uniform(0.0, 0.5))
+    # At once, when its shard has a home again, and in the calm: by then it must go well.
+    for pause_s in (random.uniform(0.0, 3.0), random.uniform(6.0, 9.0), random.uniform(15.0, 25.0)):
+        await asyncio.sleep(pause_s)
+        await _write(m, id)
+
+
+async def _write(m: Mischief, id: str) -> None:
+    with suppress(DomicileError):
+        await m.load.note_down(m.sim, id, "", refused=False)
 
 
 def compaction(m: Mischief, random: Random) -> None:

@@ -98,9 +98,9 @@ class World(Control):
 
     def _age(self) -> None:
         """Time passes until the leader's first moments make no difference any more."""
-        before = -1
-        while before != self.leaders[0][MACHINE]:
-            before = self.leaders[0][MACHINE]
+        seen: dict[int, None] = {}
+        while (before := self.leaders[0][MACHINE]) not in seen:
+            seen[before] = None
             if self.can_tick(self.leaders[0]):
                 self.do_tick(0)
             else:
