@@ -13,7 +13,7 @@ BENCH := $(VENV)/.bench
 COMPILE := $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 \
 	--no-header --no-annotate --no-emit-index-url
 
-SEEDS ?= 0:1000
+SEEDS ?= 0:3000
 PROFILE ?= mixed
 UNTIL ?= 100000
 JOBS ?= 2
@@ -27,7 +27,7 @@ ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
 endif
 
-.PHONY: help setup check format test golden sim sim-long mutant mutants demo bench idle recovery docs lock clean
+.PHONY: help setup check format test golden sim sim-long search mutant mutants demo bench planner idle recovery docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,11 +67,14 @@ test: setup ## the test suite (ARGS="-k lease" for a part of it)
 golden: setup ## rewrite the golden digests after an intended change of runs
 	$(PY) tests/golden/update.py
 
-sim: setup ## 1,000 simulated seeds (SEEDS=A:B, PROFILE=NAME, JOBS=N)
+sim: setup ## 3,000 simulated seeds (SEEDS=A:B, PROFILE=NAME, JOBS=N)
 	$(PY) -m domicile.testing.campaign --seeds $(SEEDS) --profile $(PROFILE) --jobs $(JOBS)
 
 sim-long: setup ## 100,000 of them, with stops: the same command goes on (UNTIL=N, JOBS=N, ARGS=...)
 	$(PY) -m domicile.testing.long --until $(UNTIL) --jobs $(JOBS) $(ARGS)
+
+search: setup ## every order of events of small clusters, on the real machines
+	$(PY) -m domicile.testing.search $(ARGS)
 
 mutant: setup ## plant a bug and see it found: PATCH=tests/mutants/name.patch
 	@test -n "$(PATCH)" || { echo "usage: make mutant PATCH=tests/mutants/name.patch" >&2; exit 2; }
@@ -89,6 +92,9 @@ $(BENCH): requirements/bench.txt | $(STAMP)
 
 bench: setup $(BENCH) ## the benchmarks, with grpc.aio as a peer in the same run
 	$(PY) benchmarks/run.py $(ARGS)
+
+planner: setup ## what a plan costs at 10,000 and 100,000 shards
+	$(PY) benchmarks/planner.py $(ARGS)
 
 idle: setup ## what an idle cluster costs
 	$(PY) benchmarks/idle.py $(ARGS)

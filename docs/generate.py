@@ -140,10 +140,12 @@ def campaign(profile: ModuleType, command: ModuleType) -> str:
         ("faults", f"at least {command.LEAST_FAULTS}"),
         ("completed moves", f"at least {command.LEAST_MOVES}"),
     ]
+    profiles = [(f"`{name}`", spec.about) for name, spec in command.PROFILES.items()]
     return (
         f"\n{markdown(('in every seed', ''), rows)}\n\n"
         f"In at least {command.LEAST_MID_MOVE:.0%} of the seeds a fault strikes a hand-off with "
         f"mail in flight.\n\n"
+        f"{markdown(('profile', 'what it brings'), profiles)}\n\n"
         f"- Kinds of faults: {', '.join(command.FAULTS)}.\n"
         f"- Steps to be struck: {'; '.join(command.STEPS)}.\n\n"
     )
@@ -171,7 +173,7 @@ def drawings() -> dict[str, str]:
     from domicile.core import lease, owner, sender
     from domicile.testing import campaign as command
     from domicile.testing import history as told
-    from domicile.testing import profile
+    from domicile.testing import standard
     from domicile.testing.checkers import CHECKERS
 
     return {
@@ -181,7 +183,7 @@ def drawings() -> dict[str, str]:
         "errors": errors(domicile.errors),
         "history": history(told.__doc__ or ""),
         "checkers": checkers(CHECKERS),
-        "campaign": campaign(profile, command),
+        "campaign": campaign(standard, command),
     }
 
 
