@@ -93,7 +93,9 @@ def sim(
         fail("--trace, --svg and --keep are of one seed: say which, as in --seed 17", USAGE)
     if svg is not None:
         writable("--svg", svg)
-    logging.getLogger("domicile").setLevel(logging.CRITICAL)
+    log = logging.getLogger("domicile")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     try:
         if seed is not None:
             code = _one(seed, profile, keep, trace, svg)
@@ -101,6 +103,8 @@ def sim(
             code = _many(_range(seeds or DEFAULT_SEEDS), profile, jobs)
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
+    finally:
+        log.setLevel(level)
     raise typer.Exit(code)
 
 

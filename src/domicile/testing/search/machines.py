@@ -61,8 +61,9 @@ FLUSH_LIMIT = 12
 """No sender of these small worlds needs more flushes; more means that it runs in circles."""
 
 
-AGE_S = 60.0
-"""A leadership of this age has its first moments far behind it."""
+PING_S = 1.0
+AGE_S = 20.0
+"""How much later a coordinator goes on that has nothing to do soon: what was recent is not."""
 
 
 class Numbers(Generic[T]):
@@ -201,11 +202,6 @@ class Machines:
         made = self.sc.coordinator(inc(process), leader_revision, self.sc.settings, self._random)
         return self._number_coordinator(Led(made, EPOCH_S, float("inf")))
 
-    def aged(self, number: int) -> int:
-        """The same leadership, long after: nothing was due in the meantime."""
-        led = self.coordinators[number]
-        return self._number_coordinator(led._replace(now=led.now + AGE_S))
-
     def _number_coordinator(self, led: Led) -> int:
         return self.coordinators.of(led, freeze(tuple(led), led.now))
 
@@ -215,16 +211,20 @@ class Machines:
         """One step of a coordinator whose pings some nodes (a bit set) have just answered."""
         known = self._steps.get((number, heard, does, args))
         if known is None:
-            before = self.coordinators[number]
-            machine: Coordinator = clone(before.machine)
-            now, tick_at = before.now, before.tick_at
-            if does == "tick":
-                rest_s = AGE_S if tick_at > now + SOON_S else 0.0
-                now, tick_at = max(now, tick_at) + rest_s, float("inf")
+            machine, now, tick_at = self.coordinators[number]
+            machine = clone(machine)
             out: list[Effect] = []
-            for node in range(self.sc.nodes):
-                if heard >> node & 1:
-                    tick_at = self._coordinate(machine, Heard(inc(node)), now, tick_at, out)
+            until = now
+            if does == "tick":
+                until = max(now, tick_at) + (AGE_S if tick_at > now + SOON_S else 0.0)
+                tick_at = float("inf")
+            while True:
+                now = min(until, now + PING_S)
+                for node in range(self.sc.nodes):
+                    if heard >> node & 1:
+                        tick_at = self._coordinate(machine, Heard(inc(node)), now, tick_at, out)
+                if now == until:
+                    break
             event = _event(self, does, args)
             tick_at = self._coordinate(machine, event, now, tick_at, out)
             after = self._number_coordinator(Led(machine, now, tick_at))

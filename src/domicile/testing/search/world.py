@@ -103,8 +103,6 @@ class World(Control):
             seen[before] = None
             if self.can_tick(self.leaders[0]):
                 self.do_tick(0)
-            else:
-                self.set_leader(0, MACHINE, self.machines.aged(before))
 
     def _seed(self, block: Put) -> None:
         snapshot, _, _ = self.machines.stores[self.store].commit((), (block,))
