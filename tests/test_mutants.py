@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from domicile.testing.profiles import MIXED, PROFILES
 
 ROOT = Path(__file__).resolve().parents[1]
 PATCHES = sorted((ROOT / "tests" / "mutants").glob("*.patch"))
@@ -14,13 +17,42 @@ PATCHES = sorted((ROOT / "tests" / "mutants").glob("*.patch"))
 NAMED = (
     "owners-marker", "no-gate", "no-return", "no-prefix", "no-finishing-lane", "no-waves",
     "overtaking-flush", "late-flushed-believed", "released-not-final", "fence-without-lock",
-    "timer-only-deadline", "assign-before-persist", "two-coordinators",
+    "timer-only-deadline", "assign-before-persist", "two-coordinators", "validity-from-answer",
+    "evicted-unmarked",
 )  # fmt: skip
+
+FAMILIES = "LHNCSJ"
+LEAST_OF_EACH = 3
+HEAD = re.compile(r"Rule: (?P<rule>[A-Z]\d*)\nProfile: (?P<profile>\w+)\ndiff ")
+
+
+def head(patch: Path) -> re.Match[str]:
+    found = HEAD.match(patch.read_text(encoding="utf-8"))
+    assert found, f"{patch.name} must begin with the lines Rule: and Profile:, then the difference"
+    return found
 
 
 def test_the_broken_versions_of_the_protocol_are_all_there() -> None:
     names = [patch.stem for patch in PATCHES]
     assert [name for name in NAMED if name not in names] == []
+
+
+def test_each_family_of_rules_has_its_mutants() -> None:
+    rules = [head(patch)["rule"] for patch in PATCHES]
+    counts = {family: sum(rule[0] == family for rule in rules) for family in FAMILIES}
+    assert {family: n for family, n in counts.items() if n < LEAST_OF_EACH} == {}
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
+def test_a_patch_names_a_profile_of_the_campaign(patch: Path) -> None:
+    assert head(patch)["profile"] in (MIXED, *PROFILES)
+
+
+def test_the_page_says_of_each_mutant_what_the_patch_says() -> None:
+    page = (ROOT / "docs" / "explanation" / "testing.md").read_text(encoding="utf-8")
+    section = page.partition("## Mutants")[2].partition("\n## ")[0]
+    told = dict(re.findall(r"^\| `([\w-]+)` \| [^|]+ \| (\w+) \|", section, re.MULTILINE))
+    assert told == {patch.stem: head(patch)["profile"] for patch in PATCHES}
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)

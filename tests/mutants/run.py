@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = Path(__file__).resolve().parent
 
 HANG_S = 900.0
-"""How long the seeds of one patch may take; a bug that spins outside of virtual time is not found."""
+"""How long the seeds of one patch may take: a bug that spins in real time is not found."""
 
 PROBE = """
 import sys

@@ -17,7 +17,7 @@ from domicile.core.coordinator import (
     Tell,
 )
 from domicile.core.handoff import Bond, OwnerEvent, Phase, SenderEvent
-from domicile.core.ids import LEADER_KEY, MAP, NODES, NOBODY, Incarnation, ShardKey
+from domicile.core.ids import LEADER_KEY, MAP, NOBODY, NODES, Incarnation, ShardKey
 from domicile.core.letter import Home, Letter, SendFlush
 from domicile.core.owner import AnswerFlush, FlushAsked, Mail, Owner, PhaseChanged, Source
 from domicile.core.owner import Effect as OwnerEffect

@@ -152,7 +152,9 @@ class Life:
             candidate=self._hosts and plan.candidate,
             strategy=self._strategy(),
         )
-        self._reach = Reach(backends.clock, self._send_control, self._tell_leader_of)
+        self._reach = Reach(
+            self.me, backends.clock, backends.meter, self._send_control, self._tell_leader_of
+        )
         backends.meter.event(
             "life", inc=self.me, node=plan.node_id, hosts=self._hosts,
             limits={

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from domicile.core.ids import Incarnation
 from domicile.core.messages import Ping, Probed, Suspect, ToOwner
 from domicile.ports.clock import Clock, Timer
+from domicile.ports.meter import Meter
 
 PING_TIMEOUT_S = 1.0
 """How long a pinged node may take to answer."""
@@ -24,11 +25,14 @@ class Reach:
 
     def __init__(
         self,
+        me: Incarnation,
         clock: Clock,
+        meter: Meter,
         send: Callable[[Incarnation, ToOwner], None],
         tell_leader: Callable[[Probed | Suspect], None],
     ) -> None:
-        self._clock, self._send, self._tell_leader = clock, send, tell_leader
+        self._me, self._clock, self._meter = me, clock, meter
+        self._send, self._tell_leader = send, tell_leader
         self._probes: dict[Incarnation, Timer] = {}
 
     def probe(self, node: Incarnation) -> None:
@@ -55,4 +59,5 @@ class Reach:
 
     def _conclude(self, node: Incarnation, reached: bool) -> None:
         self._probes.pop(node).cancel()
+        self._meter.event("probed", inc=self._me, node=node, reached=reached)
         self._tell_leader(Probed(node, reached))

@@ -18,6 +18,7 @@ renewed        inc, sent_at, ttl, margin — an acknowledged renewal (L1), on th
 fenced         inc, reason — admits nothing from here on (L4)
 ended          inc — stopped by its own will (H14)
 gone           inc, peer — `inc` learned that `peer`'s record is gone
+probed         inc, node, reached (bool) — whether a member reaches a node that a leader lost (C6)
 taken          inc, peer, link, session, no — a frame was accepted from a peer
 handed         bytes — this many were handed to the kernel (TCP alone)
 **store**

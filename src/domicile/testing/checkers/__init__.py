@@ -12,6 +12,7 @@ from domicile.testing.checkers.bounded import check_bounded
 from domicile.testing.checkers.deadlines import check_deadlines
 from domicile.testing.checkers.drained import check_drained
 from domicile.testing.checkers.durable import check_durable
+from domicile.testing.checkers.evicted import check_evicted
 from domicile.testing.checkers.fenced import check_fenced
 from domicile.testing.checkers.liveness import check_liveness
 from domicile.testing.checkers.one_home import check_handlers, check_links, check_stored
@@ -23,6 +24,7 @@ from domicile.testing.history import History
 __all__ = ["CHECKERS", "Violation", "check"]
 
 CHECKERS: dict[str, Callable[[History], list[Violation]]] = {
+    "C6": check_evicted,
     "H9": check_drained,
     "I1a": check_stored,
     "I1b": check_links,

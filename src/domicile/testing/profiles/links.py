@@ -140,15 +140,15 @@ async def _hold_back(m: Mischief, random: Random, owner: int, sender: int, shard
 def late_owner(m: Mischief, random: Random) -> None:
     """An owner hears of a move after a sender does, and its answers take long (H8)."""
     owner, sender, shard = m.pair(random)
+    if sender < 0 or sender == owner:
+        sender = random.choice([node for node in range(NODES) if node != owner])
     leader = m.leader()
-    if sender < 0 or owner == sender or leader is None or leader.index == owner or not m.faulty:
+    if leader is None or leader.index == owner or not m.faulty:
         cut(m, random)
         return
     m.note("late owner", f"{_name(owner)}, with mail of {_name(sender)}")
-    slow_ways = (leader.name, m.sim.nodes[owner].name), (
-        m.sim.nodes[owner].name,
-        m.sim.nodes[sender].name,
-    )
+    of_owner, of_sender = m.sim.nodes[owner].name, m.sim.nodes[sender].name
+    slow_ways = ((leader.name, of_owner), (of_owner, of_sender))
     m.load.inside(-1, lambda _: _hear_late(m, random, owner, sender, shard, slow_ways))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from domicile.testing.search.explore import Explored, explore
 from domicile.testing.search.scenario import FAULTS, Scenario, Violation
@@ -78,7 +78,7 @@ def _shortfalls(found: Sequence[Explored], states: int) -> list[str]:
     return short
 
 
-def _report(scenario: Scenario):  # type: ignore[no-untyped-def]
+def _report(scenario: Scenario) -> Callable[[int, int], None]:
     show = sys.stderr.isatty()
 
     def report(states: int, depth: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from domicile.core.coordinator import Commit
-from domicile.core.handoff import Phase
 from domicile.core.ids import (
     LEADER_KEY,
     NODES,
@@ -39,10 +38,6 @@ from domicile.testing.search.scenario import NEVER_S, Violation, inc, process_of
 from domicile.testing.search.store import BLOCK
 from domicile.testing.search.traffic import Traffic, put
 
-PATIENCE = 2
-"""Ticks that a coordinator takes while a watch has something for it: a refused commit is tried
-again and again until the reason arrives, which changes nothing but a counter."""
-
 # A leader: process, leader revision, machine, listed, ticks, commits, answers, reads.
 PROCESS, REVISION, MACHINE, LISTED, TICKS, COMMITS, ANSWERS, READS = range(8)
 
@@ -54,8 +49,6 @@ def node_record(node: int, status: str = "up") -> bytes:
 
 class Control(Traffic):
     """Store and coordinators of one state."""
-
-    __slots__ = ()
 
     # the store
 
@@ -96,11 +89,13 @@ class Control(Traffic):
             raise Violation(f"I1: shard {shard} goes from {old} to {new}")
         if node_key(new.owner) not in items:
             raise Violation(f"C4: shard {shard} goes to {new.owner}, whose record is gone")
-        released = bool(old.owner) and (
-            (shard, process_of(old.owner), old.epoch) in self.released
-        )
+        released = bool(old.owner) and ((shard, process_of(old.owner), old.epoch) in self.released)
         if not released and node_key(old.owner) in items:
             raise Violation(f"C4: {old.owner} neither released shard {shard} nor is it gone")
+
+    def behind(self, process: int) -> bool:
+        """Whether a watch has something for a process."""
+        return self.pos[process] < self.machines.stores[self.store].revision
 
     def do_watch(self, process: int) -> None:
         """A watch brings the next commit to a process and, if it leads, to its coordinator."""
@@ -148,12 +143,12 @@ class Control(Traffic):
         base = self.machines.stores[self.store].revision - len(self.log)
         while pos < base + len(self.log):
             changes = self.machines.changes[self.log[pos - base]].changes
-            if any(self._news(process, change) for change in changes):
+            if any(self._concerns(process, change) for change in changes):
                 break
             pos += 1
         self.pos = put(self.pos, process, pos)
 
-    def _news(self, process: int, change: Change) -> bool:
+    def _concerns(self, process: int, change: Change) -> bool:
         if change.key == LEADER_KEY:
             return process in self.sc.candidates
         if change.key != BLOCK or change.item is None:
@@ -253,7 +248,7 @@ class Control(Traffic):
         self._send_outcome(index, number, outcome)
 
     def _take_commit(self, index: int, which: int) -> int:
-        commits = self.leaders[index][COMMITS]
+        commits: tuple[int, ...] = self.leaders[index][COMMITS]
         self.set_leader(index, COMMITS, (*commits[:which], *commits[which + 1 :]))
         return commits[which]
 
@@ -292,11 +287,12 @@ class Control(Traffic):
 
     def do_tick(self, index: int) -> None:
         """A coordinator's armed time comes."""
-        _, revision, before, _, ticks, *_ = self.leaders[index]
+        leader = self.leaders[index]
+        revision, before, ticks = leader[REVISION], leader[MACHINE], int(leader[TICKS])
         self.as_coordinator(index, "tick")
         for index, leader in enumerate(self.leaders):
             if leader[REVISION] == revision and leader[MACHINE] != before:
-                waits = self.pos[leader[PROCESS]] < self.machines.stores[self.store].revision
+                waits = self.behind(leader[PROCESS])
                 self.set_leader(index, TICKS, (ticks + 1) * waits)
 
     def can_tick(self, leader: tuple[Any, ...]) -> bool:
@@ -309,7 +305,7 @@ class Control(Traffic):
         while self.leaders:
             leader = self.leaders[0]
             led = self.machines.coordinators[leader[MACHINE]]
-            if self.pos[leader[PROCESS]] < self.machines.stores[self.store].revision:
+            if self.behind(leader[PROCESS]):
                 self.do_watch(leader[PROCESS])
             elif leader[COMMITS]:
                 self.do_land(0, 0)
@@ -362,80 +358,14 @@ class Control(Traffic):
         return (Present(node_key(inc(process))),) if process < self.sc.nodes else ()
 
     def do_operate(self) -> None:
-        """The operator's next wish."""
-        shard, node = self.sc.wishes[self.operated]
-        self.operated += 1
+        """What the operator wants next."""
+        which, self.operated = self.operated, self.operated + 1
+        if which == len(self.sc.wishes):
+            self.write((), Put(drain_key(f"n{self.sc.drained}"), b""))
+            return
+        shard, node = self.sc.wishes[which]
         key = wish_key(shard_key(shard))
         self.write((), Put(key, f"n{node}".encode()) if node >= 0 else Delete(key))
-
-    def do_leave(self) -> None:
-        """A node wants to be emptied: it drains, as an operator would have it."""
-        self.operated |= 1 << 8
-        self.write((), Put(drain_key(f"n{self.sc.leaves}"), b""))
-
-    # what is enabled
-
-    def control_steps(self) -> list[tuple[Any, ...]]:
-        """Steps of the store and the coordinators that need no fault."""
-        out: list[tuple[Any, ...]] = []
-        store = self.machines.stores[self.store]
-        for process, alive in enumerate(self.alive):
-            if alive and self.pos[process] < store.revision:
-                out.append(("watch", process))
-        for node, tolds in enumerate(self.tolds):
-            if tolds and self.alive[node]:
-                out.append(("tell", node))
-        for index, leader in enumerate(self.leaders):
-            out += self._leader_steps(index, leader)
-        out += [("late", which) for which in range(len(self.zombies))]
-        if LEADER_KEY not in store.items:
-            busy = {leader[PROCESS]: None for leader in self.leaders}
-            out += [
-                ("campaign", process)
-                for process in self.sc.candidates
-                if self.alive[process] and self.keyless[process] and process not in busy
-                and (process >= self.sc.nodes or node_key(inc(process)) in store.items)
-            ]  # fmt: skip
-        elif not any(leader[REVISION] == store.items[LEADER_KEY].revision for leader in self.leaders):
-            out.append(("lapse",))
-        for node in range(self.sc.nodes):
-            if not self.alive[node] and node_key(inc(node)) in store.items:
-                out.append(("expire", node))
-        if self.operated & 255 < len(self.sc.wishes):
-            out.append(("operate",))
-        if self.sc.leaves >= 0 and not self.operated >> 8:
-            out.append(("leave",))
-        if self.budget[2]:
-            out += [("note", *word) for word in self._words()]
-        return out
-
-    def _leader_steps(self, index: int, leader: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        out: list[tuple[Any, ...]] = []
-        if not leader[LISTED]:
-            out.append(("list", index))
-        out += [("land", index, which) for which in range(len(leader[COMMITS]))]
-        if leader[ANSWERS]:
-            out.append(("answer", index))
-        if leader[READS]:
-            out.append(("reread", index))
-        if self.can_tick(leader) and leader[TICKS] < PATIENCE:
-            out.append(("tick", index))
-        out += [("release", index, *word) for word in self._words()]
-        if self.budget[1]:
-            out += [("revert", index, *word) for word in self._words(Phase.DRAINING)]
-        return out
-
-    def _words(self, phase: Phase = Phase.RELEASED) -> list[tuple[int, int, int]]:
-        """What owners have to say to the coordinator: node, shard, epoch."""
-        out: list[tuple[int, int, int]] = []
-        for index, number in enumerate(self.owners):
-            owner = self.machines.owners[number]
-            node, shard = divmod(index, self.sc.shards)
-            if owner.phase is phase and self.alive[node]:
-                entry = owner.entry
-                if entry.owner == owner.me and entry.epoch <= owner.epoch:
-                    out.append((node, shard, owner.epoch))
-        return out
 
 
 def _plain(outcome: Outcome) -> tuple[str, Any]:
@@ -452,4 +382,3 @@ def _outcome(kind: str, what: Any) -> Outcome:
     if kind == "committed":
         return Committed(what)
     return Conflict(what) if kind == "conflict" else Unknown()
-

@@ -49,9 +49,7 @@ def explore(
             gc.enable()
 
 
-def _explore(
-    scenario: Scenario, limit: int, report: Callable[[int, int], None] | None
-) -> Explored:
+def _explore(scenario: Scenario, limit: int, report: Callable[[int, int], None] | None) -> Explored:
     first = World(Machines(scenario))
     seen: dict[bytes, int] = {first.key(): 0}
     came, how, depth = array("i", [-1]), list[Action]([("begin",)]), array("H", [0])
@@ -163,11 +161,7 @@ def _trap(count: int, back_from: array[int], back_to: array[int], settled: bytea
 
 
 def _fault(action: Action) -> str:
-    match action:
-        case "unknown", _, _, how:
-            return f"commit unknown, {how}"
-        case verb, *_:
-            return _NAMES[verb]
+    return f"commit unknown, {action[3]}" if action[0] == "unknown" else _NAMES[action[0]]
 
 
 _NAMES = {

@@ -9,6 +9,7 @@ numbered.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from domicile.core.coordinator import (
@@ -29,6 +30,7 @@ from domicile.core.coordinator import (
     Tick,
 )
 from domicile.core.handoff import Bond, OwnerEvent
+from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.letter import GiveUp, Letter, Limits, SendFlush, Write
 from domicile.core.owner import (
     AnswerFlush,
@@ -42,7 +44,7 @@ from domicile.core.owner import (
 )
 from domicile.core.sender import Sender
 from domicile.core.shardmap import Entry
-from domicile.core.txn import Changes
+from domicile.core.txn import Changes, Outcome
 from domicile.testing.search.scenario import (
     Scenario,
     Violation,
@@ -105,7 +107,7 @@ class Landing(NamedTuple):
     """What a commit does to a store."""
 
     store: int
-    outcome: Any
+    outcome: Outcome
     changes: int
     entries: tuple[tuple[int, int, int], ...]
     """Changed shards with their old and new entries."""
@@ -188,8 +190,7 @@ class Machines:
         known = self._steps.get((number, up, moving, does, args))
         if known is None:
             sender: Sender = clone(self.senders[number])
-            sender.is_up = lambda node: bool(up >> process_of(node) & 1)
-            sender.is_moving = lambda shard: bool(moving >> shard.shard & 1)
+            sender.is_up, sender.is_moving = partial(_is_up, up), partial(_is_moving, moving)
             effects = tuple(map(_sender_effect, _drive_sender(self, sender, does, args)))
             known = (self._number_sender(sender), tuple(filter(None, effects)))
             self._steps[number, up, moving, does, args] = known
@@ -272,6 +273,14 @@ class Machines:
         return known
 
 
+def _is_up(up: int, node: Incarnation) -> bool:
+    return bool(up >> process_of(node) & 1)
+
+
+def _is_moving(moving: int, shard: ShardKey) -> bool:
+    return bool(moving >> shard.shard & 1)
+
+
 def _no_shard(_: object) -> bool:
     return False
 
@@ -304,10 +313,7 @@ def _drive_sender(machines: Machines, sender: Sender, does: str, args: tuple[Any
         case "see", (entry,):
             return sender.see(machines.entries[entry], 0.0)
         case "submit", (message,):
-            msg = sc.messages[message]
-            chain = sc.chain(message) if msg.ask else ()
-            letter = Letter(sender.number(), entity_key(msg.entity), msg.ask, chain, 1, message)
-            return sender.submit(letter, 0.0)
+            return sender.submit(_letter(sc, sender.number(), message), 0.0)
         case "returned", (node, ns, entry, released):
             return sender.returned(inc(node), ns, machines.entries[entry], released, 0.0)
         case "flushed", (node, id, entry, released):
@@ -329,6 +335,12 @@ def _drive_sender(machines: Machines, sender: Sender, does: str, args: tuple[Any
             return (("withdrawn", letter.load, unwritten), *effects)
         case _:
             return sender.look(0.0)
+
+
+def _letter(sc: Scenario, n: int, message: int) -> Letter:
+    msg = sc.messages[message]
+    chain = sc.chain(message) if msg.ask else ()
+    return Letter(n, entity_key(msg.entity), msg.ask, chain, 1, message)
 
 
 def _sender_effect(effect: Any) -> Effect:

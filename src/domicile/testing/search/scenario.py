@@ -5,7 +5,7 @@ Made by whoever starts a search. Data only: a scenario knows nothing of how it i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -18,6 +18,8 @@ from domicile.core.sender import Sender
 ROLE = "r"
 NEVER_S = 1e8
 """A pause that no search waits for: keeps periodic work of a coordinator out of it."""
+
+SETTINGS = Settings(balance_interval_s=NEVER_S, evict_after_s=NEVER_S)
 
 FAULTS = (
     "commit unknown, landed", "commit unknown, lands later", "commit unknown, lost", "crash",
@@ -61,8 +63,8 @@ class Scenario:
     """Root messages that run from the beginning."""
     wishes: tuple[tuple[int, int], ...] = ((0, 1),)
     """What an operator wants in turn: a shard, and its node; -1 takes the wish back."""
-    leaves: int = -1
-    """A node that wants to be emptied, if any."""
+    drained: int = -1
+    """A node that the operator wants empty at last, if any."""
     reverts: int = 0
     """How often an owner misses its drain deadline and asks for its shard back (H10)."""
     notes: int = 0
@@ -76,13 +78,11 @@ class Scenario:
     """Whether `Started` takes its time, too; otherwise a sender knows at once."""
     swift: bool = False
     """Whether a manager does at once all it can do, so that only nodes and clients interleave."""
-    strict: bool = True
-    """Whether giving up a message without a fault is a violation."""
     flush_overtakes: bool = False
     owner: type[Owner] = Owner
     sender: type[Sender] = Sender
     coordinator: type[Coordinator] = Coordinator
-    settings: Settings = field(default_factory=lambda: Settings(balance_interval_s=NEVER_S, evict_after_s=NEVER_S))
+    settings: Settings = SETTINGS
 
     def __post_init__(self) -> None:
         unknown = [fault for fault in self.faults if fault not in FAULTS]
@@ -95,6 +95,11 @@ class Scenario:
     def processes(self) -> int:
         """Everyone who watches the store."""
         return self.nodes + self.clients + self.managers
+
+    @property
+    def operations(self) -> int:
+        """How often the operator does something."""
+        return len(self.wishes) + (self.drained >= 0)
 
     @property
     def senders(self) -> int:

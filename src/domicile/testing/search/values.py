@@ -8,7 +8,7 @@ thing they meet, and raise for one they do not.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable
 from enum import Enum
 from random import Random
 from types import FunctionType, MethodType
@@ -23,7 +23,9 @@ Value = Any
 EPOCH_S = 1e6
 """When time begins for a machine: anything larger than half of this is a time, not a duration."""
 
-_ATOMS = (str, bytes, int, float, bool, type(None), Enum, Settings, Random, FunctionType, type)
+_ATOMS = (str, bytes, int, float, type(None), Enum, Settings, Random, FunctionType, type)
+_CONSTANT = (Settings, Random, FunctionType, MethodType)
+_CONTAINERS = (dict, list, deque)
 SOON_S = 0.6
 """Longer than a coordinator batches, listens, settles or holds; shorter than it does by routine."""
 _AHEAD_S = (0.006, SOON_S, 2.0)
@@ -39,57 +41,52 @@ class Steady(Random):
 
 def clone(value: Value, done: dict[int, Value] | None = None) -> Value:
     """A copy that shares everything frozen; what is shared within stays shared."""
-    if isinstance(value, _ATOMS):
+    if _is(value, _ATOMS):
         return value
     done = {} if done is None else done
-    known = done.get(id(value))
-    if known is not None:
-        return known
-    if isinstance(value, dict):
-        new: Value = type(value)()
-        done[id(value)] = new
-        for key, item in value.items():  # pyright: ignore[reportUnknownVariableType]
-            new[key] = clone(item, done)
-        return new
-    if isinstance(value, list | deque):
-        new = type(value)()  # pyright: ignore[reportUnknownVariableType]
-        done[id(value)] = new
-        new.extend(clone(item, done) for item in value)  # pyright: ignore
-        return new  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(value, MethodType):
+    if id(value) in done:
+        return done[id(value)]
+    if _is(value, (MethodType,)):
         return MethodType(value.__func__, clone(value.__self__, done))
     if _frozen(value):
         return value
-    if isinstance(value, tuple):
-        items = [clone(item, done) for item in value]  # pyright: ignore[reportUnknownVariableType]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)  # pyright: ignore
-    new = object.__new__(type(value))
-    done[id(value)] = new
-    for name in _names(value):
-        object.__setattr__(new, name, clone(getattr(value, name), done))
+    if _is(value, (tuple,)):
+        items = [clone(item, done) for item in value]
+        return value._make(items) if hasattr(value, "_make") else tuple(items)
+    new = done[id(value)] = _empty(value)
+    if _is(value, (dict,)):
+        for key, item in value.items():
+            new[key] = clone(item, done)
+    elif _is(value, _CONTAINERS):
+        new.extend(clone(item, done) for item in value)
+    else:
+        for name in _names(value):
+            object.__setattr__(new, name, clone(getattr(value, name), done))
     return new
 
 
 def freeze(value: Value, now: float, ordered: bool = True) -> Value:
     """A hashable value, equal for machines that will do the same from now on.
 
-    Times become distances from `now`, in a few classes.
-    `ordered`: whether the order of a dict's keys may matter.
+    Times become distances from `now`, in a few classes. `ordered`: whether the order of a
+    dict's keys may matter.
     """
-    if isinstance(value, float):
+    if _is(value, (float,)):
         return _moment(value, now)
-    if isinstance(value, Settings | Random | FunctionType | MethodType):
+    if _is(value, _CONSTANT):
         return None
-    if isinstance(value, _ATOMS):
+    if _is(value, (*_ATOMS, msgspec.Struct)):
         return value
-    if isinstance(value, dict):
-        pairs = [(key, freeze(item, now, ordered)) for key, item in value.items()]  # pyright: ignore
-        return tuple(pairs if ordered else sorted(pairs, key=lambda pair: pair[0]))  # pyright: ignore
-    if isinstance(value, tuple | list | deque):
-        return tuple(freeze(item, now, ordered) for item in value)  # pyright: ignore
-    if isinstance(value, msgspec.Struct):
-        return value
-    return tuple(freeze(getattr(value, name), now, ordered) for name in _names(value))
+    if _is(value, (dict,)):
+        pairs = [(key, freeze(item, now, ordered)) for key, item in value.items()]
+        return tuple(pairs if ordered else sorted(pairs, key=_first))
+    if _is(value, (tuple, *_CONTAINERS)):
+        return tuple([freeze(item, now, ordered) for item in value])
+    return tuple([freeze(getattr(value, name), now, ordered) for name in _names(value)])
+
+
+def _first(pair: tuple[Value, Value]) -> Value:
+    return pair[0]
 
 
 def _moment(value: float, now: float) -> float:
@@ -101,21 +98,26 @@ def _moment(value: float, now: float) -> float:
     return next((most_s for most_s in _AHEAD_S if ahead_s <= most_s), float("inf"))
 
 
+def _is(value: Value, kinds: tuple[type, ...]) -> bool:
+    return isinstance(value, kinds)
+
+
+def _empty(value: Value) -> Value:
+    return value.__class__() if _is(value, _CONTAINERS) else object.__new__(value.__class__)
+
+
 def _frozen(value: Value) -> bool:
-    if isinstance(value, msgspec.Struct):
-        return True
-    if isinstance(value, tuple):
-        return all(isinstance(item, _ATOMS) or _frozen(item) for item in value)  # pyright: ignore
-    return is_dataclass(value) and bool(type(value).__dataclass_params__.frozen)
+    if _is(value, (tuple,)):
+        return all(_is(item, _ATOMS) or _frozen(item) for item in value)
+    how = getattr(value, "__dataclass_params__", None)
+    return _is(value, (msgspec.Struct,)) or (how is not None and how.frozen)
 
 
 def _names(value: Value) -> list[str]:
     """The attributes of an object, in a fixed order."""
-    if is_dataclass(value):
-        return [field.name for field in fields(value)]
     names: dict[str, None] = {}
     for kind in reversed(type(value).__mro__):
-        slots = getattr(kind, "__slots__", ())
+        slots: str | Iterable[str] = getattr(kind, "__slots__", ())
         names.update(dict.fromkeys((slots,) if isinstance(slots, str) else slots))
     names.update(dict.fromkeys(getattr(value, "__dict__", ())))
     found = [name for name in names if hasattr(value, name) and not name.startswith("__")]

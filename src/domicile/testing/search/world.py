@@ -11,21 +11,15 @@ from operator import attrgetter
 import msgspec
 from xxhash import xxh3_128_digest
 
-from domicile.core.handoff import Bond, Phase
+from domicile.core.handoff import Phase
 from domicile.core.ids import CONFIG_KEY, LEADER_KEY, node_key
 from domicile.core.records import ConfigRecord, LeaderRecord, encode_record
 from domicile.core.shardmap import FREE, Block, Entry, encode_block
 from domicile.core.txn import Delete, Put
-from domicile.testing.search.control import (
-    COMMITS,
-    MACHINE,
-    PROCESS,
-    REVISION,
-    Control,
-    node_record,
-)
+from domicile.testing.search.control import MACHINE, PROCESS, node_record
 from domicile.testing.search.machines import Machines
 from domicile.testing.search.scenario import ROLE, Scenario, inc, process_of
+from domicile.testing.search.steps import Steps
 from domicile.testing.search.store import BLOCK, Snapshot
 from domicile.testing.search.traffic import FIELDS, Action, put
 
@@ -36,10 +30,8 @@ SELDOM = ("crash", "deposed", "die", "lose", "hold", "again", "relist", "untold"
 """Steps that are faults: nothing may depend on them to go on."""
 
 
-class World(Control):
+class World(Steps):
     """One state."""
-
-    __slots__ = ()
 
     def __init__(self, machines: Machines) -> None:
         self.machines = machines
@@ -50,7 +42,9 @@ class World(Control):
         self.pos = (0,) * processes
         self.alive = (True,) * processes
         self.owners = tuple(machines.new_owner(n, s) for n in range(nodes) for s in range(shards))
-        self.senders = tuple(machines.new_sender(s) for _ in range(sc.senders) for s in range(shards))
+        self.senders = tuple(
+            machines.new_sender(s) for _ in range(sc.senders) for s in range(shards)
+        )
         self.up = self.down = ((),) * (sc.senders * nodes)
         self.link = (0,) * (sc.senders * nodes)
         self.unnoticed = self.running = self.released = self.leaders = ()
@@ -119,9 +113,7 @@ class World(Control):
     def copy(self) -> World:
         """The same state, to be changed."""
         new = object.__new__(World)
-        new.machines, new.sc = self.machines, self.sc
-        for name, value in zip(FIELDS, _values(self), strict=True):
-            setattr(new, name, value)
+        new.__dict__.update(self.__dict__)
         return new
 
     def key(self) -> bytes:
@@ -135,107 +127,7 @@ class World(Control):
         if self.sc.swift:
             self.hurry()
 
-    # steps
-
-    def enabled(self) -> list[Action]:
-        """What can happen next; faults come last."""
-        return [*self._traffic_steps(), *self.control_steps(), *self._fault_steps()]
-
-    def _traffic_steps(self) -> list[Action]:
-        sc, out = self.sc, list[Action]()
-        for index, number in enumerate(self.owners):
-            node, shard = divmod(index, sc.shards)
-            owner = self.machines.owners[number]
-            if not self.alive[node]:
-                continue
-            if owner.phase is Phase.DRAINING and not owner.boxes:
-                out.append(("empty", node, shard))
-            if owner.admits:
-                out += [
-                    ("start", node, int(entity.id))
-                    for entity, box in owner.boxes.items()
-                    if box.ready()
-                ]
-            if owner.parked and owner.entry.change < self.current(shard).change:
-                out.append(("read", node, shard))
-        for message, node in self.running:
-            if all(not sc.messages[c].ask or self.answered >> c & 1 for c in sc.children(message)):
-                out.append(("finish", node, message))
-        for process in range(sc.senders):
-            if not self.alive[process]:
-                continue
-            if self.scripts[process]:
-                out.append(("submit", process))
-            for node in range(sc.nodes):
-                if self.down[process * sc.nodes + node]:
-                    out.append(("down", process, node))
-        for index, lane in enumerate(self.up):
-            process, node = divmod(index, sc.nodes)
-            if lane and self.alive[node]:
-                out.append(("up", process, node))
-        out += [("notice", *gone) for gone in self.unnoticed if self.alive[gone[1]]]
-        out += self._sender_steps()
-        return out
-
-    def _sender_steps(self) -> list[Action]:
-        out: list[Action] = []
-        for index, number in enumerate(self.senders):
-            process, shard = divmod(index, self.sc.shards)
-            sender = self.machines.senders[number]
-            if not self.alive[process]:
-                continue
-            if sender.key is not None and not self.alive[process_of(sender.key.owner)]:
-                out.append(("sever", process, process_of(sender.key.owner)))
-            if 0 < sender.wave_at < 1e6:
-                out.append(("wave", process, shard))
-            if self.budget[3]:
-                letters = [*sender.queue, *sender.written.values()]
-                out += [
-                    ("withdraw", process, shard, letter.n)
-                    for letter in letters
-                    if letter.ask and not letter.resolved
-                ]
-        return out
-
     # faults
-
-    def _fault_steps(self) -> list[Action]:
-        sc, out = self.sc, list[Action]()
-        if not self.budget[0]:
-            return out
-        if "crash" in sc.faults:
-            out += [("crash", node) for node in range(sc.nodes) if self.alive[node]]
-        for index, leader in enumerate(self.leaders):
-            for how in ("landed", "lands later", "lost"):
-                if f"commit unknown, {how}" in sc.faults:
-                    out += [("unknown", index, which, how) for which in range(len(leader[COMMITS]))]
-            if "Released again" in sc.faults:
-                out += [("again", index, node, shard, e) for shard, node, e in self.released]
-            item = self.machines.stores[self.store].items.get(LEADER_KEY)
-            if item is not None and item.revision == leader[REVISION]:
-                if "leader dies" in sc.faults:
-                    out.append(("die", index))
-                if "leader deposed" in sc.faults:
-                    out.append(("deposed",))
-        if "watch broken" in sc.faults:
-            revision = self.machines.stores[self.store].revision
-            out += [
-                ("relist", process)
-                for process, pos in enumerate(self.pos)
-                if self.alive[process] and pos < revision - 1
-            ]
-        if "Told lost" in sc.faults:
-            out += [("untold", node) for node, tolds in enumerate(self.tolds) if tolds]
-        for index, number in enumerate(self.senders):
-            process, shard = divmod(index, sc.shards)
-            sender = self.machines.senders[number]
-            if "overdue Flushed" in sc.faults and sender.bond is Bond.FLUSHING:
-                out.append(("hold", process, shard))
-            if "link lost" in sc.faults and sender.key is not None:
-                node = process_of(sender.key.owner)
-                if node != process and self.alive[node]:
-                    out += [("lose", process, node, 0), ("lose", process, node, 1)]
-        return out
 
     def _spend(self) -> None:
         self.budget = (self.budget[0] - 1, *self.budget[1:])
@@ -345,4 +237,3 @@ class World(Control):
 def begin(scenario: Scenario) -> World:
     """The first state of a scenario."""
     return World(Machines(scenario))
-
