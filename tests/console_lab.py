@@ -1,8 +1,8 @@
 """Runs the console sessions of a page for real and compares what they print.
 
-A ```` ```console ```` block holds commands after `$ ` and their output. `domicile run` and `manager`
-stay in the background, as in terminals of their own, until killed by a later command or the session
-ends; the lines shown for it must appear in its log in that order. A question (`domicile status`,
+A ```` ```console ```` block holds commands after `$ ` and their output. `domicile run` and
+`manager` stay in the background, as in terminals of their own, until killed by a later command or
+the session ends; the lines shown for it must appear in its log in that order. A question (`domicile status`,
 `domicile where`) is asked again until the answer is the one shown, within a bound. Process
 numbers, node names, ports, times, ages, revisions and epochs may differ from those on the page.
 """

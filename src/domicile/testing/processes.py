@@ -94,9 +94,9 @@ class Processes(Verbs):
 
     `entities` must be importable by other processes. `candidates` are the nodes that may
     coordinate: all of them, or none if there are `managers`, which are numbered after the nodes
-    and take the same verbs. Without a `directory` everything is in a temporary one, which goes away unless the
-    body of `async with` raises. `record=False` writes no history: then `settled` takes the store's
-    word that a shard is served, and `history` knows the store and the faults only.
+    and take the same verbs. Without a `directory` everything is in a temporary one, which goes away
+    unless the body of `async with` raises. `record=False` writes no history: then `settled` takes
+    the store's word that a shard is served, and `history` knows the store and the faults only.
     """
 
     def __init__(
