@@ -2,8 +2,8 @@
 
 A ```` ```console ```` block holds commands after `$ ` and their output. `domicile run` and
 `manager` stay in the background, as in terminals of their own, until killed by a later command or
-the session ends; the lines shown for it must appear in its log in that order. A question (`domicile status`,
-`domicile where`) is asked again until the answer is the one shown, within a bound. Process
+the session ends; the lines shown for it must appear in its log in that order. A question (`domicile
+status`, `domicile where`) is asked again until the answer is the one shown, within a bound. Process
 numbers, node names, ports, times, ages, revisions and epochs may differ from those on the page.
 """
 

@@ -285,3 +285,23 @@ def test_watching_and_listing_lead_to_the_same_view(
     replay(gapped.relist(listing(len(writes), *items.values())), heard_gapped)
     assert watched.nodes == gapped.nodes == heard_watching == heard_gapped
     assert watched.created == gapped.created
+
+
+def test_a_listing_behind_the_map_is_a_contradiction() -> None:
+    """S5: what is known of the map was stored, so no listing can lack it."""
+
+    def listing(entry: Entry) -> Listing:
+        value = encode_block(Block("t", (entry,)))
+        return Listing(9, (Item(block_key("r", 0), value, 1, 9),))
+
+    members = Members()
+    known = Entry(Incarnation("a"), 3, "serving", change=5)
+    assert members.contradiction(listing(known)) == ""
+    members.relist(listing(known))
+    assert members.contradiction(listing(known)) == ""
+    newer = Entry(Incarnation("b"), 4, "serving", change=6)
+    assert members.contradiction(listing(newer)) == ""
+    older = Entry(Incarnation("a"), 3, "serving", change=4)
+    assert "lists change 4 of shard r/0" in members.contradiction(listing(older))
+    other = Entry(Incarnation("b"), 3, "serving", change=5)
+    assert "another change 5" in members.contradiction(listing(other))

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
-from handoff_machines import check_sender
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +23,7 @@ from domicile.core.sender import (
     Write,
 )
 from domicile.core.shardmap import Entry
+from domicile.testing.search.machines import check_sender
 
 A, B = Incarnation("a"), Incarnation("b")
 CART, DOOR = EntityKey("cart", "c"), EntityKey("door", "d")

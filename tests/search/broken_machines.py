@@ -194,6 +194,20 @@ class NoLeaderCondition(Coordinator):
         )
 
 
+class NoBlockCondition(Coordinator):
+    """C4: what it writes does not depend on what it has seen of the map."""
+
+    def step(self, event: Event, now: float) -> tuple[Effect, ...]:
+        return tuple(
+            replace(
+                effect, conditions=tuple(c for c in effect.conditions if not _is_block(c.key))
+            )
+            if isinstance(effect, Commit)
+            else effect
+            for effect in super().step(event, now)
+        )  # fmt: skip
+
+
 class FormerLeaderTakenForDead(Coordinator):
     """C4: who leads anew takes the former leader's node for gone, whatever its record says.
 
@@ -223,3 +237,7 @@ class NoAbsenceCondition(FormerLeaderTakenForDead):
 
 def _is_absence(condition: object) -> bool:
     return isinstance(condition, Absent) and condition.key.startswith(NODES)
+
+
+def _is_block(key: bytes) -> bool:
+    return key.startswith(MAP)

@@ -12,6 +12,7 @@ from broken_machines import (
     MarkerBelieved,
     MovingIgnoredWhileClosed,
     NoAbsenceCondition,
+    NoBlockCondition,
     NoFinishingLane,
     NoFlush,
     NoGate,
@@ -80,6 +81,11 @@ DEPOSED = Scenario("deposed", (), clients=0, candidates=(1,), faults=("leader de
             id="unknown is no commit",
         ),
         pytest.param(
+            Scenario("unknown", (), faults=UNKNOWN, coordinator=NoBlockCondition),
+            "I1|C4|I3",
+            id="no block condition",
+        ),
+        pytest.param(
             replace(DEPOSED, coordinator=NoLeaderCondition), "C1", id="no leader condition"
         ),
         pytest.param(
@@ -91,7 +97,7 @@ def test_a_broken_rule_is_found(scenario: Scenario, verdict: str) -> None:
     """The way that leads there comes with the verdict."""
     with pytest.raises(Violation, match=verdict) as found:
         explore(scenario)
-    assert "\nafter:\n  " in str(found.value) or "\n  " in str(found.value)
+    assert "\n  operate\n" in str(found.value) or "\n  deposed\n" in str(found.value)
 
 
 def test_it_is_the_absence_condition_that_saves_a_misled_leader() -> None:

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from domicile.core.coordinator import Arm, Coordinator, Effect, Event, ReleasedBy, Tick
 from domicile.core.handoff import Phase
-from domicile.testing.search import FAULTS, Msg, Scenario, Violation, explore, walk
+from domicile.testing.search import FAULTS, Scenario, Violation, explore, walk
 from domicile.testing.search.__main__ import main
 from domicile.testing.search.machines import Machines
 from domicile.testing.search.scenarios import SCENARIOS, swift, tells
@@ -52,7 +53,7 @@ def test_every_fault_strikes_a_move_somewhere(fault: str) -> None:
 
 
 def test_a_search_is_deterministic() -> None:
-    scenario = swift(Scenario("a move", tells(1), faults=("crash",)))
+    scenario = Scenario("a move", (), clients=0, faults=("leader dies",))
     assert explore(scenario) == explore(scenario)
 
 
@@ -165,8 +166,27 @@ def test_a_walk_says_which_seed_went_wrong() -> None:
         walk(broken, range(2_000))
 
 
-def test_a_message_to_nowhere_is_stuck() -> None:
-    """The search itself: an end that is no good end is reported with its way."""
-    lost = Scenario("lost", (Msg(0, by=2, parent=-1),), homes=(-1,), wishes=(), nodes=1)
-    settled = explore(lost)
-    assert settled.complete
+def test_an_end_that_settles_nothing_is_stuck() -> None:
+    """Nobody campaigns after the leader's death, so what it began is never finished."""
+    with pytest.raises(Violation, match="stuck: shard 0 is moving"):
+        explore(Scenario("orphaned", (), clients=0, candidates=(), faults=("leader dies",)))
+
+
+class Restless(Coordinator):
+    """Hears no release, and is never at rest."""
+
+    turn = 0
+
+    def step(self, event: Event, now: float) -> tuple[Effect, ...]:
+        if isinstance(event, ReleasedBy):
+            return ()
+        effects = super().step(event, now)
+        if isinstance(event, Tick):
+            self.turn = 1 - self.turn
+        return (*effects, Arm(now + 0.1))
+
+
+def test_going_round_in_circles_is_stuck_too() -> None:
+    """No state without a way on, and yet none of these ways leads to an end."""
+    with pytest.raises(Violation, match="stuck: no way leads to an end"):
+        explore(Scenario("restless", (), clients=0, coordinator=Restless))

@@ -212,6 +212,10 @@ class Member:
             while not self._over.is_set() and not await self._register():
                 failures += 1
                 await self._calls.pause(failures)
+            if failures:
+                # The store may have gone back meanwhile, and another caller in this process be
+                # the one that was told.
+                self._take_listing(await self._calls.read(lambda: self._store.list(b"")))
         except StoreRewound as error:
             self._rewound(error)
         except StoreUnavailable:
@@ -418,6 +422,9 @@ class Member:
             raise StoreRewound(
                 f"listed revision {listing.revision} after {self._calls.newest} had been seen"
             )
+        contradiction = self.members.contradiction(listing)
+        if contradiction:
+            raise StoreRewound(contradiction)
         self._calls.newest = listing.revision
         if self._own_revision:
             own = (item for item in listing.items if item.key == self._key)

@@ -34,7 +34,7 @@ from domicile.core.records import (
     NodeRecord,
     decode_record,
 )
-from domicile.core.shardmap import Entry, ShardMap, decode_block, parse_block_key
+from domicile.core.shardmap import BLOCK_SIZE, Entry, ShardMap, decode_block, parse_block_key
 from domicile.core.txn import Change, Changes, Item, Listing
 
 
@@ -150,6 +150,30 @@ class Members:
                 changes.append(Change(item.key, None))
         changes += [Change(item.key, item) for item in listing.items]
         return self._take(listing.revision, changes)
+
+    def contradiction(self, listing: Listing) -> str:
+        """What a listing says that can't be if the store kept all it showed before (S5).
+
+        Whatever is known of the map was stored before it was told (I3), so a listing is never
+        behind it, and a change never means two things.
+        """
+        for item in listing.items:
+            if not item.key.startswith(MAP):
+                continue
+            try:
+                role, number = parse_block_key(item.key)
+                entries = decode_block(item.value).entries
+            except (msgspec.MsgspecError, ValueError):
+                continue
+            for index, entry in enumerate(entries):
+                shard = ShardKey(role, number * BLOCK_SIZE + index)
+                known = self.map.get(shard)
+                if known.change > entry.change or (known.change == entry.change and known != entry):
+                    return (
+                        f"it lists change {entry.change} of shard {role}/{shard.shard}, and "
+                        f"another change {known.change} had been stored"
+                    )
+        return ""
 
     def apply(self, changes: Changes) -> list[Fact]:
         """Take what one commit changed."""
