@@ -128,9 +128,11 @@ def test_the_store_is_down_in_a_rebalance_and_the_manager_restarts(past_the_leas
             await cluster.wait_until(begun)
             with locked(cluster):
                 assert not level(cluster), "the outage must begin in the middle of a rebalance"
-                before = homes(cluster)
                 cluster.crash(3)
                 cluster.start(3)
+                # What was committed before the outage may still be on its way to this process.
+                await rounds(cluster, 1)
+                before = homes(cluster)
                 if past_the_lease:
                     fenced = lambda: {  # noqa: E731
                         event.fields["inc"] for event in cluster.history().of("fenced")

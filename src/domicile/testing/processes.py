@@ -42,7 +42,7 @@ from domicile.testing.member_signals import pause, resume
 from domicile.testing.real_history import merge
 from domicile.testing.recorder import FileRecorder, RecordReader
 from domicile.testing.store_view import StoreView
-from domicile.testing.verbs import Verbs
+from domicile.testing.verbs import LENIENT, Verbs
 from domicile.wiring import backends
 
 CLUSTER = "domicile"
@@ -119,7 +119,7 @@ class Processes(Verbs):
         loop_factory(loop)
         self._entities = list(entities)
         self._imports = [import_path(kind) for kind in entities]
-        self.settings = Settings() if settings is None else settings
+        self.settings = LENIENT if settings is None else settings
         self.nodes = [
             NodeProcess(index, index in candidates if candidates is not None else not managers)
             for index in range(nodes)

@@ -35,6 +35,7 @@ from domicile.testing.servers import Servers
 from domicile.testing.sim_faults import SimFaults
 from domicile.testing.simnode import SimNode as SimNode
 from domicile.testing.threads import InlineThreads
+from domicile.testing.verbs import LENIENT
 from domicile.testing.wire import Faults
 
 S = TypeVar("S")
@@ -72,7 +73,7 @@ class Sim(SimFaults):
         self.world = World(seed)
         self.history = History(self.world.clock)
         self.random = self.world.stream("test")
-        self.settings = Settings() if settings is None else settings
+        self.settings = LENIENT if settings is None else settings
         self._entities = list(entities)
         self._homes = dict(homes or {})
         self._resources = resources

@@ -17,6 +17,10 @@ from domicile.entity.define import Entity, entity_type
 from domicile.errors import StoreUnavailable
 from domicile.ports.store import Store
 
+LENIENT = Settings(poison_deaths=1_000_000)
+"""Settings of test clusters that are given none: who dies by a test's own hand dies of no shard, so
+nothing is quarantined for it."""
+
 RETRY_S = 0.05
 WRITE_TRIES = 600
 
