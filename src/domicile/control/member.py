@@ -212,6 +212,8 @@ class Member:
             while not self._over.is_set() and not await self._register():
                 failures += 1
                 await self._calls.pause(failures)
+            if not self._over.is_set():
+                self._watch_deadline()
             if failures:
                 # The store may have gone back meanwhile, and another caller in this process be
                 # the one that was told.
@@ -221,9 +223,6 @@ class Member:
         except StoreUnavailable:
             # Only once fenced or left: until then `Calls.read` tries again.
             pass
-        if self._over.is_set():
-            return False
-        self._watch_deadline()
         return not self._over.is_set()
 
     def _check_roles(self) -> None:
