@@ -84,7 +84,7 @@ class Lives:
         self, backends: Backends, plan: Plan, joined: asyncio.Future[None]
     ) -> None:
         try:
-            rewound, owed = False, tuple[str, ...]()
+            rewound, again, owed = False, False, tuple[str, ...]()
             while not self._stopping:
                 life = Life(backends, plan, rewound=rewound, owed=owed)
                 try:
@@ -92,8 +92,8 @@ class Lives:
                 except (StoreError, ConfigError, OSError) as error:
                     # Once joined, nothing of this is final: a port or a descriptor gets free, and
                     # a store that was rewound once more has a newest commit again.
-                    # Nor is a first try that was fenced on its way and owes the store a lease.
-                    if not joined.done() and not (owed and isinstance(error, StoreError)):
+                    # Nor is it if an earlier try got as far as being fenced: the store was there.
+                    if not joined.done() and not (again and isinstance(error, StoreError)):
                         raise
                     log.warning("can't join anew yet: %s", error, extra=life.tags)
                     rewound, owed = life.rewound or isinstance(error, StoreRewound), life.owed
@@ -107,7 +107,7 @@ class Lives:
                     await life.run()
                 finally:
                     self.current = None
-                    rewound, owed = life.rewound, life.owed
+                    rewound, again, owed = life.rewound, True, life.owed
         except Exception as error:
             if joined.done():
                 raise
