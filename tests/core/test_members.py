@@ -294,14 +294,13 @@ def test_a_listing_behind_the_map_is_a_contradiction() -> None:
         value = encode_block(Block("t", (entry,)))
         return Listing(9, (Item(block_key("r", 0), value, 1, 9),))
 
-    members = Members()
-    known = Entry(Incarnation("a"), 3, "serving", change=5)
-    assert members.contradiction(listing(known)) == ""
-    members.relist(listing(known))
-    assert members.contradiction(listing(known)) == ""
+    shard = ShardKey("r", 0)
+    known = {shard: Entry(Incarnation("a"), 3, "serving", change=5)}
+    assert Members.contradiction(listing(known[shard]), {}) == ""
+    assert Members.contradiction(listing(known[shard]), known) == ""
     newer = Entry(Incarnation("b"), 4, "serving", change=6)
-    assert members.contradiction(listing(newer)) == ""
+    assert Members.contradiction(listing(newer), known) == ""
     older = Entry(Incarnation("a"), 3, "serving", change=4)
-    assert "lists change 4 of shard r/0" in members.contradiction(listing(older))
+    assert "lists change 4 of shard r/0" in Members.contradiction(listing(older), known)
     other = Entry(Incarnation("b"), 3, "serving", change=5)
-    assert "another change 5" in members.contradiction(listing(other))
+    assert "another change 5" in Members.contradiction(listing(other), known)

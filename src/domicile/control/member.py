@@ -21,7 +21,7 @@ import msgspec
 from domicile.config import Settings
 from domicile.control.agree import NO_TYPES, Calls, agree, check_protocols
 from domicile.control.registration import Leased, Registration, Unleased
-from domicile.core.ids import client_key, node_key
+from domicile.core.ids import ShardKey, client_key, node_key
 from domicile.core.lease import FOREVER_S, Lease, LeaseState
 from domicile.core.members import Fact, Members, Unreadable
 from domicile.core.records import (
@@ -31,7 +31,7 @@ from domicile.core.records import (
     decode_record,
     encode_record,
 )
-from domicile.core.shardmap import ShardMap
+from domicile.core.shardmap import Entry, ShardMap
 from domicile.core.txn import (
     Absent,
     At,
@@ -116,6 +116,10 @@ class Member:
         self._may_stand = False
         self._unsure = False
         """Whether a write of the own record may still arrive, however late (S1)."""
+        self.rewound = False
+        """Whether it was fenced because the store lost commits (S5)."""
+        self.asked = False
+        """Whether the store was ever asked for a lease, so that it may have one."""
         self._over = asyncio.Event()
         self._calls = Calls(store, settings.op_timeout_s, random, self._over)
         # A client is home to nothing, and a dead one must not stay in the store for good.
@@ -202,7 +206,7 @@ class Member:
         Raises `ConfigError` if this process does not fit the cluster.
         """
         try:
-            self._take_listing(await self._calls.read(lambda: self._store.list(b"")))
+            await self._relist()
             self._check_roles()
             check_protocols(self.members, self._protocols)
             await agree(self._calls, self.members, self._shards, self._types)
@@ -217,7 +221,7 @@ class Member:
             if failures:
                 # The store may have gone back meanwhile, and another caller in this process be
                 # the one that was told.
-                self._take_listing(await self._calls.read(lambda: self._store.list(b"")))
+                await self._relist()
         except StoreRewound as error:
             self._rewound(error)
         except StoreUnavailable:
@@ -241,6 +245,7 @@ class Member:
         sent_at = self._clock.now()
         try:
             if not self._may_stand:
+                self.asked = True
                 ttl_s = await self._registration.take()
             else:
                 # The record may have stood and expired; peers then count this incarnation as
@@ -390,10 +395,11 @@ class Member:
         while not self._over.is_set():
             try:
                 if compacted:
+                    known = dict(self.map)
                     listing = await self._calls.bounded(self._store.list(b""))
                     if not self.guard():
                         return
-                    self._take_listing(listing)
+                    self._take_listing(listing, known)
                     compacted = False
                 changes = self._store.watch(b"", self.revision)
                 try:
@@ -416,12 +422,16 @@ class Member:
 
     # What the store says
 
-    def _take_listing(self, listing: Listing) -> None:
+    async def _relist(self) -> None:
+        known = dict(self.map)
+        self._take_listing(await self._calls.read(lambda: self._store.list(b"")), known)
+
+    def _take_listing(self, listing: Listing, known: Mapping[ShardKey, Entry]) -> None:
         if listing.revision < self._calls.newest:
             raise StoreRewound(
                 f"listed revision {listing.revision} after {self._calls.newest} had been seen"
             )
-        contradiction = self.members.contradiction(listing)
+        contradiction = self.members.contradiction(listing, known)
         if contradiction:
             raise StoreRewound(contradiction)
         self._calls.newest = listing.revision
@@ -500,6 +510,7 @@ class Member:
         return min(ttl_s, record.ttl_s) if isinstance(record, NodeRecord) else ttl_s
 
     def _rewound(self, error: StoreRewound) -> None:
+        self.rewound = True
         self.fence(f"store rewound: {error}")
 
 

@@ -345,7 +345,9 @@ class Coordinator:
         return [*effects, *([] if sweep is None else [sweep])]
 
     def _issue(self, block: BlockKey, decisions: Sequence[Decision | Forgive]) -> Commit:
-        floors = {**self._view.floors, **self._hearsay.floors}
+        for shard, floor in self._view.floors.items():
+            self._hearsay.floor(shard, floor)
+        floors = self._hearsay.floors
         made = draft(self._view, block, decisions, self._leader, self._next_txn(), floors)
         self._drafts[block] = made
         for decision in decisions:

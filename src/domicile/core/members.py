@@ -6,7 +6,7 @@ decides nothing and must never guess: what it holds was in the store at `revisio
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -34,7 +34,7 @@ from domicile.core.records import (
     NodeRecord,
     decode_record,
 )
-from domicile.core.shardmap import BLOCK_SIZE, Entry, ShardMap, decode_block, parse_block_key
+from domicile.core.shardmap import BLOCK_SIZE, FREE, Entry, ShardMap, decode_block, parse_block_key
 from domicile.core.txn import Change, Changes, Item, Listing
 
 
@@ -151,11 +151,13 @@ class Members:
         changes += [Change(item.key, item) for item in listing.items]
         return self._take(listing.revision, changes)
 
-    def contradiction(self, listing: Listing) -> str:
+    @staticmethod
+    def contradiction(listing: Listing, known: Mapping[ShardKey, Entry]) -> str:
         """What a listing says that can't be if the store kept all it showed before (S5).
 
-        Whatever is known of the map was stored before it was told (I3), so a listing is never
-        behind it, and a change never means two things.
+        `known` is the map as it was when the listing was asked for. Whatever was known then had
+        been stored before it was told (I3), so no listing is behind it, and no change means two
+        things. What was learned since may well be newer than the listing.
         """
         for item in listing.items:
             if not item.key.startswith(MAP):
@@ -167,11 +169,13 @@ class Members:
                 continue
             for index, entry in enumerate(entries):
                 shard = ShardKey(role, number * BLOCK_SIZE + index)
-                known = self.map.get(shard)
-                if known.change > entry.change or (known.change == entry.change and known != entry):
+                before = known.get(shard, FREE)
+                if before.change > entry.change or (
+                    before.change == entry.change and before != entry
+                ):
                     return (
                         f"it lists change {entry.change} of shard {role}/{shard.shard}, and "
-                        f"another change {known.change} had been stored"
+                        f"another change {before.change} had been stored"
                     )
         return ""
 

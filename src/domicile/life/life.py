@@ -245,7 +245,7 @@ class Life:
     @property
     def owed(self) -> tuple[str, ...]:
         """Leases of this and earlier incarnations that the store may still think alive (L5)."""
-        mine = () if self._gone else (self.member.lease_id,)
+        mine = (self.member.lease_id,) if self.member.asked and not self._gone else ()
         return (*self._owed, *mine, *self.elected.owed)
 
     async def _end(self) -> None:
@@ -322,7 +322,7 @@ class Life:
 
     def on_fenced(self, reason: str) -> None:
         """L4, L5: this incarnation is over."""
-        self.rewound = self.rewound or reason.startswith("store rewound")
+        self.rewound = self.rewound or self.member.rewound
         if not self._left:
             log.warning("fenced, joining anew: %s", reason, extra=self.tags)
         self.runtime.fence(reason)
