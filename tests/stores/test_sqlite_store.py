@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -115,6 +116,26 @@ def test_a_refused_commit_still_expires_what_is_due(tmp_path: Path) -> None:
         assert await stale.get(b"k") is None
 
     run(tmp_path, scenario)
+
+
+def test_a_taken_lock_is_tried_again_soon_and_not_a_second_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    async def scenario(stores: SqliteStores) -> None:
+        store = stores.client("a")
+        await put(store, b"k", b"")
+        await stores.outage()
+        monkeypatch.setattr(time, "sleep", waits.append)
+        waiting = asyncio.ensure_future(store.commit([], [Put(b"k", b"2")]))
+        await until(lambda: len(waits) > 7)
+        await stores.restore()
+        assert await waiting == Committed(2)
+        monkeypatch.undo()
+
+    run(tmp_path, scenario)
+    assert waits[:6] == [0.001, 0.002, 0.003, 0.004, 0.005, 0.005]
 
 
 def test_time_never_goes_back(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from domicile.errors import ConfigError, StoreRewound, StoreUnavailable
 from domicile.stores.sqlite_schema import APPLICATION_ID, FORMAT, STATE, TABLES
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+BUSY_S = 0.001
+"""How long the first wait for a taken lock is; a later one up to five times that."""
 RETRY_S = 0.01
 WAL_LIMIT_BYTES = 16 * 1024 * 1024
 
@@ -38,6 +40,9 @@ class Database:
     def __init__(self, path: Path, *, create: bool = True) -> None:
         flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
         self._raw: Any = apsw.Connection(str(path), flags=flags)
+        self._until = 0.0
+        # SQLite's own handler may sleep a whole second between two tries.
+        self._raw.set_busy_handler(self._busy)
 
     def run(self, sql: str, values: Sequence[object] | Mapping[str, object] = ()) -> None:
         """Statements without a result."""
@@ -70,7 +75,15 @@ class Database:
 
     def wait_for_locks(self, until: float) -> None:
         """Until when of `time.monotonic` a statement waits for a lock."""
-        self._raw.set_busy_timeout(max(1, int(1000 * (until - time.monotonic()))))
+        self._until = until
+
+    def _busy(self, tries: int) -> bool:
+        """Asked by SQLite when a lock is taken: whether to try again."""
+        left_s = self._until - time.monotonic()
+        if left_s <= 0:
+            return False
+        time.sleep(min(left_s, BUSY_S * min(tries + 1, 5)))
+        return True
 
     @property
     def moved(self) -> bool:
