@@ -9,9 +9,9 @@ VENV := .venv
 PY := $(VENV)/bin/python
 UV := $(VENV)/bin/uv
 STAMP := $(VENV)/.ready
-BENCH := $(VENV)/.bench
-COMPILE := $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 \
-	--no-header --no-annotate --no-emit-index-url
+PEERS := grpc aiohttp nats ray
+COMPILE := $(UV) pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
+	--no-emit-index-url --python-version
 
 SEEDS ?= 0:3000
 PROFILE ?= mixed
@@ -86,32 +86,32 @@ mutants: setup ## all planted bugs, one after the other
 demo: setup ## a small cluster of real processes under load; kill one, freeze one, see nothing lost
 	$(VENV)/bin/domicile demo
 
-$(BENCH): requirements/bench.txt | $(STAMP)
-	$(UV) pip install --quiet --python $(PY) --require-hashes -r requirements/bench.txt
-	@touch $@
-
-bench: setup $(BENCH) ## the benchmarks, with grpc.aio as a peer in the same run
-	$(PY) benchmarks/run.py $(ARGS)
+bench: setup ## the benchmarks, with peers in the same run (ARGS=--quick, ARGS="--peers none")
+	$(PY) -m benchmarks.run $(ARGS)
 
 planner: setup ## what a plan costs at 10,000 and 100,000 shards
-	$(PY) benchmarks/planner.py $(ARGS)
+	$(PY) -m benchmarks.planner $(ARGS)
 
-idle: setup ## what an idle cluster costs
-	$(PY) benchmarks/idle.py $(ARGS)
+idle: setup ## what an idle cluster asks of its store and of the machine (I8)
+	$(PY) -m benchmarks.idle $(ARGS)
 
 recovery: setup ## how long shards are without a home after SIGKILL (DX-04)
-	$(PY) benchmarks/recovery.py $(ARGS)
+	$(PY) -m benchmarks.recovery $(ARGS)
 
 docs: setup ## redraw the diagrams from the transition tables
 	$(PY) docs/generate.py
 
 lock: setup ## compile the requirement files anew
-	$(COMPILE) requirements/uv.in -o requirements/uv.txt
-	$(COMPILE) requirements/base.in -o requirements/base.txt
-	$(COMPILE) requirements/dev.in -o requirements/dev.txt
-	$(COMPILE) requirements/bench.in -o requirements/bench.txt
+	$(COMPILE) 3.11 requirements/uv.in -o requirements/uv.txt
+	$(COMPILE) 3.11 requirements/base.in -o requirements/base.txt
+	$(COMPILE) 3.11 requirements/dev.in -o requirements/dev.txt
+	for peer in $(PEERS); do \
+		$(COMPILE) 3.11 benchmarks/requirements-$$peer.in -o benchmarks/requirements-$$peer.txt \
+			|| exit 1; \
+	done
+	$(COMPILE) 3.12 benchmarks/requirements-casty.in -o benchmarks/requirements-casty.txt
 
 clean: ## remove everything that can be made again
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	rm -rf .coverage .venvs
+	rm -rf .coverage .venvs .bench
 	find src tests docs benchmarks examples -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""What a plan costs: `python benchmarks/planner.py [--quick] [--json FILE]`.
+"""What a plan costs: `python -m benchmarks.planner [--quick] [--json FILE]`.
 
 Times the coordinator's decision for every strategy at two sizes, on one core and without caches:
 everything homeless, one node gone, one node more, half of the nodes drained, nothing to do. Beside

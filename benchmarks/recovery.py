@@ -1,7 +1,7 @@
 """How long shards are without a home when their node is killed, on the embedded store.
 
-    python benchmarks/recovery.py                 40 kills, in about two minutes
-    python benchmarks/recovery.py --kills 5       fewer
+    python -m benchmarks.recovery                 40 kills, in about two minutes
+    python -m benchmarks.recovery --kills 5       fewer
 
 Three real node processes and a client share a store in a temporary directory. Again and again one
 node is killed by SIGKILL and, once everything is served again, started anew; every other time it
@@ -18,6 +18,7 @@ import contextlib
 import sys
 import time
 from statistics import median
+from typing import Literal, cast
 
 from domicile import DomicileError, Settings
 from domicile.core.ids import ShardKey
@@ -67,12 +68,15 @@ def victim_of(cluster: Processes, leading: bool) -> int | None:
     return next(node for node in range(NODES) if node != leader)
 
 
-async def measure(kills: int) -> tuple[list[float], list[float]]:
+async def measure(kills: int, loop: str = "asyncio") -> tuple[list[float], list[float]]:
     """Seconds until answered and until served, of every kill."""
     answers: list[float] = []
     serves: list[float] = []
     settings = Settings(shards=SHARDS, balance_limit=1.0)
-    async with Processes([Room], nodes=NODES, settings=settings, record=False) as cluster:
+    async with Processes(
+        [Room], nodes=NODES, settings=settings, record=False,
+        loop=cast("Literal['asyncio', 'uvloop']", loop),
+    ) as cluster:  # fmt: skip
         for number in range(kills):
             await cluster.wait_until(
                 lambda: max(loads(cluster)) - min(loads(cluster)) <= 2 and cluster.settled(),

@@ -1,4 +1,4 @@
-"""The embedded store, measured: `python benchmarks/store.py [--seconds S] [--directory DIR]`.
+"""The embedded store, measured: `python -m benchmarks.store [--seconds S] [--directory DIR]`.
 
 Says how long a commit takes, how long until another process's watch has seen it, and what three
 watches cost while nothing happens. A process of its own follows; nothing else runs.

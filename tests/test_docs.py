@@ -198,6 +198,8 @@ def test_the_settings_page_names_every_field_with_its_default() -> None:
 
 
 def _says(written: str, default: float | str) -> bool:
+    if isinstance(default, bool):
+        return written == str(default).lower()
     if isinstance(default, str):
         return written == (default or "(none)")
     return float(written) == default

@@ -11,7 +11,8 @@ from domicile.config import Settings
 from domicile.core.hashing import by_message, murmur2, shardcake, xxh3
 from domicile.core.strategies import Seat, Situation
 from domicile.entity.client import Client
-from domicile.entity.define import Entity, handler
+from domicile.entity.define import Entity
+from domicile.entity.handlers import blocking, handler
 from domicile.entity.ref import Ref
 from domicile.entity.region import Region
 from domicile.errors import (
@@ -30,6 +31,7 @@ from domicile.errors import (
 from domicile.manager import Manager
 from domicile.node import Node
 from domicile.persist.eventsourced import EventSourced
+from domicile.sync import SyncClient, SyncRef, connect_sync
 
 __all__ = [
     "CallCycle",
@@ -52,9 +54,13 @@ __all__ = [
     "Seat",
     "Settings",
     "Situation",
+    "SyncClient",
+    "SyncRef",
     "Unavailable",
+    "blocking",
     "by_message",
     "connect",
+    "connect_sync",
     "handler",
     "murmur2",
     "shardcake",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Self
 
 from domicile.config import Settings
@@ -10,19 +11,28 @@ from domicile.entity.ref import Outbound
 from domicile.errors import ConfigError
 from domicile.life import Lives, Plan
 from domicile.ports.meter import Meter
-from domicile.wiring import backends, check_cluster, check_store
+from domicile.ports.trace import Tracer
+from domicile.wiring import backends, check_cluster, check_store, token_of
 
 
 class ConnectedClient(Client):
     """A client of one cluster. Made by `connect`."""
 
     def __init__(
-        self, store: str, *, cluster: str, settings: Settings, meter: Meter | None = None
+        self,
+        store: str,
+        *,
+        cluster: str,
+        settings: Settings,
+        token: str | None = None,
+        meter: Meter | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         check_store(store)
         check_cluster(cluster)
         self._store, self._cluster = store, cluster
-        self._settings, self._meter = settings, meter
+        self._settings, self._meter, self._tracer = settings, meter, tracer
+        self._token = token_of(token)
         self._lives = Lives()
 
     async def __aenter__(self) -> Self:
@@ -30,14 +40,25 @@ class ConnectedClient(Client):
         if self._lives.started:
             raise ConfigError("this client was started already; call connect() again")
         wired = backends(
-            self._store, cluster=self._cluster, settings=self._settings, meter=self._meter
+            self._store,
+            cluster=self._cluster,
+            settings=self._settings,
+            meter=self._meter,
+            token=self._token,
         )
-        await self._lives.start(wired, Plan(self._cluster, "", {}, {}, self._settings, False))
+        wired = wired if self._tracer is None else replace(wired, tracer=self._tracer)
+        plan = Plan(self._cluster, "", {}, {}, self._settings, False, token=self._token)
+        await self._lives.start(wired, plan)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         """Leave: wait for what is under way, then go (H14)."""
         await self._lives.stop()
+
+    @property
+    def outbound(self) -> Outbound:
+        """Where the calls of this client's refs go."""
+        return self._lives
 
     def _outbound(self) -> Outbound:
         return self._lives
@@ -47,10 +68,14 @@ def connect(
     store: str,
     *,
     cluster: str = "domicile",
+    token: str | None = None,
     settings: Settings | None = None,
     meter: Meter | None = None,
+    tracer: Tracer | None = None,
 ) -> ConnectedClient:
     """A way into a cluster for a process that is home to nothing.
+
+    `token` is the cluster's secret, else that of `DOMICILE_TOKEN`.
 
     ::
 
@@ -58,4 +83,6 @@ def connect(
             await client.ref(Counter, "c1").ask(Counter.add)
     """
     known = Settings.from_environment() if settings is None else settings
-    return ConnectedClient(store, cluster=cluster, settings=known, meter=meter)
+    return ConnectedClient(
+        store, cluster=cluster, settings=known, token=token, meter=meter, tracer=tracer
+    )

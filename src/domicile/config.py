@@ -22,6 +22,13 @@ CLOCK_DRIFT = 0.001
 FENCINGS = ("lease", "health")
 """What frees the shards of a node that is silent: see `Settings.fencing`."""
 
+MAY_BE_ZERO = ("compress_bytes", "residents")
+"""Limits that 0 switches off."""
+
+_PLAIN: dict[Any, type] = {"str": str, "bool": bool}
+_SAID: dict[Any, str] = {"str": "a text", "bool": "True or False"}
+_TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
 MAX_TICK_S = 0.25
 """S4: the most by which one transaction may advance a store's clock."""
 
@@ -51,11 +58,21 @@ class Settings:
     settle_s: float = 0.5
     settle_max_s: float = 3.0
     heard_s: float = 2.0
+    # a loop that stands still, handlers that take long
+    stall_limit_s: float = 30.0
+    slow_s: float = 0.1
+    stuck_s: float = 2.0
     # messages
     ask_timeout_s: float = 10.0
     handler_timeout_s: float = 30.0
     stop_timeout_s: float = 5.0
     idle_s: float = 120.0
+    residents: int = 0
+    residents_policy: str = "lru"
+    blocking_threads: int = 8
+    blocking_queue: int = 1_000
+    carry_bytes: int = 4 * 1024 * 1024
+    serialize_local: bool = False
     mailbox: int = 1_000
     buffer: int = 1_000
     hold_bytes: int = 16 * 1024 * 1024
@@ -68,13 +85,21 @@ class Settings:
     drain_deadline_s: float = 10.0
     linger_s: float = 5.0
     link_frames: int = 256
+    compress_bytes: int = 0
+    # who may connect
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
+    insecure: bool = False
+    # for operators
+    http: str = ""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.type == "str":
-                if not isinstance(value, str):
-                    raise ConfigError(f"{field.name} must be a text, it is {value!r}")
+            if field.type in _PLAIN:
+                if not isinstance(value, _PLAIN[field.type]):
+                    raise ConfigError(f"{field.name} must be {_SAID[field.type]}, it is {value!r}")
                 continue
             kinds = (int,) if field.type == "int" else (int, float)
             if not isinstance(value, kinds) or isinstance(value, bool) or value == float("inf"):
@@ -86,7 +111,9 @@ class Settings:
                 object.__setattr__(self, name, value)
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.type != "str" and not value > 0:
+            if field.type in _PLAIN or (field.name in MAY_BE_ZERO and value == 0):
+                continue
+            if not value > 0:
                 raise ConfigError(f"{field.name} must be positive, it is {value!r}")
         if self.fencing not in FENCINGS:
             raise ConfigError(
@@ -125,8 +152,8 @@ class Settings:
         for field in fields(cls):
             name = f"DOMICILE_{field.name.upper()}"
             if name in source:
-                if field.type == "str":
-                    values[field.name] = source[name]
+                if field.type in _PLAIN:
+                    values[field.name] = _plain(name, source[name], str(field.type))
                     continue
                 kind = int if field.type == "int" else float
                 try:
@@ -141,6 +168,14 @@ class Settings:
     def from_toml(cls, path: str | Path) -> Settings:
         """Settings from the table `[domicile]` of a TOML file; `[tool.domicile]` in pyproject."""
         return cls(**_read_toml(Path(path), {field.name for field in fields(cls)}))
+
+
+def _plain(name: str, text: str, kind: str) -> str | bool:
+    if kind == "str":
+        return text
+    if text.lower() not in _TRUTHS:
+        raise ConfigError(f"{name}={text!r} is not one of {', '.join(_TRUTHS)}")
+    return _TRUTHS[text.lower()]
 
 
 def _read_toml(path: Path, known: set[str]) -> dict[str, Any]:

@@ -55,7 +55,13 @@ class MaybeExecuted(DomicileError):
 
 
 class HandlerFailed(DomicileError):
-    """The handler ran and raised something other than a `Rejection`, or ran out of time."""
+    """The handler ran and raised something other than a `Rejection`, or ran out of time.
+
+    Where it was raised is in `remote_traceback`, and shown with the error's own traceback.
+    """
+
+    remote_traceback: str = ""
+    """The application's own frames at the handler's home, one a line, the innermost last."""
 
 
 class Rejection(DomicileError):

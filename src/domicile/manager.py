@@ -6,6 +6,7 @@ as a node that coordinates. Nodes that shall never coordinate say `candidate=Fal
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import Self
 
 from domicile.config import Settings
@@ -13,16 +14,18 @@ from domicile.core.strategies import Strategy, check_strategy
 from domicile.errors import ConfigError
 from domicile.life import Life, Lives, Plan
 from domicile.life.host import default_node_id, until_asked
+from domicile.life.observed import Observed
 from domicile.ports.meter import Meter
 from domicile.ports.watchdog import Watchdog
-from domicile.wiring import LOOPBACK, backends, check_cluster, check_store
+from domicile.wiring import LOOPBACK, backends, check_cluster, check_store, token_of
 
 
 class Manager:
     """Decides who owns what, in a process that serves nothing; a second one stands by (C1).
 
     `store` is the URL that the nodes have. `listen` is `host:port` or `host:first-last`,
-    `advertise` the address that nodes dial if that differs. `strategy` says where shards belong:
+    `advertise` the address that nodes dial if that differs. `token` is the cluster's secret, else
+    that of `DOMICILE_TOKEN`. `strategy` says where shards belong:
     a name or a function. Nodes work on while no manager is there (I7), and find the next one by
     the store.
     """
@@ -34,6 +37,7 @@ class Manager:
         cluster: str = "domicile",
         listen: str = LOOPBACK,
         advertise: str | None = None,
+        token: str | None = None,
         settings: Settings | None = None,
         strategy: str | Strategy = "least_shards",
         node_id: str | None = None,
@@ -44,11 +48,14 @@ class Manager:
         check_strategy(strategy)
         self._store, self._cluster = store, cluster
         self._listen, self._advertise = listen, advertise
+        self._token = token_of(token)
         self._settings = Settings.from_environment() if settings is None else settings
         self._strategy = strategy
         self._node_id, self._meter = node_id, meter
         self._watchdog: Watchdog | None = None
         self._lives = Lives()
+        self._observed = Observed(self._lives, self._settings.http, meter)
+        self._stack = AsyncExitStack()
 
     @property
     def settings(self) -> Settings:
@@ -75,6 +82,15 @@ class Manager:
         """Whether it coordinates now; else it stands by."""
         return self.life is not None and self.life.elected.leading
 
+    @property
+    def http_address(self) -> str:
+        """Where `/metrics`, `/healthz` and `/readyz` are served now; empty if nowhere."""
+        return self._observed.address
+
+    def answer_at(self, http: str) -> None:
+        """Serve probes and metrics here, whatever the settings say. Before the start."""
+        self._observed = Observed(self._lives, http, self._meter)
+
     def watch_over(self, watchdog: Watchdog) -> None:
         """Have a watchdog end this process if it hangs past its lease (L4). Before the start."""
         self._watchdog = watchdog
@@ -86,18 +102,23 @@ class Manager:
         node_id = self._node_id or default_node_id()
         wired = backends(
             self._store, cluster=self._cluster, settings=self._settings, by=node_id,
-            listen=self._listen, advertise=self._advertise, meter=self._meter,
-            watchdog=self._watchdog,
+            listen=self._listen, advertise=self._advertise, meter=self._observed.meter,
+            watchdog=self._watchdog, token=self._token,
         )  # fmt: skip
         plan = Plan(
-            self._cluster, node_id, {}, {}, self._settings, True, strategy=self._strategy
+            self._cluster, node_id, {}, {}, self._settings, True, strategy=self._strategy,
+            token=self._token,
         )  # fmt: skip
-        await self._lives.start(wired, plan)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._observed)
+            await self._lives.start(wired, plan)
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         """Resign if it coordinates, then leave (H14)."""
-        await self._lives.stop()
+        async with self._stack:
+            await self._lives.stop()
 
     async def run(self) -> None:
         """Coordinate or stand by until cancelled, or until SIGTERM or SIGINT asks to leave.

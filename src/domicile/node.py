@@ -12,9 +12,11 @@ from contextlib import (
     AsyncExitStack,
     asynccontextmanager,
 )
+from dataclasses import replace
 from typing import Any, Self
 
 from domicile.config import Settings
+from domicile.core.readiness import Answer
 from domicile.core.strategies import Strategy, check_strategy
 from domicile.entity.client import Client
 from domicile.entity.define import Entity, catalogue
@@ -22,11 +24,20 @@ from domicile.entity.ref import Outbound
 from domicile.errors import ConfigError
 from domicile.life import Backends, Life, Lives, Plan
 from domicile.life.host import default_node_id, until_asked
+from domicile.life.observed import Observed
 from domicile.persist.eventsourced import EventSourced
 from domicile.ports.meter import Meter
+from domicile.ports.trace import Tracer
 from domicile.ports.watchdog import Watchdog
 from domicile.transports.link import PROTOCOLS
-from domicile.wiring import LOOPBACK, backends, check_cluster, check_journal, check_store
+from domicile.wiring import (
+    LOOPBACK,
+    backends,
+    check_cluster,
+    check_journal,
+    check_store,
+    token_of,
+)
 
 Resources = Callable[[], AbstractAsyncContextManager[Mapping[type[Any], Any]]]
 
@@ -43,7 +54,10 @@ class Node(Client):
     mixed only nodes of the newest, or of the operator's target version, receive shards.
     `capacity` weighs nodes against each other. `strategy` says where shards belong while this
     node coordinates: a name or a function. `shards` are the roles whose number of shards is not
-    that of `settings`, as in `{"sessions": 512}`.
+    that of `settings`, as in `{"sessions": 512}`. `token` is the cluster's secret, else that of
+    `DOMICILE_TOKEN`: a process that does not know it is refused. `tracer` takes trace context along
+    with messages, as `domicile.observe.tracing.OpenTelemetry()` does. `meter` is for programs that
+    count themselves; without one the node keeps the counters that `metrics()` shows.
     """
 
     def __init__(
@@ -61,9 +75,11 @@ class Node(Client):
         capacity: float = 1.0,
         strategy: str | Strategy = "least_shards",
         shards: Mapping[str, int] | None = None,
+        token: str | None = None,
         settings: Settings | None = None,
         node_id: str | None = None,
         meter: Meter | None = None,
+        tracer: Tracer | None = None,
         backends: Callable[[], Backends] | None = None,
         _protocols: tuple[int, int] = PROTOCOLS,
     ) -> None:
@@ -78,7 +94,7 @@ class Node(Client):
         self._shards = _checked_shards(shards)
         self._protocols = _protocols
         self._node_id = node_id
-        self._meter = meter
+        self._meter, self._tracer = meter, tracer
         if not 0 < capacity < float("inf"):
             raise ConfigError(f"capacity={capacity!r} must be a positive number")
         check_strategy(strategy)
@@ -86,6 +102,9 @@ class Node(Client):
         self._stack = AsyncExitStack()
         self._lives = Lives()
         self._backends = backends
+        http = self._settings.http if backends is None else ""
+        self._observed = Observed(self._lives, http, meter)
+        self._token = token_of(token, {} if backends is not None else None)
         if backends is None:
             check_store(store)
             check_cluster(cluster)
@@ -112,6 +131,27 @@ class Node(Client):
         """The current incarnation, if one is registered."""
         return self._lives.current
 
+    @property
+    def http_address(self) -> str:
+        """Where `/metrics`, `/healthz` and `/readyz` are served now; empty if nowhere."""
+        return self._observed.address
+
+    def readiness(self) -> Answer:
+        """Whether this node takes part in its cluster, and why not: what `/readyz` says."""
+        return self._observed.readiness()
+
+    def health(self) -> Answer:
+        """Whether this node runs or joins by itself: what `/healthz` says."""
+        return self._observed.health()
+
+    def metrics(self) -> str:
+        """What `/metrics` says, for a program with a web server of its own. On the loop only."""
+        return self._observed.text()
+
+    def answer_at(self, http: str) -> None:
+        """Serve probes and metrics here, whatever the settings say. Before the start."""
+        self._observed = Observed(self._lives, http, self._meter)
+
     def watch_over(self, watchdog: Watchdog) -> None:
         """Have a watchdog end this process if it hangs past its lease (L4). Before the start."""
         self._watchdog = watchdog
@@ -124,14 +164,15 @@ class Node(Client):
             resources: Mapping[type[Any], Any] = {}
             if self._resources is not None:
                 resources = await stack.enter_async_context(self._resources())
+            await stack.enter_async_context(self._observed)
             node_id = self._node_id or default_node_id()
             wired = self._wire(node_id) if self._backends is None else self._backends()
             await self._lives.start(
-                wired,
+                wired if self._tracer is None else replace(wired, tracer=self._tracer),
                 Plan(
                     self._cluster, node_id, self._catalogue, resources, self._settings,
                     self._candidate, self._version, self._capacity, self._strategy,
-                    self._protocols, self._shards,
+                    self._protocols, self._shards, self._token,
                 ),
             )  # fmt: skip
             self._stack = stack.pop_all()
@@ -165,7 +206,7 @@ class Node(Client):
         return backends(
             self._store, cluster=self._cluster, settings=self._settings, by=node_id,
             listen=self._listen, advertise=self._advertise, journal=self._journal,
-            meter=self._meter, watchdog=self._watchdog,
+            meter=self._observed.meter, watchdog=self._watchdog, token=self._token,
         )  # fmt: skip
 
 

@@ -6,8 +6,9 @@ by their first use.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from random import Random
@@ -15,6 +16,7 @@ from typing import ClassVar
 
 from domicile.config import Settings
 from domicile.control.clock import SystemClock
+from domicile.entity.blocking import WorkerThreads
 from domicile.errors import ConfigError
 from domicile.life import Backends
 from domicile.persist.memory import MemoryJournal
@@ -24,14 +26,16 @@ from domicile.stores.locks import FileLocks
 from domicile.stores.memory import MemoryStore
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite import SqliteStore
+from domicile.transports.framing import FIRST_BYTES, packet_limit_bytes
 from domicile.transports.memory import MemoryNetwork, MemoryTransport
 from domicile.transports.tcp import TcpTransport
+from domicile.transports.tls import Certificates
+from domicile.transports.token import SHORT, secrets_of
+
+log = logging.getLogger("domicile")
 
 LOOPBACK = "127.0.0.1:0"
 """Where a node listens unless told otherwise: any free port, this machine only."""
-
-FRAME_SLACK_BYTES = 24 * 1024 * 1024
-"""What a packet may weigh beyond two of the largest messages: many small ones and their names."""
 
 
 class _Here:
@@ -74,6 +78,20 @@ def check_store(url: str) -> None:
     )
 
 
+def token_of(token: str | None, environ: Mapping[str, str] | None = None) -> str:
+    """The token that a process has: its own, else `DOMICILE_TOKEN`; raises `ConfigError`."""
+    if token is None:
+        token = (os.environ if environ is None else environ).get("DOMICILE_TOKEN", "")
+    secrets = secrets_of(token)
+    if any(len(secret) < SHORT for secret in secrets):
+        log.warning(
+            "the token is short enough to be guessed: use one of at least %d characters, as "
+            "`python -c 'import secrets; print(secrets.token_hex())'` makes it",
+            SHORT,
+        )
+    return ",".join(secrets)
+
+
 def check_journal(url: str | None) -> None:
     """Raise `ConfigError` unless a journal URL is one that this version knows."""
     if url is not None and not url.startswith("memory://"):
@@ -111,8 +129,13 @@ def backends(
     journal: str | None = None,
     meter: Meter | None = None,
     watchdog: Watchdog | None = None,
+    token: str = "",
 ) -> Backends:
-    """Everything that one process needs to take part; `by` names it in the store's history."""
+    """Everything that one process needs to take part; `by` names it in the store's history.
+
+    `token` is only asked whether there is one: without it, and without certificates, a process
+    listens at addresses of this machine alone.
+    """
     check_store(store)
     check_journal(journal)
     meter = NoMeter() if meter is None else meter
@@ -127,24 +150,39 @@ def backends(
             meter=meter,
             random=random,
             watchdog=watchdog,
+            blocking=WorkerThreads(settings.blocking_threads),
         )
     path = sqlite_path(store)
     return Backends(
         store=Namespace(
             SqliteStore(path, by=by, op_timeout_s=settings.op_timeout_s, meter=meter), cluster
         ),
-        transport=_tcp(listen, advertise, settings, meter),
+        transport=_sockets(listen, advertise, settings, meter, bool(token)),
         journal=MemoryJournal() if journal is not None else None,
         clock=SystemClock(),
         meter=meter,
         random=random,
         health=locks_of(path),
         watchdog=watchdog,
+        blocking=WorkerThreads(settings.blocking_threads),
     )
 
 
-def _tcp(
-    listen: str, advertise: str | None, settings: Settings, meter: Meter
+def _sockets(
+    listen: str, advertise: str | None, settings: Settings, meter: Meter, proved: bool
 ) -> Callable[[], TcpTransport]:
-    most = 2 * settings.message_bytes + FRAME_SLACK_BYTES
-    return lambda: TcpTransport(listen, advertise=advertise, max_frame_bytes=most, meter=meter)
+    most = packet_limit_bytes(settings.message_bytes)
+    certificates = Certificates.of(settings.tls_cert, settings.tls_key, settings.tls_ca)
+    only_here = certificates is None and not proved and not settings.insecure
+
+    def make() -> TcpTransport:
+        # One set of certificates for all lives: what is good stays, whatever the files become.
+        if certificates is not None:
+            certificates.load()
+        return TcpTransport(
+            listen, advertise=advertise, max_frame_bytes=most, first_bytes=FIRST_BYTES,
+            stall_s=settings.link_timeout_s, meter=meter,
+            certificates=certificates, only_here=only_here,
+        )  # fmt: skip
+
+    return make

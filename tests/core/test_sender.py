@@ -205,7 +205,7 @@ def test_a_return_is_reinserted_by_number_and_flushes() -> None:
 def test_a_return_of_what_has_started_or_was_written_elsewhere_is_ignored() -> None:
     desk = Desk()
     desk.send(2)
-    desk.sender.begun(A, (1,), 0.0)
+    desk.sender.begun(A, 1, 0.0)
     assert desk.sender.returned(A, (1,), SERVING, False, 0.0) == ()
     assert desk.sender.returned(B, (2,), SERVING, False, 0.0) == ()
     assert desk.queued == []
@@ -276,14 +276,15 @@ def test_a_started_ask_is_given_up_with_its_link_and_a_started_tell_is_not() -> 
     desk = Desk()
     desk.send(1, ask=True)
     desk.send(1, ask=False)
-    desk.sender.begun(A, (1, 2), 0.0)
+    desk.sender.begun(A, 1, 0.0)
+    desk.sender.begun(A, 2, 0.0)
     assert given_up(desk.sender.link_lost(A, (), 0.0)) == [1]
 
 
 def test_an_overdue_flush_counts_as_a_lost_link_for_what_has_not_started() -> None:
     desk = Desk()
     desk.send(2)
-    desk.sender.begun(A, (1,), 0.0)
+    desk.sender.begun(A, 1, 0.0)
     desk.sender.see(MOVED, 0.0)
     desk.send()
     assert desk.sender.tick(9.9) == (Arm(10.0),)
@@ -335,14 +336,14 @@ def test_withdrawing_the_head_lets_the_next_one_go() -> None:
     for letter in letters:
         desk.sender.submit(letter, 0.0)
     assert desk.sender.withdraw(letters[1], 0.0)[0] is True
-    assert written(desk.sender.begun(A, (1,), 0.0)) == [3]
+    assert written(desk.sender.begun(A, 1, 0.0)) == [3]
 
 
 def test_waiting_means_queued_or_written_and_not_started() -> None:
     desk = Desk()
     desk.send()
     assert desk.sender.waiting()
-    desk.sender.begun(A, (1,), 0.0)
+    desk.sender.begun(A, 1, 0.0)
     assert not desk.sender.waiting()
 
 
@@ -400,7 +401,9 @@ def test_a_full_window_does_not_hold_what_a_running_handler_awaits() -> None:
     assert written(desk.send(1, ask=False)) == [], "a root waits for room"
     assert written(desk.send(1, chain=(ELSEWHERE,))) == [2, 3], "and goes along if it must"
     assert written(desk.send(1)) == []
-    assert written(desk.sender.begun(A, (1, 2, 3), 0.0)) == [4]
+    assert written(desk.sender.begun(A, 1, 0.0)) == []
+    assert written(desk.sender.begun(A, 2, 0.0)) == []
+    assert written(desk.sender.begun(A, 3, 0.0)) == [4]
 
 
 def test_who_waits_in_line_behind_a_handler_makes_its_asks_finishing() -> None:
@@ -479,7 +482,7 @@ def test_hold_bytes_bounds_what_waits() -> None:
 def test_the_window_bounds_what_is_written_and_not_started() -> None:
     desk = Desk(LIMITS._replace(window=2))
     assert written(desk.send(5)) == [1, 2]
-    assert written(desk.sender.begun(A, (1,), 0.0)) == [3]
+    assert written(desk.sender.begun(A, 1, 0.0)) == [3]
     assert written(desk.sender.answered(A, 2, 0.0)[1]) == [4]
     assert desk.sender.open == 2
 
@@ -526,7 +529,7 @@ def test_whatever_peers_say_the_books_balance_and_bonds_follow_the_table(
                 effects = sender.see(seen, now)
             case ("begun", peer, n):
                 letter = sender.written.get(n)
-                effects = sender.begun(peer, (n,), now)
+                effects = sender.begun(peer, n, now)
                 if letter is not None and letter.to == peer and not letter.ask:
                     done[n] = None
             case ("answer", peer, n):

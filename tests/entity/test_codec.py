@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
+from traceback import format_exception
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -336,9 +337,58 @@ def test_other_exceptions_are_failures_with_type_message_and_place() -> None:
     error = back(encode_failure(raised(KeyError("colour"))))
     assert type(error) is HandlerFailed
     assert "KeyError: 'colour'" in str(error)
-    assert "test_codec:" in str(error)
-    assert " in raised" in str(error)
-    assert os.sep not in str(error)
+    assert "\n" not in str(error), "one line, as any error"
+    assert error.remote_traceback.startswith("test_codec:")
+    assert error.remote_traceback.endswith(" in raised")
+    assert os.sep not in error.remote_traceback
+    assert error.remote_traceback in "".join(format_exception(error)), "shown with it"
+
+
+def test_what_caused_a_failure_is_told_with_it() -> None:
+    def blame(number: int) -> None:
+        try:
+            if number:
+                blame(number - 1)
+            raise KeyError(number)
+        except (KeyError, LookupError) as error:
+            raise LookupError(f"level {number}") from error
+
+    try:
+        blame(5)
+    except LookupError as error:
+        answer = encode_failure(error)
+    told = back(answer)
+    assert isinstance(told, HandlerFailed)
+    assert str(told) == "LookupError: level 5"
+    causes = [line for line in told.remote_traceback.splitlines() if line.startswith("because of")]
+    assert causes[0] == "because of LookupError: level 4"
+    assert len(causes) == 3
+
+
+def test_a_failure_further_down_keeps_its_own_place() -> None:
+    below = back(encode_failure(raised(KeyError("colour"))))
+    above = back(encode_failure(raised(below)))
+    assert isinstance(below, HandlerFailed)
+    assert isinstance(above, HandlerFailed)
+    assert str(above) == str(below)
+    assert above.remote_traceback.endswith(
+        f"at the home of what it asked:\n{below.remote_traceback}"
+    )  # fmt: skip
+
+
+def test_a_cycle_of_causes_and_endless_recursion_end() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+    assert "second" in encode_failure(first)[1].decode("utf-8", "replace")
+
+    def forever(number: int) -> None:
+        forever(number + 1)
+
+    try:
+        forever(0)
+    except RecursionError as error:
+        _, body = encode_failure(error)
+    assert len(body) < 10_000
 
 
 def test_a_failure_is_bounded_and_survives_any_text() -> None:

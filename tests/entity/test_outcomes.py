@@ -34,8 +34,10 @@ from domicile.testing import Sim, simulated
 async def test_a_failing_handler_answers_and_leaves_the_entity_up(sim: Sim) -> None:
     LOG.clear()
     room = sim.ref(Room, "r")
-    with pytest.raises(HandlerFailed, match=r"KeyError.*no such chair"):
+    with pytest.raises(HandlerFailed, match=r"KeyError.*no such chair") as failed:
         await room.ask(Room.fail)
+    assert "room_lab:" in failed.value.remote_traceback
+    assert failed.value.remote_traceback.endswith(" in Room.fail")
     assert await room.ask(Room.enter) == 11
     assert [entry[0] for entry in LOG] == ["on_start", "enter"]
 

@@ -43,11 +43,13 @@ class Recorder:
         self.reply = reply
         self.calls: list[tuple[str, Call]] = []
 
-    async def ask(self, call: Call) -> bytes:
+    async def ask(self, call: Call) -> Any:
+        call.encoded()
         self.calls.append(("ask", call))
-        return self.reply
+        return call.handler.decode_reply(self.reply)
 
     async def tell(self, call: Call) -> None:
+        call.encoded()
         self.calls.append(("tell", call))
 
 
@@ -72,16 +74,21 @@ def refs() -> tuple[Ref[Account], Ref[Ledger], Recorder]:
 def test_ask_sends_a_call_and_decodes_the_reply() -> None:
     account, _, out = refs()
     assert asyncio.run(account.ask(Account.deposit, 5)) == 7
-    body = entity_type(Account).find(Account.deposit).encode_args((5,), {})
-    key = EntityKey("account", "alice")
-    assert out.calls == [("ask", Call(key, "bank", "deposit", body, False, None, "", False))]
+    ((how, call),) = out.calls
+    kind = entity_type(Account)
+    assert (how, call.entity, call.kind) == ("ask", EntityKey("account", "alice"), kind)
+    assert call.handler is kind.find(Account.deposit)
+    assert call.encoded() == call.handler.encode_args((5,), {})
+    assert (call.timeout_s, call.key, call.place) == (None, "", kind.place)
 
 
 def test_tell_sends_a_call_and_options_travel_with_it() -> None:
     _, ledger, out = refs()
     asyncio.run(ledger.options(timeout_s=0.5).options(key="r1").tell(Ledger.owner))
-    key = EntityKey("ledger", "l1")
-    assert out.calls == [("tell", Call(key, "default", "who", b"\x90", True, 0.5, "r1", True))]
+    ((how, call),) = out.calls
+    assert (how, call.entity) == ("tell", EntityKey("ledger", "l1"))
+    assert (call.handler.name, call.encoded()) == ("who", b"\x90")
+    assert (call.timeout_s, call.key) == (0.5, "r1")
 
 
 def test_options_leave_the_ref_they_came_from_alone() -> None:

@@ -74,11 +74,13 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[tuple[str, Call]] = []
 
-    async def ask(self, call: Call) -> bytes:
+    async def ask(self, call: Call) -> Any:
+        call.encoded()
         self.calls.append(("ask", call))
-        return b"\x07"
+        return call.handler.decode_reply(b"\x07")
 
     async def tell(self, call: Call) -> None:
+        call.encoded()
         self.calls.append(("tell", call))
 
 
@@ -104,21 +106,19 @@ def test_ask_finds_entity_and_handler_in_the_message() -> None:
     region, out = carts()
     assert asyncio.run(region.ask(Add("c1", "tea"))) == 7
     kind = entity_type(Cart)
-    body = kind.find(Cart.add).encode_args((Add("c1", "tea"),), {})
-    wanted = Call(
-        EntityKey("cart", "c1"), "shop", "add", body, False, None, "", False, "murmur2", kind.place
-    )
-    assert out.calls == [("ask", wanted)]
-    assert kind.find(Cart.add).decode_args(body) == ((Add("c1", "tea"),), {})
+    ((how, call),) = out.calls
+    assert (how, call.entity, call.kind) == ("ask", EntityKey("cart", "c1"), kind)
+    assert (call.handler, call.place) == (kind.find(Cart.add), kind.place)
+    assert call.handler.decode_args(call.encoded()) == ((Add("c1", "tea"),), {})
 
 
 def test_send_is_a_tell_and_unions_count_for_each_of_their_types() -> None:
     region, out = carts()
     asyncio.run(region.send(Remove("c1")))
     asyncio.run(region.send(Priced("c2")))
-    assert [(how, call.entity.id, call.method, call.shared) for how, call in out.calls] == [
-        ("tell", "c1", "change", True),
-        ("tell", "c2", "change", True),
+    assert [(how, call.entity.id, call.handler.name) for how, call in out.calls] == [
+        ("tell", "c1", "change"),
+        ("tell", "c2", "change"),
     ]
 
 
@@ -188,7 +188,7 @@ def test_shards_of_messages() -> None:
     ):
         with pytest.raises(NotExecuted, match=why):
             place(key, 8)
-    assert {call.shard_id for _, call in client.recorder.calls} == {"message"}
+    assert {call.kind.shard_id for _, call in client.recorder.calls} == {"message"}
 
 
 def test_one_entity_is_never_found_in_two_ways() -> None:
@@ -214,5 +214,5 @@ def test_names_defined_around_a_class_are_known() -> None:
     client = RecordingClient()
     asyncio.run(client.region(Local, entity_id=lambda m: m.id).send(Here("x")))
     (_, call) = client.recorder.calls[0]
-    assert (call.method, call.entity.id, call.place) == ("take", "x", shard_of)
+    assert (call.handler.name, call.entity.id, call.place) == ("take", "x", shard_of)
     assert repr(client.region(Local, entity_id=str)) == f"Region({Local.__qualname__})"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from domicile.entity.workers import QUANTUM, SPARE, Abandoned, Guarded, Workers
+from domicile.entity.workers import QUANTUM, SPARE, Abandoned, Guarded, Worker, Workers
 from domicile.testing.loop import World
 
 colour: ContextVar[str] = ContextVar("colour", default="none")
@@ -52,8 +52,6 @@ class Watcher:
 
     def suspended(self) -> None:
         self.suspensions += 1
-        if self.workers is not None:
-            self.workers.left_running()
 
     def may_resume(self) -> bool:
         self.judged += 1
@@ -62,8 +60,15 @@ class Watcher:
     def may_clean_up(self) -> bool:
         return self.cleanable
 
+    def rests(self) -> None:
+        pass
+
     def abandon(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self.kept.append(coroutine)
+
+
+def job_of(make: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[Worker], None]:
+    return lambda worker: worker.start(make())
 
 
 async def guarded(workers: Workers, work: Coroutine[Any, Any, Any]) -> None:
@@ -81,7 +86,7 @@ def test_jobs_that_do_not_suspend_share_one_worker_and_run_in_order() -> None:
 
     async def body(workers: Workers) -> None:
         for number in range(20):
-            workers.submit(partial(job, number))
+            workers.submit(job_of(partial(job, number)))
         await asyncio.sleep(1)
         assert [number for number, _ in done] == list(range(20))
         assert len({task for _, task in done}) == 1
@@ -102,8 +107,8 @@ def test_a_job_that_suspends_keeps_its_worker_and_another_goes_on() -> None:
         steps.append("quick")
 
     async def body(workers: Workers) -> None:
-        workers.submit(partial(guarded, workers, slow()))
-        workers.submit(quick)
+        workers.submit(job_of(partial(guarded, workers, slow())))
+        workers.submit(job_of(quick))
         await asyncio.sleep(0.5)
         assert steps == ["slow begins", "quick"]
         await asyncio.sleep(1)
@@ -118,14 +123,14 @@ def test_idle_workers_are_used_again_and_only_a_few_are_kept() -> None:
 
     async def body(workers: Workers) -> None:
         for _ in range(2 * SPARE):
-            workers.submit(partial(guarded, workers, slow()))
+            workers.submit(job_of(partial(guarded, workers, slow())))
         await asyncio.sleep(0.5)
         assert len(pool()) >= 2 * SPARE
         await asyncio.sleep(1)
         kept = len(pool())
         assert kept <= SPARE
         for _ in range(kept):
-            workers.submit(partial(guarded, workers, slow()))
+            workers.submit(job_of(partial(guarded, workers, slow())))
         await asyncio.sleep(0.5)
         assert len(pool()) == kept
 
@@ -140,7 +145,7 @@ def test_the_loop_gets_a_turn_between_many_jobs() -> None:
 
     async def body(workers: Workers) -> None:
         for _ in range(3 * QUANTUM):
-            workers.submit(job)
+            workers.submit(job_of(job))
         asyncio.get_running_loop().call_soon(done.append, "turn")
         await asyncio.sleep(1)
         assert len(done) == 3 * QUANTUM + 1
@@ -158,10 +163,10 @@ def test_a_job_submitted_by_a_job_runs() -> None:
 
         async def first() -> None:
             done.append("first")
-            workers.submit(second)
+            workers.submit(job_of(second))
             done.append("still first")
 
-        workers.submit(first)
+        workers.submit(job_of(first))
         await asyncio.sleep(1)
         assert done == ["first", "still first", "second"]
 
@@ -177,7 +182,7 @@ def test_jobs_inherit_no_context() -> None:
 
     async def body(workers: Workers) -> None:
         colour.set("red")
-        workers.submit(job)
+        workers.submit(job_of(job))
         await asyncio.sleep(1)
         assert seen == ["none"]
         assert colour.get() == "red"
@@ -197,8 +202,8 @@ def test_a_failing_job_is_reported_and_the_others_go_on() -> None:
 
     async def main() -> None:
         workers = Workers()
-        workers.submit(bad)
-        workers.submit(good)
+        workers.submit(job_of(bad))
+        workers.submit(job_of(good))
         await asyncio.sleep(1)
         await workers.close(1.0)
 
@@ -224,7 +229,7 @@ def test_timeouts_and_task_groups_work_in_jobs() -> None:
         seen.append("group")
 
     async def body(workers: Workers) -> None:
-        workers.submit(partial(guarded, workers, job()))
+        workers.submit(job_of(partial(guarded, workers, job())))
         await asyncio.sleep(2)
         assert seen == ["timeout", "group"]
 
@@ -244,12 +249,12 @@ def test_close_cancels_what_runs_and_drops_what_waits() -> None:
         seen.append("never")
 
     async def body(workers: Workers) -> None:
-        workers.submit(partial(guarded, workers, slow()))
+        workers.submit(job_of(partial(guarded, workers, slow())))
         await asyncio.sleep(0.1)
-        workers.submit(never)
+        workers.submit(job_of(never))
         await workers.close(1.0)
         assert seen == ["ended"]
-        workers.submit(never)
+        workers.submit(job_of(never))
         await asyncio.sleep(1)
         assert seen == ["ended"]
 
@@ -266,7 +271,7 @@ def test_cancel_all_does_not_wait() -> None:
             seen.append("ended")
 
     async def body(workers: Workers) -> None:
-        workers.submit(partial(guarded, workers, slow()))
+        workers.submit(job_of(partial(guarded, workers, slow())))
         await asyncio.sleep(0.1)
         workers.cancel_all()
         assert seen == []
@@ -403,9 +408,9 @@ def test_an_abandoned_job_ends_its_pool() -> None:
 
     async def body(workers: Workers) -> None:
         watcher.workers = workers
-        workers.submit(partial(guarded_by, watcher, work()))
+        workers.submit(job_of(partial(guarded_by, watcher, work())))
         await asyncio.sleep(0.5)
-        workers.submit(later)
+        workers.submit(job_of(later))
         await asyncio.sleep(0.5)
         assert done == []
 

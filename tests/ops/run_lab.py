@@ -52,7 +52,9 @@ class Clerk(Entity, name="clerk"):
 
 
 SHORT = Settings(ttl_s=2, shards=4)
+HASTY = Settings(ttl_s=2, shards=4, stall_limit_s=0.5)
 node = Node("sqlite:///clerk.db", entities=[Clerk], settings=SHORT, node_id="desk")
+hasty = Node("sqlite:///clerk.db", entities=[Clerk], settings=HASTY, node_id="desk")
 patient = Node("sqlite:///clerk.db", entities=[Clerk], settings=Settings(shards=4), node_id="desk")
 
 follower = Node(

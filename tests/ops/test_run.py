@@ -177,7 +177,7 @@ def test_a_library_that_is_missing_is_named(place: Path) -> None:
 
 
 def test_a_blocked_loop_ends_the_process(place: Path) -> None:
-    with running(place, "run", "clerkapp:node") as node:
+    with running(place, "run", "clerkapp:hasty") as node:
         node.hear("listening")
         as_client(place, lambda client: block(client, 600))
         assert node.ended() == 1
@@ -186,7 +186,7 @@ def test_a_blocked_loop_ends_the_process(place: Path) -> None:
 
 
 def test_without_the_watchdog_it_joins_anew_instead(place: Path) -> None:
-    with running(place, "run", "clerkapp:node", "--no-watchdog") as node:
+    with running(place, "run", "clerkapp:hasty", "--no-watchdog") as node:
         node.hear("listening")
         as_client(place, lambda client: block(client, 3))
         node.hear("fenced, joining anew")

@@ -108,7 +108,7 @@ async def test_a_process_with_no_protocol_in_common_is_refused_and_told_why(sim:
         wired = node._backends
         assert wired is not None
         stranger = Node(
-            "sim://", entities=[Desk], settings=FEW, node_id="stranger", _protocols=(3, 3),
+            "sim://", entities=[Desk], settings=FEW, node_id="stranger", _protocols=(4, 4),
             backends=lambda: replace(wired(), random=Random(3)),
         )  # fmt: skip
         with pytest.raises(ConfigError) as refused:
@@ -118,7 +118,7 @@ async def test_a_process_with_no_protocol_in_common_is_refused_and_told_why(sim:
 
     before = sim.servers.store.peek(CONFIG_KEY)
     why = await inside(sim, 0, join)
-    for part in ("node 'node-", "3 to 3", "1 to 2", "none is common", "version by version"):
+    for part in ("node 'node-", "4 to 4", "1 to 3", "none is common", "version by version"):
         assert part in why
     assert sim.servers.store.peek(CONFIG_KEY) == before
     client = sim.client_life

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from domicile.config import Settings
@@ -93,6 +93,14 @@ class Host:
                     self.meant[self.link_to(other)] = other.name
 
         self.do(action)
+
+    def on_requests(self, link: LinkKey, messages: Iterator[ToOwner]) -> None:
+        for message in messages:
+            self.on_request(link, message)
+
+    def on_answers(self, peer: Incarnation, messages: Iterator[ToSender]) -> None:
+        for message in messages:
+            self.on_answer(peer, message)
 
     def on_request(self, link: LinkKey, message: ToOwner) -> None:
         assert not self.inside

@@ -14,25 +14,43 @@ from domicile.core.messages import (
     Pong,
 )
 from domicile.ports.transport import LinkKey, Peer
+from domicile.transports.links import SOON_MESSAGES
 from domicile.transports.side import ACK_DELAY_S
+
+FEW = SOON_MESSAGES - 1
 
 
 def test_asks_and_answers_in_order_with_one_frame_a_turn() -> None:
     async def test(lab: Lab) -> None:
         p, q = await lab.pair()
-        p.send(q, *range(100))
+        p.send(q, *range(FEW))
         await asyncio.sleep(0.02)
-        assert q.all_requests() == list(range(100))
-        assert p.all_heard() == list(range(100))
+        assert q.all_requests() == list(range(FEW))
+        assert p.all_heard() == list(range(FEW))
         assert (lab.taken(p), lab.taken(q)) == (1, 1)
         assert p.layer.connected(q.inc)
         assert not q.layer.connected(p.inc)
         replies = [event.fields for event in lab.history.of("reply")]
-        assert [reply["n"] for reply in replies] == list(range(100))
+        assert [reply["n"] for reply in replies] == list(range(FEW))
         assert replies[0] == {"inc": q.inc, "sender": p.inc, "role": "r", "shard": 0, "n": 0}
         (taken,) = [e.fields for e in lab.history.of("taken") if e.fields["inc"] == q.inc]
         link = p.link_to(q)
         assert taken == {"inc": q.inc, "peer": p.inc, "link": link, "session": 1, "no": 1}
+
+    simulate(test)
+
+
+def test_many_do_not_wait_for_the_end_of_the_turn() -> None:
+    async def test(lab: Lab) -> None:
+        p, q = await lab.pair()
+        p.send(q, 0)
+        await asyncio.sleep(0.02)
+        began = lab.taken(q)
+        p.do(lambda: [p.layer.post(q.inc, request(n)) for n in range(1, 101)])
+        await asyncio.sleep(0.02)
+        assert q.all_requests() == list(range(101))
+        assert p.all_heard() == list(range(101))
+        assert lab.taken(q) - began == -(-100 // SOON_MESSAGES)
 
     simulate(test)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from random import Random
 
 from domicile.config import Settings
@@ -114,6 +115,14 @@ class Heard:
         self.layer: LinkLayer | None = None
         self.done = asyncio.get_running_loop().create_future()
         self.pongs: list[int] = []
+
+    def on_requests(self, link: LinkKey, messages: Iterator[ToOwner]) -> None:
+        for message in messages:
+            self.on_request(link, message)
+
+    def on_answers(self, peer: Incarnation, messages: Iterator[ToSender]) -> None:
+        for message in messages:
+            self.on_answer(peer, message)
 
     def on_request(self, link: LinkKey, message: ToOwner) -> None:
         assert self.layer is not None

@@ -141,7 +141,7 @@ def test_what_was_not_agreed_breaks_the_connection() -> None:
     assert admission.link is not None
     with pytest.raises(LinkBroken, match="Suspect is not in protocol 1"):
         admission.link.take(1, Frame(1, 0, (Suspect(P),)))
-    with pytest.raises(LinkBroken, match="protocol 7 was chosen, only 1 to 2"):
+    with pytest.raises(LinkBroken, match="protocol 7 was chosen, only 1 to 3"):
         dialled().welcome(1, Welcome(0, 7))
 
 
@@ -206,11 +206,11 @@ def test_none_in_common_is_refused_with_both_ranges_and_what_to_do(
 
     async def test(lab: Lab) -> None:
         p, q = await lab.pair()
-        p.layer.protocols = (3, 3)
+        p.layer.protocols = (4, 4)
         p.send(q, 1)
         await asyncio.sleep(8)
         (lost,) = p.lost
-        for part in ("1 to 2", "3 to 3", "none is common", "version by version"):
+        for part in ("1 to 3", "4 to 4", "none is common", "version by version"):
             assert part in lost[1]
         assert lab.history.counts["link.refused"] > 1
         assert q.all_requests() == []
@@ -219,4 +219,4 @@ def test_none_in_common_is_refused_with_both_ranges_and_what_to_do(
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1, "once, however often it is tried"
     assert "turned this process away" in told[0]
-    assert "3 to 3" in told[0]
+    assert "4 to 4" in told[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -58,6 +59,14 @@ class Host:
 
     def send(self, other: Host, n: int) -> None:
         self.layer.send(Peer(other.layer.me, other.layer.address), request(n))
+
+    def on_requests(self, link: LinkKey, messages: Iterator[ToOwner]) -> None:
+        for message in messages:
+            self.on_request(link, message)
+
+    def on_answers(self, peer: Incarnation, messages: Iterator[ToSender]) -> None:
+        for message in messages:
+            self.on_answer(peer, message)
 
     def on_request(self, link: LinkKey, message: ToOwner) -> None:
         assert isinstance(message, Request)

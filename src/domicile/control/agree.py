@@ -19,9 +19,11 @@ from domicile.core.members import Members
 from domicile.core.records import (
     ConfigRecord,
     TypeRecord,
+    agreed_tokens,
     common_protocol,
     decode_record,
     encode_record,
+    foreign_token,
     mismatch,
     no_common_protocol,
 )
@@ -112,15 +114,25 @@ async def agree(
     members: Members,
     shards: Mapping[str, int],
     types: Mapping[str, TypeRecord] = NO_TYPES,
+    tokens: tuple[str, ...] = (),
+    *,
+    hosts: bool = True,
 ) -> None:
     """See to it that `config` holds these roles and types; `ConfigError` if it says otherwise.
 
+    `tokens` are fingerprints of what this process has; only one that `hosts` may change them.
     Starts from what was listed. `StoreUnavailable` only once the incarnation is over.
     """
     config, revision = members.config, members.config_revision
     failures = 0
     while True:
-        wanted = _agreed(config, shards, types)
+        known = () if config is None else config.tokens
+        why = foreign_token(known, tokens, inhabited=bool(members.nodes))
+        if why:
+            raise ConfigError(why)
+        if hosts:
+            known = agreed_tokens(known, tokens)
+        wanted = _agreed(config, shards, types, known)
         if wanted is None or wanted == config:
             return
         condition: Condition = At(CONFIG_KEY, revision) if revision else Absent(CONFIG_KEY)
@@ -145,12 +157,15 @@ def _read_config(item: Item | None) -> tuple[ConfigRecord | None, int]:
 
 
 def _agreed(
-    config: ConfigRecord | None, shards: Mapping[str, int], types: Mapping[str, TypeRecord]
+    config: ConfigRecord | None,
+    shards: Mapping[str, int],
+    types: Mapping[str, TypeRecord],
+    tokens: tuple[str, ...],
 ) -> ConfigRecord | None:
     """What `config` must be so that this member fits in; an error if it cannot."""
     if config is None:
         config = ConfigRecord({})
-        if not shards and not types:
+        if not shards and not types and not tokens:
             return None
     own_hash = ConfigRecord({}).hash
     if config.hash != own_hash:
@@ -173,4 +188,5 @@ def _agreed(
         dict(sorted({**config.shards, **shards}.items())),
         config.hash,
         dict(sorted({**config.types, **types}.items())),
+        tokens,
     )

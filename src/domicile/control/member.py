@@ -7,6 +7,9 @@ owner's `MemberEvents`, in the store's order, from within the watch.
 
 Under `fencing = "health"` it has no deadline and works on while the store is away: it is over
 only once it reads that its record is gone or evicted (C9, I7).
+
+A node on a store that can be asked from any thread is renewed beside the loop, so that a blocked
+loop keeps its shards for a while (DX-10).
 """
 
 from __future__ import annotations
@@ -14,21 +17,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from random import Random
-from typing import Protocol
 
 import msgspec
 
 from domicile.config import Settings
-from domicile.control.agree import NO_TYPES, Calls, agree, check_protocols
+from domicile.control.agree import NO_TYPES, agree, check_protocols
+from domicile.control.beside import JITTER, Renewals
 from domicile.control.registration import Leased, Registration, Unleased
-from domicile.core.ids import ShardKey, client_key, node_key
-from domicile.core.lease import FOREVER_S, Lease, LeaseState
+from domicile.control.standing import MemberEvents, Standing
+from domicile.core.ids import ShardKey
+from domicile.core.lease import LeaseState
 from domicile.core.members import Fact, Members, Unreadable
 from domicile.core.records import (
     ClientRecord,
     NodeRecord,
     TypeRecord,
-    decode_record,
     encode_record,
 )
 from domicile.core.shardmap import Entry, ShardMap
@@ -44,43 +47,16 @@ from domicile.core.txn import (
     Unknown,
 )
 from domicile.errors import ConfigError, StoreRewound, StoreUnavailable, WatchCompacted
-from domicile.ports.clock import Clock, Timer
+from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
-from domicile.ports.store import Store
-
-JITTER = 0.1
+from domicile.ports.store import Kept, OffersBeside, Store
 
 
-class MemberEvents(Protocol):
-    """What the owner of a member hears. Called on its event loop; must not block.
+class Member(Standing):
+    """One incarnation of a node or client. `join`, then `run` until fenced or left.
 
-    Of each listing or change the facts come first, then the raw form. Nothing but the end of
-    the current call follows `on_fenced`.
+    `turned_at` says when the event loop last turned; without it the loop itself renews.
     """
-
-    def on_fact(self, fact: Fact) -> None:
-        """Something in the cluster is new."""
-        ...
-
-    def on_listing(self, listing: Listing) -> None:
-        """The whole store, at the start and after a gap in the watch."""
-        ...
-
-    def on_changes(self, changes: Changes) -> None:
-        """What one commit changed."""
-        ...
-
-    def on_renewed(self) -> None:
-        """The lease now runs until `Member.lease.valid_until`."""
-        ...
-
-    def on_fenced(self, reason: str) -> None:
-        """This incarnation is over: stop everything, then `revoke` (L4, L5). Called once."""
-        ...
-
-
-class Member:
-    """One incarnation of a node or client. `join`, then `run` until fenced or left."""
 
     def __init__(
         self,
@@ -94,48 +70,29 @@ class Member:
         shards: Mapping[str, int],
         types: Mapping[str, TypeRecord] = NO_TYPES,
         protocols: tuple[int, int] = (1, 1),
+        tokens: tuple[str, ...] = (),
         events: MemberEvents,
+        turned_at: Callable[[], float] | None = None,
     ) -> None:
+        super().__init__(store, clock, meter, settings, random, record, events)
         self._store = store
-        self._clock = clock
-        self._meter = meter
-        self._settings = settings
         self._random = random
-        self._record: NodeRecord | ClientRecord = record
         self._shards, self._types, self._protocols = shards, types, protocols
-        self._events = events
-        node = isinstance(record, NodeRecord)
-        make_key = node_key if node else client_key
-        self._key = make_key(record.incarnation)
-        self.incarnation = record.incarnation
-        self.lease_id = f"{'node' if node else 'client'}-{record.incarnation}"
-        self.lease = Lease(settings.margin_s, settings.stop_budget_s)
+        self._tokens = tokens
+        self._turned_at = turned_at
         self.members = Members()
-        self._own_revision = 0
         self._sent_at = 0.0
         self._may_stand = False
         self._unsure = False
         """Whether a write of the own record may still arrive, however late (S1)."""
-        self.rewound = False
-        """Whether it was fenced because the store lost commits (S5)."""
         self.asked = False
         """Whether the store was ever asked for a lease, so that it may have one."""
-        self._over = asyncio.Event()
-        self._calls = Calls(store, settings.op_timeout_s, random, self._over)
         # A client is home to nothing, and a dead one must not stay in the store for good.
-        self._endless = settings.fencing == "health"
         self._registration: Registration = (
             Unleased(self._calls)
-            if node and self._endless
+            if isinstance(record, NodeRecord) and self._endless
             else Leased(self._calls, self.lease_id, settings.ttl_s)
         )
-        self._deadline: Timer | None = None
-        self._told = False
-
-    @property
-    def record(self) -> NodeRecord | ClientRecord:
-        """The own record as last stored; its `ttl_s` is the granted one (C5)."""
-        return self._record
 
     @property
     def map(self) -> ShardMap:
@@ -146,55 +103,6 @@ class Member:
     def revision(self) -> int:
         """The store revision up to which everything was seen."""
         return self.members.revision
-
-    # Standing
-
-    def guard(self) -> bool:
-        """Whether this incarnation may act now; the first time it may not, it is fenced (L3)."""
-        now = self._clock.now()
-        if self.lease.valid(now):
-            return True
-        self._meter.count("guard.refused")
-        if self.lease.check(now) is LeaseState.FENCED:
-            self._fenced()
-        return False
-
-    def fence(self, reason: str) -> None:
-        """End this incarnation now (L5). Does nothing if it is fenced or has left already."""
-        self.lease.refused(self._clock.now(), reason)
-        if self.lease.state is LeaseState.FENCED:
-            self._fenced()
-
-    def _fenced(self) -> None:
-        if self._told:
-            return
-        self._told = True
-        self._finish()
-        self._meter.count("lease.fenced")
-        self._meter.event("fenced", inc=self.incarnation, reason=self.lease.reason)
-        self._events.on_fenced(self.lease.reason)
-
-    def _finish(self) -> None:
-        self._over.set()
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _renewed(self, sent_at: float, ttl_s: float) -> None:
-        self._meter.event(
-            "renewed",
-            inc=self.incarnation,
-            sent_at=sent_at,
-            ttl=ttl_s,
-            margin=self._settings.margin_s,
-        )
-        self._events.on_renewed()
-
-    def _watch_deadline(self) -> None:
-        # A timer alone is late after a pause; it only serves a process that is idle (L3).
-        self._deadline = None
-        if self.guard() and self.lease.valid_until < FOREVER_S:
-            self._deadline = self._clock.call_at(self.lease.valid_until, self._watch_deadline)
 
     # Joining and leaving
 
@@ -209,7 +117,10 @@ class Member:
             await self._relist()
             self._check_roles()
             check_protocols(self.members, self._protocols)
-            await agree(self._calls, self.members, self._shards, self._types)
+            hosts = isinstance(self._record, NodeRecord)
+            await agree(
+                self._calls, self.members, self._shards, self._types, self._tokens, hosts=hosts
+            )
             if listen is not None and isinstance(self._record, NodeRecord):
                 self._record = msgspec.structs.replace(self._record, address=await listen())
             failures = 0
@@ -223,7 +134,7 @@ class Member:
                 # the one that was told.
                 await self._relist()
         except StoreRewound as error:
-            self._rewound(error)
+            self.went_back(error)
         except StoreUnavailable:
             # Only once fenced or left: until then `Calls.read` tries again.
             pass
@@ -264,16 +175,18 @@ class Member:
             self._may_stand = self._may_stand or not isinstance(outcome, Conflict)
             self._unsure = self._unsure or isinstance(outcome, Unknown)
             if isinstance(outcome, Committed):
-                self._stands(record, outcome.revision)
+                self.stands(record, outcome.revision)
             else:
+                floor = self._own_revision
                 item = await self._calls.bounded(self._store.get(self._key))
-                if item is None or not self._check_own(item):
+                if item is None or not self._check_own(item, floor):
                     return False
                 self._may_stand = True
         except StoreUnavailable:
             return False
         ttl_s = self._count_ttl(ttl_s)
-        self.lease.granted(sent_at, ttl_s, self._clock.now())
+        with self._lock:
+            self.lease.granted(sent_at, ttl_s, self._clock.now())
         if self.lease.state is not LeaseState.HELD:
             return False
         self._sent_at = sent_at
@@ -296,32 +209,34 @@ class Member:
             # Only once fenced or left: until then `Calls.read` tries again.
             return False
         except StoreRewound as error:
-            self._rewound(error)
+            self.went_back(error)
             return False
 
     async def _rewrite(self, status: str) -> bool:
         failures = 0
         while not self._over.is_set():
-            record = self._record
+            record, revision = self.own()
             assert isinstance(record, NodeRecord)
             if record.status == status:
                 return True
             record = msgspec.structs.replace(record, status=status)
             put = Put(self._key, encode_record(record), self._registration.lease)
-            outcome = await self._calls.commit(At(self._key, self._own_revision), put)
+            outcome = await self._calls.commit(At(self._key, revision), put)
             if isinstance(outcome, Committed):
-                self._stands(record, outcome.revision)
+                self.stands(record, outcome.revision)
                 return True
             failures += 1
             await self._calls.pause(failures)
-            self._check_own(await self._calls.read(lambda: self._store.get(self._key)))
+            floor = self._own_revision
+            self._check_own(await self._calls.read(lambda: self._store.get(self._key)), floor)
         return False
 
     async def leave(self) -> bool:
         """Give the lease back, once everything has stopped (H14); as `revoke` otherwise."""
         if self.lease.state in (LeaseState.UNREGISTERED, LeaseState.HELD):
             # The guard closes before the store can free the shards.
-            self.lease.left(self._clock.now())
+            with self._lock:
+                self.lease.left(self._clock.now())
             self._finish()
             self._meter.event("ended", inc=self.incarnation)
         return await self.revoke()
@@ -333,7 +248,8 @@ class Member:
         one others must learn that this incarnation is dead (`Health.let_go`).
         """
         assert self.lease.state is not LeaseState.HELD, "revoking before the stop makes two homes"
-        self.lease.left(self._clock.now())
+        with self._lock:
+            self.lease.left(self._clock.now())
         self._finish()
         return await self._registration.remove(self._key, self._own_revision, self._unsure)
 
@@ -341,12 +257,39 @@ class Member:
 
     async def run(self) -> None:
         """Renew the lease and follow the store until fenced or left."""
-        async with asyncio.TaskGroup() as group:
-            renewal = group.create_task(self._keep_renewing(), name=f"renew {self.lease_id}")
-            watch = group.create_task(self._keep_watching(), name=f"watch {self.lease_id}")
-            await self._over.wait()
-            renewal.cancel()
-            watch.cancel()
+        self._loop = asyncio.get_running_loop()
+        beside = self._beside()
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks: list[asyncio.Task[None]] = []
+                if beside is not None:
+                    beside.start()
+                else:
+                    renewal = self._keep_renewing()
+                    tasks.append(group.create_task(renewal, name=f"renew {self.lease_id}"))
+                watch = self._keep_watching()
+                tasks.append(group.create_task(watch, name=f"watch {self.lease_id}"))
+                await self._over.wait()
+                for task in tasks:
+                    task.cancel()
+        finally:
+            # Also when cancelled at any point: no thread outlives its member.
+            if beside is not None:
+                beside.stop()
+
+    def _beside(self) -> Renewals | None:
+        """The thread that renews, if there can be one."""
+        store, turned_at = self._store, self._turned_at
+        lease = self._registration.lease
+        if lease is None or turned_at is None or not isinstance(store, OffersBeside):
+            return None
+        side = store.beside()
+        if side is None:
+            return None
+        return Renewals(
+            self, side, clock=self._clock, settings=self._settings, random=self._random,
+            lease=lease, key=self._key, sent_at=self._sent_at, turned_at=turned_at,
+        )  # fmt: skip
 
     async def _keep_renewing(self) -> None:
         renew_s = self._settings.renew_s
@@ -368,6 +311,7 @@ class Member:
     async def _renew(self, sent_at: float) -> bool:
         """One renewal; True if it was acknowledged. An unanswered one counts for nothing (L1)."""
         item: Item | None = None
+        floor = self._own_revision
         try:
             async with asyncio.timeout(self._settings.op_timeout_s):
                 ttl_s = await self._registration.keep()
@@ -376,16 +320,10 @@ class Member:
         except (TimeoutError, StoreUnavailable):
             return False
         except StoreRewound as error:
-            self._rewound(error)
+            self.went_back(error)
             return False
-        if ttl_s is None:
-            self.fence("the store refused the renewal: the lease is gone")
+        if not self.kept(sent_at, Kept(ttl_s, item), floor):
             return False
-        if not self._check_own(item):
-            return False
-        ttl_s = self._count_ttl(ttl_s)
-        if self.lease.acknowledged(sent_at, ttl_s, self._clock.now()):
-            self._renewed(sent_at, ttl_s)
         self.guard()
         return True
 
@@ -395,11 +333,11 @@ class Member:
         while not self._over.is_set():
             try:
                 if compacted:
-                    known = dict(self.map)
+                    known, floor = dict(self.map), self._own_revision
                     listing = await self._calls.bounded(self._store.list(b""))
                     if not self.guard():
                         return
-                    self._take_listing(listing, known)
+                    self._take_listing(listing, known, floor)
                     compacted = False
                 changes = self._store.watch(b"", self.revision)
                 try:
@@ -415,7 +353,7 @@ class Member:
             except StoreUnavailable:
                 self._meter.count("store.watch_lost")
             except StoreRewound as error:
-                self._rewound(error)
+                self.went_back(error)
                 return
             failures += 1
             await self._calls.pause(failures)
@@ -423,10 +361,10 @@ class Member:
     # What the store says
 
     async def _relist(self) -> None:
-        known = dict(self.map)
-        self._take_listing(await self._calls.read(lambda: self._store.list(b"")), known)
+        known, floor = dict(self.map), self._own_revision
+        self._take_listing(await self._calls.read(lambda: self._store.list(b"")), known, floor)
 
-    def _take_listing(self, listing: Listing, known: Mapping[ShardKey, Entry]) -> None:
+    def _take_listing(self, listing: Listing, known: Mapping[ShardKey, Entry], floor: int) -> None:
         if listing.revision < self._calls.newest:
             raise StoreRewound(
                 f"listed revision {listing.revision} after {self._calls.newest} had been seen"
@@ -437,7 +375,7 @@ class Member:
         self._calls.newest = listing.revision
         if self._own_revision:
             own = (item for item in listing.items if item.key == self._key)
-            if not self._check_own(next(own, None)):
+            if not self._check_own(next(own, None), floor):
                 return
         self._deliver(self.members.relist(listing))
         if not self._over.is_set():
@@ -467,51 +405,6 @@ class Member:
             if isinstance(fact, Unreadable):
                 self._meter.count("store.unreadable")
             self._events.on_fact(fact)
-
-    def _check_own(self, item: Item | None) -> bool:
-        """Take the own record as just read; False, and fenced, if it no longer stands (L1)."""
-        record = self._own(item)
-        if item is None or record is None:
-            return False
-        if item.revision < self._own_revision:
-            error = f"own record is of {item.revision}, it was written at {self._own_revision}"
-            self._rewound(StoreRewound(error))
-            return False
-        self._stands(record, item.revision)
-        return True
-
-    def _own(self, item: Item | None) -> NodeRecord | ClientRecord | None:
-        if item is None:
-            self.fence("the own record is gone")
-            return None
-        try:
-            if isinstance(self._record, ClientRecord):
-                return decode_record(item.value, ClientRecord)
-            record = decode_record(item.value, NodeRecord)
-        except msgspec.MsgspecError as error:
-            self.fence(f"the own record cannot be read: {error}")
-            return None
-        if record.status == "evicted":
-            self.fence("evicted by the leader")
-            return None
-        return record
-
-    def _stands(self, record: NodeRecord | ClientRecord, revision: int) -> None:
-        if revision >= self._own_revision:
-            self._record, self._own_revision = record, revision
-            self._calls.newest = max(self._calls.newest, revision)
-
-    def _count_ttl(self, ttl_s: float) -> float:
-        # A leader waits for the ttl in the record before it removes an evicted node (C5), so a
-        # store that extends a lease beyond that (S2) must not lengthen the validity here.
-        if self._endless:
-            return FOREVER_S
-        record = self._record
-        return min(ttl_s, record.ttl_s) if isinstance(record, NodeRecord) else ttl_s
-
-    def _rewound(self, error: StoreRewound) -> None:
-        self.rewound = True
-        self.fence(f"store rewound: {error}")
 
 
 def _roles(record: NodeRecord) -> str:

@@ -130,7 +130,8 @@ class Coordinator:
                 effects += self._change(changes, now)
             case ReleasedBy(owner, shard, epoch, floor):
                 effects += self._release(owner, shard, epoch, now)
-                self._hearsay.floor(shard, floor)
+                if (known := self._view.entry(shard)).owner == owner and known.epoch == epoch:
+                    self._hearsay.floor(shard, floor)
             case RevertAsked(owner, shard, epoch):
                 effects += self._ask_revert(owner, shard, epoch)
             case CommitDone(txn, outcome):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from random import Random
 from typing import NamedTuple, NewType
+from urllib.parse import quote, unquote
 
 Incarnation = NewType("Incarnation", str)
 """One run of a node or client: 128 random bits as 32 hex digits."""
@@ -26,6 +27,8 @@ TARGET_KEY = b"target"
 STARTED = b"started/"
 PARDON = b"pardon/"
 AUDIT = b"audit/"
+STUCK = b"stuck/"
+KICK = b"kick/"
 REWOUND_KEY = b"rewound"
 """There while some process found that the store lost commits, and takeovers wait (S5)."""
 
@@ -104,6 +107,23 @@ def parse_pardon_key(key: bytes) -> ShardKey:
     """The inverse of `pardon_key`."""
     role, shard = key[len(PARDON) :].decode().rsplit("/", 1)
     return ShardKey(role, int(shard))
+
+
+def stuck_key(incarnation: Incarnation) -> bytes:
+    """Where a node says which of its handlers have run for too long (DX-09)."""
+    return STUCK + incarnation.encode()
+
+
+def kick_key(shard: ShardKey, entity: EntityKey) -> bytes:
+    """Where an operator's wish to end the handlers of an entity lives (DX-09)."""
+    names = (shard.role, str(shard.shard), entity.type, entity.id)
+    return KICK + "/".join(quote(name, safe="", errors="replace") for name in names).encode()
+
+
+def parse_kick_key(key: bytes) -> tuple[ShardKey, EntityKey]:
+    """The inverse of `kick_key`."""
+    role, shard, kind, id = map(unquote, key[len(KICK) :].decode().split("/"))
+    return ShardKey(role, int(shard)), EntityKey(kind, id)
 
 
 def parse_started_key(key: bytes) -> tuple[Incarnation, ShardKey, int]:

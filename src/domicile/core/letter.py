@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
+
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 
 
@@ -16,8 +18,7 @@ class Home(NamedTuple):
     epoch: int
 
 
-@dataclass(slots=True, eq=False)
-class Letter:
+class Letter(msgspec.Struct, eq=False):
     """One message at its sender. `load` is the shell's business."""
 
     n: int

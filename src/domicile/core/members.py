@@ -15,15 +15,18 @@ from domicile.core.ids import (
     CLIENTS,
     CONFIG_KEY,
     DRAIN,
+    KICK,
     LEADER_KEY,
     MAP,
     NODES,
     WISH,
+    EntityKey,
     Incarnation,
     ShardKey,
     client_key,
     drain_key,
     node_key,
+    parse_kick_key,
     parse_wish_key,
     wish_key,
 )
@@ -97,6 +100,15 @@ class ConfigSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class KickWished:
+    """An operator wants the running handlers of an entity ended (DX-09)."""
+
+    shard: ShardKey
+    entity: EntityKey
+    item: Item
+
+
+@dataclass(frozen=True, slots=True)
 class Unreadable:
     """A key or value that makes no sense; it changed nothing here."""
 
@@ -113,11 +125,12 @@ Fact = (
     | LeaderChanged
     | EntryChanged
     | ConfigSeen
+    | KickWished
     | Unreadable
 )
 
 # Departures before arrivals, arrivals before the entries that name them.
-_ORDER = (NODES, CLIENTS, CONFIG_KEY, LEADER_KEY, MAP, DRAIN, WISH)
+_ORDER = (NODES, CLIENTS, CONFIG_KEY, LEADER_KEY, MAP, DRAIN, WISH, KICK)
 
 
 class Members:
@@ -137,6 +150,8 @@ class Members:
         """Node ids that an operator wants empty, as keys."""
         self.wishes: dict[ShardKey, str] = {}
         """Node ids that an operator wants as homes."""
+        self.kicks: dict[bytes, int] = {}
+        """Wishes to end handlers that were passed on, by key, with their revisions."""
         self.map = ShardMap()
         self._types: dict[str, tuple[str, ...]] = {}
 
@@ -217,6 +232,7 @@ class Members:
             keys.append(LEADER_KEY)
         keys += [drain_key(node) for node in self.drains]
         keys += [wish_key(shard) for shard in self.wishes]
+        keys += list(self.kicks)
         return keys
 
     def _take(self, revision: int, changes: Iterable[Change]) -> list[Fact]:
@@ -255,6 +271,8 @@ class Members:
                 self.wishes[shard] = item.value.decode()
             else:
                 self.wishes.pop(shard, None)
+        elif key.startswith(KICK):
+            self._kick(key, item, facts)
 
     def _node(self, incarnation: Incarnation, item: Item | None, facts: list[Fact]) -> None:
         before = self.nodes.get(incarnation)
@@ -283,6 +301,14 @@ class Members:
         self.clients[incarnation] = decode_record(item.value, ClientRecord)
         if not known:
             facts.append(ClientUp(incarnation))
+
+    def _kick(self, key: bytes, item: Item | None, facts: list[Fact]) -> None:
+        if item is None:
+            self.kicks.pop(key, None)
+        elif self.kicks.get(key) != item.revision:
+            # A listing shows again what the watch has shown: each is passed on once.
+            facts.append(KickWished(*parse_kick_key(key), item))
+            self.kicks[key] = item.revision
 
     def _leader(self, item: Item | None, facts: list[Fact]) -> None:
         revision = 0 if item is None else item.revision

@@ -7,11 +7,27 @@ messages come back on it. Within a link nothing overtakes.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Annotated
 
 import msgspec
 
 from domicile.core.ids import Incarnation
-from domicile.core.shardmap import Entry
+from domicile.core.shardmap import Count, Entry
+
+MOST_MESSAGES = 65_536
+"""I6: messages of one frame, several times what any link puts into one."""
+
+MOST_NUMBERS = 1 << 20
+"""Messages that one answer may be about: as many as a window can be made wide."""
+
+MOST_CALLERS = 4_096
+"""Handlers of one chain; `Settings.chain` is far below (N1)."""
+
+Name = Annotated[Incarnation, msgspec.Meta(max_length=64)]
+Short = Annotated[str, msgspec.Meta(max_length=1_024)]
+Numbers = Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_NUMBERS)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e300)]
+"""No time that is none: comparing with it would put a loop's timers out of order."""
 
 
 class Wire(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
@@ -22,7 +38,7 @@ class Caller(msgspec.Struct, frozen=True, array_like=True):
     """A handler that waits for the call carrying it (N1)."""
 
     role: str
-    shard: int
+    shard: Count
     type: str
     id: str
     shared: bool
@@ -32,19 +48,29 @@ class Request(Wire, frozen=True, tag="q"):
     """A tell or ask, stamped with the home that the sender believes in (H2)."""
 
     role: str
-    shard: int
-    n: int
-    epoch: int
-    change: int
+    shard: Count
+    n: Count
+    epoch: Count
+    change: Count
     type: str
     id: str
     method: str
     body: bytes
     ask: bool
     finishing: bool
-    ttl_s: float
-    chain: tuple[Caller, ...] = ()
+    ttl_s: Seconds
+    chain: Annotated[tuple[Caller, ...], msgspec.Meta(max_length=MOST_CALLERS)] = ()
     key: str = ""
+    trace: str = ""
+    """The W3C trace context of whoever sent it, if it is traced."""
+
+
+class Cancel(Wire, frozen=True, tag="x"):
+    """The caller waits no more for its request: do not start it. Since protocol 3."""
+
+    role: str
+    shard: Count
+    n: Count
 
 
 def weight_bytes(body: bytes, *texts: str) -> int:
@@ -58,7 +84,7 @@ class Flush(Wire, frozen=True, tag="f"):
     """Return all my unstarted mail of this shard, then answer `Flushed` (H4). Request lane."""
 
     role: str
-    shard: int
+    shard: Count
     id: int
 
 
@@ -77,24 +103,24 @@ class Released(Wire, frozen=True, tag="rel"):
     """
 
     role: str
-    shard: int
-    epoch: int
-    floor: int = 0
+    shard: Count
+    epoch: Count
+    floor: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] = 0
 
 
 class AskRevert(Wire, frozen=True, tag="rev"):
     """To the leader: a balancing move missed its drain deadline, take it back (H10)."""
 
     role: str
-    shard: int
-    epoch: int
+    shard: Count
+    epoch: Count
 
 
 class Told(Wire, frozen=True, tag="t"):
     """From the leader: a stored entry (C3). Merged if newer, so it can only repeat history."""
 
     role: str
-    shard: int
+    shard: Count
     entry: Entry
 
 
@@ -107,24 +133,56 @@ class Ping(Wire, frozen=True, tag="pi"):
 class Suspect(Wire, frozen=True, tag="su"):
     """To the leader: this node does not answer its sender (SM-08). Since protocol 2."""
 
-    node: Incarnation
+    node: Name
 
 
 class Probe(Wire, frozen=True, tag="pr"):
     """From the leader: can you reach that node? Answered by `Probed` (C6). Since protocol 2."""
 
-    node: Incarnation
+    node: Name
 
 
 class Probed(Wire, frozen=True, tag="pd"):
     """To the leader: whether that node answered within the time of a ping (C6)."""
 
-    node: Incarnation
+    node: Name
     reached: bool
 
 
+class Carried(msgspec.Struct, frozen=True, array_like=True):
+    """The fields of one entity, taken along on a planned move."""
+
+    type: str
+    id: str
+    body: bytes
+
+
+class Carry(Wire, frozen=True, tag="ca"):
+    """From the old owner to the next: fields of a shard's entities, of that epoch (DX-13).
+
+    Answered by `CarryTaken`. Since protocol 3.
+    """
+
+    role: str
+    shard: Count
+    epoch: Count
+    id: int
+    entities: tuple[Carried, ...]
+
+
 ToOwner = (
-    Request | Flush | GoodbyeAck | Released | AskRevert | Told | Ping | Suspect | Probe | Probed
+    Request
+    | Flush
+    | GoodbyeAck
+    | Released
+    | AskRevert
+    | Told
+    | Ping
+    | Suspect
+    | Probe
+    | Probed
+    | Cancel
+    | Carry
 )
 
 
@@ -144,8 +202,8 @@ class Reply(Wire, frozen=True, tag="a"):
     """The outcome of one message. Tells get one only if they were refused."""
 
     role: str
-    shard: int
-    n: int
+    shard: Count
+    n: Count
     status: Status
     body: bytes
 
@@ -154,16 +212,24 @@ class Started(Wire, frozen=True, tag="s"):
     """These messages began to run, so they no longer count against the window."""
 
     role: str
-    shard: int
-    ns: tuple[int, ...]
+    shard: Count
+    ns: Numbers
+
+
+class Begun(Wire, frozen=True, tag="b"):
+    """As `Started`, of several shards: each number with its own. Since protocol 3."""
+
+    role: str
+    shards: Numbers
+    ns: Numbers
 
 
 class Return(Wire, frozen=True, tag="r"):
     """These messages did not run and never will here; the entry says why (H3)."""
 
     role: str
-    shard: int
-    ns: tuple[int, ...]
+    shard: Count
+    ns: Numbers
     entry: Entry
     released: bool
 
@@ -172,7 +238,7 @@ class Flushed(Wire, frozen=True, tag="fd"):
     """Everything written before that `Flush` has started or was returned (H5)."""
 
     role: str
-    shard: int
+    shard: Count
     id: int
     entry: Entry
     released: bool
@@ -184,7 +250,13 @@ class Pong(Wire, frozen=True, tag="po"):
     id: int
 
 
-ToSender = Reply | Started | Return | Flushed | Goodbye | Pong
+class CarryTaken(Wire, frozen=True, tag="ct"):
+    """That `Carry` is kept here until the shard opens."""
+
+    id: int
+
+
+ToSender = Reply | Started | Begun | Return | Flushed | Goodbye | Pong | CarryTaken
 
 Message = ToOwner | ToSender
 
@@ -192,26 +264,30 @@ Message = ToOwner | ToSender
 class Hello(Wire, frozen=True, tag="h"):
     """The dialler's first word on a connection: which link this is, new or resumed, and how far."""
 
-    cluster: str
-    sender: Incarnation
-    receiver: Incarnation
-    address: str
-    link: str
-    session: int
+    cluster: Short
+    sender: Name
+    receiver: Name
+    address: Short
+    link: Short
+    session: Count
     resume: bool
-    received: int
-    protocol: int = 1
+    received: Count
+    protocol: Count = 1
     """The oldest protocol that the dialler speaks; one that knows only one asks for that."""
-    newest: int = 0
+    newest: Count = 0
     """The newest one; 0 from a dialler that speaks no other than `protocol`."""
+    proof: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
+    """That the dialler knows the cluster's token, for this hello alone (DX-07)."""
 
 
 class Welcome(Wire, frozen=True, tag="w"):
     """The accepter's answer: it has everything up to `received`; resend the rest."""
 
-    received: int
-    protocol: int = 1
+    received: Count
+    protocol: Count = 1
     """What this link speaks: the newest protocol that both ends know."""
+    proof: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
+    """That the accepter knows the token, too, for that hello alone."""
 
 
 class Refused(Wire, frozen=True, tag="n"):
@@ -223,9 +299,9 @@ class Refused(Wire, frozen=True, tag="n"):
 class Frame(Wire, frozen=True, tag="m"):
     """Numbered messages of one loop turn; `ack` is cumulative. No messages: a bare ack (`no` 0)."""
 
-    no: int
-    ack: int
-    messages: tuple[Message, ...]
+    no: Count
+    ack: Count
+    messages: Annotated[tuple[Message, ...], msgspec.Meta(max_length=MOST_MESSAGES)]
 
 
 Packet = Hello | Welcome | Refused | Frame

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
+
 from domicile.core.handoff import OWNER_TRANSITIONS as TRANSITIONS
 from domicile.core.handoff import OwnerEvent, Phase
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
@@ -28,8 +30,7 @@ class Source(NamedTuple):
     link: str
 
 
-@dataclass(slots=True)
-class Mail:
+class Mail(msgspec.Struct):
     """One message at its owner. `load` is the shell's business."""
 
     source: Source
@@ -136,6 +137,9 @@ class PhaseChanged:
 Effect = Wake | Accepted | SendBack | AnswerFlush | Refuse | Discard | ReadRecord | PhaseChanged
 
 
+_OPEN = Phase.OPEN
+
+
 class Owner:
     """The owner's side of one shard."""
 
@@ -217,11 +221,39 @@ class Owner:
             self._admit(mail, out)
         return tuple(out)
 
+    def clear(self, source: Source, entity: EntityKey, epoch: int, change: int) -> bool:
+        """Whether a message would be admitted and start at once (H7), its entity being idle."""
+        return not (
+            self.phase is not _OPEN
+            or epoch != self.epoch
+            or change > self.entry.change
+            or epoch > self.entry.epoch
+            or self.gates
+            or self.parked
+            or (self.boxes and entity in self.boxes)
+        )
+
+    def occupy(self, source: Source, entity: EntityKey, shared: bool) -> None:
+        """A message that was clear to start runs: as after `request` and `start`."""
+        self.latest[source.sender] = source.link
+        box = self.boxes.get(entity)
+        if box is None:
+            box = self.boxes[entity] = Box()
+        # Shared ones that it asked itself may have suspended meanwhile: they are readers, too.
+        assert shared or not box.readers, "an exclusive handler runs alone"
+        assert not box.writer, "an exclusive handler runs alone"
+        if shared:
+            box.readers += 1
+        else:
+            box.writer = True
+
     def flush(self, asked: FlushAsked) -> tuple[Effect, ...]:
         """A `Flush` arrives; it waits behind parked mail of its link."""
         waiting = self.parked.get(asked.source)
         if waiting is not None:
-            waiting.append(asked)
+            # One flush of a shard is out at a time (H4), so only a peer that breaks it comes here.
+            if len(waiting) < 2 * PARKED:
+                waiting.append(asked)
             return ()
         out: list[Effect] = []
         self._flush(asked, out)
@@ -253,10 +285,10 @@ class Owner:
             box.readers -= 1
         else:
             box.writer = False
-        if box.idle():
-            del self.boxes[entity]
-            return False
-        return box.ready()
+        if box.mail or box.readers or box.writer:
+            return box.ready()
+        del self.boxes[entity]
+        return False
 
     def hold(self, entity: EntityKey) -> bool:
         """Keep an entity that runs nothing from starting anything, until `finish`."""

@@ -93,6 +93,9 @@ class Reach:
             # C9: without a lease it would stop only if it read that; whoever is silent may not.
             if silent_s < self._settings.evict_after_s / 2 or nodes[node].ttl_s >= RECORD_FOREVER_S:
                 continue
+            # It has said why it is silent, and ends by itself if that lasts too long (DX-10).
+            if nodes[node].stalled:
+                continue
             others = [other for other in staying if other not in (self._me, node)]
             if silent_s >= self._settings.evict_after_s and self._agreed(node, others, now):
                 evict.append(node)

@@ -25,6 +25,8 @@ class NodeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """"up", "leaving" (wants to be emptied, receives nothing) or "evicted"."""
     protocols: tuple[int, int] = (1, 1)
     """The oldest and newest wire protocol that it speaks (DX-19)."""
+    stalled: bool = False
+    """It says of itself that its event loop is blocked, and renews on for a while (DX-10)."""
 
 
 class ClientRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -53,6 +55,8 @@ class ConfigRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     shards: dict[str, int]
     hash: str = "xxh3"
     types: dict[str, TypeRecord] = {}
+    tokens: tuple[str, ...] = ()
+    """Fingerprints of the secrets that are good in this cluster, the newest first (DX-07)."""
 
 
 def common_protocol(one: tuple[int, int], other: tuple[int, int]) -> int:
@@ -83,6 +87,40 @@ def mismatch(name: str, known: TypeRecord, own: TypeRecord) -> str:
             f"the cluster finds shards of entity type {name!r} by {known.shard_id!r}, this process "
             f"by {own.shard_id!r}; use the same shard_id= in its class here, give the type another "
             "name=, or use another cluster"
+        )
+    return ""
+
+
+def agreed_tokens(known: tuple[str, ...], own: tuple[str, ...]) -> tuple[str, ...]:
+    """The fingerprints to keep when a node joins that has one of the `known`, if there are any.
+
+    A node with several is in the middle of a change and says what all may have; one with the
+    newest alone ends that change; one that has not heard of it changes nothing.
+    """
+    return own if not known or len(own) > 1 or own == known[:1] else known
+
+
+def foreign_token(known: tuple[str, ...], own: tuple[str, ...], *, inhabited: bool) -> str:
+    """Why a process cannot take part with its token; empty if it can (DX-07).
+
+    `inhabited`: nodes are there now. A cluster without any takes on the first token it gets.
+    """
+    if known and not own:
+        return (
+            "this cluster has a token, this process has none: give it the cluster's, by token= or "
+            "DOMICILE_TOKEN"
+        )
+    if known and not any(one in known for one in own):
+        return (
+            "the token of this process is not the cluster's: give it the same, by token= or "
+            "DOMICILE_TOKEN. To change the token of a cluster, restart its processes one by one "
+            "with 'new,old', then one by one with 'new'"
+        )
+    if own and not known and inhabited:
+        return (
+            "this process has a token, the nodes of this cluster run without: stop all of them, "
+            "then start all with the same token= or DOMICILE_TOKEN (records of nodes that died go "
+            "by themselves, soon)"
         )
     return ""
 

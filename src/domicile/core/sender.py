@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterable
 from domicile.core.handoff import SENDER_TRANSITIONS as TRANSITIONS
 from domicile.core.handoff import Bond, SenderEvent
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.lanes import is_nested, next_wave, number_of
 from domicile.core.letter import Arm, Effect, GiveUp, Home, Letter, Limits, SendFlush, Write
 from domicile.core.shardmap import FREE, Entry
 
-FIRST_WAVE_S = 0.25
-WAVE_STEP_MAX_S = 0.5
-"""Waves never lie further apart: a long chain may need one for each of its steps (N5)."""
-
 _HOMELESS = ("free", "quarantined")
+_BOUND = Bond.BOUND
 
 
 class Sender:
@@ -75,6 +73,29 @@ class Sender:
             len(self.queue) < self.limits.buffer
             and self.held_bytes + size_bytes <= self.limits.hold_bytes
         )
+
+    def clear(self) -> Home | None:
+        """The home to which a new message would be written at once, as by `submit` (H2)."""
+        home, entry = self.key, self.entry
+        if (
+            home is None
+            or self.queue
+            or self.bond is not _BOUND
+            or entry.state != "serving"
+            or home.epoch != entry.epoch
+            or home.owner != entry.owner
+            or home.epoch <= self.over_epoch
+            or self.open >= self.limits.window
+            or not self.is_up(home.owner)
+        ):
+            return None
+        return home
+
+    def post(self, letter: Letter) -> None:
+        """Note a message as written to the home that `clear` has just named: `letter.to`."""
+        self.written[letter.n] = letter
+        if not letter.started:
+            self.open += 1
 
     def submit(self, letter: Letter, now: float) -> tuple[Effect, ...]:
         """A new message, numbered and with room (H1)."""
@@ -134,16 +155,16 @@ class Sender:
         out.extend(self._go_on(now))
         return tuple(out)
 
-    def begun(self, peer: Incarnation, ns: Iterable[int], now: float) -> tuple[Effect, ...]:
-        """These have started: room in the window; nothing more is owed to a tell."""
-        for n in ns:
-            letter = self.written.get(n)
-            if letter is not None and letter.to == peer and not letter.started:
-                letter.started = True
-                self.open -= 1
-                if not letter.ask or letter.resolved:
-                    del self.written[n]
-        return self._go_on(now)
+    def begun(self, peer: Incarnation, n: int, now: float) -> tuple[Effect, ...]:
+        """It has started: room in the window; nothing more is owed to a tell."""
+        letter = self.written.get(n)
+        if letter is not None and letter.to == peer and not letter.started:
+            letter.started = True
+            self.open -= 1
+            if not letter.ask or letter.resolved:
+                del self.written[n]
+        # A wider window lets only what waits go on.
+        return self._go_on(now) if self.queue else ()
 
     def answered(
         self, peer: Incarnation, n: int, now: float
@@ -155,10 +176,11 @@ class Sender:
         del self.written[n]
         if not letter.started:
             self.open -= 1
+        effects = self._go_on(now) if self.queue else ()
         if letter.resolved:
-            return None, self._go_on(now)
+            return None, effects
         letter.resolved = True
-        return letter, self._go_on(now)
+        return letter, effects
 
     def withdraw(self, letter: Letter, now: float) -> tuple[bool, tuple[Effect, ...]]:
         """Its caller waits no more. True: it was never written, so it never runs."""
@@ -272,10 +294,7 @@ class Sender:
         return tuple(out)
 
     def _next_wave(self, now: float) -> float:
-        delay_s = FIRST_WAVE_S
-        while self.moving_since + delay_s <= now:
-            delay_s += min(delay_s, WAVE_STEP_MAX_S)
-        return self.moving_since + delay_s
+        return next_wave(self.moving_since, now)
 
     def _write_heads(self, home: Home, now: float, out: list[Effect]) -> None:
         """H2, as far as the window goes; but what a running handler awaits never waits for it:
@@ -287,7 +306,7 @@ class Sender:
             letter.beyond = False
             self._write(letter, home, self.finishing(letter), now, out)
         if self.queue:
-            self._write_lane(home, _nested, False, now, out)
+            self._write_lane(home, is_nested, False, now, out)
 
     def _write_lane(
         self,
@@ -348,7 +367,7 @@ class Sender:
         if not self.queue or self.queue[-1].n < letter.n:
             self.queue.append(letter)
         else:
-            insort(self.queue, letter, key=_number)
+            insort(self.queue, letter, key=number_of)
 
     def _take_back(self, letter: Letter) -> None:
         """Written, but certain not to have run."""
@@ -372,11 +391,3 @@ class Sender:
             if not letter.resolved:
                 letter.resolved = True
                 out.append(GiveUp(letter))
-
-
-def _number(letter: Letter) -> int:
-    return letter.n
-
-
-def _nested(letter: Letter) -> bool:
-    return letter.ask and bool(letter.chain)

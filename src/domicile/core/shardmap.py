@@ -20,18 +20,24 @@ BLOCK_SIZE = 64
 State = Literal["free", "serving", "moving", "quarantined"]
 
 
+MOST = (1 << 62) - 1
+"""No number that is counted up from 1 gets here, and one more still fits into 64 bits."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+
+
 class Entry(msgspec.Struct, frozen=True, array_like=True):
     """One shard's place. Free: nobody ever owned it. Moving: `owner` drains, `to` is the wish.
     Quarantined: its last owners died with it, and it gets no home before an operator says so."""
 
     owner: Incarnation = NOBODY
-    epoch: int = 0
+    epoch: Count = 0
     state: State = "free"
     to: Incarnation = NOBODY
-    change: int = 0
+    change: Count = 0
     previous: str = ""
     """Node id of the last owner, preferred after a restart of everything (C8)."""
-    strikes: int = 0
+    strikes: Count = 0
     """How many owners in a row it lost to their deaths, as far as those were close together."""
 
 
@@ -45,9 +51,6 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     entries: tuple[Entry, ...]
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-
-
 class _Packed(msgspec.Struct, frozen=True, array_like=True):
     """A block as stored. Names are the same in many entries, so entries hold their numbers."""
 
@@ -56,7 +59,7 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
     """16 bytes each, numbered from 1; 0 is nobody."""
     names: tuple[str, ...]
     """All other names, numbered on."""
-    rows: tuple[Annotated[tuple[_Count, ...], msgspec.Meta(max_length=7)], ...]
+    rows: tuple[Annotated[tuple[Count, ...], msgspec.Meta(max_length=7)], ...]
     """Owner, epoch, change, previous, state, to, strikes, without zeros at the end."""
 
 

@@ -8,15 +8,17 @@ message being run; it judges every resumption of the handler (L3).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from datetime import datetime
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from domicile.core.ids import EntityKey
 from domicile.core.messages import Caller, Request
-from domicile.core.owner import Mail
+from domicile.core.owner import Source
 from domicile.entity.define import Entity, EntityType
 from domicile.entity.ref import Ref
 from domicile.errors import ConfigError
@@ -31,33 +33,52 @@ T = TypeVar("T")
 current_turn: ContextVar[Turn | None] = ContextVar("domicile_turn", default=None)
 
 
-class Incoming:
+class Incoming(msgspec.Struct):
     """A request at its owner, with the time until which it may start."""
 
-    __slots__ = ("expires_at", "request")
-
-    def __init__(self, request: Request, expires_at: float) -> None:
-        self.request = request
-        self.expires_at = expires_at
+    request: Request
+    expires_at: float
 
 
-class Alarm:
-    """A due `self.after`, queued like a message."""
+class Called(msgspec.Struct):
+    """What a turn needs to know of a local ask that runs within its call; as of a `Request`."""
 
-    __slots__ = ("args", "kwargs", "method")
+    n: int
+    epoch: int
+    change: int
+    method: str
+    chain: tuple[Caller, ...]
+    ttl_s: float
+    ask: bool = True
+    key: str = ""
+    trace: str = ""
 
-    def __init__(self, method: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        self.method = method
-        self.args = args
-        self.kwargs = kwargs
+
+class Alarm(msgspec.Struct):
+    """A due `self.after`, queued like a message; an `on_stop` (number 0) is run as one."""
+
+    n: int
+    epoch: int
+    run: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    change: int = 0
+    chain: tuple[Caller, ...] = ()
+    ask: bool = False
+    key: str = ""
+
+    @property
+    def method(self) -> str:
+        """The name of what it calls."""
+        return getattr(self.run, "__name__", "?")
 
 
 class Cell:
     """A resident entity. Implements the entity's `Context`."""
 
     __slots__ = (
-        "alarms", "entity", "epoch", "host", "key", "kind", "started", "starting", "used_at",
-        "wants_stop",
+        "alarms", "bucket", "entity", "epoch", "host", "key", "kind", "resident", "started",
+        "starting", "used_at", "wants_stop",
     )  # fmt: skip
 
     def __init__(self, host: ShardHost, key: EntityKey, kind: EntityType, epoch: int) -> None:
@@ -68,8 +89,12 @@ class Cell:
         self.entity: Entity | None = None
         self.starting: list[asyncio.Future[None]] | None = None
         self.started = False
+        self.resident = True
+        """Whether its host still has it."""
         self.wants_stop = False
         self.used_at = 0.0
+        self.bucket: dict[Any, None] | None = None
+        """Where it waits to be found idle."""
         self.alarms: dict[str, Timer] | None = None
 
     # the entity's context
@@ -78,6 +103,11 @@ class Cell:
     def id(self) -> str:
         """The entity's id."""
         return self.key.id
+
+    @property
+    def idle_s(self) -> float:
+        """After how much silence it is passivated."""
+        return self.kind.idle_s or self.host.runtime.settings.idle_s
 
     @property
     def random(self) -> Random:
@@ -116,13 +146,17 @@ class Cell:
 
         def due() -> None:
             alarms.pop(name, None)
-            self.host.alarm(self, Alarm(method, args, kwargs))
+            self.host.alarm(self, method, args, kwargs)
 
         alarms[name] = clock.call_at(clock.now() + delay_s, due)
 
     def passivate(self) -> None:
         """Stop once the running handlers ended; the next message starts it anew."""
         self.wants_stop = True
+
+    async def run_blocking(self, name: str, work: Callable[[], T], /) -> T:
+        """Run a plain function in a thread; the turn that waits for it cannot be interrupted."""
+        return await self.host.runtime.blocking.run(name, work, current_turn.get())
 
     # lifecycle
 
@@ -134,46 +168,62 @@ class Cell:
         self.alarms = None
 
 
-class Turn:
+class Turn(msgspec.Struct, eq=False):
     """One message being run on a cell: the `Watcher` of its coroutine."""
 
-    __slots__ = (
-        "active",
-        "began",
-        "cancel_reason",
-        "chain",
-        "host",
-        "key",
-        "mail",
-        "store_first",
-        "task",
-        "timer",
-    )
+    host: ShardHost
+    source: Source
+    entity: EntityKey
+    shared: bool
+    request: Request | Called | Alarm
+    expires_at: float
+    """Until when its caller waits for it."""
+    store_first: Callable[[], Awaitable[None]] | None = None
+    """Set while a keyed handler has events that are not committed yet."""
+    active: bool = True
+    began: bool = False
+    cancel_reason: str = ""
+    task: asyncio.Task[Any] | None = None
+    """The worker that goes on with it, once it has suspended."""
+    timer: Timer | None = None
+    thread: int | None = None
+    """The thread that runs its function, while one does."""
+    threads: int = 0
+    """How many blocking methods it waits for: before their end it is not over, cancelled or not."""
+    answered: bool = False
+    """Whether its caller was told of a cancellation that a thread holds up."""
+    dropped: bool = False
+    """Given up although its node lives on: never resumed (DX-09)."""
 
-    def __init__(self, host: ShardHost, mail: Mail) -> None:
-        self.host = host
-        self.mail = mail
-        load = mail.load
-        self.key = load.request.key if isinstance(load, Incoming) else ""
-        inherited = load.request.chain if isinstance(load, Incoming) else ()
-        role, shard = host.shard
-        me = Caller(role, shard, mail.entity.type, mail.entity.id, mail.shared)
-        self.chain: tuple[Caller, ...] = (*inherited, me)
-        self.store_first: Callable[[], Awaitable[None]] | None = None
-        """Set while a keyed handler has events that are not committed yet."""
-        self.active = True
-        self.began = False
-        self.cancel_reason = ""
-        self.task: asyncio.Task[Any] | None = None
-        self.timer: Timer | None = None
+    @property
+    def n(self) -> int:
+        """The number its sender gave it."""
+        return self.request.n
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that its sender believes in."""
+        return self.request.epoch
+
+    @property
+    def key(self) -> str:
+        """The key of a keyed ask."""
+        return self.request.key
+
+    @property
+    def chain(self) -> tuple[Caller, ...]:
+        """Who waits for what this turn asks (N1)."""
+        role, shard = self.host.shard
+        me = Caller(role, shard, self.entity.type, self.entity.id, self.shared)
+        return (*self.request.chain, me)
 
     def suspended(self) -> None:
-        """First suspension: free the worker's place, start the handler's clock."""
+        """First suspension: start the handler's clock."""
         runtime = self.host.runtime
         self.task = asyncio.current_task()
-        runtime.workers.left_running()
-        runtime.suspended[self] = None
-        due = runtime.clock.now() + self.host.timeout_s(self.mail)
+        now = runtime.suspended[self] = runtime.clock.now()
+        runtime.on_suspended()
+        due = now + self.host.timeout_s(self)
         self.timer = runtime.clock.call_at(due, self._overdue)
 
     def may_resume(self) -> bool:
@@ -182,28 +232,51 @@ class Turn:
         if not runtime.guard():
             return False
         if runtime.tracing and self.began:
-            self.host.note("resume", self.mail)
+            self.host.note("resume", self)
+        runtime.running = self
         return True
 
+    def rests(self) -> None:
+        """It holds the event loop no more."""
+        self.host.runtime.running = None
+
     def may_clean_up(self) -> bool:
-        """L4: a cancelled handler may clean up until the hard deadline."""
-        return self.host.runtime.may_clean_up()
+        """L4: a cancelled handler may clean up until the hard deadline, or until it is given up."""
+        # Another worker goes on with it if its own was cancelled before it first ran.
+        self.task = asyncio.current_task()
+        return not self.dropped and self.host.runtime.may_clean_up()
 
     def abandon(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """L4: never resumed; kept so that it isn't closed by the garbage collector."""
         self.host.runtime.graveyard.append(coroutine)
-        self.host.note("finish", self.mail, how="abandoned")
+        if self.began:
+            self.host.note("finish", self, how="abandoned")
 
-    def cancel(self, reason: str) -> None:
-        """Interrupt the handler; its caller learns `reason`."""
-        if self.task is not None and self.active and not self.cancel_reason:
+    def cancel(self, reason: str, *, anew: bool = False) -> None:
+        """Interrupt the handler; its caller learns `reason`. Once, unless it is said `anew`."""
+        if self.task is not None and self.active and (anew or not self.cancel_reason):
+            if self.cancel_reason:
+                self.task.uncancel()
             self.cancel_reason = reason
+            self.task.cancel()
+            if self.threads:
+                self.host.answer_early(self)
+
+    def drop(self) -> None:
+        """Never resume the handler, though its node lives on: it ignored its cancellation.
+
+        Its worker ends with it: what it left behind, such as a timeout, may still cancel that task.
+        """
+        if self.task is not None and self.active and not self.threads:
+            self.dropped = True
             self.task.cancel()
 
     def end(self) -> None:
         """The coroutine is over: its chain is no longer waited for."""
         self.active = False
-        if self.cancel_reason and self.task is not None:
+        if self.task is None:
+            return
+        if self.cancel_reason and not self.dropped:
             # Also if the handler swallowed it: the worker goes on with other messages.
             self.task.uncancel()
         if self.timer is not None:

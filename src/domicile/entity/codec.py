@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from domicile.core.messages import Status
+from domicile.entity.sharing import SHARED, nothing_shared, sharing_of
 from domicile.errors import (
     CallCycle,
     CallTooDeep,
@@ -31,7 +32,9 @@ from domicile.errors import (
 )
 
 _MESSAGE_CHARS = 2_000
-_TRACEBACK_FRAMES = 5
+_TRACEBACK_FRAMES = 12
+_TRACEBACK_CHARS = 4_000
+_CAUSES = 3
 _NO_ARGS = b"\x90"
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -78,6 +81,8 @@ class Packing:
         "_reply",
         "_signature",
         "label",
+        "shares_args",
+        "shares_reply",
     )
 
     def __init__(
@@ -102,6 +107,9 @@ class Packing:
         needed = [n for n, p in enumerate(parameters, 1) if p.default is p.empty]
         self._least = max(needed, default=0)
         self._encode = _encode
+        self.shares_args: Callable[[tuple[Any, ...]], bool] = nothing_shared
+        self.shares_reply: Callable[[Any], bool] = nothing_shared
+        """Whether values may be handed over within a process without being copied."""
         self._by_count: list[msgspec.msgpack.Decoder[tuple[Any, ...]]] | None = None
         self._by_name: msgspec.msgpack.Decoder[Any]
         self._reply: msgspec.msgpack.Decoder[Any]
@@ -115,7 +123,7 @@ class Packing:
             values = self._bind(args, kwargs)
         try:
             return self._encode(values)
-        except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
+        except Exception as error:
             raise TypeError(f"{self.label}: an argument cannot travel: {error}") from error
 
     def decode_args(self, body: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -134,7 +142,11 @@ class Packing:
             values = decoders[count].decode(body)
         except IndexError:
             self._refuse(TypeError("their number is not one it takes"))
-        except msgspec.DecodeError as error:
+        except NotExecuted:
+            raise
+        except Exception as error:
+            # Also what the `__post_init__` of an argument raises, or one that is nested too deep:
+            # it must fail this one message, not the frame it came in (I6).
             self._refuse(error)
         if count < self._least:
             self._refuse(TypeError(f"{count} of at least {self._least} arguments were sent"))
@@ -149,7 +161,7 @@ class Packing:
             self.resolve()
         try:
             return self._encode(value)
-        except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
+        except Exception as error:
             raise TypeError(f"{self.label} ran, but its reply cannot travel: {error}") from error
 
     def decode_reply(self, body: bytes) -> Any:
@@ -158,7 +170,7 @@ class Packing:
             self.resolve()
         try:
             return self._reply.decode(body)
-        except msgspec.DecodeError as error:
+        except Exception as error:
             raise HandlerFailed(
                 f"{self.label} ran, but its reply does not fit the declared return type: {error}. "
                 "Return what the annotation says, and run the same version on both sides."
@@ -175,6 +187,11 @@ class Packing:
         names = msgspec.defstruct("Arguments", optional, kw_only=True, forbid_unknown_fields=True)
         self._by_name = msgspec.msgpack.Decoder(names)
         self._reply = msgspec.msgpack.Decoder(reply)
+        if self._plain == len(kinds):
+            self.shares_args = sharing_of(kinds)
+        self.shares_reply = (
+            SHARED.get(reply, nothing_shared) if isinstance(reply, type) else nothing_shared
+        )
         self._encode = _encode_sets if _only_sets([*kinds, reply]) else _encode
         self._by_count = [
             msgspec.msgpack.Decoder(tuple.__class_getitem__(tuple(kinds[:count])))
@@ -211,7 +228,9 @@ class Packing:
         return tuple(args), kwargs
 
     def _refuse(self, error: Exception) -> NoReturn:
-        text = str(error)
+        text = _message(error)
+        if not isinstance(error, msgspec.DecodeError | TypeError):
+            text = f"{type(error).__name__}: {text}"
         at = re.search(r"\$\[(\d+)\]", text)
         if at and int(at[1]) < len(self._parameters):
             text = f"{text} (parameter {self._parameters[int(at[1])].name!r})"
@@ -330,7 +349,7 @@ def encode_failure(error: BaseException) -> tuple[Status, bytes]:
     if isinstance(error, Rejection):
         try:
             return Status.REJECTED, _encode((error.wire_name, error.args))
-        except (TypeError, ValueError, OverflowError, NotImplementedError) as unfit:
+        except Exception as unfit:
             text = f"{_message(error)} (its arguments cannot travel: {unfit})"
             return Status.FAILED, _encode((error.wire_name, text, _traceback(error)))
     name = "" if type(error) is HandlerFailed else type(error).__qualname__
@@ -358,8 +377,12 @@ def decode_error(status: Status, body: bytes) -> DomicileError:
 
 
 def _decode_failure(name: str, message: str, traceback: str) -> HandlerFailed:
-    text = f"{name}: {message}" if name and message else name or message
-    return HandlerFailed(f"{text}\nraised at {traceback}" if traceback else text)
+    error = HandlerFailed(f"{name}: {message}" if name and message else name or message)
+    if traceback:
+        error.remote_traceback = traceback
+        indented = traceback.replace("\n", "\n  ")
+        error.add_note(f"Raised at the home of the entity (most recent call last):\n  {indented}")
+    return error
 
 
 def _decode_rejection(name: str, raw: msgspec.Raw) -> DomicileError:
@@ -408,7 +431,22 @@ def _message(error: BaseException) -> str:
 
 
 def _traceback(error: BaseException) -> str:
-    """The user's own frames, innermost last: no paths, nothing that depends on the machine."""
+    """The user's own frames, innermost last, and those of what caused it: no paths, nothing that
+    depends on the machine."""
+    lines = _frames(error)
+    told = [error]
+    for _ in range(_CAUSES):
+        why = told[-1].__cause__
+        if why is None and not told[-1].__suppress_context__:
+            why = told[-1].__context__
+        if why is None or any(why is one for one in told):
+            break
+        told.append(why)
+        lines += [f"because of {type(why).__qualname__}: {_message(why)[:200]}", *_frames(why)]
+    return _cut("\n".join(lines))
+
+
+def _frames(error: BaseException) -> list[str]:
     frames: list[str] = []
     step = error.__traceback__
     while step is not None:
@@ -418,4 +456,16 @@ def _traceback(error: BaseException) -> str:
             code = step.tb_frame.f_code
             frames.append(f"{module}:{step.tb_lineno} in {code.co_qualname}")
         step = step.tb_next
-    return ", ".join(frames[-_TRACEBACK_FRAMES:])
+    frames = frames[-_TRACEBACK_FRAMES:]
+    if isinstance(error, HandlerFailed) and error.remote_traceback:
+        # It asked another entity, whose handler failed: that is where to look.
+        frames += ["at the home of what it asked:", *error.remote_traceback.splitlines()]
+    return frames
+
+
+def _cut(text: str) -> str:
+    """Both ends of what is too long to travel with every failure."""
+    if len(text) > _TRACEBACK_CHARS:
+        half = _TRACEBACK_CHARS // 2
+        text = f"{text[:half]} … {text[-half:]}"
+    return text.encode("utf-8", "replace").decode()

@@ -1,7 +1,7 @@
-"""What an entity is: the base class, the mark on its handlers, and the type made from both.
+"""What an entity is: the base class, and the type made from it and its marked methods.
 
-Users derive from `Entity` and write `@handler`; refs and regions read `EntityType`. Nothing here
-sends, schedules or keeps time: an entity reaches the runtime through its `Context` only.
+Users derive from `Entity`; refs and regions read `EntityType`. Nothing here sends, schedules or
+keeps time: an entity reaches the runtime through its `Context` only.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from pathlib import PurePath
 from random import Random
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar
 from weakref import WeakSet
 
 from domicile.core.hashing import NAMED, ShardFunction, place_by, xxh3
 from domicile.core.records import TypeRecord
-from domicile.entity.codec import Packing
+from domicile.entity.blocking import in_thread
+from domicile.entity.carry import Fields
+from domicile.entity.handlers import MARK, HandlerOptions
+from domicile.entity.handlers import Handler as Handler
+from domicile.entity.handlers import handler as handler
 from domicile.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,106 +33,11 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 E = TypeVar("E", bound="Entity")
-F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any] | AsyncIterator[Any]])
 
-_MARK = "__domicile_handler__"
 _TYPE = "__domicile_type__"
 _LOCALS = "__domicile_locals__"
-
-
-@dataclass(frozen=True, slots=True)
-class HandlerOptions:
-    """What `@handler` was told."""
-
-    shared: bool = False
-    name: str | None = None
-    timeout_s: float | None = None
-
-
-@overload
-def handler(fn: F, /) -> F: ...
-@overload
-def handler(
-    *, shared: bool = ..., name: str | None = ..., timeout_s: float | None = ...
-) -> Callable[[F], F]: ...
-def handler(
-    fn: F | None = None,
-    /,
-    *,
-    shared: bool = False,
-    name: str | None = None,
-    timeout_s: float | None = None,
-) -> F | Callable[[F], F]:
-    """Let messages invoke an `async def` method of an entity; the function stays as it is.
-
-    `shared` handlers run beside each other, all others alone. `name` is the name on the wire, if
-    it must outlive the method's. `timeout_s` bounds one run, instead of the node's setting.
-    """
-    if name == "":
-        raise ConfigError("@handler(name=...) must not be empty; leave it out to use the method's")
-    if timeout_s is not None and not timeout_s > 0:
-        raise ConfigError(f"@handler(timeout_s=...) must be positive, it is {timeout_s!r}")
-    options = HandlerOptions(shared, name, timeout_s)
-
-    def mark(fn: F) -> F:
-        given: Any = fn
-        shown = getattr(given, "__qualname__", None) or repr(given)
-        if inspect.isasyncgenfunction(given):
-            raise TypeError(
-                f"@handler {shown} is an async generator, and streams are not available; "
-                "return a value instead of yielding"
-            )
-        if not inspect.iscoroutinefunction(given):
-            raise TypeError(f"@handler {shown} must be an `async def` method; write `async def`")
-        fn.__dict__[_MARK] = options
-        return fn
-
-    return mark if fn is None else mark(fn)
-
-
-class Handler:
-    """One handler of one entity type, with the coding of its arguments and its reply."""
-
-    __slots__ = (
-        "_packing",
-        "decode_args",
-        "decode_reply",
-        "encode_args",
-        "encode_reply",
-        "fn",
-        "name",
-        "names",
-        "shared",
-        "timeout_s",
-    )
-
-    def __init__(
-        self,
-        name: str,
-        options: HandlerOptions,
-        fn: Callable[..., Any],
-        label: str,
-        names: dict[str, Any],
-    ) -> None:
-        packing = Packing(label, fn, names)
-        self.name = name
-        self.names = names
-        """Names beyond the module's that its annotations may use."""
-        self.shared = options.shared
-        self.timeout_s = options.timeout_s
-        self.fn = fn
-        self._packing = packing
-        self.encode_args = packing.encode_args
-        self.decode_args = packing.decode_args
-        self.encode_reply = packing.encode_reply
-        self.decode_reply = packing.decode_reply
-
-    def check(self) -> None:
-        """Resolve all types now, instead of at the first message."""
-        self._packing.resolve()
-
-    def __repr__(self) -> str:
-        return f"<handler {self._packing.label}>"
+_SETTING = -1.0
+"""Stands for an `idle_s` that was left out: the node's setting."""
 
 
 class Context(Protocol):
@@ -176,12 +84,18 @@ class Context(Protocol):
         """Stop the entity once nothing runs in it."""
         ...
 
+    async def run_blocking(self, name: str, work: Callable[[], T], /) -> T:
+        """What a plain function returns, run in a thread; until then the entity is busy."""
+        ...
+
 
 class Entity:
     """An addressable object that lives in one process at a time and gets one message at a time.
 
     Class keywords: `name` is durable (hash input, journal key; the class name if left out),
-    `role` says which nodes can be home, `idle_s` after how much silence it is passivated.
+    `role` says which nodes can be home, `idle_s` after how much silence it is passivated (None:
+    never; the node's setting if left out). `carry=True` takes the annotated fields along when the
+    shard moves as planned: set before `on_start` at the new home, if they fit `carry_bytes`.
     `shard_id` finds the shard of an id: `xxh3` if left out, `murmur2`, `shardcake`, `by_message`,
     or a function of the id and the number of shards that gives a number from 0 up to below that.
     """
@@ -191,6 +105,7 @@ class Entity:
     __domicile_durable__: ClassVar[bool] = False
     __domicile_keywords__: ClassVar[tuple[str, str, float | None]]
     __domicile_shard_id__: ClassVar[tuple[ShardFunction, str]]
+    __domicile_fields__: ClassVar[Fields | None]
     _domicile: Context
 
     def __init_subclass__(
@@ -198,7 +113,8 @@ class Entity:
         *,
         name: str | None = None,
         role: str = "default",
-        idle_s: float | None = None,
+        idle_s: float | None = _SETTING,
+        carry: bool = False,
         shard_id: ShardFunction = xxh3,
     ) -> None:
         super().__init_subclass__()
@@ -207,11 +123,16 @@ class Entity:
             raise ConfigError(f"{cls.__qualname__}: name={name!r} must be text without NUL")
         if not role or "/" in role:
             raise ConfigError(f"{cls.__qualname__}: role={role!r} must be text without '/'")
-        if idle_s is not None and not idle_s > 0:
-            raise ConfigError(f"{cls.__qualname__}: idle_s={idle_s!r} must be positive")
-        cls.__domicile_keywords__ = (wire_name, role, idle_s)
+        if idle_s is None:
+            idle_s = math.inf
+        elif idle_s is not _SETTING and not idle_s > 0:
+            raise ConfigError(
+                f"{cls.__qualname__}: idle_s={idle_s!r} must be positive, or None for never"
+            )
+        cls.__domicile_keywords__ = (wire_name, role, None if idle_s is _SETTING else idle_s)
         cls.__domicile_shard_id__ = (shard_id, _function_name(cls, shard_id))
         setattr(cls, _LOCALS, _defining_locals(cls))
+        cls.__domicile_fields__ = Fields(cls, _names_in) if carry else None
 
     @property
     def id(self) -> str:
@@ -267,6 +188,11 @@ class Entity:
                 f"{type(self).__qualname__}.after needs one of this entity's own `async def` "
                 f"methods, such as `self.flush`, not {method!r}"
             )
+        if in_thread.get():
+            raise RuntimeError(
+                f"{type(self).__qualname__}.after cannot be used inside a @blocking method, which "
+                "runs in a thread; return, and call it in a handler"
+            )
         if not (delay_s >= 0 and math.isfinite(delay_s)):
             raise ValueError(f"after() needs a finite delay of at least 0 s, not {delay_s!r}")
         self._domicile_context().after(delay_s, method, args, kwargs)
@@ -274,6 +200,11 @@ class Entity:
     def passivate(self) -> None:
         """Stop this entity after the current message; the next message starts it again."""
         self._domicile_context().passivate()
+
+    async def __domicile_block__(self, name: str, work: Callable[[], T], /) -> T:
+        """Run a blocking method; right here if this entity was made by hand."""
+        context: Context | None = getattr(self, "_domicile", None)
+        return work() if context is None else await context.run_blocking(name, work)
 
     @classmethod
     def __domicile_check__(cls) -> None:
@@ -295,7 +226,9 @@ class EntityType:
     __slots__ = (
         "_by_function",
         "cls",
+        "direct",
         "durable",
+        "fields",
         "handlers",
         "idle_s",
         "name",
@@ -310,10 +243,14 @@ class EntityType:
         function, self.shard_id = cls.__domicile_shard_id__
         self.place = place_by(function, self.shard_id)
         self.durable = cls.__domicile_durable__
+        self.fields = cls.__domicile_fields__
+        """What is taken along on a planned move, for types that say `carry=True`."""
         self.handlers: dict[str, Handler] = {}
+        self.direct: dict[str, Handler] = {}
+        """Handlers that may begin without further ado: they need no thread."""
         self._by_function: dict[Any, Handler] = {}
         for attribute, fn in _effective_handlers(cls).items():
-            options: HandlerOptions = fn.__dict__[_MARK]
+            options: HandlerOptions = fn.__dict__[MARK]
             name = options.name or attribute
             if name in self.handlers:
                 other = self.handlers[name].fn.__name__
@@ -324,9 +261,11 @@ class EntityType:
             label = f"{cls.__qualname__}.{attribute}"
             found = Handler(name, options, fn, label, _namespace(cls, attribute))
             self.handlers[name] = found
+            if not found.blocking:
+                self.direct[name] = found
             for base in cls.__mro__:
                 overridden = base.__dict__.get(attribute)
-                if isinstance(overridden, FunctionType) and _MARK in overridden.__dict__:
+                if isinstance(overridden, FunctionType) and MARK in overridden.__dict__:
                     self._by_function.setdefault(overridden, found)
 
     @property
@@ -343,6 +282,8 @@ class EntityType:
 
     def check(self) -> None:
         """Resolve all handlers' types; `ConfigError` names the first that cannot travel."""
+        if self.fields is not None:
+            self.fields.resolve()
         for found in self.handlers.values():
             found.check()
 
@@ -356,7 +297,7 @@ class EntityType:
         shown, name = method.__qualname__, method.__name__
         if not any(base.__dict__.get(name) is method for base in self.cls.__mro__):
             return f"{shown} is not a method of {owner} (entity {self.name!r})"
-        if _MARK in method.__dict__:
+        if MARK in method.__dict__:
             return f"{owner}.{name} overrides the handler {shown} without @handler; add @handler"
         return f"{shown} is not marked with @handler, so no message can invoke it; add @handler"
 
@@ -431,7 +372,7 @@ def _effective_handlers(cls: type[Entity]) -> dict[str, FunctionType]:
     known: dict[FunctionType, str] = {}
     for attribute in attributes:
         fn = inspect.getattr_static(cls, attribute)
-        if isinstance(fn, FunctionType) and _MARK in fn.__dict__ and fn not in known:
+        if isinstance(fn, FunctionType) and MARK in fn.__dict__ and fn not in known:
             known[fn] = attribute
             effective[attribute] = fn
     return effective
@@ -439,7 +380,11 @@ def _effective_handlers(cls: type[Entity]) -> dict[str, FunctionType]:
 
 def _namespace(cls: type[Entity], attribute: str) -> dict[str, Any]:
     """Names beyond the module's that the annotations of a method may use."""
-    owner = next(base for base in cls.__mro__ if attribute in base.__dict__)
+    return _names_in(next(base for base in cls.__mro__ if attribute in base.__dict__))
+
+
+def _names_in(owner: type[Any]) -> dict[str, Any]:
+    """Names beyond the module's that annotations inside a class may use."""
     names: dict[str, Any] = dict(owner.__dict__.get(_LOCALS, {}))
     names[owner.__name__] = owner
     for parameter in getattr(owner, "__type_params__", ()):
@@ -460,13 +405,15 @@ def _defining_locals(cls: type[Entity]) -> dict[str, Any]:
         return {}
     found = frame.f_locals
     names: dict[str, Any] = {}
+    annotations = [*inspect.get_annotations(cls).values()]
     for fn in vars(cls).values():
-        if isinstance(fn, FunctionType) and _MARK in fn.__dict__:
-            for annotation in fn.__annotations__.values():
-                text = annotation if isinstance(annotation, str) else repr(annotation)
-                for word in re.findall(r"[^\W\d]\w*", text):
-                    if word in found:
-                        names[word] = found[word]
+        if isinstance(fn, FunctionType) and MARK in fn.__dict__:
+            annotations += inspect.unwrap(fn).__annotations__.values()
+    for annotation in annotations:
+        text = annotation if isinstance(annotation, str) else repr(annotation)
+        for word in re.findall(r"[^\W\d]\w*", text):
+            if word in found:
+                names[word] = found[word]
     return names
 
 

@@ -7,11 +7,12 @@ holds no connection and keeps no state of the entity.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from domicile.core.hashing import Place, shard_of
+import msgspec
+
+from domicile.core.hashing import Place
 from domicile.core.ids import EntityKey
 from domicile.entity.define import Entity, EntityType, Handler
 from domicile.errors import ConfigError
@@ -23,31 +24,53 @@ E = TypeVar("E", bound=Entity)
 _KEEP: Any = object()
 
 
-@dataclass(slots=True)
-class Call:
+class Route:
+    """Where a ref's calls go, once it is known: found again for each process and incarnation."""
+
+    __slots__ = ("cell", "host", "sender", "sending", "weight_bytes")
+
+    def __init__(self, sending: Any = None, sender: Any = None, weight_bytes: int = 0) -> None:
+        self.sending = sending
+        self.sender = sender
+        self.weight_bytes = weight_bytes
+        self.host: Any = None
+        self.cell: Any = None
+        """The shard's host and the entity, if they were found in this process."""
+
+    def take(self, other: Route) -> None:
+        """Remember another one instead."""
+        self.sending, self.sender = other.sending, other.sender
+        self.weight_bytes = other.weight_bytes
+        self.host = self.cell = None
+
+
+class Call(msgspec.Struct):
     """One tell or ask on its way out. `timeout_s` None: the sender's setting."""
 
     entity: EntityKey
-    role: str
-    method: str
-    body: bytes
-    shared: bool
+    kind: EntityType
+    handler: Handler
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
     timeout_s: float | None
     key: str
-    durable: bool
-    shard_id: str = "xxh3"
-    """The name of what `place` stands for: all processes must mean the same (RG-24)."""
-    place: Place = shard_of
+    place: Place
+    """Which of so many shards is the entity's home: the type's, or that of one message."""
+    route: Route | None = None
+
+    def encoded(self) -> bytes:
+        """The arguments as they travel; `TypeError` if the handler can't be called so."""
+        return self.handler.encode_args(self.args, self.kwargs)
 
 
 class Outbound(Protocol):
     """Where calls go. Both take their place in the order (I5) before they first suspend."""
 
-    async def ask(self, call: Call) -> bytes:
-        """The encoded reply, or the error that says whether it ran (I9)."""
+    def ask(self, call: Call) -> Coroutine[Any, Any, Any]:
+        """The handler's value, or the error that says whether it ran (I9)."""
         ...
 
-    async def tell(self, call: Call) -> None:
+    def tell(self, call: Call) -> Coroutine[Any, Any, None]:
         """Return once the call is queued."""
         ...
 
@@ -55,7 +78,7 @@ class Outbound(Protocol):
 class Ref(Generic[E]):
     """The address of one entity. Cheap to make; equal to every ref of the same type and id."""
 
-    __slots__ = ("_entity", "_key", "_outbound", "_timeout_s", "_type")
+    __slots__ = ("_entity", "_key", "_outbound", "_route", "_timeout_s", "_type")
 
     def __init__(
         self,
@@ -73,38 +96,45 @@ class Ref(Generic[E]):
         self._outbound = outbound
         self._timeout_s = timeout_s
         self._key = key
+        self._route = Route()
 
     @property
     def id(self) -> str:
         """The entity's id."""
         return self._entity.id
 
-    async def ask(
+    def ask(
         self,
         method: Callable[Concatenate[E, P], Coroutine[Any, Any, R]],
         /,
         *args: P.args,
         **kwargs: P.kwargs,
-    ) -> R:
+    ) -> Coroutine[Any, Any, R]:
         """Run a handler at the entity's home and return its value: at most once, in order.
 
         Raises `NotExecuted`, `MaybeExecuted`, `HandlerFailed`, or the handler's `Rejection`.
         """
-        handler = self._type.find(method)
-        call = self._call(handler, handler.encode_args(args, kwargs))
-        reply: R = handler.decode_reply(await self._outbound.ask(call))
-        return reply
+        kind = self._type
+        call = Call(
+            self._entity, kind, kind.find(method), args, kwargs, self._timeout_s, self._key,
+            kind.place, self._route,
+        )  # fmt: skip
+        return self._outbound.ask(call)
 
-    async def tell(
+    def tell(
         self,
         method: Callable[Concatenate[E, P], Coroutine[Any, Any, Any]],
         /,
         *args: P.args,
         **kwargs: P.kwargs,
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Have a handler run at the entity's home; return once queued. At most once, in order."""
-        handler = self._type.find(method)
-        await self._outbound.tell(self._call(handler, handler.encode_args(args, kwargs)))
+        kind = self._type
+        call = Call(
+            self._entity, kind, kind.find(method), args, kwargs, self._timeout_s, self._key,
+            kind.place, self._route,
+        )  # fmt: skip
+        return self._outbound.tell(call)
 
     def options(self, *, timeout_s: float = _KEEP, key: str = _KEEP) -> Self:
         """The same address with other terms: how long an ask waits, and a key that makes it
@@ -117,6 +147,11 @@ class Ref(Generic[E]):
         if key is not _KEEP:
             if not isinstance(key, str) or not key:  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise ConfigError(f"options(key={key!r}) must be non-empty text")
+            try:
+                key.encode()
+            except UnicodeEncodeError as error:
+                # Found here, it fails one call; found in a frame, it would cost the whole link.
+                raise ConfigError(f"options(key={key!r}) can't travel: {error}") from error
             if not self._type.durable:
                 raise ConfigError(
                     f"options(key=…) needs an EventSourced entity, and {self._type.name!r} is not "
@@ -124,21 +159,6 @@ class Ref(Generic[E]):
                 )
             name = key
         return type(self)(self._type, self.id, self._outbound, timeout_s=wait_s, key=name)
-
-    def _call(self, handler: Handler, body: bytes) -> Call:
-        kind = self._type
-        return Call(
-            self._entity,
-            kind.role,
-            handler.name,
-            body,
-            handler.shared,
-            self._timeout_s,
-            self._key,
-            kind.durable,
-            kind.shard_id,
-            kind.place,
-        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Ref):

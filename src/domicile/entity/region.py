@@ -63,39 +63,27 @@ class Region(Generic[E]):
 
         At most once, in order. `NotExecuted` if the message is for no entity or no handler.
         """
-        _, call = self._call(message)
-        await self._outbound.tell(call)
+        await self._outbound.tell(self._call(message))
 
     async def ask(self, message: object) -> Any:
         """Have the message's handler run, and return its value: at most once, in order.
 
         Raises `NotExecuted`, `MaybeExecuted`, `HandlerFailed`, or the handler's `Rejection`.
         """
-        handler, call = self._call(message)
-        return handler.decode_reply(await self._outbound.ask(call))
+        return await self._outbound.ask(self._call(message))
 
-    def _call(self, message: object) -> tuple[Handler, Call]:
+    def _call(self, message: object) -> Call:
         kind = self._type
         handler = self._handlers.get(type(message))
         if handler is None:
             handler = self._handlers[type(message)] = self._find(type(message))
-        call = Call(
-            EntityKey(kind.name, self._id(message)),
-            kind.role,
-            handler.name,
-            handler.encode_args((message,), {}),
-            handler.shared,
-            None,
-            "",
-            kind.durable,
-            kind.shard_id,
-            kind.place,
-        )
+        entity = EntityKey(kind.name, self._id(message))
+        call = Call(entity, kind, handler, (message,), {}, None, "", kind.place)
         shard_id = self._shard_id
         if shard_id is not None:
             name = f"{_name(shard_id)} of a {type(message).__qualname__}"
             call.place = place_by(lambda _, shards: shard_id(message, shards), name)
-        return handler, call
+        return call
 
     def _id(self, message: object) -> str:
         kind, name = type(message).__qualname__, self._type.name

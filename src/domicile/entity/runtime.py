@@ -9,15 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from random import Random
 from typing import Any, TypeVar
 
 from domicile.config import Settings
 from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.lease import Lease
+from domicile.core.letter import Home
 from domicile.core.members import Members
 from domicile.core.messages import (
     AskRevert,
+    Begun,
+    Caller,
+    Cancel,
+    Carry,
     Flush,
     Flushed,
     Released,
@@ -26,27 +32,45 @@ from domicile.core.messages import (
     Return,
     Started,
     ToOwner,
-    ToSender,
 )
 from domicile.core.owner import Source
 from domicile.core.shardmap import Entry
-from domicile.entity.cell import Turn
+from domicile.entity.blocking import Blocking, WorkerThreads
+from domicile.entity.calloff import CallOffs
+from domicile.entity.carrier import Carrier
+from domicile.entity.cell import Cell, Turn, current_turn
 from domicile.entity.define import Entity, EntityType, entity_type
-from domicile.entity.ref import Ref
+from domicile.entity.limited import LimitedHost
+from domicile.entity.observed import Observer
+from domicile.entity.ref import Call, Ref, Route
+from domicile.entity.residents import Residents
 from domicile.entity.sending import Sending
 from domicile.entity.shard import ShardHost
-from domicile.entity.workers import Workers
+from domicile.entity.turns import NOT_HERE
+from domicile.entity.workers import Worker, Workers
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.journal import Journal
-from domicile.ports.meter import Meter, NoMeter
-from domicile.ports.transport import LinkKey, Links, Peer
+from domicile.ports.meter import Meter, sampler, takes_events
+from domicile.ports.threads import Threads
+from domicile.ports.trace import Tracer
+from domicile.ports.transport import Links, Peer
 
 E = TypeVar("E", bound=Entity)
 
 log = logging.getLogger("domicile")
 
+Answer = Reply | Started | Begun | Return | Flushed
+
 LOCAL = "local"
-SWEEP_S = 5.0
+TURN_S = 0.02
+"""Once a batch of messages has taken this long, the rest of it waits for the loop to turn."""
+TURN_CALLS = 1_000
+"""Local asks of a recorded run that run within their calls before the loop turns."""
+_NEVER = -1.0
+BEGUN_MESSAGES = 256
+BEGUN_S = 0.005
+"""Senders learn what has started once so much of theirs has, or after this time."""
+SWEEP_S = 1.0
 REPEAT_S = 1.0
 
 
@@ -64,6 +88,7 @@ class Runtime:
         random: Random,
         members: Members,
         guard: Callable[[], bool],
+        lease: Lease,
         may_clean_up: Callable[[], bool],
         tell_leader: Callable[[Released | AskRevert], None],
         read_record: Callable[[ShardKey], None],
@@ -72,6 +97,8 @@ class Runtime:
         shards: Mapping[str, int] | None = None,
         resources: Mapping[type[Any], Any],
         journal: Journal | None,
+        threads: Threads | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.me = me
         self.node_id = node_id
@@ -81,6 +108,8 @@ class Runtime:
         self.random = random
         self.members = members
         self.guard = guard
+        self.lease = lease
+        """Compared before each message; only past its deadline `guard` is asked (L3)."""
         self.may_clean_up = may_clean_up
         self.tell_leader = tell_leader
         self.read_record = read_record
@@ -90,21 +119,46 @@ class Runtime:
         """How many shards the roles have that this process can be home to."""
         self.resources = resources
         self.journal = journal
-        self.tracing = not isinstance(meter, NoMeter)
+        self.tracing = takes_events(meter)
+        self.small_bytes = min(settings.message_bytes, 1_024)
+        """Bodies up to this size need not be compared with the limit of a message."""
+        self.shares = not settings.serialize_local
+        """Whether a local ask may hand over values that nobody can change (SM-27)."""
+        self.observer = Observer(tracer, sampler(meter))
         self.links: Links | None = None
         self.workers = Workers()
+        self.blocking = Blocking(
+            WorkerThreads(settings.blocking_threads) if threads is None else threads, meter, guard,
+            most=settings.blocking_threads, most_waiting=settings.blocking_queue,
+        )  # fmt: skip
+        self.residents: Residents[Cell] = Residents(
+            lambda cell: cell.host.passivate(cell), self._trim_soon, meter, clock.now(),
+            limit=settings.residents, by=settings.residents_policy,
+        )  # fmt: skip
+        self.carrier = Carrier(me, clock, meter, settings, self)
         self.sending = Sending(self)
         self.hosts: dict[ShardKey, ShardHost] = {}
-        self.suspended: dict[Turn, None] = {}
+        self._by_role: dict[str, dict[int, ShardHost]] = {}
+        self.running: Turn | None = None
+        """The turn being stepped right now; other threads may look."""
+        self.suspended: dict[Turn, float] = {}
+        """What waits for something, with the time since when; the oldest first."""
+        self.on_suspended: Callable[[], None] = _nobody
+        """Called whenever a handler first suspends (DX-09)."""
         self.graveyard: list[Coroutine[Any, Any, Any]] = []
         self.leaving = False
         self.fenced = False
-        self._here: deque[ToOwner | tuple[ToSender]] = deque()
-        self._begun: dict[tuple[Source, ShardKey], list[int]] = {}
+        self._here: deque[Request | Flush | Cancel | tuple[Answer]] = deque()
+        self.source = Source(me, LOCAL)
+        self._begun: dict[Source, list[tuple[ShardKey, int]]] = {}
+        self._telling: Timer | None = None
+        self._here_until = 0.0
+        self._here_left = 0
         self._turn_ends = False
         self._look = False
         self._sweeper: Timer | None = None
         self._repeater: Timer | None = None
+        self.call_offs = CallOffs(self)
 
     def start(self, links: Links) -> None:
         """Links stand; messages may flow."""
@@ -129,7 +183,13 @@ class Runtime:
             host = self._host(shard)
         if host is not None:
             host.see(entry)
+        self.carrier.see(shard, entry)
         self.sending.see(shard, entry)
+
+    def exists(self, role: str, shard: int) -> bool:
+        """Whether the cluster has such a shard: whatever names another must leave no trace (I6)."""
+        config = self.members.config
+        return config is not None and 0 <= shard < config.shards.get(role, 0)
 
     def look_soon(self) -> None:
         """Someone waits in line here now: what must finish first may go on (N3)."""
@@ -143,29 +203,80 @@ class Runtime:
     def _host(self, shard: ShardKey) -> ShardHost:
         host = self.hosts.get(shard)
         if host is None:
-            host = self.hosts[shard] = ShardHost(self, shard)
+            made = LimitedHost if self.residents.limited else ShardHost
+            host = self.hosts[shard] = made(self, shard)
+            self._by_role.setdefault(shard.role, {})[shard.shard] = host
             host.see(self.members.map.get(shard))
         return host
 
+    def _host_of(self, message: Request | Flush) -> ShardHost | None:
+        """The host of a shard that exists."""
+        if not self.exists(message.role, message.shard):
+            self.meter.count("request.stray")
+            return None
+        return self._host(ShardKey(message.role, message.shard))
+
     # from and to links
 
-    def on_request(self, source: Source, message: Request | Flush) -> None:
-        """A message that a peer, or this process itself, wrote to this owner."""
-        config = self.members.config
-        if config is None or not 0 <= message.shard < config.shards.get(message.role, 0):
-            self.meter.count("request.stray")
-            return
-        host = self._host(ShardKey(message.role, message.shard))
-        if isinstance(message, Request):
-            host.request(source, message)
-        else:
-            host.flush(source, message)
+    def on_requests(
+        self, source: Source, messages: Iterable[ToOwner], other: Callable[[ToOwner], None]
+    ) -> None:
+        """Messages that a peer, or this process itself, wrote to this owner, in order.
 
-    def on_answer(self, peer: Incarnation, message: Reply | Started | Return | Flushed) -> None:
+        `other` takes what is neither a request nor a flush, nor takes a request back.
+        """
+        left = iter(messages)
+        began = self.clock.now()
+        for message in left:
+            item: ToOwner | None = message
+            while type(item) is Request and not self.workers.closed:
+                item = self.workers.lend(self._serve_some, source, item, left, began)
+            if type(item) is Flush:
+                host = self._host_of(item)
+                if host is not None:
+                    host.flush(source, item)
+            elif type(item) is Cancel:
+                self.call_offs.take(source, item)
+            elif item is not None and type(item) is not Request:
+                other(item)
+
+    def _serve_some(
+        self, worker: Worker, source: Source, item: ToOwner, left: Iterator[ToOwner], began: float
+    ) -> ToOwner | None:
+        """Serve requests until one suspends or something else comes: that, or the next request."""
+        clock, lease, by_role = self.clock.now, self.lease, self._by_role
+        message: ToOwner | None = item
+        while type(message) is Request:
+            now = clock()
+            if now >= lease.valid_until and not self.guard():
+                return None
+            hosts = by_role.get(message.role)
+            host = None if hosts is None else hosts.get(message.shard)
+            if host is None:
+                host = self._host_of(message)
+            if host is not None:
+                host.request(worker, source, message, now, late=now > began + TURN_S)
+            message = next(left, None)
+            if worker.job is not None or not worker.clean():
+                return message
+        current_turn.set(None)
+        return message
+
+    def on_answer(self, peer: Incarnation, message: Answer) -> None:
         """What an owner says of this sender's messages."""
-        if isinstance(message, Return | Flushed):
-            self.learn(ShardKey(message.role, message.shard), message.entry)
-        self.sending.on_answer(peer, message)
+        match message:
+            case Reply():
+                self.sending.on_reply(peer, message)
+            case Started(role, shard, ns):
+                self.sending.on_begun(peer, role, [(shard, n) for n in ns])
+            case Begun(role, shards, ns):
+                self.sending.on_begun(peer, role, zip(shards, ns, strict=False))
+            case Return() | Flushed():
+                if not self.exists(message.role, message.shard):
+                    self.meter.count("answer.stray")
+                    return
+                self.learn(ShardKey(message.role, message.shard), message.entry)
+                self.sending.on_answer(peer, message)
 
     def on_link_gone(self, source: Source) -> None:
         """An incoming link's state was dropped."""
@@ -179,36 +290,121 @@ class Runtime:
             self._end_turn_soon()
             return
         assert self.links is not None
+        if not self.links.post(to, message):
+            node = self.members.nodes.get(to)
+            self.links.send(Peer(to, node.address if node is not None else ""), message)
+
+    def take_back(self, to: Incarnation, message: Cancel) -> None:
+        """Tell an owner, behind the request, that its caller waits no more, if it can hear that."""
+        if to == self.me:
+            self._here.append(message)
+            self._end_turn_soon()
+            return
         node = self.members.nodes.get(to)
-        self.links.send(Peer(to, node.address if node is not None else ""), message)
+        if node is not None and self.links is not None:
+            self.links.send(Peer(to, node.address), message)
 
-    def reply(self, source: Source, reply: Reply) -> None:
-        """The outcome of a message; says that it started, too."""
-        begun = self._begun.get((source, ShardKey(reply.role, reply.shard)))
-        if begun and begun[-1] == reply.n:
-            begun.pop()
-        self.answer(source, reply)
+    def speaks(self, node: Incarnation) -> int:
+        """The newest wire protocol of a node; 0 if it is not known."""
+        record = self.members.nodes.get(node)
+        return 0 if record is None else record.protocols[1]
 
-    def answer(self, source: Source, message: Reply | Return | Flushed | Started) -> None:
+    def carry(self, to: Incarnation, carry: Carry) -> None:
+        """Send fields to the next home of a shard."""
+        node = self.members.nodes.get(to)
+        if node is not None and self.links is not None:
+            self.links.send(Peer(to, node.address), carry, control=True)
+
+    def on_carry(self, sender: Incarnation, carry: Carry) -> bool:
+        """Fields from the last home of a shard that may come here; True if they are kept."""
+        if not self.exists(carry.role, carry.shard):
+            return False
+        known = self.members.map.get(ShardKey(carry.role, carry.shard))
+        return self.carrier.on_carry(sender, carry, known)
+
+    def may_run_here(self, now: float, caller: Turn | None) -> bool:
+        """Whether a local ask may run within its call: nothing local waits, and this turn of the
+        event loop has not lasted too long with such calls. Nor is it traced: context travels in
+        requests.
+
+        Whoever asks within a handler's first step must ask in its name: that its entity is busy
+        is known by the chain alone."""
+        running = self.running
+        if (
+            self._here
+            or (running is not None and running is not caller)
+            or self.observer.tracer is not None
+        ):
+            return False
+        if not self._here_until:
+            self._here_until, self._here_left = now + TURN_S, TURN_CALLS
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        if self.tracing:
+            # Virtual time may stand still while they run.
+            self._here_left -= 1
+            if self._here_left < 0:
+                return False
+        return now < self._here_until
+
+    def run_here(
+        self,
+        call: Call,
+        route: Route,
+        home: Home,
+        chain: tuple[Caller, ...],
+        now: float,
+        timeout_s: float,
+    ) -> Any:
+        """As `Turns.call_here`, at the host of that shard."""
+        host = route.host
+        if host is None:
+            host = route.host = self.hosts.get(route.sender.shard)
+            if host is None:
+                return NOT_HERE
+        return self.workers.lend(host.call_here, call, route, home, chain, now, timeout_s)
+
+    def _next_turn(self) -> None:
+        self._here_until = _NEVER if self.workers.closed else 0.0
+
+    def answer(self, source: Source, message: Answer) -> None:
         """Say something to a sender, in order."""
-        if isinstance(message, Flushed):
-            self._tell_begun(source, ShardKey(message.role, message.shard))
-        if source.sender == self.me:
+        if type(message) is Flushed:
+            self._tell_begun(source)
+        links = self.links
+        if source is self.source or links is None:
             self._here.append((message,))
             self._end_turn_soon()
         else:
-            assert self.links is not None
-            self.links.answer(LinkKey(*source), message)
+            links.answer(source, message)
 
-    def begun(self, source: Source, shard: ShardKey, n: int) -> None:
-        """A message started; its sender learns it at the end of this turn."""
-        self._begun.setdefault((source, shard), []).append(n)
-        self._end_turn_soon()
+    def begun(self, shard: ShardKey, source: Source, n: int) -> None:
+        """A message started; its sender learns it soon, with others."""
+        begun = self._begun.get(source)
+        if begun is None:
+            begun = self._begun[source] = []
+            if self._telling is None:
+                self._telling = self.clock.call_at(self.clock.now() + BEGUN_S, self._tell_all_begun)
+        begun.append((shard, n))
+        if len(begun) >= BEGUN_MESSAGES:
+            self._tell_begun(source)
 
-    def _tell_begun(self, source: Source, shard: ShardKey) -> None:
-        ns = self._begun.pop((source, shard), None)
-        if ns:
-            self.answer(source, Started(*shard, tuple(ns)))
+    def _tell_begun(self, source: Source) -> None:
+        begun = self._begun.pop(source, None)
+        if not begun:
+            return
+        roles: dict[str, tuple[list[int], list[int]]] = {}
+        for (role, shard), n in begun:
+            shards, ns = roles.setdefault(role, ([], []))
+            shards.append(shard)
+            ns.append(n)
+        for role, (shards, ns) in roles.items():
+            self.answer(source, Begun(role, tuple(shards), tuple(ns)))
+
+    def _tell_all_begun(self) -> None:
+        self._telling = None
+        if self.guard():
+            for source in list(self._begun):
+                self._tell_begun(source)
 
     def _end_turn_soon(self) -> None:
         if not self._turn_ends:
@@ -223,14 +419,18 @@ class Runtime:
         if self._look:
             self._look = False
             self.sending.look()
-        for source, shard in list(self._begun):
-            self._tell_begun(source, shard)
-        for _ in range(len(self._here)):
-            message = self._here.popleft()
-            if isinstance(message, tuple):
-                self.on_answer(self.me, message[0])  # type: ignore[arg-type]
-            else:
-                self.on_request(Source(self.me, LOCAL), message)  # type: ignore[arg-type]
+        here, self._here = self._here, deque()
+        requests: list[Request | Flush | Cancel] = []
+        for message in here:
+            if not isinstance(message, tuple):
+                requests.append(message)
+                continue
+            if requests:
+                self.on_requests(self.source, requests, _no_other)
+                requests = []
+            self.on_answer(self.me, message[0])
+        if requests:
+            self.on_requests(self.source, requests, _no_other)
 
     # ends
 
@@ -263,6 +463,8 @@ class Runtime:
         self._cancel_timers()
         for host in self.hosts.values():
             host.fence()
+        self.carrier.close()
+        self.blocking.shut()
         self.workers.cancel_all()
         self.sending.fail_all(f"this process lost its lease ({reason})")
 
@@ -272,8 +474,15 @@ class Runtime:
         How many handlers ignored their cancellation (L4); they are never resumed.
         """
         self._cancel_timers()
+        self._here_until = _NEVER
         self.sending.fail_all("this process left the cluster")
-        stuck = await self.workers.close(self.settings.stop_budget_s)
+        self.carrier.close()
+        self.blocking.shut()
+        stuck, threads = await asyncio.gather(
+            self.workers.close(self.settings.stop_budget_s),
+            self.blocking.close(self.settings.stop_budget_s),
+        )
+        stuck += threads
         if stuck:
             self.meter.count("handler.stuck", stuck)
             log.error(
@@ -283,18 +492,34 @@ class Runtime:
         return stuck
 
     def _cancel_timers(self) -> None:
-        for timer in (self._sweeper, self._repeater):
+        self.call_offs.close()
+        for timer in (self._sweeper, self._repeater, self._telling):
             if timer is not None:
                 timer.cancel()
 
     def _sweep(self) -> None:
         if self.guard():
             now = self.clock.now()
-            for host in self.hosts.values():
-                host.sweep(now)
-            self._sweeper = self.clock.call_at(now + SWEEP_S, self._sweep)
+            self.carrier.sweep(now)
+            more = self.residents.sweep(now)
+            self._sweeper = self.clock.call_at(now + (0.0 if more else SWEEP_S), self._sweep)
+
+    def _trim_soon(self) -> None:
+        asyncio.get_running_loop().call_soon(self._trim)
+
+    def _trim(self) -> None:
+        if self.guard():
+            self.residents.trim()
 
     def _repeat(self) -> None:
         self._repeater = None
         if self.guard():
             self.repeat_released()
+
+
+def _no_other(message: ToOwner) -> None:
+    raise AssertionError(f"{type(message).__name__} is never sent within a process")
+
+
+def _nobody() -> None:
+    """Nobody wants to know."""

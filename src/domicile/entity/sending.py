@@ -9,35 +9,40 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.letter import Arm, Effect, GiveUp, Letter, Limits, SendFlush, Write
+from domicile.core.letter import Arm, Effect, GiveUp, Home, Letter, Limits, SendFlush, Write
 from domicile.core.messages import (
     Caller,
+    Cancel,
     Flush,
     Flushed,
     Reply,
     Request,
     Return,
-    Started,
     Status,
     ToOwner,
     weight_bytes,
 )
-from domicile.core.records import TypeRecord, mismatch
 from domicile.core.sender import Sender
 from domicile.core.shardmap import Entry
-from domicile.entity.cell import Incoming, current_turn
+from domicile.entity.calloff import time_left_s
+from domicile.entity.cell import Called, Incoming, Turn, current_turn
 from domicile.entity.codec import decode_error
-from domicile.entity.ref import Call
+from domicile.entity.places import Places
+from domicile.entity.ref import Call, Route
+from domicile.entity.refusals import expired, overloaded, quarantined, too_large
+from domicile.entity.turns import NOT_HERE
+from domicile.entity.waits import Waits
 from domicile.errors import (
     CallCycle,
     CallTooDeep,
     DomicileError,
     MaybeExecuted,
     NotExecuted,
-    Overloaded,
     Unavailable,
 )
 from domicile.ports.clock import Timer
@@ -45,27 +50,34 @@ from domicile.ports.clock import Timer
 if TYPE_CHECKING:
     from domicile.entity.runtime import Runtime
 
+_OUTCOMES = {
+    Status.OK: "ok",
+    Status.REJECTED: "rejected",
+    Status.MAYBE_EXECUTED: "maybe_executed",
+}
+_NOBODY = EntityKey("", "")
+_OK = Status.OK
+
+WEIGHT_BYTES = 192
+"""About what a message weighs beside its body and its ids."""
+
+NESTED = 16
+"""Local asks that run within each other; deeper ones wait, or they would exhaust the stack."""
+
 SWEEP_S = 0.5
 """How often tells that wait past their time are given up."""
 
 
-class Outgoing:
+class Outgoing(msgspec.Struct, eq=False):
     """What the shell knows of a letter: the call, who waits for it, and until when."""
 
-    __slots__ = ("call", "chain", "expires_at", "future", "timer")
-
-    def __init__(
-        self,
-        call: Call,
-        chain: tuple[Caller, ...],
-        expires_at: float,
-        future: asyncio.Future[bytes] | None,
-    ) -> None:
-        self.call = call
-        self.chain = chain
-        self.expires_at = expires_at
-        self.future = future
-        self.timer: Timer | None = None
+    call: Call
+    body: bytes
+    sender: Sender
+    chain: tuple[Caller, ...]
+    expires_at: float
+    future: asyncio.Future[bytes] | None
+    trace: str = ""
 
 
 class Sending:
@@ -74,106 +86,222 @@ class Sending:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         settings = runtime.settings
+        self._me, self._lease, self._now = runtime.me, runtime.lease, runtime.clock.now
+        self._ask_timeout_s = settings.ask_timeout_s
+        self._message_bytes = settings.message_bytes
         self._limits = Limits(
             settings.buffer, settings.hold_bytes, settings.window, settings.hold_timeout_s
         )
         self.senders: dict[ShardKey, Sender] = {}
+        self._by_role: dict[str, dict[int, Sender]] = {}
+        self._waits = Waits(runtime.clock, self._expired)
         self._timers: dict[ShardKey, tuple[float, Timer]] = {}
         self._asks = 0
         self._sweep: Timer | None = None
-        self._types_seen: dict[tuple[str, str, str], int] = {}
-        """Shards of a role's type, once it was seen that the cluster means the same type."""
+        self._places = Places(runtime)
 
     # calls
 
-    async def ask(self, call: Call) -> bytes:
+    async def ask(self, call: Call) -> Any:
         """Send and wait for the outcome."""
-        await _store_first()
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        sender, letter = self._submit(call, future)
+        turn = current_turn.get()
+        if turn is not None and turn.active and turn.store_first is not None:
+            # What a keyed handler has persisted commits before anyone else hears of it (I4).
+            await turn.store_first()
+        timeout_s = call.timeout_s
+        if timeout_s is None:
+            timeout_s = self._ask_timeout_s
+        now, route = self._address(call, turn)
+        chain: tuple[Caller, ...] = ()
+        if turn is not None and turn.active:
+            timeout_s = time_left_s(turn, timeout_s)
+            chain = self._chain(call, turn)
+        sender: Sender = route.sender
+        home = sender.clear()
+        letter: Letter | None = None
+        if (
+            home is not None
+            and home.owner == self._me
+            and not (sender.open or call.key)
+            and len(chain) <= NESTED
+            and self._runtime.may_run_here(now, turn)
+        ):
+            outcome = self._runtime.run_here(call, route, home, chain, now, timeout_s)
+            if type(outcome) is Letter:
+                letter = outcome
+            elif outcome is not NOT_HERE:
+                return outcome
+        if letter is None:
+            future = asyncio.get_running_loop().create_future()
+            letter = self._submit(call, route, home, chain, now, timeout_s, future)
+        book = self._waits.add(letter, timeout_s)
         self._asks += 1
         try:
-            return await future
+            return call.handler.decode_reply(await letter.load.future)
         finally:
             self._asks -= 1
-            if letter.load.timer is not None:
-                letter.load.timer.cancel()
+            book.pop(letter, None)
             if not letter.resolved:
                 self._abandon(sender, letter)
 
     async def tell(self, call: Call) -> None:
         """Queue and return."""
-        await _store_first()
-        self._submit(call, None)
+        turn = current_turn.get()
+        if turn is not None and turn.active and turn.store_first is not None:
+            await turn.store_first()
+        timeout_s = call.timeout_s
+        if timeout_s is None:
+            timeout_s = self._ask_timeout_s
+        now, route = self._address(call, turn)
+        self._submit(call, route, route.sender.clear(), (), now, timeout_s, None)
 
-    def _submit(self, call: Call, future: asyncio.Future[bytes] | None) -> tuple[Sender, Letter]:
+    def _address(self, call: Call, turn: Turn | None) -> tuple[float, Route]:
+        """Whether this process may send now, and which shard it goes to."""
         runtime = self._runtime
-        chain = self._chain(call, future is not None)
-        shard = self._shard(call)
-        ids = [caller.id for caller in chain]
-        size = weight_bytes(call.body, call.entity.id, call.method, call.key, *ids) + 128
-        if size > runtime.settings.message_bytes:
-            raise NotExecuted(
-                f"the message to {call.entity.type} {call.entity.id[:64]!r} has {size:,} bytes "
-                f"with its id; the limit is {runtime.settings.message_bytes:,} "
-                "(Settings.message_bytes)"
-            )
-        sender = self._sender(shard)
-        now = runtime.clock.now()
-        timeout_s = runtime.settings.ask_timeout_s if call.timeout_s is None else call.timeout_s
-        load = Outgoing(call, chain, now + timeout_s, future)
-        letter = Letter(
-            sender.number(),
-            call.entity,
-            future is not None,
-            tuple(ShardKey(caller.role, caller.shard) for caller in chain),
-            size,
-            load,
-            partial(self._behind, chain) if chain else None,
-        )
-        refusal = self._refusal(sender, call.entity, size)
+        now = self._now()
+        if now >= self._lease.valid_until and not runtime.guard():
+            raise Unavailable("this process lost its lease and is joining anew; retry soon")
+        if runtime.leaving and (
+            turn is None or not turn.active or turn.host.runtime is not runtime
+        ):
+            raise Unavailable("this node is leaving the cluster; send from another one")
+        route = call.route
+        if route is None or route.sending is not self:
+            route = Route(self, self._sender(self._places.shard_of(call)), _weight(call))
+            if call.route is not None:
+                call.route.take(route)
+        return now, route
+
+    def _submit(
+        self,
+        call: Call,
+        route: Route,
+        home: Home | None,
+        callers: tuple[Caller, ...],
+        now: float,
+        timeout_s: float,
+        future: asyncio.Future[bytes] | None,
+    ) -> Letter:
+        """Number a message and send it, or hold it until its shard has a home (H1, H2).
+
+        Raises `TypeError` or `NotExecuted` if it can't travel.
+        """
+        runtime, sender = self._runtime, route.sender
+        handler = call.handler
+        body = handler.encode_args(call.args, call.kwargs)
+        size = len(body) + route.weight_bytes
+        chain: tuple[ShardKey, ...] = ()
+        behind = None
+        if callers:
+            size += weight_bytes(b"", *[caller.id for caller in callers])
+            chain = tuple([ShardKey(caller.role, caller.shard) for caller in callers])
+            behind = partial(self._behind, callers)
+        if size > self._message_bytes:
+            raise too_large(call, size, self._message_bytes)
+        ask = future is not None
+        tracer = runtime.observer.tracer
+        trace = "" if tracer is None else tracer.inject()
+        load = Outgoing(call, body, sender, callers, now + timeout_s, future, trace)
+        n = sender.number()
+        if home is None:
+            letter = Letter(n, call.entity, ask, chain, size, load, behind)
+            self._hold(sender, letter, now, timeout_s)
+            return letter
+        owner = home.owner
+        letter = Letter(n, call.entity, ask, chain, size, load, behind, False, False, owner)
+        sender.post(letter)
+        finishing = bool(chain) and sender.finishing(letter)
+        if runtime.tracing:
+            self.note_submit(letter, 0, timeout_s)
+            self.note_write(letter, home, finishing=finishing, open=sender.open)
+        role, shard = sender.shard
+        kind, id = call.entity
+        request = Request(
+            role, shard, n, home.epoch, sender.entry.change, kind, id, handler.name, body,
+            ask, finishing, timeout_s, callers, call.key, trace,
+        )  # fmt: skip
+        links = runtime.links
+        if links is None or not links.post(owner, request):
+            runtime.send(owner, request)
+        return letter
+
+    def began_here(self, call: Call, sender: Sender, home: Home, turn: Turn) -> Letter:
+        """A local ask began within its call and has suspended: its reply comes as any other."""
+        future = asyncio.get_running_loop().create_future()
+        callers = turn.request.chain
+        load = Outgoing(call, b"", sender, callers, turn.expires_at, future)
+        chain = tuple([ShardKey(caller.role, caller.shard) for caller in callers])
+        letter = Letter(turn.n, call.entity, True, chain, 0, load, to=home.owner, started=True)
+        sender.post(letter)
+        return letter
+
+    def note_here(self, call: Call, sender: Sender, home: Home, called: Called) -> None:
+        """For histories: a local ask begins within its call."""
+        load = Outgoing(call, b"", sender, called.chain, 0.0, None)
+        letter = Letter(called.n, call.entity, True, (), 0, load)
+        self.note_submit(letter, 0, called.ttl_s)
+        self.note_write(letter, home, finishing=False, open=1)
+
+    def note_outcome_here(self, sender: Sender, n: int, status: Status) -> None:
+        """For histories: it has ended within its call."""
+        outcome = _OUTCOMES.get(status, "failed")
+        self._outcome(sender.shard, Letter(n, _NOBODY, True, (), 0, None), outcome)
+
+    def _hold(self, sender: Sender, letter: Letter, now: float, timeout_s: float) -> None:
+        """The longer way: what waits before it, or its home, comes first."""
+        runtime = self._runtime
+        refusal = self._refusal(sender, letter.entity, letter.size_bytes)
         effects = sender.submit(letter, now) if refusal is None else ()
         if runtime.tracing:
-            runtime.meter.event(
-                "submit", inc=runtime.me, role=shard.role, shard=shard.shard, n=letter.n,
-                type=call.entity.type, id=call.entity.id, method=call.method, ask=letter.ask,
-                chain=[(caller.type, caller.id) for caller in chain], held=len(sender.queue),
-                timeout=timeout_s,
-            )  # fmt: skip
+            self.note_submit(letter, len(sender.queue), timeout_s)
         if refusal is not None:
             letter.resolved = True
-            self._outcome(shard, letter, "not_executed")
+            self._outcome(sender.shard, letter, "not_executed")
             raise refusal
         self._carry_out(sender, effects)
-        if future is not None:
-            load.timer = runtime.clock.call_at(
-                load.expires_at, lambda: self._expired(sender, letter)
-            )
-        elif letter.to is None and self._sweep is None:
+        if not letter.ask and letter.to is None and self._sweep is None:
             self._sweep = runtime.clock.call_at(now + SWEEP_S, self._sweep_tells)
-        return sender, letter
+
+    def note_submit(self, letter: Letter, held: int, timeout_s: float) -> None:
+        """For histories: a call was made."""
+        call: Call = letter.load.call
+        role, shard = letter.load.sender.shard
+        self._runtime.meter.event(
+            "submit", inc=self._runtime.me, role=role, shard=shard, n=letter.n,
+            type=call.entity.type, id=call.entity.id, method=call.handler.name, ask=letter.ask,
+            chain=[(caller.type, caller.id) for caller in letter.load.chain], held=held,
+            timeout=timeout_s,
+        )  # fmt: skip
+
+    def note_write(self, letter: Letter, home: Home, *, finishing: bool, open: int) -> None:
+        """For histories: a message went to its home."""
+        role, shard = letter.load.sender.shard
+        self._runtime.meter.event(
+            "write", inc=self._runtime.me, role=role, shard=shard, n=letter.n, to=home.owner,
+            epoch=home.epoch, finishing=finishing, open=open, beyond=letter.beyond,
+        )  # fmt: skip
+
+    def _request(
+        self, sender: Sender, letter: Letter, epoch: int, change: int, finishing: bool, now: float
+    ) -> Request:
+        load: Outgoing = letter.load
+        call = load.call
+        role, shard = sender.shard
+        kind, id = call.entity
+        left_s = load.expires_at - now
+        return Request(
+            role, shard, letter.n, epoch, change, kind, id, call.handler.name, load.body,
+            letter.ask, finishing, left_s if left_s > 0 else 0.0, load.chain, call.key, load.trace,
+        )  # fmt: skip
 
     def _refusal(self, sender: Sender, entity: EntityKey, size: int) -> NotExecuted | None:
         """Why a message can't even wait for its shard (I6), if so."""
         if sender.entry.state == "quarantined":
-            return self._quarantined(sender)
+            return quarantined(sender, self._runtime.settings.poison_window_s)
         if sender.room(size):
             return None
         self._runtime.meter.count("message.overloaded")
-        return Overloaded(
-            f"{len(sender.queue)} messages already wait for shard "
-            f"{sender.shard.role}/{sender.shard.shard}, the home of {entity.type} {entity.id!r}; "
-            "slow down and retry"
-        )
-
-    def _quarantined(self, sender: Sender) -> Unavailable:
-        shard = f"{sender.shard.role}/{sender.shard.shard}"
-        strikes, within_s = sender.entry.strikes, self._runtime.settings.poison_window_s
-        died = f"{strikes} owners died within {within_s:g} s of each other"
-        return Unavailable(
-            f"shard {shard} is quarantined: its last {died if strikes > 1 else 'owner died'}; see "
-            f"what its entities do, then run `domicile unquarantine {shard}`"
-        )
+        return overloaded(sender, entity)
 
     def _behind(self, chain: tuple[Caller, ...]) -> Iterator[ShardKey]:
         """Who waits in line behind the handlers of a chain, as far as they run on this node.
@@ -190,17 +318,10 @@ class Sending:
                         for waiting in mail.load.request.chain:
                             yield ShardKey(waiting.role, waiting.shard)
 
-    def _chain(self, call: Call, ask: bool) -> tuple[Caller, ...]:
-        """N1, N2: who waits for this call."""
-        turn = current_turn.get()
+    def _chain(self, call: Call, turn: Turn) -> tuple[Caller, ...]:
+        """N1, N2: who waits for this ask."""
         runtime = self._runtime
-        if not runtime.guard():
-            raise Unavailable("this process lost its lease and is joining anew; retry soon")
-        if turn is None or not turn.active or turn.host.runtime is not runtime:
-            if runtime.leaving:
-                raise Unavailable("this node is leaving the cluster; send from another one")
-            return ()
-        if not ask:
+        if turn.host.runtime is not runtime:
             return ()
         chain = turn.chain
         if len(chain) > runtime.settings.chain:
@@ -209,45 +330,15 @@ class Sending:
                 f"{call.entity.type} {call.entity.id!r}; the limit is {runtime.settings.chain}"
             )
         for caller in chain:
-            if (caller.type, caller.id) == call.entity and not (call.shared and caller.shared):
+            if (caller.type, caller.id) == call.entity and not (
+                call.handler.shared and caller.shared
+            ):
                 path = " → ".join(f"{link.type} {link.id!r}" for link in chain)
                 raise CallCycle(
                     f"{call.entity.type} {call.entity.id!r} already waits for this call "
                     f"({path} → itself); use tell, or mark both handlers shared"
                 )
         return chain
-
-    def _shard(self, call: Call) -> ShardKey:
-        asked = (call.role, call.entity.type, call.shard_id)
-        shards = self._types_seen.get(asked)
-        if shards is None:
-            shards = self._types_seen[asked] = self._shards_of(*asked)
-        return ShardKey(call.role, call.place(call.entity, shards))
-
-    def _shards_of(self, role: str, kind: str, shard_id: str) -> int:
-        """How many shards a type has, if it is the same type here and in the cluster (RG-24)."""
-        members = self._runtime.members
-        config = members.config
-        wanted = TypeRecord(role, shard_id)
-        own = self._runtime.catalogue.get(kind)
-        known = None if config is None else config.types.get(kind)
-        if own is not None:
-            known = own.record
-        why = mismatch(kind, known or wanted, wanted)
-        if why:
-            raise NotExecuted(why)
-        if own is not None:
-            # Registered with this very process, whose watch may not have shown it yet; joining
-            # agreed with the config on the number of shards.
-            return self._runtime.shards.get(role, self._runtime.settings.shards)
-        if not members.knows_type(role, kind):
-            registered = ", ".join(members.types(role)) or "none"
-            raise Unavailable(
-                f"no node has registered entity type {kind!r} in role {role!r} (registered: "
-                f"{registered}); start a node with entities=[...] listing it"
-            )
-        assert config is not None, "a node registers its roles in the config before itself"
-        return config.shards[role]
 
     def _sender(self, shard: ShardKey) -> Sender:
         sender = self.senders.get(shard)
@@ -259,6 +350,7 @@ class Sending:
                 lambda other: members.map.get(other).state == "moving",
                 members.nodes.__contains__,
             )
+            self._by_role.setdefault(shard.role, {})[shard.shard] = sender
             sender.see(members.map.get(shard), self._runtime.clock.now())
         return sender
 
@@ -293,24 +385,54 @@ class Sending:
         for sender in list(self.senders.values()):
             self._carry_out(sender, sender.departing(peer, now))
 
-    def on_answer(self, peer: Incarnation, message: Reply | Started | Return | Flushed) -> None:
-        """Something came back from an owner."""
+    def on_reply(self, peer: Incarnation, reply: Reply) -> None:
+        """The outcome of one message came back from an owner."""
+        senders = self._by_role.get(reply.role)
+        sender = None if senders is None else senders.get(reply.shard)
+        if sender is None:
+            return
+        letter, effects = sender.answered(peer, reply.n, self._now())
+        if letter is not None:
+            if reply.status is not _OK:
+                error = decode_error(reply.status, reply.body)
+                self._fail(sender.shard, letter, error, reply.status)
+            else:
+                if self._runtime.tracing:
+                    self._outcome(sender.shard, letter, "ok")
+                future = letter.load.future
+                if future is not None and not future.done():
+                    future.set_result(reply.body)
+        if effects:
+            self._carry_out(sender, effects)
+
+    def on_begun(self, peer: Incarnation, role: str, begun: Iterable[tuple[int, int]]) -> None:
+        """These messages have started, each of its shard."""
+        senders = self._by_role.get(role, {})
+        now = self._now()
+        for shard, n in begun:
+            sender = senders.get(shard)
+            if sender is not None:
+                effects = sender.begun(peer, n, now)
+                if effects:
+                    self._carry_out(sender, effects)
+
+    def on_answer(self, peer: Incarnation, message: Return | Flushed) -> None:
+        """Something else came back from an owner."""
         sender = self.senders.get(ShardKey(message.role, message.shard))
         if sender is None:
             return
         now = self._now()
         match message:
-            case Reply(n=n, status=status, body=body):
-                letter, effects = sender.answered(peer, n, now)
-                if letter is not None:
-                    self._resolve(sender.shard, letter, status, body)
-            case Started(ns=ns):
-                effects = sender.begun(peer, ns, now)
             case Return(ns=ns, entry=entry, released=released):
                 effects = sender.returned(peer, ns, entry, released, now)
             case Flushed(id=id, entry=entry, released=released):
                 effects = sender.flushed(peer, id, entry, released, now)
         self._carry_out(sender, effects)
+
+    @property
+    def open_asks(self) -> int:
+        """Asks without an answer."""
+        return self._asks
 
     def waiting(self) -> bool:
         """H14: whether the own sender side is not empty yet."""
@@ -328,6 +450,8 @@ class Sending:
                 elif letter.ask or not letter.started:
                     self._give_up(sender.shard, letter, why)
         self.senders.clear()
+        self._by_role.clear()
+        self._waits.close()
         for _, timer in self._timers.values():
             timer.cancel()
         if self._sweep is not None:
@@ -348,26 +472,19 @@ class Sending:
                 case Arm(at):
                     self._arm(sender, at)
         for letter in sender.refused():
-            self._fail(sender.shard, letter, self._quarantined(sender))
+            self._fail(
+                sender.shard, letter, quarantined(sender, self._runtime.settings.poison_window_s)
+            )
 
     def _write(self, sender: Sender, write: Write) -> None:
-        runtime = self._runtime
-        letter, load = write.letter, write.letter.load
-        call: Call = load.call
-        if runtime.tracing:
-            runtime.meter.event(
-                "write", inc=runtime.me, role=sender.shard.role, shard=sender.shard.shard,
-                n=letter.n, to=write.to, epoch=write.epoch, finishing=write.finishing,
-                open=write.open, beyond=letter.beyond,
-            )  # fmt: skip
-        runtime.send(
+        letter = write.letter
+        if self._runtime.tracing:
+            home = Home(write.to, write.epoch)
+            self.note_write(letter, home, finishing=write.finishing, open=write.open)
+        self._runtime.send(
             write.to,
-            Request(
-                *sender.shard, letter.n, write.epoch, write.change, *call.entity, call.method,
-                call.body, letter.ask, write.finishing, max(0.0, load.expires_at - self._now()),
-                load.chain, call.key,
-            ),
-        )  # fmt: skip
+            self._request(sender, letter, write.epoch, write.change, write.finishing, self._now()),
+        )
 
     def _arm(self, sender: Sender, at: float) -> None:
         armed = self._timers.get(sender.shard)
@@ -384,15 +501,6 @@ class Sending:
         self._timers[sender.shard] = (at, self._runtime.clock.call_at(at, due))
 
     # outcomes
-
-    def _resolve(self, shard: ShardKey, letter: Letter, status: Status, body: bytes) -> None:
-        if status is not Status.OK:
-            self._fail(shard, letter, decode_error(status, body), status)
-            return
-        self._outcome(shard, letter, "ok")
-        future = letter.load.future
-        if future is not None and not future.done():
-            future.set_result(body)
 
     def _fail(
         self, shard: ShardKey, letter: Letter, error: DomicileError, status: Status | None = None
@@ -417,14 +525,9 @@ class Sending:
     def _give_up(self, shard: ShardKey, letter: Letter, why: str) -> None:
         letter.resolved = True
         if letter.ask:
-            entity = letter.load.call.entity
-            self._fail(
-                shard,
-                letter,
-                MaybeExecuted(
-                    f"{entity.type} {entity.id!r} may have run {letter.load.call.method!r}: {why}"
-                ),
-            )
+            call: Call = letter.load.call
+            where, method = f"{call.entity.type} {call.entity.id!r}", call.handler.name
+            self._fail(shard, letter, MaybeExecuted(f"{where} may have run {method!r}: {why}"))
         else:
             self._lost(shard, letter)
 
@@ -443,21 +546,15 @@ class Sending:
                 outcome=outcome, cancelled=cancelled,
             )  # fmt: skip
 
-    def _expired(self, sender: Sender, letter: Letter) -> None:
+    def _expired(self, letter: Letter) -> None:
         """The caller's time is up."""
         if letter.resolved:
             return
+        sender: Sender = letter.load.sender
         unwritten, effects = sender.withdraw(letter, self._now())
-        call: Call = letter.load.call
-        shard = f"{sender.shard.role}/{sender.shard.shard}"
-        where = f"{call.entity.type} {call.entity.id!r} (shard {shard})"
-        error: DomicileError
-        if unwritten:
-            error = Unavailable(f"no home of {where} could be reached in time; retry is safe")
-        else:
-            error = MaybeExecuted(f"{where} did not answer in time; {call.method!r} may have run")
-        self._fail(sender.shard, letter, error)
+        self._fail(sender.shard, letter, expired(sender, letter.load.call, unwritten))
         self._carry_out(sender, effects)
+        self._take_back(letter)
 
     def _abandon(self, sender: Sender, letter: Letter) -> None:
         """The caller was cancelled: nobody waits for the outcome any more."""
@@ -465,6 +562,13 @@ class Sending:
         outcome = "not_executed" if unwritten else "maybe_executed"
         self._outcome(sender.shard, letter, outcome, cancelled=True)
         self._carry_out(sender, effects)
+        self._take_back(letter)
+
+    def _take_back(self, letter: Letter) -> None:
+        """Nobody waits for it: its owner need not start it, nor end it if it is `cancellable`."""
+        if letter.to is not None and self._runtime.guard():
+            shard: ShardKey = letter.load.sender.shard
+            self._runtime.take_back(letter.to, Cancel(*shard, letter.n))
 
     def _sweep_tells(self) -> None:
         """Tells that wait longer than their time are lost, and counted as such (I6)."""
@@ -481,12 +585,7 @@ class Sending:
         if held:
             self._sweep = self._runtime.clock.call_at(now + SWEEP_S, self._sweep_tells)
 
-    def _now(self) -> float:
-        return self._runtime.clock.now()
 
-
-async def _store_first() -> None:
-    """What a keyed handler has persisted so far commits before anyone else hears of it (I4)."""
-    turn = current_turn.get()
-    if turn is not None and turn.active and turn.store_first is not None:
-        await turn.store_first()
+def _weight(call: Call) -> int:
+    """About what every message to that entity weighs beside its body."""
+    return weight_bytes(b"", call.entity.id, call.key) + WEIGHT_BYTES

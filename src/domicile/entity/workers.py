@@ -1,25 +1,43 @@
 """Pooled tasks that run handlers, and the guard around each (L3, L4).
 
-A handler that does not suspend runs to its end inside the worker that took it; only one that
-awaits keeps that worker busy, and another worker goes on with what is ready. Nothing here knows
-about shards: a job is a function that returns a coroutine.
+A handler begins in the very callback that brought its message, on loan from a worker: it sees that
+worker's task as the current one and runs in that worker's context. One that does not suspend ends
+there, and its worker was never resumed; one that awaits is handed to the worker's task, which goes
+on with it. Nothing here knows about shards: work is a coroutine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
+from asyncio import _enter_task, _leave_task  # pyright: ignore[reportPrivateUsage]
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-Job = Callable[[], Coroutine[Any, Any, None]]
+T = TypeVar("T")
+
+Work = Coroutine[Any, Any, None]
+Job = Callable[["Worker"], None]
+"""Begins work in the name of the worker it is given."""
 
 QUANTUM = 128
 """Jobs run back to back before the event loop gets a turn."""
 
 SPARE = 32
 """Idle workers that are kept."""
+
+_HARMLESS = ("domicile_turn", "decimal_context")
+"""Variables that stay in a worker's context: each turn sets its own, or they are a module's."""
+
+
+# Before 3.12 the public function is a Python one, which costs as much as the rest of a loan.
+_current_task: Callable[[asyncio.AbstractEventLoop], asyncio.Task[Any] | None]
+if sys.version_info < (3, 12):
+    _current_task = vars(asyncio.tasks)["_current_tasks"].get
+else:
+    _current_task = asyncio.current_task
 
 
 class Abandoned(BaseException):
@@ -41,26 +59,43 @@ class Watcher(Protocol):
         """Before an exception is thrown in: the hard deadline has not passed."""
         ...
 
+    def rests(self) -> None:
+        """After each resumption: it has ended, or awaits something again."""
+        ...
+
     def abandon(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Keep it referenced: its `finally` blocks must not run either."""
         ...
 
 
 class Guarded:
-    """Awaits a coroutine, comparing the deadline before every resumption, not by a timer."""
+    """Awaits a coroutine, comparing the deadline before every resumption, not by a timer.
 
-    __slots__ = ("_coroutine", "_watcher")
+    `waits_for` is what it already waits for, if somebody else has begun it.
+    """
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], watcher: Watcher) -> None:
+    __slots__ = ("_begun", "_coroutine", "_waits_for", "_watcher")
+
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        watcher: Watcher,
+        *,
+        begun: bool = False,
+        waits_for: Any = None,
+    ) -> None:
         self._coroutine = coroutine
         self._watcher = watcher
+        self._begun = begun
+        self._waits_for = waits_for
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        coroutine, watcher = self._coroutine, self._watcher
-        try:
-            waits_for = coroutine.send(None)
-        except StopIteration as stop:
-            return stop.value
+        coroutine, watcher, waits_for = self._coroutine, self._watcher, self._waits_for
+        if not self._begun:
+            try:
+                waits_for = coroutine.send(None)
+            except StopIteration as stop:
+                return stop.value
         watcher.suspended()
         while True:
             thrown: BaseException | None = None
@@ -81,111 +116,222 @@ class Guarded:
                 waits_for = coroutine.send(value) if thrown is None else coroutine.throw(thrown)
             except StopIteration as stop:
                 return stop.value
+            finally:
+                watcher.rests()
+
+
+class Handed:
+    """Work that has begun and waits for something, for whoever goes on with it."""
+
+    __slots__ = ("_waits_for", "_work", "thrown")
+
+    def __init__(self, work: Work, waits_for: Any) -> None:
+        self._work = work
+        self._waits_for = waits_for
+        self.thrown: BaseException | None = None
+        """A cancellation that came before anyone went on with it."""
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        work, waits_for, thrown = self._work, self._waits_for, self.thrown
+        if getattr(waits_for, "_asyncio_future_blocking", None) is False:
+            waits_for._asyncio_future_blocking = True
+        if thrown is not None and asyncio.isfuture(waits_for) and waits_for.cancel():
+            # As a task does: what it waits for is cancelled, and that comes back as its outcome.
+            thrown = None
+        while True:
+            value: Any = None
+            if thrown is None:
+                try:
+                    value = yield waits_for
+                except GeneratorExit:
+                    work.close()
+                    raise
+                except BaseException as error:
+                    thrown = error
+            try:
+                waits_for = work.send(value) if thrown is None else work.throw(thrown)
+            except StopIteration:
+                return
+            thrown = None
+
+
+class Worker:
+    """A task of the pool with its own context; parked while it has nothing to go on with."""
+
+    __slots__ = ("context", "job", "known", "loop", "parked", "task")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        # Empty: handlers must not inherit the variables of whoever woke the pool.
+        self.context = Context()
+        self.known = 0
+        """How many variables of its context are nobody's secret."""
+        self.job: Handed | None = None
+        self.parked: asyncio.Future[None] | None = None
+        self.task: asyncio.Task[None]
+
+    def clean(self) -> bool:
+        """Whether no handler left variables in its context that the next one would see."""
+        if len(self.context) > self.known:
+            if any(variable.name not in _HARMLESS for variable in self.context):
+                return False
+            self.known = len(self.context)
+        return True
+
+    def take(self) -> Handed | None:
+        """What this worker's task has to go on with."""
+        job, self.job = self.job, None
+        return job
+
+    def start(self, work: Work) -> None:
+        """While on loan: run work until it first suspends; then this worker is taken."""
+        try:
+            waits_for = work.send(None)
+        except StopIteration:
+            return
+        if getattr(waits_for, "_asyncio_future_blocking", None):
+            # The mark of one who is about to wait; until that is so, others may await it, too.
+            waits_for._asyncio_future_blocking = False
+        self.job = Handed(work, waits_for)
 
 
 class Workers:
-    """Runs jobs in order of readiness. Owns its tasks; `close` ends them."""
+    """Lends workers to what begins now, and runs jobs in order. `close` ends its tasks."""
 
     def __init__(self) -> None:
         self._ready: deque[Job] = deque()
-        self._idle: list[asyncio.Future[None]] = []
-        self._tasks: dict[asyncio.Task[None], None] = {}
-        self._runner: asyncio.Task[None] | None = None
-        self._waking = False
+        self._spare: list[Worker] = []
+        self._all: dict[asyncio.Task[None], Worker] = {}
+        self._called = False
         self._closed = False
 
-    def submit(self, job: Job) -> None:
-        """Run a job as soon as a worker gets to it."""
-        self._ready.append(job)
-        self._wake()
+    @property
+    def closed(self) -> bool:
+        """Whether nothing may begin here any more."""
+        return self._closed
 
-    def left_running(self) -> None:
-        """The current worker's job suspended: someone else goes on with what is ready."""
-        if self._runner is asyncio.current_task():
-            self._runner = None
-            if self._ready:
-                self._wake()
+    def submit(self, job: Job) -> None:
+        """Run a job in a turn of the event loop soon."""
+        self._ready.append(job)
+        if not self._called and not self._closed:
+            self._called = True
+            asyncio.get_running_loop().call_soon(self._run_ready)
+
+    def lend(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function in the name of a spare worker. It may `start` work until one suspends."""
+        worker = self._spare.pop() if self._spare else self._hire()
+        loop, task = worker.loop, worker.task
+        caller = _current_task(loop)
+        if caller is not None:
+            _leave_task(loop, caller)
+        _enter_task(loop, task)
+        try:
+            return worker.context.run(function, worker, *args)
+        finally:
+            _leave_task(loop, task)
+            if caller is not None:
+                _enter_task(loop, caller)
+            if worker.job is not None:
+                if worker.parked is not None and not worker.parked.done():
+                    worker.parked.set_result(None)
+            elif not (task.cancelling() or self._closed):
+                if len(worker.context) <= worker.known or worker.clean():
+                    self._spare.append(worker)
+                else:
+                    task.cancel()
 
     async def close(self, limit_s: float) -> int:
         """End every worker; jobs not begun are dropped. How many did not end in time."""
-        self._closed = True
-        self._ready.clear()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
+        self.cancel_all()
         try:
             async with asyncio.timeout(limit_s):
-                for task in tasks:
-                    try:
-                        await asyncio.shield(task)
-                    except asyncio.CancelledError:
-                        if not task.cancelled():
-                            raise
+                while self._all:
+                    # Also those that take over from one that was cancelled before it first ran.
+                    await asyncio.wait(tuple(self._all))
+                    await asyncio.sleep(0)
         except TimeoutError:
             pass
-        return sum(not task.done() for task in tasks)
+        return len(self._all)
 
     def cancel_all(self) -> None:
         """Cancel what runs, without waiting (L4)."""
         self._closed = True
         self._ready.clear()
-        for task in list(self._tasks):
+        self._spare.clear()
+        for task in list(self._all):
             task.cancel()
 
-    def _wake(self) -> None:
-        if self._runner is not None or self._waking or self._closed:
-            return
-        self._waking = True
-        while self._idle:
-            parked = self._idle.pop()
-            if not parked.done():
-                parked.set_result(None)
-                return
-        # An empty context: handlers must not inherit the variables of whoever woke the pool.
-        task = asyncio.get_running_loop().create_task(
-            self._work(), name="domicile-worker", context=Context()
+    def _run_ready(self) -> None:
+        self._called = False
+        left = QUANTUM
+        while self._ready and left and not self._closed:
+            left = self.lend(self._run_some, left)
+        if self._ready and not self._called and not self._closed:
+            self._called = True
+            asyncio.get_running_loop().call_soon(self._run_ready)
+
+    def _run_some(self, worker: Worker, left: int) -> int:
+        """Begin jobs until one suspends; how many more may begin in this turn."""
+        while self._ready and left and not self._closed and worker.job is None and worker.clean():
+            left -= 1
+            try:
+                self._ready.popleft()(worker)
+            except Exception as error:
+                self._report(worker.task, error)
+        return left
+
+    def _hire(self) -> Worker:
+        loop = asyncio.get_running_loop()
+        worker = Worker(loop)
+        worker.task = loop.create_task(
+            self._work(worker), name="domicile-worker", context=worker.context
         )
-        self._tasks[task] = None
-        task.add_done_callback(self._ended)
+        self._all[worker.task] = worker
+        worker.task.add_done_callback(self._ended)
+        return worker
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task, None)
-        if self._runner is task:
-            self._runner = None
-        if self._ready:
-            self._wake()
-        if not task.cancelled() and task.exception() is not None:
-            loop = task.get_loop()
-            loop.call_exception_handler(
-                {"message": "a worker failed", "exception": task.exception(), "task": task}
-            )
-
-    def _lead(self, worker: asyncio.Task[None]) -> None:
-        """Become the one that goes on with what is ready, unless someone else is."""
-        if self._runner is None:
-            self._runner = worker
-
-    async def _work(self) -> None:
-        me = asyncio.current_task()
-        assert me is not None
-        done = 0
-        while not self._closed:
-            self._waking = False
-            self._lead(me)
-            while self._ready and self._runner is me:
+    async def _work(self, worker: Worker) -> None:
+        """Go on with what was begun in this worker's name, one after the other."""
+        while True:
+            job = worker.take()
+            if job is None:
+                worker.parked = asyncio.get_running_loop().create_future()
                 try:
-                    await self._ready.popleft()()
+                    await worker.parked
+                    job = worker.take()
+                except asyncio.CancelledError as error:
+                    job = worker.take()
+                    if job is None:
+                        raise
+                    job.thrown = error
+            if job is not None:
+                try:
+                    await job
                 except Abandoned:
                     self._closed = True
                     return
-                self._lead(me)
-                done += 1
-                if done % QUANTUM == 0:
-                    await asyncio.sleep(0)
-            if self._runner is me:
-                self._runner = None
-            if self._closed or len(self._idle) >= SPARE:
+                except Exception as error:
+                    self._report(worker.task, error)
+            if self._closed or len(self._spare) >= SPARE or worker.task.cancelling():
                 return
-            parked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._idle.append(parked)
-            await parked
+            if not worker.clean():
+                return
+            worker.parked = None
+            self._spare.append(worker)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        worker = self._all.pop(task)
+        if worker in self._spare:
+            self._spare.remove(worker)
+        job = worker.take()
+        if job is not None:
+            # It was cancelled before it ran for the first time: the cancellation is the work's.
+            job.thrown = asyncio.CancelledError()
+            self._hire().job = job
+        if not task.cancelled() and task.exception() is not None:
+            self._report(task, task.exception())
+
+    def _report(self, task: asyncio.Task[None], error: BaseException | None) -> None:
+        task.get_loop().call_exception_handler(
+            {"message": "a worker failed", "exception": error, "task": task}
+        )

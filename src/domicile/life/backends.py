@@ -17,6 +17,7 @@ from domicile.ports.journal import Journal
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
 from domicile.ports.threads import Threads
+from domicile.ports.trace import Tracer
 from domicile.ports.transport import Transport
 from domicile.ports.watchdog import Watchdog
 from domicile.transports.link import PROTOCOLS
@@ -27,7 +28,9 @@ class Backends:
     """What a process is wired to. `transport` makes a fresh one for each life.
 
     `health` can prove deaths, where that is possible; `watchdog` ends a process that hangs, where
-    the process is Domicile's own; `threads` run users' blocking functions.
+    the process is Domicile's own; `threads` run users' strategies,
+    `blocking` their `@blocking` methods, or `threads` do that, too; `tracer` takes trace
+    context along with messages.
     """
 
     store: Store
@@ -39,6 +42,8 @@ class Backends:
     health: Health | None = None
     watchdog: Watchdog | None = None
     threads: Threads | None = None
+    blocking: Threads | None = None
+    tracer: Tracer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,8 @@ class Plan:
     """The oldest and newest wire protocol that this process speaks."""
     shards: Mapping[str, int] = field(default_factory=dict[str, int])
     """Shards of the roles that have another number than the settings say."""
+    token: str = field(default="", repr=False)
+    """What proves that this process belongs to the cluster; several with commas (DX-07)."""
 
     def role_shards(self) -> dict[str, int]:
         """How many shards each role has that this process can be home to."""

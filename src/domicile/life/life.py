@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from domicile.control.advice import Advisor
+from domicile.control.clock import SystemClock
 from domicile.control.deaths import Deaths, check_fencing, let_go
 from domicile.control.elected import Elected
+from domicile.control.loopwatch import Handler, LoopWatch
 from domicile.control.member import Member
 from domicile.core.ids import Incarnation, ShardKey, new_incarnation
 from domicile.core.lease import FOREVER_S
@@ -22,13 +25,15 @@ from domicile.core.members import (
     ClientGone,
     EntryChanged,
     Fact,
+    KickWished,
     LeaderChanged,
     Members,
     NodeGone,
 )
 from domicile.core.messages import (
     AskRevert,
-    Flush,
+    Carry,
+    CarryTaken,
     Goodbye,
     GoodbyeAck,
     Ping,
@@ -36,7 +41,7 @@ from domicile.core.messages import (
     Probe,
     Probed,
     Released,
-    Request,
+    Reply,
     Suspect,
     Told,
     ToOwner,
@@ -46,14 +51,18 @@ from domicile.core.owner import Source
 from domicile.core.records import ClientRecord, NodeRecord
 from domicile.core.shardmap import Entry
 from domicile.core.txn import Changes, Listing
+from domicile.entity.cell import Turn
+from domicile.entity.inspect import handler_of
 from domicile.entity.runtime import Runtime
 from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.life.backends import Backends, Plan
 from domicile.life.errands import Errands
 from domicile.life.reach import Reach
+from domicile.life.stuck import StuckHandlers
 from domicile.ports.health import Health
 from domicile.ports.transport import LinkKey, Peer
 from domicile.transports.links import LinkLayer
+from domicile.transports.token import fingerprints
 
 log = logging.getLogger("domicile")
 
@@ -73,7 +82,7 @@ class Life:
         self.me: Incarnation = new_incarnation(backends.random)
         self._transport = backends.transport()
         self._links: LinkLayer | None = None
-        self._incoming: dict[LinkKey, None] = {}
+        self._incoming: dict[LinkKey, Source] = {}
         self._goodbyes: dict[Incarnation, None] = {}
         self._unheard: dict[ShardKey, tuple[int, float]] = {}
         self._over = asyncio.Event()
@@ -86,6 +95,8 @@ class Life:
         self._gone = False
         """Whether the own record is certainly gone from the store."""
         self.tags = {"node": plan.node_id or "client", "incarnation": self.me}
+        self.loop_watch = self._watch_loop() if self._hosts else None
+        """What looks whether the loop turns; its `reports` name what held it up (DX-10)."""
 
     async def begin(self) -> bool:
         """Read the store, open the port, register (SM-02). False if fenced meanwhile."""
@@ -111,7 +122,9 @@ class Life:
             shards=shards,
             types=plan.types(),
             protocols=plan.protocols,
+            tokens=fingerprints(plan.token, plan.cluster),
             events=self,
+            turned_at=None if self.loop_watch is None else self.loop_watch.turned_at,
         )
         self._errands = Errands(
             store=backends.store, meter=backends.meter, settings=settings, me=self.me,
@@ -126,6 +139,7 @@ class Life:
             random=backends.random,
             members=self.member.members,
             guard=self.member.guard,
+            lease=self.member.lease,
             may_clean_up=lambda: self.member.lease.may_resume(backends.clock.now()),
             tell_leader=self._tell_leader,
             read_record=self._errands.read_record,
@@ -134,10 +148,19 @@ class Life:
             shards=shards,
             resources=plan.resources,
             journal=backends.journal,
+            threads=backends.blocking or backends.threads,
+            tracer=backends.tracer,
         )
+        self._stuck = StuckHandlers(
+            store=backends.store, clock=backends.clock, meter=backends.meter, settings=settings,
+            me=self.me, lease=self.member.lease_id if settings.fencing == "lease" else None,
+            runtime=self.runtime,
+        )  # fmt: skip
+        self.runtime.on_suspended = self._stuck.begin
         self._links = LinkLayer(
             self._transport, backends.clock, settings, backends.random, backends.meter, self.me,
-            plan.cluster, "", self.member.guard, self, plan.protocols,
+            plan.cluster, "", self.member.guard, self, plan.protocols, plan.token,
+            self._registered,
         )  # fmt: skip
         self.elected = Elected(
             store=backends.store,
@@ -197,6 +220,8 @@ class Life:
         if not self._over.is_set():
             log.info("joined the cluster %s", self._plan.cluster, extra=self.tags)
         try:
+            if self.loop_watch is not None:
+                self.loop_watch.start()
             async with asyncio.TaskGroup() as group:
                 watching = [group.create_task(self.member.run(), name="domicile-member")]
                 if self._hosts:
@@ -208,6 +233,8 @@ class Life:
                 for task in watching:
                     task.cancel()
         finally:
+            if self.loop_watch is not None:
+                self.loop_watch.stop()
             await self._end()
 
     async def leave(self) -> None:
@@ -227,6 +254,7 @@ class Life:
             await self._until(lambda: not self._goodbyes and not links.pending(), settings.linger_s)
         if self._hosts:
             await self.elected.resign()
+            await self._await_threads()
         self._left = True
         self.runtime.sending.fail_all("this process left the cluster")
         self._end_links()
@@ -235,12 +263,45 @@ class Life:
         log.info("left the cluster %s", self._plan.cluster, extra=self.tags)
         self._over.set()
 
+    def _watch_loop(self) -> LoopWatch | None:
+        """A thread beside the loop, in real time only: in virtual time nothing ever blocks."""
+        backends = self._backends
+        if not isinstance(backends.clock, SystemClock):
+            return None
+        return LoopWatch(
+            clock=backends.clock, meter=backends.meter, settings=self._plan.settings,
+            running=lambda: self.runtime.running, describe=_described, tags=self.tags,
+            stuck=self._holds_loop,
+        )  # fmt: skip
+
+    def _holds_loop(self, turn: object, since_s: float, ident: int) -> None:
+        assert isinstance(turn, Turn)
+        self._stuck.held(turn, since_s, ident)
+
+    async def _await_threads(self) -> None:
+        """L4: a thread that is still at work must not outlive the lease that covers it."""
+        threads, watchdog = self.runtime.blocking, self._backends.watchdog
+        await self._until(lambda: not threads.running, self._plan.settings.stop_budget_s)
+        if threads.running and watchdog is not None:
+            watchdog.stuck(threads.running)
+
     def _look_out(self, health: Health) -> Deaths:
         return Deaths(
             store=self._backends.store, health=health, meter=self._backends.meter,
             settings=self._plan.settings, members=self._members, me=self.me,
             lease=self.member.lease_id, guard=self.member.guard,
         )  # fmt: skip
+
+    @property
+    def links(self) -> LinkLayer | None:
+        """The links of this incarnation, once it begins."""
+        return self._links
+
+    @property
+    def lease_left_s(self) -> float:
+        """For how long it may act from now on; 0 once it may not. Unlike `guard` it only looks."""
+        lease, now = self.member.lease, self._backends.clock.now()
+        return lease.valid_until - now if lease.valid(now) else 0.0
 
     @property
     def owed(self) -> tuple[str, ...]:
@@ -256,6 +317,7 @@ class Life:
         # Each step also when the one before was cancelled: nothing may be left open.
         try:
             await self._errands.close()
+            await self._stuck.close()
             stuck = await self.runtime.close()
             if watchdog is not None:
                 if stuck:
@@ -298,6 +360,8 @@ class Life:
                 self._goodbyes.pop(incarnation, None)
             case LeaderChanged():
                 self.runtime.repeat_released()
+            case KickWished():
+                self._stuck.kick(fact)
             case _:
                 pass
 
@@ -314,7 +378,10 @@ class Life:
             self.elected.on_changes(changes)
 
     def on_renewed(self) -> None:
-        """L4: from now on the watchdog would wait until the new hard deadline."""
+        """L4: from now on the watchdog would wait until the new hard deadline.
+
+        Also called by the thread that renews beside the loop: a blocked loop feeds nobody.
+        """
         hard_until = self.member.lease.hard_until
         # Without a deadline (C9) there is nothing that the process must not outlive.
         if self._backends.watchdog is not None and hard_until < FOREVER_S:
@@ -331,20 +398,23 @@ class Life:
 
     # what links report
 
-    def on_request(self, link: LinkKey, message: ToOwner) -> None:
+    def on_requests(self, link: LinkKey, messages: Iterator[ToOwner]) -> None:
         """From a process that dialled this one."""
-        if link not in self._incoming:
-            self._incoming[link] = None
+        source = self._incoming.get(link)
+        if source is None:
+            source = self._incoming[link] = Source(*link)
             if self.runtime.leaving and self._goodbyes:
                 self._answer(link, Goodbye())
         self._heard(link.sender)
+        self.runtime.on_requests(source, messages, partial(self._on_control, link))
+
+    def _on_control(self, link: LinkKey, message: ToOwner) -> None:
         match message:
-            case Request() | Flush():
-                self.runtime.on_request(Source(*link), message)
             case Ping(id):
                 self._answer(link, Pong(id))
             case Probe(node):
-                self._reach.probe(node)
+                if self._leads(link.sender) and node in self._members.nodes:
+                    self._reach.probe(node)
             case Probed():
                 self.elected.on_probed(link.sender, message)
             case Suspect(node):
@@ -354,22 +424,35 @@ class Life:
             case AskRevert():
                 self.elected.on_ask_revert(link.sender, message)
             case Told(role, shard, entry):
-                self.runtime.learn(ShardKey(role, shard), entry)
-                self.runtime.on_map_changed()
+                if self._leads(link.sender) and self.runtime.exists(role, shard):
+                    self.runtime.learn(ShardKey(role, shard), entry)
+                    self.runtime.on_map_changed()
             case GoodbyeAck():
                 self._goodbyes.pop(link.sender, None)
+            case Carry(id=id):
+                if self.runtime.on_carry(link.sender, message):
+                    self._answer(link, CarryTaken(id))
+            case _:
+                pass
 
-    def on_answer(self, peer: Incarnation, message: ToSender) -> None:
+    def on_answers(self, peer: Incarnation, messages: Iterator[ToSender]) -> None:
         """Back from a process that this one dialled."""
         self._heard(peer)
-        match message:
-            case Pong(id):
-                self._reach.answered(peer, id)
-            case Goodbye():
-                self.runtime.sending.departing(peer)
-                self._send(peer, GoodbyeAck())
-            case _:
-                self.runtime.on_answer(peer, message)
+        on_reply = self.runtime.sending.on_reply
+        for message in messages:
+            if type(message) is Reply:
+                on_reply(peer, message)
+                continue
+            match message:
+                case Pong(id):
+                    self._reach.answered(peer, id)
+                case Goodbye():
+                    self.runtime.sending.departing(peer)
+                    self._send(peer, GoodbyeAck())
+                case CarryTaken(id):
+                    self.runtime.carrier.on_taken(id)
+                case _:
+                    self.runtime.on_answer(peer, message)
 
     def on_link_lost(self, peer: Incarnation, reason: str, unsent: tuple[ToOwner, ...]) -> None:
         """A dialled link is lost for good."""
@@ -392,6 +475,18 @@ class Life:
     def _accept(self) -> Any:
         assert self._links is not None, "nobody knows the address before the links stand"
         return self._links.accept()
+
+    def _registered(self, peer: Incarnation) -> bool:
+        return peer in self._members.nodes or peer in self._members.clients
+
+    def _leads(self, peer: Incarnation) -> bool:
+        """Whether a peer may speak as the leader (C3). One that is newer than what is known here
+        loses nothing but time: what it tells is stored, and the watch shows it."""
+        leader = self._members.leader
+        if leader is not None and leader.incarnation == peer:
+            return True
+        self._backends.meter.count("leader.unknown")
+        return False
 
     def _heard(self, peer: Incarnation) -> None:
         if self._hosts and self.elected.leading:
@@ -487,3 +582,8 @@ class Life:
             for index, entry in enumerate(entries):
                 self.runtime.learn(ShardKey(first.role, first.shard + index), entry)
             self.runtime.on_map_changed()
+
+
+def _described(turn: object) -> Handler:
+    assert isinstance(turn, Turn)
+    return Handler(*turn.entity, handler_of(turn))

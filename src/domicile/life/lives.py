@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
+from typing import Any
 
 from domicile.entity.ref import Call
 from domicile.errors import ConfigError, StoreError, StoreRewound, Unavailable
@@ -26,11 +28,27 @@ class Lives:
         self.current: Life | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._stopping = False
+        self.joined = False
+        """Whether any life of it was ever registered."""
 
     @property
     def started(self) -> bool:
         """Whether `start` was ever called."""
         return self._supervisor is not None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was asked to leave."""
+        return self._stopping
+
+    @property
+    def failed(self) -> str:
+        """What ended it for good after it had joined; empty while it lives or leaves."""
+        supervisor = self._supervisor
+        if supervisor is None or not supervisor.done() or supervisor.cancelled():
+            return ""
+        error = supervisor.exception()
+        return "" if error is None else f"{type(error).__name__}: {error}"
 
     async def start(self, backends: Backends, plan: Plan) -> None:
         """Join; returns once the first life is registered."""
@@ -64,13 +82,15 @@ class Lives:
         if self._supervisor is not None:
             await asyncio.shield(self._supervisor)
 
-    async def ask(self, call: Call) -> bytes:
+    def ask(self, call: Call) -> Coroutine[Any, Any, Any]:
         """For refs."""
-        return await self._running().runtime.sending.ask(call)
+        life = self.current or self._running()
+        return life.runtime.sending.ask(call)
 
-    async def tell(self, call: Call) -> None:
+    def tell(self, call: Call) -> Coroutine[Any, Any, None]:
         """For refs."""
-        await self._running().runtime.sending.tell(call)
+        life = self.current or self._running()
+        return life.runtime.sending.tell(call)
 
     def _running(self) -> Life:
         if self.current is None:
@@ -101,6 +121,7 @@ class Lives:
                     continue
                 if began:
                     self.current = life
+                    self.joined = True
                     if not joined.done():
                         joined.set_result(None)
                 try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from domicile.errors import DomicileError
-from domicile.ops import operate, simulate
+from domicile.ops import operate, simulate, stuck
 from domicile.ops.console import (
     AWAY,
     FAILED,
@@ -24,6 +24,7 @@ from domicile.ops.console import (
     AsJson,
     Cluster,
     FormName,
+    Http,
     LevelName,
     LogFormat,
     LogLevel,
@@ -83,7 +84,7 @@ def everything(
 @app.command(
     epilog=examples(
         "domicile run app:node",
-        "domicile run app:make_node --log-format json",
+        "domicile run app:make_node --log-format json --http 127.0.0.1:9464",
         "DOMICILE_TTL_S=2 domicile run shop.main:node --loop asyncio",
     )
 )
@@ -99,6 +100,7 @@ def run(
     loop: Loop = LoopName.auto,
     log_level: LogLevel = LevelName.info,
     log_format: LogFormat = FormName.text,
+    http: Http = None,
     no_watchdog: NoWatchdog = False,
 ) -> None:
     """Run one node in this process until SIGTERM or Ctrl-C, then hand over and leave.
@@ -109,7 +111,7 @@ def run(
     from domicile.ops import logs
 
     logs.set_up(log_level.value, log_format.value)
-    _serve(find(target), loop, no_watchdog)
+    _serve(find(target), loop, no_watchdog, http)
 
 
 @app.command(
@@ -138,6 +140,7 @@ def manager(
     loop: Loop = LoopName.auto,
     log_level: LogLevel = LevelName.info,
     log_format: LogFormat = FormName.text,
+    http: Http = None,
     no_watchdog: NoWatchdog = False,
 ) -> None:
     """Run a coordinator in this process, without entities, until SIGTERM or Ctrl-C.
@@ -161,15 +164,20 @@ def manager(
         )  # fmt: skip
     except ConfigError as error:
         fail(str(error), USAGE)
-    _serve(made, loop, no_watchdog)
+    _serve(made, loop, no_watchdog, http)
 
 
-def _serve(member: Node | Manager, loop: LoopName, no_watchdog: bool) -> None:
+def _serve(member: Node | Manager, loop: LoopName, no_watchdog: bool, http: str | None) -> None:
     from domicile.ops.serve import serve
     from domicile.ops.watchdog import ProcessWatchdog
 
     if not no_watchdog:
         member.watch_over(ProcessWatchdog())
+    if http is not None:
+        try:
+            member.answer_at(http)
+        except DomicileError as error:
+            fail(f"--http: {error}", USAGE)
     try:
         serve(member, loop.value)
     except DomicileError as error:
@@ -192,7 +200,7 @@ def status(
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show it anew every second.")] = False,
 ) -> None:
-    """Show nodes, clients, shards and wishes, as the store has them.
+    """Show nodes, clients, shards, wishes and handlers that do not end, as the store has them.
 
     Asks no node. Exits with 0 if every shard is served, 3 if not or if there is no cluster; with
     --watch, Ctrl-C ends it with the code of what it showed last.
@@ -294,4 +302,5 @@ def demo(
 
 
 operate.add_to(app)
+stuck.add_to(app)
 simulate.add_to(app)

@@ -77,6 +77,14 @@ Loop = Annotated[
 ]
 LogLevel = Annotated[LevelName, typer.Option(help="The least level logged.")]
 LogFormat = Annotated[FormName, typer.Option(help="For people or machines.")]
+Http = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        show_default=False,
+        help="Serve /metrics, /healthz and /readyz there, whatever the settings say.",
+    ),
+]
 NoWatchdog = Annotated[
     bool,
     typer.Option(

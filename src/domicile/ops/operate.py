@@ -167,7 +167,7 @@ def declare_dead(
         dead = breakglass.find(picture, name)
         return picture, dead, operator.verdict(dead)
 
-    picture, dead, verdict = _run(url, label, look)
+    picture, dead, verdict = run_operator(url, label, look)
     shown = breakglass.title(picture.members, dead)
     evidence = f"declared dead by {who()}" + (f": {why}" if why else "")
 
@@ -287,7 +287,7 @@ def reset_history(
         return await operator.raise_epochs(gap, agreed, why, progress.told)
 
     try:
-        _log(*_run(url, name, work))
+        say_logged(*run_operator(url, name, work))
     finally:
         progress.end()
     typer.echo(f"{agreed}; start the nodes")
@@ -312,7 +312,8 @@ class _Progress:
             typer.echo("", err=True)
 
 
-def _run(url: str, cluster: str, work: Callable[[Operator], Awaitable[T]]) -> T:
+def run_operator(url: str, cluster: str, work: Callable[[Operator], Awaitable[T]]) -> T:
+    """Do something as an operator; every failure ends the process with what to do next."""
     from domicile.ops.operator import Operator
 
     async def working() -> T:
@@ -332,7 +333,7 @@ def _look(url: str, cluster: str) -> Picture:
     async def look(operator: Operator) -> Picture:
         return await operator.look()
 
-    return _run(url, cluster, look)
+    return run_operator(url, cluster, look)
 
 
 def _do(
@@ -347,7 +348,7 @@ def _do(
         what = make(await operator.look()).what if agreed is None else agreed
         return await operator.do(command, make, what, why)
 
-    _log(*_run(url, cluster, work))
+    say_logged(*run_operator(url, cluster, work))
 
 
 def _confirm(risk: str, name: str, yes: bool) -> None:
@@ -366,7 +367,8 @@ def _confirm(risk: str, name: str, yes: bool) -> None:
         fail(f"that is not {name}: nothing was done", FAILED)
 
 
-def _log(key: bytes, record: AuditRecord) -> None:
+def say_logged(key: bytes, record: AuditRecord) -> None:
+    """Where the store keeps that this was done."""
     reason = f" ({record.why})" if record.why else ""
     typer.echo(f"logged as {key.decode()}: {record.by}, {record.command}: {record.what}{reason}",
                err=True)  # fmt: skip

@@ -11,7 +11,9 @@ import getpass
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from domicile.core.breakglass import (
@@ -22,11 +24,12 @@ from domicile.core.breakglass import (
     blocks,
     raised_block,
 )
-from domicile.core.ids import AUDIT, Incarnation
+from domicile.core.ids import AUDIT, EntityKey, Incarnation, ShardKey, kick_key
+from domicile.core.kick import KICK_TTL_S, KickOutcome, KickRecord, decode_kick, kick
 from domicile.core.shardmap import block_key, decode_block
 from domicile.core.txn import Committed, Unknown
 from domicile.errors import StoreUnavailable
-from domicile.ops.status import existing, part
+from domicile.ops.status import existing, part, place_of
 from domicile.ports.health import Verdict
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite import SqliteStore
@@ -35,6 +38,18 @@ from domicile.wiring import locks_of
 TRIES = 20
 RETRY_S = 0.05
 OP_S = 5.0
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Kicking:
+    """A kick that was looked up: `what` names it, `node` is the entity's home."""
+
+    shard: ShardKey
+    entity: EntityKey
+    node: str
+    what: str
+    record: KickRecord
 
 
 class Operator:
@@ -109,6 +124,50 @@ class Operator:
             "process still writes the map, or the store is away. Stop all nodes and repeat "
             "reset-history; blocks that were raised are raised once more, which does no harm"
         )
+
+    async def prepare_kick(self, entity: EntityKey, role: str | None) -> Kicking:
+        """Find an entity's home; raises `LookupError` if nothing of it can run."""
+        picture = await self.look()
+        place = place_of(picture.members, entity, role, self._dead)
+        if place.node is None or place.state not in ("serving", "moving"):
+            state = "at a node that is gone" if place.state == "lost" else place.state
+            raise LookupError(
+                f"nothing of {entity.type} {entity.id!r} runs: its shard "
+                f"{place.role}/{place.shard} is {state}"
+            )
+        shard = ShardKey(place.role, place.shard)
+        record = KickRecord(who(), f"kick-{secrets.token_hex(8)}")
+        return Kicking(shard, entity, place.node, kick(picture, shard, entity, record).what, record)
+
+    async def kick(
+        self, kicking: Kicking, why: str, wait_s: float, told: Callable[[str, float], None]
+    ) -> tuple[tuple[bytes, AuditRecord], KickOutcome | None]:
+        """Wish it and wait for the outcome; None if the home did not answer. No wish is left.
+
+        `told` hears of the node and of how long it has been silent.
+        """
+        shard, entity, record = kicking.shard, kicking.entity, kicking.record
+        await self._store.grant(record.lease, KICK_TTL_S)
+        try:
+            logged = await self.do(
+                "kick", lambda now: kick(now, shard, entity, record), kicking.what, why
+            )
+            began = time.monotonic()
+            outcome: KickOutcome | None = None
+            while outcome is None and time.monotonic() - began < wait_s:
+                item = await self._store.get(kick_key(shard, entity))
+                if item is None:
+                    break
+                outcome = decode_kick(item.value).outcome
+                if outcome is None:
+                    told(kicking.node, time.monotonic() - began)
+                    await asyncio.sleep(POLL_S)
+            return logged, outcome
+        finally:
+            await self._store.revoke(record.lease)
+
+    def _dead(self, incarnation: Incarnation) -> bool:
+        return self.verdict(incarnation) is Verdict.DEAD
 
     def verdict(self, incarnation: Incarnation) -> Verdict:
         """What the machine's own locks say of an incarnation (L6)."""

@@ -5,6 +5,7 @@ Draws what `ops.status` computed and reads nothing itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -16,10 +17,12 @@ from rich.text import Text
 
 from domicile.core.breakglass import AuditRecord
 from domicile.ops.status import NodeSeen, Place, Status
+from domicile.ops.stuck_seen import StuckSeen
 
 WIDE = 160
 """Columns where there is no terminal to fit: lines of a file or pipe are not folded."""
 
+_KINDS = {"waits": "waits", "runs": "holds the loop", "blocking": "in a thread"}
 _STANDING = {"up": "green", "leaving": "yellow", "draining": "yellow"}
 
 
@@ -75,6 +78,8 @@ def status_view(status: Status) -> RenderableType:
             f"{one.role}/{one.shard} ({one.strikes} owners died)" for one in status.quarantined
         )
         parts.append(Text(f"quarantined  {shards}", style="bold red"))
+    if status.stuck:
+        parts.append(stuck_view(status.stuck, status.more_stuck))
     if status.target is not None:
         parts.append(Text(f"target   {status.target}"))
     if status.audit is not None:
@@ -85,6 +90,35 @@ def status_view(status: Status) -> RenderableType:
 def _audit(record: AuditRecord) -> str:
     why = f" ({record.why})" if record.why else ""
     return f"{record.at} {record.by}, {record.command}: {record.what}{why}"
+
+
+def stuck_view(stuck: Sequence[StuckSeen], more: int = 0, *, whole: bool = False) -> RenderableType:
+    """Late handlers: a line for each, with where it is now or with its whole stack."""
+    lines: list[Text] = []
+    for one in stuck:
+        line = Text("stuck    " if not lines else "         ", style="bold red", overflow="fold")
+        line.append(f"{one.type}/{one.id} {one.handler}")
+        line.append(
+            f" at {one.node} ({one.role}/{one.shard}): {_KINDS.get(one.kind, one.kind)} for "
+            f"{age_text(one.age_s)}, {one.queue} queued",
+            style="not bold red",
+        )
+        if not whole and one.stack:
+            line.append(f", {_own_line(one.stack)}", style="not bold red")
+        lines.append(line)
+        if whole:
+            lines += [
+                Text(f"           {step}", style="dim", overflow="fold") for step in one.stack
+            ]
+    if more:
+        lines.append(Text(f"         and {more} more", style="bold red"))
+    return Group(*lines)
+
+
+def _own_line(stack: Sequence[str]) -> str:
+    """The innermost line that is neither the standard library's nor an installed package's."""
+    own = [line for line in stack if "/lib/python" not in line and "<frozen" not in line]
+    return (own or stack)[-1]
 
 
 def place_view(place: Place) -> RenderableType:

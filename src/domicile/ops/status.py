@@ -1,4 +1,4 @@
-"""What a cluster looks like from its store alone: nodes, clients, shards, wishes.
+"""What a cluster looks like from its store alone: nodes, clients, shards, wishes, late handlers.
 
 Read by `domicile status` and `domicile where`. It asks no node and writes nothing; a store that is
 not there is never made. A manager is a node without roles.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from domicile.control.clock import SystemClock
 from domicile.core.breakglass import AuditRecord, Picture
 from domicile.core.hashing import NAMED, shard_of
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
@@ -20,6 +21,7 @@ from domicile.core.records import ConfigRecord, NodeRecord
 from domicile.core.shardmap import Entry
 from domicile.core.txn import Item, Listing
 from domicile.errors import ConfigError, StoreError
+from domicile.ops.stuck_seen import StuckSeen, stuck_record, stuck_seen
 from domicile.ports.health import Health, Verdict
 from domicile.stores.sqlite import SqliteStore
 from domicile.wiring import check_store, locks_of, sqlite_path
@@ -105,6 +107,8 @@ class Status:
     wishes: list[WishSeen] = field(default_factory=list[WishSeen])
     drains: list[str] = field(default_factory=list[str])
     quarantined: list[QuarantineSeen] = field(default_factory=list[QuarantineSeen])
+    stuck: list[StuckSeen] = field(default_factory=list[StuckSeen])
+    more_stuck: int = 0
     target: str | None = None
     audit: AuditRecord | None = None
 
@@ -135,6 +139,7 @@ class Reader:
         self._path = existing(url)
         self._locks: Health = locks_of(self._path)
         self._store = SqliteStore(self._path, by="status", op_timeout_s=READ_S)
+        self._clock = SystemClock()
 
     async def picture(self) -> Picture:
         """The cluster as stored now; raises `NoCluster`."""
@@ -157,20 +162,27 @@ class Reader:
 
     async def status(self) -> Status:
         """Everything `domicile status` shows."""
-        return summed_up(await self.picture(), self.url, self.cluster, self._dead, self._age)
+        picture, now_s = await self.picture(), self.now_s()
+        return summed_up(picture, self.url, self.cluster, self.dead, self.age, now_s)
 
     async def where(self, kind: str, id: str, role: str | None = None) -> Place:
         """The home of an entity; raises `NoCluster` or `LookupError`."""
-        return place_of(await self.members(), EntityKey(kind, id), role, self._dead)
+        return place_of(await self.members(), EntityKey(kind, id), role, self.dead)
 
     async def close(self) -> None:
         """Let go of the store."""
         await self._store.close()
 
-    def _dead(self, incarnation: Incarnation) -> bool:
+    def now_s(self) -> float:
+        """The time by the clock that nodes of this machine go by."""
+        return self._clock.now()
+
+    def dead(self, incarnation: Incarnation) -> bool:
+        """Whether the machine's own locks prove it (L6)."""
         return self._locks.verdict(incarnation) is Verdict.DEAD
 
-    def _age(self, incarnation: Incarnation) -> float | None:
+    def age(self, incarnation: Incarnation) -> float | None:
+        """How long an incarnation has lived, if that can be known here."""
         # The lock file is made when an incarnation begins, and never written to (L6).
         lock = self._path.with_name(self._path.name + ".d") / incarnation
         try:
@@ -221,8 +233,12 @@ def summed_up(
     cluster: str,
     dead: Callable[[Incarnation], bool],
     age: Callable[[Incarnation], float | None],
+    now_s: float | None = None,
 ) -> Status:
-    """The status of what the store says; `dead` knows better than an unexpired record."""
+    """The status of what the store says; `dead` knows better than an unexpired record.
+
+    `now_s` is the time by the nodes' own clock, if it can be read here: they run on this machine.
+    """
     members = picture.members
     gone = {one: dead(one) for one in (*members.nodes, *members.clients)}
     living = [one for one in members.nodes if not gone[one]]
@@ -237,6 +253,7 @@ def summed_up(
         )
         for inc, record in members.nodes.items()
     ]  # fmt: skip
+    late = {one: record for one in living if (record := stuck_record(picture, one)) is not None}
     clients = [ClientSeen(inc, "dead" if gone[inc] else "up", age(inc)) for inc in members.clients]
     return Status(
         store=url,
@@ -250,6 +267,10 @@ def summed_up(
         wishes=[WishSeen(shard.role, shard.shard, node) for shard, node in members.wishes.items()],
         drains=list(members.drains),
         quarantined=_quarantined(members),
+        stuck=[
+            seen for one, record in late.items() for seen in stuck_seen(members, one, record, now_s)
+        ],
+        more_stuck=sum(record.more for record in late.values()),
         target=picture.target or None,
         audit=picture.last_audit(),
     )

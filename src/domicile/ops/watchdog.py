@@ -1,7 +1,8 @@
 """Ends a process that hangs past its lease (L4). Armed by `domicile run` only.
 
 The timer is process-global and lives in a C thread, so it fires while the event loop is blocked
-and while the GIL is held. It counts from the last acknowledged renewal and never needs the loop.
+and while the GIL is held. It counts from the last acknowledged renewal and never needs the loop:
+where renewals go on beside a blocked loop, their thread feeds it, until they stop (DX-10).
 A process that was stopped (SIGSTOP) past its hard deadline is ended as soon as it goes on, unless
 its loop is quicker and fences it: either is safe, for it owns nothing by then.
 """

@@ -18,7 +18,8 @@ import msgspec
 from domicile.core.ids import ShardKey
 from domicile.entity.cell import Cell, Turn, current_turn
 from domicile.entity.define import Entity
-from domicile.entity.shard import OutcomeUnknown, ShardHost
+from domicile.entity.shard import ShardHost
+from domicile.entity.turns import OutcomeUnknown
 from domicile.errors import ConfigError, Fenced, HandlerFailed
 from domicile.ports.journal import (
     Append,
@@ -125,7 +126,7 @@ class EventSourced(Entity, Generic[S, Ev]):
 
     async def state(self) -> S:
         """The current state, recovered from the journal on first use."""
-        if self._domicile_staged_state is not _UNREAD and not _turn().mail.shared:
+        if self._domicile_staged_state is not _UNREAD and not _turn().shared:
             return self._domicile_staged_state  # type: ignore[no-any-return]
         if self._domicile_state is _UNREAD:
             await self._recover()
@@ -134,7 +135,7 @@ class EventSourced(Entity, Generic[S, Ev]):
     async def persist(self, *events: Ev) -> S:
         """Commit events and return the new state; `Fenced` if the shard moved on (I2)."""
         turn = _turn()
-        if turn.mail.shared and turn.began:
+        if turn.shared and turn.began:
             raise RuntimeError("a shared handler cannot persist: drop shared=True")
         encoded = tuple(self.__domicile_events__.encode(event) for event in events)
         async with self._writing():
@@ -153,7 +154,7 @@ class EventSourced(Entity, Generic[S, Ev]):
     async def __domicile_keyed__(self, key: str, call: Callable[[], Awaitable[bytes]]) -> bytes:
         """Run a keyed ask once; afterwards give its stored reply."""
         turn = _turn()
-        if turn.mail.shared:
+        if turn.shared:
             return await call()
         await self._claimed()
         entity = _cell(self).key

@@ -7,7 +7,8 @@ an implementation must do; `domicile.stores.memory` is the reference.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from concurrent.futures import Future
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from domicile.core.txn import Changes, Condition, Item, Listing, Outcome, Write
 
@@ -52,4 +53,40 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Let go of connections. Leases live on until they expire."""
+        ...
+
+
+class Kept(NamedTuple):
+    """What a renewal found: the ttl counted from it (None: the lease is gone), and an item."""
+
+    ttl_s: float | None
+    item: Item | None
+
+
+class Beside(Protocol):
+    """A store's side for a thread that keeps a lease while the event loop is blocked.
+
+    Its methods may be called from any thread and return at once; the futures are completed in
+    threads of the store, with the errors of `Store`. It belongs to the history that was known when
+    it was made: after a rewind every call raises `StoreRewound` (S5).
+    """
+
+    def keep(self, lease: str, key: bytes) -> Future[Kept]:
+        """Renew a lease and, after that, read a key (L1)."""
+        ...
+
+    def rewrite(self, key: bytes, revision: int, value: bytes, lease: str) -> Future[Outcome]:
+        """Replace a value under a lease, if it is still at that revision; 0: whatever is there."""
+        ...
+
+
+@runtime_checkable
+class OffersBeside(Protocol):
+    """What a store has that can be asked from beside the event loop; few have it."""
+
+    def beside(self, prefix: bytes = b"") -> Beside | None:
+        """Such a side for the keys under a prefix; None if there is none after all.
+
+        Called on the event loop.
+        """
         ...

@@ -6,11 +6,11 @@ acknowledged session between two incarnations that survives reconnects.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from domicile.core.ids import Incarnation
-from domicile.core.messages import ToOwner, ToSender
+from domicile.core.messages import Flush, Request, ToOwner, ToSender
 
 
 class Connection(Protocol):
@@ -86,12 +86,12 @@ class LinkKey(NamedTuple):
 class LinkEvents(Protocol):
     """What the runtime hears from its links."""
 
-    def on_request(self, link: LinkKey, message: ToOwner) -> None:
-        """A message on a link that a peer dialled."""
+    def on_requests(self, link: LinkKey, messages: Iterator[ToOwner]) -> None:
+        """The messages of one frame, on a link that a peer dialled, as long as it stands."""
         ...
 
-    def on_answer(self, peer: Incarnation, message: ToSender) -> None:
-        """A message back on a link that this process dialled."""
+    def on_answers(self, peer: Incarnation, messages: Iterator[ToSender]) -> None:
+        """The messages of one frame, back on a link that this process dialled."""
         ...
 
     def on_link_lost(self, peer: Incarnation, reason: str, unsent: tuple[ToOwner, ...]) -> None:
@@ -116,7 +116,11 @@ class Links(Protocol):
         the other way round: `Flush`, `Goodbye` and requests are never control."""
         ...
 
-    def answer(self, link: LinkKey, message: ToSender) -> None:
+    def post(self, peer: Incarnation, message: Request | Flush) -> bool:
+        """As `send`, if there is a link to that peer already; False: nothing was done."""
+        ...
+
+    def answer(self, link: tuple[Incarnation, str], message: ToSender) -> None:
         """Queue on an incoming link, back to its sender. Dropped if that link is gone."""
         ...
 

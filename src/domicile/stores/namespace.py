@@ -19,7 +19,7 @@ from domicile.core.txn import (
     Put,
     Write,
 )
-from domicile.ports.store import Store
+from domicile.ports.store import Beside, OffersBeside, Store
 
 
 class Namespace:
@@ -72,6 +72,11 @@ class Namespace:
                     for one in changes.changes
                 ),
             )
+
+    def beside(self, prefix: bytes = b"") -> Beside | None:
+        """As `OffersBeside.beside`, if the whole store has one."""
+        store = self._store
+        return store.beside(self._prefix + prefix) if isinstance(store, OffersBeside) else None
 
     async def close(self) -> None:
         """As `Store.close`, of the whole store."""

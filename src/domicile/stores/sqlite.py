@@ -40,6 +40,7 @@ from domicile.core.txn import (
 )
 from domicile.errors import StoreError, StoreRewound, StoreUnavailable
 from domicile.ports.meter import Meter, NoMeter
+from domicile.stores.sqlite_beside import SqliteBeside
 from domicile.stores.sqlite_file import (
     Database,
     Known,
@@ -171,6 +172,12 @@ class SqliteStore:
     def watch(self, prefix: bytes, from_revision: int) -> AsyncIterator[Changes]:
         """As `Store.watch`."""
         return _Watch(self, prefix, from_revision, self._generation)
+
+    def beside(self, prefix: bytes = b"") -> SqliteBeside:
+        """As `OffersBeside.beside`: the two threads take jobs from anywhere."""
+        return SqliteBeside(
+            self._open(), self._writer, self._reader, prefix, self._generation, self._op_timeout_s
+        )
 
     async def compact(self, revision: int) -> None:
         """Forget the changes up to a revision: a watch from before it must list again."""

@@ -53,8 +53,9 @@ class MemberPlan(msgspec.Struct, frozen=True):
     candidate: bool
     manager: bool
     entities: list[ImportPath]
-    settings: dict[str, int | float | str]
+    settings: dict[str, bool | int | float | str]
     loop: str
+    protocols: tuple[int, int]
     records: str | None
     sys_path: list[str]
 
@@ -137,6 +138,7 @@ def _member(plan: MemberPlan, meter: FileRecorder | None) -> Node | Manager:
         settings=settings,
         node_id=plan.node_id,
         meter=meter,
+        _protocols=plan.protocols,
     )
 
 

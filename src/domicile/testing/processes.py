@@ -43,7 +43,8 @@ from domicile.testing.real_history import merge
 from domicile.testing.recorder import FileRecorder, RecordReader
 from domicile.testing.store_view import StoreView
 from domicile.testing.verbs import LENIENT, Verbs
-from domicile.wiring import backends
+from domicile.transports.link import PROTOCOLS
+from domicile.wiring import backends, token_of
 
 CLUSTER = "domicile"
 POLL_S = 0.01
@@ -68,6 +69,8 @@ class NodeProcess:
         self.name = f"manager-{index}" if manager else f"node-{index}"
         self.candidate = candidate
         self.manager = manager
+        self.protocols = PROTOCOLS
+        """The wire protocols that its next process speaks (DX-19)."""
         self.runs = 0
         self.frozen = False
         self.process: subprocess.Popen[bytes] | None = None
@@ -174,7 +177,8 @@ class Processes(Verbs):
             wired = backends(
                 self.store, cluster=CLUSTER, settings=self.settings, meter=self._client_recorder
             )
-            await self._lives.start(wired, Plan(CLUSTER, "", {}, {}, self.settings, False))
+            plan = Plan(CLUSTER, "", {}, {}, self.settings, False, token=token_of(None))
+            await self._lives.start(wired, plan)
             await self.wait_until(self._stands, timeout_s=START_S)
         except BaseException as error:
             await self._end(error)
@@ -402,6 +406,7 @@ class Processes(Verbs):
             entities=self._imports,
             settings=asdict(self.settings),
             loop=self._loop_name,
+            protocols=process.protocols,
             records=None if records is None else str(records),
             sys_path=[entry or str(Path.cwd()) for entry in sys.path],
         )

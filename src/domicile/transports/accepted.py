@@ -7,12 +7,14 @@ one of the newest session.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from domicile.core.messages import Frame, Hello, Packet, Reply
 from domicile.ports.clock import Timer
 from domicile.ports.transport import Connection, LinkKey
 from domicile.transports.link import AcceptedLink, LinkBroken
 from domicile.transports.side import Layer, Side, cancel
+from domicile.transports.strangers import Room, host_of
 
 
 class Accepted(Side[AcceptedLink]):
@@ -41,7 +43,7 @@ class Accepted(Side[AcceptedLink]):
         """Hand one packet to the connection, and note the replies in it."""
         if not super().write(packet):
             return False
-        if isinstance(packet, Frame):
+        if self.layer.tracing and isinstance(packet, Frame):
             for message in packet.messages:
                 if isinstance(message, Reply):
                     self.layer.meter.event(
@@ -59,12 +61,10 @@ class Accepted(Side[AcceptedLink]):
         messages = self.link.take(session, frame)
         if messages:
             self.taken(self.key.sender, frame)
-        if self.link.ready:
+            deliver = self.layer.events.on_requests
+            self.answering(partial(deliver, self.key, self.while_open(messages)))
+        elif self.link.ready:
             self.layer.mark(self)
-        for message in messages:
-            if self.ended:
-                return
-            self.layer.events.on_request(self.key, message)
 
     def receiving(self) -> None:
         """A long frame is arriving: say so, or the peer takes this end for silent."""
@@ -102,12 +102,14 @@ class Caller:
         self,
         layer: Layer,
         callers: dict[Caller, None],
+        lobby: Room[Caller],
         admit: Callable[[Caller, Hello], None],
     ) -> None:
         self.connection: Connection | None = None
         self._session = 0
         self._layer = layer
         self._callers = callers
+        self._lobby = lobby
         self._admit = admit
         self._side: Accepted | None = None
         self._over = False
@@ -117,6 +119,7 @@ class Caller:
         """It is known now whose connection this is."""
         self._side = side
         self._session = session
+        self._lobby.leave(self)
         cancel(self._timer)
 
     def end(self) -> None:
@@ -130,6 +133,9 @@ class Caller:
         """The connection stands; a hello is due."""
         self.connection = connection
         self._callers[self] = None
+        goes = self._lobby.enter(self, host_of(connection))
+        if goes is not None:
+            goes.turn_out("link.crowded", "others came before it said who it is")
         if self._layer.aborted:
             self.end()
         elif self._layer.alive():
@@ -139,7 +145,7 @@ class Caller:
         """One packet."""
         if self._over or not self._layer.alive():
             return
-        packet = self._layer.decode(data)
+        packet = self._layer.decode(self.connection, data)
         try:
             if packet is None:
                 self.end()
@@ -149,9 +155,13 @@ class Caller:
                 self._side.received(self._session, packet)
             else:
                 raise LinkBroken(f"{type(packet).__name__} is out of place")
-        except LinkBroken:
-            self._layer.meter.count("link.broken")
-            self.end()
+        except LinkBroken as broken:
+            self.turn_out("link.broken", str(broken))
+
+    def turn_out(self, count: str, reason: str) -> None:
+        """Close it for a reason that the operator should know."""
+        self._layer.complain(count, self.connection, reason)
+        self.end()
 
     def receiving(self) -> None:
         """A long packet is arriving."""
@@ -177,11 +187,12 @@ class Caller:
         self._over = True
         self.connection = None
         self._callers.pop(self, None)
+        self._lobby.leave(self)
         cancel(self._timer)
         if self._side is not None:
             self._side.left(self)
 
     def _on_stranger(self) -> None:
         if self._side is None and not self._over and self._layer.alive():
-            self._layer.meter.count("link.stranger")
-            self.end()
+            timeout_s = self._layer.settings.link_timeout_s
+            self.turn_out("link.stranger", f"it did not say who it is within {timeout_s:g} s")

@@ -5,10 +5,12 @@ Pure but for `primary_host`, which asks the kernel and sends nothing. Used by th
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from typing import NamedTuple
 
 from domicile.errors import ConfigError
+from domicile.transports.unix import PREFIX, is_unix, path_of
 
 ANYWHERE = ("0.0.0.0", "::")
 """Hosts to listen at that nobody can dial."""
@@ -43,6 +45,8 @@ def parse(text: str, meaning: str, *, ranges: bool = False) -> Address:
 
 def parse_advertised(text: str, port: int) -> str:
     """Read `host` or `host:port`; the address with `port` where none is named."""
+    if is_unix(text):
+        return f"{PREFIX}{path_of(text, 'the advertised address')}"
     bare = text.endswith("]") if text.startswith("[") else ":" not in text
     address = parse(f"{text}:{port}" if bare else text, "the advertised address")
     if not address.first:
@@ -53,6 +57,23 @@ def parse_advertised(text: str, port: int) -> str:
 def written(host: str, port: int) -> str:
     """An address as `parse` reads it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a numeric host is this machine's own, which no other can reach."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def is_numeric(host: str) -> bool:
+    """Whether a host is a number, which needs no looking up."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def primary_host(family: int) -> str:

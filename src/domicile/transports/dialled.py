@@ -9,11 +9,14 @@ import logging
 from collections.abc import Callable
 from random import Random
 
+import msgspec
+
 from domicile.core.messages import Frame, Hello, Packet, ToSender, Welcome
 from domicile.ports.clock import Timer
 from domicile.ports.transport import Connection, Peer, Transport
 from domicile.transports.link import DialledLink, LinkBroken, LinkVoid
 from domicile.transports.side import UNSPOKEN, Layer, Side, cancel
+from domicile.transports.token import check_welcome, prove_hello
 
 log = logging.getLogger("domicile")
 
@@ -38,9 +41,12 @@ class Dialled(Side[DialledLink]):
         random: Random,
         next_session: Callable[[], int],
         lose: Callable[[Dialled, str], None],
+        token: str = "",
     ) -> None:
         super().__init__(layer, link)
         self.peer = peer
+        self._token = token
+        self._hello: Hello | None = None
         self._transport = transport
         self._random = random
         self._next_session = next_session
@@ -72,7 +78,11 @@ class Dialled(Side[DialledLink]):
         """The connection stands: introduce the link."""
         self.connection = connection
         self._quiet_since = self.layer.clock.now()
-        self.write(self.link.hello())
+        hello = self.link.hello()
+        if self._token:
+            hello = msgspec.structs.replace(hello, proof=prove_hello(self._token, hello))
+        self._hello = hello
+        self.write(hello)
 
     def received(self, session: int, packet: Packet) -> None:
         """A packet on the current connection; raises `LinkBroken`."""
@@ -87,10 +97,14 @@ class Dialled(Side[DialledLink]):
             self._lose(self, f"resume refused: {packet.reason}")
         else:
             self.layer.meter.count("link.turned_away")
-            if packet.reason != self._turned_away:
-                self._turned_away = packet.reason
-                log.info("%s turned this process away: %s", self.peer.address, packet.reason)
-            self.redial()
+            self._turn_away(logging.INFO, "turned this process away", packet.reason)
+
+    def _turn_away(self, level: int, what: str, reason: str) -> None:
+        """Nothing comes of this connection: try again, and say why once."""
+        if reason != self._turned_away:
+            self._turned_away = reason
+            log.log(level, "%s %s: %s", self.peer.address, what, reason)
+        self.redial()
 
     def heard(self) -> None:
         """The peer is there."""
@@ -130,6 +144,13 @@ class Dialled(Side[DialledLink]):
             way.leave()
 
     def _welcome(self, session: int, welcome: Welcome) -> None:
+        assert self._hello is not None, "nobody is welcomed before the hello"
+        if not check_welcome(self._token, self._hello, welcome):
+            # Whatever answers there must not hear a single request (DX-07).
+            self.layer.meter.count("token.distrusted")
+            reason = "it does not prove that it knows the token"
+            self._turn_away(logging.WARNING, "is not believed", reason)
+            return
         try:
             frames = self.link.welcome(session, welcome)
         except LinkVoid as void:
@@ -170,10 +191,8 @@ class Dialled(Side[DialledLink]):
             self.taken(self.peer.incarnation, frame)
         if self.link.ready:
             self.layer.mark(self)
-        for message in messages:
-            if self.ended:
-                return
-            self.layer.events.on_answer(self.peer.incarnation, message)
+        if messages:
+            self.layer.events.on_answers(self.peer.incarnation, self.while_open(messages))
 
     def _expect_loss(self) -> None:
         if self._loss_timer is None:
@@ -239,14 +258,14 @@ class _Way:
         side = self._side
         if side is None or not side.layer.alive():
             return
-        packet = side.layer.decode(data)
+        packet = side.layer.decode(self._connection, data)
         try:
             if packet is None:
                 side.redial()
             else:
                 side.received(self._session, packet)
-        except LinkBroken:
-            side.layer.meter.count("link.broken")
+        except LinkBroken as broken:
+            side.layer.complain("link.broken", self._connection, str(broken))
             side.redial()
 
     def receiving(self) -> None:

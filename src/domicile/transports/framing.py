@@ -1,7 +1,8 @@
 """Packets in a stream of bytes: each one is preceded by its length, four bytes, big-endian.
 
-Used by connections that carry bytes. Nothing here may do I/O, and a length is believed only
-within the limit, so that no peer decides how much memory is set aside for it (I6).
+The length's top bit marks a compressed packet. Used by connections that carry bytes. Nothing here
+may do I/O, and a length is believed only within the limit, so that no peer decides how much memory
+is set aside for it (I6).
 """
 
 from __future__ import annotations
@@ -9,8 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from struct import Struct
 
+from domicile.transports.compress import BadDeflate, Deflated, inflated_bytes
+
 MAX_FRAME_BYTES = 32 * 1024 * 1024
 """The longest packet by default: well above what a link puts into one."""
+
+FIRST_BYTES = 64 * 1024
+"""The longest first packet between processes: a hello or the answer to one. Before it nobody
+knows who speaks, so little memory is set aside for it."""
+
+SLACK_BYTES = 24 * 1024 * 1024
+"""What a packet may weigh beyond two of the largest messages: many small ones and their names."""
+
+DEFLATED = 1 << 31
+"""The bit of a length that marks a compressed packet."""
 
 _LENGTH = Struct(">I")
 HEADER_BYTES = _LENGTH.size
@@ -19,17 +32,36 @@ header = _LENGTH.pack
 """What precedes a packet of a length."""
 
 
+def packet_limit_bytes(message_bytes: int) -> int:
+    """The longest packet that a link may put together of messages up to a size."""
+    return 2 * message_bytes + SLACK_BYTES
+
+
+def header_of(packet: bytes) -> bytes:
+    """What precedes a packet, compressed or not."""
+    size_bytes = len(packet)
+    return header(size_bytes | DEFLATED if type(packet) is Deflated else size_bytes)
+
+
 class FramingError(Exception):
     """The bytes are no packets. Nothing after them can be believed."""
 
 
 class FrameDecoder:
-    """Takes bytes as they come and gives whole packets. After an error it is of no more use."""
+    """Takes bytes as they come and gives whole packets. After an error it is of no more use.
 
-    __slots__ = ("_limit", "_partial", "_wanted")
+    The first packet may have at most `first_bytes`, if given, and is never a compressed one.
+    Compressed packets are given as they came, as `Deflated`; they announce no more than the limit.
+    """
 
-    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
-        self._limit = max_frame_bytes
+    __slots__ = ("_limit", "_max", "_partial", "_past_first", "_wanted")
+
+    def __init__(
+        self, max_frame_bytes: int = MAX_FRAME_BYTES, first_bytes: int | None = None
+    ) -> None:
+        self._max = max_frame_bytes
+        self._limit = max_frame_bytes if first_bytes is None else min(first_bytes, max_frame_bytes)
+        self._past_first = False
         self._partial = bytearray()
         self._wanted = HEADER_BYTES
 
@@ -51,19 +83,23 @@ class FrameDecoder:
             if len(self._partial) < self._wanted:
                 return
             if self._wanted == HEADER_BYTES:
-                self._wanted += self._checked(_LENGTH.unpack(self._partial)[0])
+                length = _LENGTH.unpack(self._partial)[0]
+                self._wanted += length if length <= self._limit else self._checked(length)
             if len(self._partial) == self._wanted:
-                packet = bytes(self._partial[HEADER_BYTES:])
-                self._partial = bytearray()
+                partial, self._partial = self._partial, bytearray()
                 self._wanted = HEADER_BYTES
-                yield packet
+                yield self._whole(memoryview(partial), 0, len(partial))
         while end - at >= HEADER_BYTES:
-            start = at + HEADER_BYTES
-            stop = start + self._checked(_LENGTH.unpack_from(view, at)[0])
+            length = _LENGTH.unpack_from(view, at)[0]
+            start = stop = at + HEADER_BYTES
+            stop += length if length <= self._limit else self._checked(length)
             if stop > end:
                 self._wanted = stop - at
                 break
-            yield bytes(view[start:stop])
+            if length < DEFLATED and self._past_first:
+                yield bytes(view[start:stop])
+            else:
+                yield self._whole(view, at, stop)
             at = stop
         self._partial += view[at:]
 
@@ -73,10 +109,33 @@ class FrameDecoder:
         self._partial += view[:take]
         return take
 
-    def _checked(self, length_bytes: int) -> int:
-        if length_bytes > self._limit:
+    def _whole(self, view: memoryview, at: int, stop: int) -> bytes:
+        """The packet between two places, whose header was found to be in order."""
+        self._limit = self._max
+        self._past_first = True
+        if view[at] < 0x80:
+            return bytes(view[at + HEADER_BYTES : stop])
+        packet = Deflated(view[at + HEADER_BYTES : stop])
+        try:
+            if inflated_bytes(packet) <= self._max:
+                return packet
+        except BadDeflate as error:
+            raise FramingError(str(error)) from error
+        raise FramingError(
+            f"a compressed packet announces {inflated_bytes(packet)} bytes, {self._max} are allowed"
+        )
+
+    def _checked(self, length: int) -> int:
+        """The bytes of a packet whose length is beyond the limit, or marked; raises."""
+        size_bytes = length & ~DEFLATED
+        if length & DEFLATED and size_bytes <= self._limit and self._past_first:
+            return size_bytes
+        if not self._past_first:
             raise FramingError(
-                f"a packet of {length_bytes} bytes is announced, {self._limit} are allowed: "
-                "either the peer speaks another protocol or its max_frame_bytes is higher"
+                f"the first packet announces {length} bytes, {self._limit} are allowed: this is "
+                "no peer of a cluster"
             )
-        return length_bytes
+        raise FramingError(
+            f"a packet of {length} bytes is announced, {self._limit} are allowed: "
+            "either the peer speaks another protocol or its max_frame_bytes is higher"
+        )

@@ -14,6 +14,10 @@ from typing import cast, get_args
 
 from domicile.core.ids import Incarnation
 from domicile.core.messages import (
+    Begun,
+    Cancel,
+    Carry,
+    Flush,
     Frame,
     Hello,
     Message,
@@ -22,6 +26,7 @@ from domicile.core.messages import (
     Refused,
     Reply,
     Request,
+    Started,
     Suspect,
     ToOwner,
     ToSender,
@@ -29,10 +34,13 @@ from domicile.core.messages import (
     weight_bytes,
 )
 
-PROTOCOLS = (1, 2)
-"""The oldest and newest protocol spoken here: this version's and the one before (DX-19)."""
+PROTOCOLS = (1, 3)
+"""The oldest and newest protocol spoken here: this version's and those before it (DX-19)."""
 
-SINCE: dict[object, int] = {Suspect: 2, Probe: 2, Probed: 2}
+SINCE: dict[object, int] = {
+    **dict.fromkeys((Suspect, Probe, Probed), 2),
+    **dict.fromkeys((Cancel, Carry, Begun), 3),
+}
 """Messages that older protocols do not have, with the first one that does."""
 
 HELD_MESSAGES = 64
@@ -45,8 +53,11 @@ FRAME_MESSAGES = 1_024
 FRAME_BYTES = 1024 * 1024
 """A frame takes no further message once it has this many, or bodies of this size."""
 
-_TO_OWNER: dict[object, None] = dict.fromkeys(get_args(ToOwner))
-_TO_SENDER: dict[object, None] = dict.fromkeys(get_args(ToSender))
+MOST_ANSWERS = 1 << 19
+"""I6: answers that may wait for a peer that takes none; with more, its link is dropped."""
+
+_TO_OWNER: dict[object, int] = {kind: SINCE.get(kind, 0) for kind in get_args(ToOwner)}
+_TO_SENDER: dict[object, int] = {kind: SINCE.get(kind, 0) for kind in get_args(ToSender)}
 
 
 class LinkBroken(Exception):
@@ -175,7 +186,7 @@ class _End:
             self._retained.popleft()
         self._acked = max(self._acked, ack)
 
-    def _take(self, session: int, frame: Frame, kinds: dict[object, None]) -> tuple[Message, ...]:
+    def _take(self, session: int, frame: Frame, kinds: dict[object, int]) -> tuple[Message, ...]:
         """The messages of a frame, if it is the next one; nothing for a duplicate or a bare ack.
 
         Whatever an older session's connection still delivers is not looked at: its sender has
@@ -187,12 +198,14 @@ class _End:
             raise LinkBroken(f"frame {frame.no} came before the welcome")
         if bool(frame.no) != bool(frame.messages):
             raise LinkBroken(f"frame {frame.no} has {len(frame.messages)} messages")
+        protocol = self.protocol
         for message in frame.messages:
-            if type(message) not in kinds:
+            since = kinds.get(type(message))
+            if since is None:
                 raise LinkBroken(f"{type(message).__name__} travels the other way")
-            if SINCE.get(type(message), 0) > self.protocol:
+            if since > protocol:
                 raise LinkBroken(
-                    f"{type(message).__name__} is not in protocol {self.protocol}, which this "
+                    f"{type(message).__name__} is not in protocol {protocol}, which this "
                     "link speaks"
                 )
         self._acknowledge(frame.ack)
@@ -213,10 +226,11 @@ def _fill(batch: list[Message], queue: deque[Message], size_bytes: int) -> int:
     while queue and len(batch) < FRAME_MESSAGES and size_bytes < FRAME_BYTES:
         message = queue.popleft()
         batch.append(message)
-        if isinstance(message, Request):
-            ids = [caller.id for caller in message.chain]
-            size_bytes += weight_bytes(message.body, message.id, message.key, *ids)
-        elif isinstance(message, Reply):
+        if type(message) is Request:
+            size_bytes += len(message.body) + 4 * (len(message.id) + len(message.key))
+            if message.chain:
+                size_bytes += weight_bytes(b"", *[caller.id for caller in message.chain])
+        elif type(message) is Reply:
             size_bytes += len(message.body)
     return size_bytes
 
@@ -259,6 +273,11 @@ class DialledLink(_End):
     def unsent(self) -> tuple[ToOwner, ...]:
         """Requests that no connection ever carried: the peer cannot have seen them."""
         return tuple(self._queue)  # type: ignore[arg-type]
+
+    def post(self, message: Request | Flush) -> int:
+        """Queue what every protocol has, behind all others; how many wait."""
+        self._queue.append(message)
+        return len(self._queue)
 
     def send(self, message: ToOwner, *, control: bool = False) -> bool:
         """Queue a message in its lane; False if this link's protocol does not have it (DX-19).
@@ -335,9 +354,18 @@ class AcceptedLink(_End):
 
     __slots__ = ()
 
-    def answer(self, message: ToSender) -> None:
-        """Queue a message back to the sender."""
-        self._queue.append(message)
+    def answer(self, message: ToSender) -> int:
+        """Queue a message back to the sender, as far as its protocol has it.
+
+        How many wait; -1 if those are too many.
+        """
+        if type(message) is Begun and self.protocol < SINCE[Begun]:
+            for shard, n in zip(message.shards, message.ns, strict=True):
+                self._queue.append(Started(message.role, shard, (n,)))
+        else:
+            self._queue.append(message)
+        waiting = len(self._queue)
+        return waiting if waiting <= MOST_ANSWERS else -1
 
     def take(self, session: int, frame: Frame) -> tuple[ToOwner, ...]:
         """The requests of a frame, in order; raises `LinkBroken`."""

@@ -13,9 +13,20 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
+import msgspec
+
 from domicile.config import Settings
 from domicile.core.ids import Incarnation
-from domicile.core.messages import Hello, Refused, ToOwner, ToSender, Welcome, encode_packet
+from domicile.core.messages import (
+    Flush,
+    Hello,
+    Refused,
+    Request,
+    ToOwner,
+    ToSender,
+    Welcome,
+    encode_packet,
+)
 from domicile.core.records import common_protocol, no_common_protocol
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
@@ -29,6 +40,23 @@ from domicile.transports.link import (
     protocols_of,
 )
 from domicile.transports.side import UNSPOKEN, Layer
+from domicile.transports.strangers import (
+    MOST_OF_ONE_HOST,
+    MOST_STRANGERS,
+    MOST_UNREGISTERED,
+    Room,
+    peer_of,
+    plain,
+)
+from domicile.transports.token import check_hello, prove_welcome
+
+SOON_MESSAGES = 16
+"""So many do not wait for the end of the turn: the peer works on them while the rest is made."""
+
+UNPROVED = (
+    "this cluster has a token and the caller proves none that is good here: give it the "
+    "cluster's, by token= or DOMICILE_TOKEN"
+)
 
 
 class LinkLayer(Layer):
@@ -47,8 +75,11 @@ class LinkLayer(Layer):
         guard: Callable[[], bool],
         events: LinkEvents,
         protocols: tuple[int, int] = PROTOCOLS,
+        token: str = "",
+        registered: Callable[[Incarnation], bool] = lambda _: False,
     ) -> None:
         super().__init__(clock, settings, meter, me, guard, events)
+        self._token = token
         self.protocols = protocols
         self.cluster = cluster
         self.address = address
@@ -58,6 +89,9 @@ class LinkLayer(Layer):
         self._in: dict[LinkKey, Accepted] = {}
         self._doors: dict[Incarnation, Acceptor] = {}
         self._callers: dict[Caller, None] = {}
+        self._registered = registered
+        self._lobby: Room[Caller] = Room(MOST_STRANGERS, MOST_OF_ONE_HOST)
+        self._unregistered: Room[Incarnation] = Room(MOST_UNREGISTERED)
         self._sessions: dict[Incarnation, int] = {}
         self._forgotten: dict[Incarnation, None] = {}
         self._reporting: dict[Incarnation, tuple[ToOwner, ...]] = {}
@@ -77,11 +111,29 @@ class LinkLayer(Layer):
         else:
             self.meter.count(UNSPOKEN)
 
-    def answer(self, link: LinkKey, message: ToSender) -> None:
+    def post(self, peer: Incarnation, message: Request | Flush) -> bool:
+        """As `send`, if there is a link to that peer already; False: nothing was done."""
+        side = self._out.get(peer)
+        if side is None or self.aborted:
+            return False
+        if side.link.post(message) >= SOON_MESSAGES and side.link.ready:
+            side.flush()
+        elif not side.dirty:
+            self.mark(side)
+        return True
+
+    def answer(self, link: tuple[Incarnation, str], message: ToSender) -> None:
         """Queue on an incoming link, back to its sender. Dropped if that link is gone."""
-        side = self._in.get(link)
-        if side is not None and not self.aborted:
-            side.link.answer(message)
+        side = self._in.get(link)  # type: ignore[call-overload]
+        if side is None or self.aborted:
+            return
+        waiting = side.link.answer(message)
+        if waiting < 0:
+            self.complain("link.clogged", side.connection, "it takes none of its answers")
+            self._cut_off(link[0], self._doors[link[0]])
+        elif waiting >= SOON_MESSAGES and side.link.ready:
+            side.flush()
+        elif not side.dirty:
             self.mark(side)
 
     def forget(self, peer: Incarnation) -> None:
@@ -98,8 +150,17 @@ class LinkLayer(Layer):
             unsent = side.link.unsent
             side.end()
             self._report_soon(peer, unsent)
+        self._shut(peer)
+
+    def _shut(self, peer: Incarnation) -> None:
+        """Keep nothing of a peer's links to here; the event follows in a later turn."""
+        self._unregistered.leave(peer)
         door = self._doors.pop(peer, None)
-        link = door.drop() if door is not None else None
+        if door is not None:
+            self._cut_off(peer, door)
+
+    def _cut_off(self, peer: Incarnation, door: Acceptor) -> None:
+        link = door.drop()
         if link is not None:
             key = LinkKey(peer, link.link)
             self._in.pop(key).end()
@@ -109,6 +170,19 @@ class LinkLayer(Layer):
         """Whether the dialled link to a peer has a live connection now."""
         side = self._out.get(peer)
         return side is not None and side.link.up
+
+    @property
+    def links_up(self) -> int:
+        """How many links have a live connection, both ways counted."""
+        return sum(side.link.up for side in self._sides())
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What was handed to connections and the kernel has not taken yet."""
+        return sum(getattr(side.connection, "waiting_bytes", 0) for side in self._sides())
+
+    def _sides(self) -> list[Dialled | Accepted]:
+        return [*self._out.values(), *self._in.values()]
 
     def pending(self) -> bool:
         """Whether anything sent is still unacknowledged (H14)."""
@@ -133,7 +207,7 @@ class LinkLayer(Layer):
 
     def accept(self) -> ConnectionHandler:
         """A handler for one incoming connection: what `Transport.listen` wants."""
-        return Caller(self, self._callers, self._admit)
+        return Caller(self, self._callers, self._lobby, self._admit)
 
     def _dialled(self, peer: Peer) -> Dialled:
         link = DialledLink(
@@ -146,7 +220,9 @@ class LinkLayer(Layer):
             protocols=self.protocols,
         )
         session = partial(self._next_session, peer.incarnation)
-        return Dialled(self, link, peer, self._transport, self._random, session, self._lose)
+        return Dialled(
+            self, link, peer, self._transport, self._random, session, self._lose, self._token
+        )
 
     def _next_session(self, peer: Incarnation) -> int:
         """Sessions rise over all links to one peer, so that late hellos are known as late."""
@@ -171,10 +247,13 @@ class LinkLayer(Layer):
         """The first packet on an incoming connection."""
         refusal = self._refusal(hello)
         if refusal:
+            if refusal is UNPROVED:
+                self.complaints.about(peer_of(caller.connection), refusal)
             self._refuse(caller, Refused(refusal))
             return
         door = self._doors.get(hello.sender)
         if door is None:
+            self._make_room(hello.sender)
             door = self._doors[hello.sender] = Acceptor(self.settings.link_frames)
         admission = door.hello(hello, common_protocol(self.protocols, protocols_of(hello)))
         gone = None
@@ -192,14 +271,35 @@ class LinkLayer(Layer):
             self._tell_gone(gone)
         if side is None or admission.answer is None:
             self._refuse(caller, admission.answer)
-        elif side.write(admission.answer):
+        elif side.write(self._proved(hello, admission.answer)):
             side.write_frames(admission.frames)
 
+    def _proved(self, hello: Hello, answer: Welcome | Refused) -> Welcome | Refused:
+        """The answer with this end's own proof, where there is a token (DX-07)."""
+        if not self._token or isinstance(answer, Refused):
+            return answer
+        return msgspec.structs.replace(answer, proof=prove_welcome(self._token, hello, answer))
+
+    def _make_room(self, sender: Incarnation) -> None:
+        """I6: of senders whose record nobody has seen, only so many are remembered."""
+        if self._registered(sender):
+            return
+        goes = self._unregistered.enter(sender)
+        if goes is not None and not self._registered(goes):
+            self.meter.count("link.unregistered")
+            self._shut(goes)
+
     def _refusal(self, hello: Hello) -> str:
+        # First of all: whoever proves nothing learns nothing, not even the cluster's name.
+        if self._token and not check_hello(self._token, hello):
+            self.meter.count("token.refused")
+            return UNPROVED
         if hello.cluster != self.cluster:
-            return f"this is cluster {self.cluster!r}, not {hello.cluster!r}"
+            return f"this is cluster {self.cluster!r}, not {plain(hello.cluster)!r}"
+        if hello.sender == self.me:
+            return f"incarnation {self.me} is this one, which does not dial itself"
         if hello.receiver != self.me:
-            return f"this is incarnation {self.me}, not {hello.receiver}"
+            return f"this is incarnation {self.me}, not {plain(hello.receiver)}"
         here, there = self.protocols, protocols_of(hello)
         if not common_protocol(here, there):
             return no_common_protocol(here, there)

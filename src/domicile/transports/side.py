@@ -7,7 +7,7 @@ may hand a byte to a connection without comparing the guard first (L3).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -16,9 +16,12 @@ from domicile.config import Settings
 from domicile.core.ids import Incarnation
 from domicile.core.messages import Frame, Packet, decode_packet, encode_packet
 from domicile.ports.clock import Clock, Timer
-from domicile.ports.meter import Meter
+from domicile.ports.meter import Meter, takes_events
 from domicile.ports.transport import Connection, LinkEvents
+from domicile.transports.compress import SINCE_PROTOCOL, Deflated, deflate, inflate
+from domicile.transports.framing import packet_limit_bytes
 from domicile.transports.link import AcceptedLink, DialledLink
+from domicile.transports.strangers import Complaints, peer_of
 
 ACK_DELAY_S = 1.2
 """A frame is acknowledged at most this long after it arrived."""
@@ -26,6 +29,7 @@ ACK_DELAY_S = 1.2
 UNSPOKEN = "link.unspoken"
 """Counts messages that were dropped because their link's protocol does not have them (DX-19)."""
 
+M = TypeVar("M")
 End = TypeVar("End", bound=DialledLink | AcceptedLink)
 
 
@@ -44,9 +48,12 @@ class Layer:
         self.clock = clock
         self.settings = settings
         self.meter = meter
+        self.tracing = takes_events(meter)
         self.me = me
         self.events = events
         self.aborted = False
+        self.complaints = Complaints(clock.now)
+        self._max_packet_bytes = packet_limit_bytes(settings.message_bytes)
         self._guard = guard
         self._dirty: list[Side[Any]] = []
         self._flushing = False
@@ -72,19 +79,28 @@ class Layer:
         connection.send(data)
         return True
 
-    def decode(self, data: bytes) -> Packet | None:
+    def decode(self, connection: Connection | None, data: bytes) -> Packet | None:
         """A packet, or None if these bytes are none: then close that connection."""
         try:
+            if type(data) is Deflated:
+                data = inflate(data, self._max_packet_bytes)
             return decode_packet(data)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            self.meter.count("link.garbage")
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            self.complain("link.garbage", connection, f"it sent no packet: {error}")
             return None
+
+    def complain(self, count: str, connection: Connection | None, reason: str) -> None:
+        """A peer broke the rules: count it, and say so unless too much was said lately (DX-08)."""
+        self.meter.count(count)
+        self.complaints.about(peer_of(connection), reason)
 
     def mark(self, side: Side[Any]) -> None:
         """Have `side` write what it can at the end of this turn."""
         if side.dirty or self.aborted:
             return
         side.dirty = True
+        if side.held:
+            return
         self._dirty.append(side)
         if not self._flushing:
             self._flushing = True
@@ -109,6 +125,7 @@ class Side(Generic[End]):
         self.link = link
         self.connection: Connection | None = None
         self.dirty = False
+        self.held = False
         self.ended = False
         self._ack_timer: Timer | None = None
         self._ack_at_once = max(1, layer.settings.link_frames // 4)
@@ -121,11 +138,36 @@ class Side(Generic[End]):
         if self.link.up and self.link.owed >= self._ack_at_once:
             self.write(self.link.bare_ack())
 
+    def while_open(self, messages: tuple[M, ...]) -> Iterator[M]:
+        """Messages of a frame, as long as this link stands (I1b)."""
+        for message in messages:
+            if self.ended:
+                return
+            yield message
+
+    def answering(self, answer: Callable[[], None]) -> None:
+        """Do something; what it queues here leaves at its end, in this turn."""
+        self.held = True
+        try:
+            answer()
+        except BaseException:
+            self.held = self.dirty = False
+            self.layer.mark(self)
+            raise
+        self.held = False
+        if (self.dirty or self.link.ready) and self.layer.alive():
+            self.dirty = False
+            self.flush()
+
     def write(self, packet: Packet) -> bool:
         """Hand one packet to the connection; False if there is none or the guard says no."""
         if self.connection is None or self.ended:
             return False
-        return self.layer.transmit(self.connection, encode_packet(packet))
+        data = encode_packet(packet)
+        over_bytes = self.layer.settings.compress_bytes
+        if over_bytes and len(data) > over_bytes and isinstance(packet, Frame):
+            data = self._smaller(data)
+        return self.layer.transmit(self.connection, data)
 
     def write_frames(self, frames: Iterable[Frame]) -> None:
         """Hand frames to the connection in order."""
@@ -133,17 +175,27 @@ class Side(Generic[End]):
             if not self.write(frame):
                 return
 
+    def _smaller(self, data: bytes) -> bytes:
+        if self.link.protocol < SINCE_PROTOCOL:
+            return data
+        small = deflate(data)
+        if small is None:
+            return data
+        self.layer.meter.count("link.saved_bytes", len(data) - len(small))
+        return small
+
     def taken(self, peer: Incarnation, frame: Frame) -> None:
         """Note that a numbered frame was accepted and owe its acknowledgement."""
         layer = self.layer
-        layer.meter.event(
-            "taken",
-            inc=layer.me,
-            peer=peer,
-            link=self.link.link,
-            session=self.link.session,
-            no=frame.no,
-        )
+        if layer.tracing:
+            layer.meter.event(
+                "taken",
+                inc=layer.me,
+                peer=peer,
+                link=self.link.link,
+                session=self.link.session,
+                no=frame.no,
+            )
         if self.link.owed >= self._ack_at_once:
             layer.mark(self)
         elif self._ack_timer is None:

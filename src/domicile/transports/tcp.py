@@ -1,4 +1,4 @@
-"""Connections over TCP, between processes of one machine or of many.
+"""Connections over TCP and Unix sockets, between processes of one machine or of many.
 
 `TcpTransport` listens and dials; what happens on a socket that stands is in
 `domicile.transports.tcp_connection`. A node or client has its own. Nothing here may block the
@@ -12,9 +12,8 @@ import errno
 import logging
 import os
 import socket
-import sys
-import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from domicile.errors import ConfigError
@@ -23,13 +22,19 @@ from domicile.ports.transport import ConnectionHandler
 from domicile.transports.addresses import (
     ANYWHERE,
     Address,
+    is_loopback,
+    is_numeric,
     parse,
     parse_advertised,
     primary_host,
     written,
 )
 from domicile.transports.framing import MAX_FRAME_BYTES
-from domicile.transports.tcp_connection import Shared, TcpConnection
+from domicile.transports.sockets import bind_port, meets_itself, own, prepare
+from domicile.transports.tcp_connection import Shared
+from domicile.transports.tls import Certificates
+from domicile.transports.tls_connection import connect
+from domicile.transports.unix import PREFIX, bind_path, is_unix, path_of, remover
 
 log = logging.getLogger("domicile")
 
@@ -43,19 +48,23 @@ ACCEPT_PAUSE_S = 0.5
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""Seconds of silence, twice, because macOS has its own name for it; seconds; attempts."""
-
 Resolved = tuple[int, Any]
 """A family and the socket address in it."""
 
+_LISTEN = "the address to listen at"
+_CLOSED = "this transport is closed and cannot listen again: make a new one"
+
 
 class TcpTransport:
-    """A `Transport` over TCP.
+    """A `Transport` over TCP and Unix sockets.
 
     `listen` is `host:port`, or `host:first-last` for the first free port of a range; an IPv6 host
-    stands in brackets, port 0 is any. `advertise` is what peers dial instead, `host` or
-    `host:port`: name it where the bound address means nothing to them.
+    stands in brackets, port 0 is any. `unix:/path` is a file, or a new one in a directory.
+    `advertise` is what peers dial instead, `host` or `host:port`: name it where the bound address
+    means nothing to them. The first packet may have `first_bytes`, and one that gets no further
+    for `stall_s` ends its connection.
+    With `certificates` everything travels under TLS. `only_here` refuses
+    to listen where other machines could connect.
     """
 
     def __init__(
@@ -64,16 +73,28 @@ class TcpTransport:
         *,
         advertise: str | None = None,
         max_frame_bytes: int = MAX_FRAME_BYTES,
+        first_bytes: int | None = None,
+        stall_s: float | None = None,
         meter: Meter | None = None,
+        certificates: Certificates | None = None,
+        only_here: bool = False,
     ) -> None:
-        if not 0 < max_frame_bytes < 2**32:
-            raise ConfigError(f"max_frame_bytes must be from 1 to 2³² − 1, it is {max_frame_bytes}")
+        if not 0 < max_frame_bytes < 2**31:
+            raise ConfigError(f"max_frame_bytes must be from 1 to 2³¹ − 1, it is {max_frame_bytes}")
         _refuse_blind(_running())
-        self._listen = parse(listen, "the address to listen at", ranges=True)
+        self._only_here = only_here
+        self._listen: Address | Path
+        if is_unix(listen):
+            self._listen = path_of(listen, _LISTEN)
+        else:
+            self._listen = parse(listen, _LISTEN, ranges=True)
+            if is_numeric(self._listen.host):
+                self._refuse_strangers(self._listen.host, self._listen.host)
         self._advertise = advertise
         if advertise is not None:
             parse_advertised(advertise, 1)
-        self._shared = Shared(max_frame_bytes, NoMeter() if meter is None else meter)
+        meter = NoMeter() if meter is None else meter
+        self._shared = Shared(max_frame_bytes, meter, certificates, first_bytes, stall_s)
         self._listeners: list[_Listener] = []
         self._dials: dict[_Dial, None] = {}
         self._closed = False
@@ -82,6 +103,12 @@ class TcpTransport:
         """Start to accept; the address that peers can dial. Raises `ConfigError`."""
         loop = asyncio.get_running_loop()
         _refuse_blind(loop)
+        if isinstance(self._listen, Path):
+            sock, path = await bind_path(self._listen, BACKLOG)
+            own(sock)
+            here = f"{PREFIX}{path}"
+            self._keep(sock, accept, here, remover(path))
+            return here if self._advertise is None else parse_advertised(self._advertise, 0)
         span = self._listen
         try:
             found = await loop.getaddrinfo(span.host, None, type=socket.SOCK_STREAM)
@@ -90,11 +117,12 @@ class TcpTransport:
                 f"cannot listen at {span.host!r}: this host is not known here ({error}). Name an "
                 "address of this machine, or 0.0.0.0 for all of them"
             ) from error
-        if self._closed:
-            raise ConfigError("this transport is closed and cannot listen again: make a new one")
         family, *_, where = found[0]
-        sock = _bind(span, family, where)
-        self._listeners.append(_Listener(self._shared, sock, accept))
+        self._refuse_strangers(span.host, str(where[0]))
+        if self._closed:
+            raise ConfigError(_CLOSED)
+        sock = bind_port(span, family, where, BACKLOG)
+        self._keep(sock, accept)
         return self._dialable(sock)
 
     def dial(self, address: str, handler: ConnectionHandler) -> None:
@@ -117,6 +145,29 @@ class TcpTransport:
         if looking:
             await asyncio.wait(looking)
 
+    def _keep(
+        self,
+        sock: socket.socket,
+        accept: Callable[[], ConnectionHandler],
+        name: str = "",
+        remove: Callable[[], None] | None = None,
+    ) -> None:
+        listener = _Listener(self._shared, sock, accept, name, remove)
+        self._listeners.append(listener)
+        if self._closed:
+            listener.close()
+            raise ConfigError(_CLOSED)
+
+    def _refuse_strangers(self, name: str, host: str) -> None:
+        """Raise `ConfigError` where others than this machine could connect and must not."""
+        if self._only_here and not is_loopback(host):
+            raise ConfigError(
+                f"cannot listen at {name!r}: other machines could connect, and this process has "
+                "neither a token nor certificates to tell who belongs to the cluster. Give all "
+                "processes the same token= (or DOMICILE_TOKEN), or tls_cert, tls_key and tls_ca; "
+                "or listen at 127.0.0.1. Settings(insecure=True) trusts whoever can connect"
+            )
+
     def _dialable(self, sock: socket.socket) -> str:
         host, port = sock.getsockname()[:2]
         if self._advertise is not None:
@@ -128,11 +179,18 @@ class _Listener:
     """A socket that accepts."""
 
     def __init__(
-        self, shared: Shared, sock: socket.socket, accept: Callable[[], ConnectionHandler]
+        self,
+        shared: Shared,
+        sock: socket.socket,
+        accept: Callable[[], ConnectionHandler],
+        name: str,
+        remove: Callable[[], None] | None,
     ) -> None:
         self._shared = shared
         self._sock = sock
         self._accept = accept
+        self._name = name
+        self._remove = remove
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
         self._watch()
@@ -143,6 +201,8 @@ class _Listener:
             self._pause.cancel()
         if not self._loop.is_closed():
             self._loop.remove_reader(self._sock.fileno())
+        if self._remove is not None:
+            self._remove()
         self._sock.close()
 
     def _watch(self) -> None:
@@ -160,7 +220,8 @@ class _Listener:
             except OSError as error:
                 self._hold_back(error)
                 return
-            self._welcome(sock, written(*where[:2]) if where else "a peer that is gone")
+            peer = written(*where[:2]) if where else "a peer that is gone"
+            self._welcome(sock, self._name or peer)
 
     def _hold_back(self, error: OSError) -> None:
         """Without a free descriptor the listener would be ready again and again."""
@@ -174,7 +235,7 @@ class _Listener:
 
     def _welcome(self, sock: socket.socket, peer: str) -> None:
         try:
-            _prepare(sock)
+            prepare(sock)
             handler = self._accept()
         except OSError:
             sock.close()
@@ -182,7 +243,7 @@ class _Listener:
             log.exception("no handler could be made for the connection from %s", peer)
             sock.close()
         else:
-            TcpConnection(self._shared, sock, handler, peer).start()
+            connect(self._shared, sock, handler, peer, accepts=True)
 
 
 class _Dial:
@@ -212,6 +273,11 @@ class _Dial:
         self._dials[self] = None
         try:
             _refuse_blind(self._loop)
+            if is_unix(self._address):
+                path = str(path_of(self._address, "the address to dial"))
+                self._targets = [(socket.AF_UNIX, path)]
+                self._next("nothing to dial")
+                return
             address = parse(self._address, "the address to dial")
         except ConfigError as error:
             self._fail_soon(str(error))
@@ -256,13 +322,15 @@ class _Dial:
         family, where = self._targets.pop(0)
         try:
             self._sock = sock = socket.socket(family, socket.SOCK_STREAM)
-            _prepare(sock)
+            prepare(sock)
             failure = sock.connect_ex(where)
         except (OSError, OverflowError) as error:
             self._let_go()
             self._timer = self._loop.call_soon(self._next, str(error))
             return
-        if failure in (0, errno.EINPROGRESS, errno.EWOULDBLOCK):
+        # A Unix socket connects at once, or not now: its listener has too many waiting.
+        begun = (0,) if isinstance(where, str) else (0, errno.EINPROGRESS, errno.EWOULDBLOCK)
+        if failure in begun:
             self._timer = self._loop.call_later(patience_s, self._next, "timed out")
             self._loop.add_writer(sock.fileno(), self._on_writable)
         else:
@@ -274,13 +342,13 @@ class _Dial:
         failure = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if failure:
             self._next(os.strerror(failure))
-        elif _meets_itself(sock):
+        elif meets_itself(sock):
             self._next("nobody listens there")
         else:
             self._loop.remove_writer(sock.fileno())
             self._sock = None
             self._finish()
-            TcpConnection(self._shared, sock, self._handler, self._address).start()
+            connect(self._shared, sock, self._handler, self._address, accepts=False)
 
     def _fail_soon(self, reason: str) -> None:
         self._let_go()
@@ -310,75 +378,6 @@ class _Dial:
         self._over = True
         self._let_go()
         self._dials.pop(self, None)
-
-
-_owned: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-
-
-def _close_in_child() -> None:
-    # A forked child would keep the port taken and connections standing after this process has
-    # closed them, and the kernel sending what `_withhold` means to drop (L3).
-    for sock in list(_owned):
-        sock.close()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_in_child)
-
-
-def _bind(span: Address, family: int, where: tuple[Any, ...]) -> socket.socket:
-    """A socket that listens at the first free port of a span."""
-    host, rest = where[0], where[2:]
-    for port in range(span.first, span.last + 1):
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        _owned.add(sock)
-        try:
-            sock.setblocking(False)
-            if sys.platform != "win32":
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                only = int(host not in ANYWHERE)
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
-            sock.bind((host, port, *rest))
-            sock.listen(BACKLOG)
-        except OSError as error:
-            sock.close()
-            if error.errno != errno.EADDRINUSE:
-                raise ConfigError(
-                    f"cannot listen at {written(span.host, port)}: {error.strerror}. Name an "
-                    "address of this machine and a port that this user may open"
-                ) from error
-        else:
-            return sock
-    if span.first == span.last:
-        raise ConfigError(
-            f"cannot listen at {written(span.host, span.first)}: another process listens there. "
-            f"Stop it, or listen at another port; {written(span.host, 0)} takes any"
-        )
-    raise ConfigError(
-        f"cannot listen at {written(span.host, span.first)}-{span.last}: every port of this range "
-        f"is in use. Widen it, or stop a process that listens there"
-    )
-
-
-def _prepare(sock: socket.socket) -> None:
-    """Never block, send at once, and notice a peer that is gone without a word."""
-    _owned.add(sock)
-    sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
-        option = getattr(socket, name, None)
-        if option is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def _meets_itself(sock: socket.socket) -> bool:
-    """Whether a dial to a port that nobody listens at was given that very port as its own."""
-    try:
-        return bool(sock.getsockname() == sock.getpeername())
-    except OSError:
-        return False
 
 
 def _running() -> asyncio.AbstractEventLoop | None:

@@ -1,8 +1,9 @@
-"""One TCP connection on a non-blocking socket, driven by the event loop's readiness callbacks.
+"""One connection on a non-blocking socket, driven by the event loop's readiness callbacks.
 
-Made by `domicile.transports.tcp` alone. No byte that was put off may reach the kernel without a
-comparison of the guard directly before it (L3): that is why there is no asyncio transport here,
-which would keep a buffer and flush it after a pause past the deadline.
+Made by `domicile.transports.tcp` alone; `domicile.transports.tls_connection` builds on it. No
+byte that was put off may reach the kernel without a comparison of the guard directly before it
+(L3): that is why there is no asyncio transport here, which would keep a buffer and flush it after
+a pause past the deadline.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ import logging
 import socket
 import struct
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
 
-from domicile.ports.meter import Meter, NoMeter
+from domicile.ports.meter import Meter, takes_events
 from domicile.ports.transport import ConnectionHandler
-from domicile.transports.framing import HEADER_BYTES, FrameDecoder, FramingError, header
+from domicile.transports.framing import HEADER_BYTES, FrameDecoder, FramingError, header_of
+from domicile.transports.strangers import MOST_OF_ONE_HOST, MOST_STRANGERS, Complaints, Room
+from domicile.transports.tls import Certificates
 
 log = logging.getLogger("domicile")
 
@@ -32,6 +36,9 @@ A single packet may be longer, up to the limit of packets."""
 
 PARTING_S = 2.0
 """A closed connection has this long to send what waits and to hear the peer's end."""
+
+MOST_PARTING = 256
+"""I6: closed connections that wait for their peers' ends; with more, the oldest waits no longer."""
 
 FULL_S = 10.0
 """A full connection has this long to send what waits before it is closed."""
@@ -57,11 +64,24 @@ class Shared:
 
     max_frame_bytes: int
     meter: Meter
+    certificates: Certificates | None = None
+    first_bytes: int | None = None
+    stall_s: float | None = None
     connections: dict[TcpConnection, None] = field(default_factory=dict["TcpConnection", None])
     buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)))
+    plain: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)))
+    """Where what arrived under TLS is decrypted to."""
+    complaints: Complaints = field(default_factory=lambda: Complaints(time.monotonic))
+    parting: dict[TcpConnection, None] = field(default_factory=dict["TcpConnection", None])
+    shaking: Room[TcpConnection] = field(
+        default_factory=lambda: Room["TcpConnection"](MOST_STRANGERS, MOST_OF_ONE_HOST)
+    )
+    """Those accepted under TLS whose handshake is not over."""
 
 
-class _State(Enum):
+class State(Enum):
+    """How far a connection is."""
+
     OPEN = "open"
     PARTING = "parting"
     OVER = "over"
@@ -77,9 +97,11 @@ class TcpConnection:
         "_handler",
         "_heard_at",
         "_loop",
+        "_moved_at",
         "_note",
         "_shared",
         "_sock",
+        "_stall",
         "_state",
         "_taking",
         "_timer",
@@ -97,23 +119,27 @@ class TcpConnection:
         self._loop = asyncio.get_running_loop()
         self._sock = sock
         self._handler = handler
-        self._note = None if isinstance(shared.meter, NoMeter) else shared.meter.event
-        self._decoder = FrameDecoder(shared.max_frame_bytes)
-        self._state = _State.OPEN
+        self._note = shared.meter.event if takes_events(shared.meter) else None
+        self._decoder = FrameDecoder(shared.max_frame_bytes, shared.first_bytes)
+        self._state = State.OPEN
         self._taking = True
         self._full = ""
         self._corked = False
         self._writing = False
-        self._heard_at = self._loop.time()
+        self._heard_at = self._moved_at = self._loop.time()
+        self._stall: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: deque[bytes | memoryview] = deque()
         self._waiting_bytes = 0
 
     def start(self) -> None:
         """The socket stands: tell the handler, then read."""
+        self._watch()
+        self._tell(self._handler.opened, self)
+
+    def _watch(self) -> None:
         self._shared.connections[self] = None
         self._loop.add_reader(self._sock.fileno(), self._on_readable)
-        self._tell(self._handler.opened, self)
 
     def send(self, data: bytes) -> None:
         """Hand a packet to the kernel now, if nothing waits and none was sent in this turn.
@@ -129,7 +155,7 @@ class TcpConnection:
                 "raise max_frame_bytes on all nodes"
             )
             return
-        piece = header(size_bytes)
+        piece = header_of(data)
         if size_bytes <= _JOIN_BYTES:
             piece += data
         if self._corked or self._waiting:
@@ -143,15 +169,20 @@ class TcpConnection:
             self._put_off(piece, data)
             self._drop_front(taken)
 
+    @property
+    def waiting_bytes(self) -> int:
+        """What the kernel has not taken yet."""
+        return self._waiting_bytes
+
     def close(self) -> None:
         """Take no more; send what waits while the guard holds, then end. Never blocks."""
-        if self._state is not _State.OPEN:
+        if self._state is not State.OPEN:
             return
         self._part()
 
     def abandon(self) -> None:
         """End at once, without a word to the handler: the transport is closed."""
-        self._state = _State.PARTING if self._state is _State.OPEN else self._state
+        self._state = State.PARTING if self._state is State.OPEN else self._state
         self._taking = False
         if self._waiting:
             self._push()
@@ -183,14 +214,14 @@ class TcpConnection:
         if not self._may_send():
             self._withhold()
             return
-        if self._state is _State.OVER or not self._waiting:
+        if self._state is State.OVER or not self._waiting:
             return
         self._drop_front(self._hand_over(tuple(islice(self._waiting, _GATHER))))
         if self._waiting:
             self._watch_writable()
             return
         self._unwatch_writable()
-        if self._state is _State.PARTING:
+        if self._state is State.PARTING:
             self._end_sending()
         elif self._full:
             self._part()
@@ -234,7 +265,7 @@ class TcpConnection:
 
     def _withhold(self) -> None:
         """L3: the deadline has passed. Not one more byte leaves, the kernel's own included."""
-        if self._state is _State.OVER:
+        if self._state is State.OVER:
             return
         if self._waiting_bytes:
             self._shared.meter.count("tcp.withheld_bytes", self._waiting_bytes)
@@ -272,24 +303,51 @@ class TcpConnection:
         if not count:
             cut_off = " in the middle of a packet" if self._decoder.inside else ""
             self._lose(f"closed by the peer{cut_off}")
-        elif self._state is _State.OPEN:
-            self._deliver(self._shared.buffer[:count])
+        elif self._state is State.OPEN:
+            self._arrived(self._shared.buffer[:count])
+
+    def _arrived(self, data: memoryview) -> None:
+        self._deliver(data)
 
     def _deliver(self, data: memoryview) -> None:
         packets = self._decoder.feed(data)
         try:
             for packet in packets:
                 self._handler.received(packet)
-                if self._state is not _State.OPEN:
+                if self._state is not State.OPEN:
                     return
-            if self._decoder.inside and self._loop.time() >= self._heard_at + RECEIVING_S:
-                self._heard_at = self._loop.time()
-                self._handler.receiving()
+            if self._decoder.inside:
+                self._receiving()
         except FramingError as error:
-            self._shared.meter.count("tcp.garbage")
-            self._lose(str(error))
+            self._offend("tcp.garbage", str(error))
         except Exception as error:
             self._fail(error)
+
+    def _receiving(self) -> None:
+        """A packet is not complete: it has to get on, and the handler hears of a long one."""
+        now = self._moved_at = self._loop.time()
+        stall_s = self._shared.stall_s
+        if self._stall is None and stall_s is not None:
+            self._stall = self._loop.call_later(stall_s, self._on_stall, stall_s)
+        if now >= self._heard_at + RECEIVING_S:
+            self._heard_at = now
+            self._handler.receiving()
+
+    def _on_stall(self, stall_s: float) -> None:
+        self._stall = None
+        if self._state is not State.OPEN or not self._decoder.inside:
+            return
+        left_s = self._moved_at + stall_s - self._loop.time()
+        if left_s > 0:
+            self._stall = self._loop.call_later(left_s, self._on_stall, stall_s)
+        else:
+            self._offend("tcp.stalled", f"a packet has got no further for {stall_s:g} s")
+
+    def _offend(self, count: str, reason: str) -> None:
+        """The peer broke the rules (DX-08)."""
+        self._shared.meter.count(count)
+        self._shared.complaints.about(self.peer, reason)
+        self._lose(reason)
 
     # ending
 
@@ -298,8 +356,12 @@ class TcpConnection:
 
         A socket that is closed with unread bytes resets, and the peer may lose what it was sent.
         """
-        self._state = _State.PARTING
+        self._state = State.PARTING
         self._taking = False
+        parting = self._shared.parting
+        parting[self] = None
+        if len(parting) > MOST_PARTING:
+            next(iter(parting))._finish()
         self._await_end(PARTING_S)
         if self._waiting:
             self._push()
@@ -335,17 +397,18 @@ class TcpConnection:
 
     def _lose(self, reason: str) -> None:
         """It is over; the handler learns it, unless it has closed the connection itself."""
-        told = self._state is _State.OPEN
+        told = self._state is State.OPEN
         if self._finish() and told:
             self._tell(self._handler.closed, reason)
 
     def _finish(self) -> bool:
-        if self._state is _State.OVER:
+        if self._state is State.OVER:
             return False
-        self._state = _State.OVER
+        self._state = State.OVER
         self._taking = False
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._stall):
+            if timer is not None:
+                timer.cancel()
         if not self._loop.is_closed():
             self._unwatch_writable()
             self._loop.remove_reader(self._sock.fileno())
@@ -353,6 +416,8 @@ class TcpConnection:
         self._waiting.clear()
         self._waiting_bytes = 0
         self._shared.connections.pop(self, None)
+        self._shared.parting.pop(self, None)
+        self._shared.shaking.leave(self)
         return True
 
     def _tell(self, callback: Callable[..., None], *arguments: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from domicile import Entity, Ref, handler
+from domicile import Entity, Ref, blocking, handler
 
 
 def plain(entity: Entity, amount: int) -> int:
@@ -23,8 +23,8 @@ class Plain(Entity):
         return 0
 
 
-class Carried(Entity, carry=True):  # E: call-arg
-    pass
+class Carried(Entity, carry="yes"):  # E: arg-type
+    count: int = 0
 
 
 class Idle(Entity, idle_s="60"):  # E: arg-type
@@ -57,6 +57,21 @@ class Worded(Entity, shard_id=in_words):  # E: arg-type
 
 class Called(Entity, shard_id="murmur2"):  # E: arg-type
     pass
+
+
+class Counting(Entity):
+    @blocking
+    def total(self, numbers: list[int]) -> int:
+        return sum(numbers)
+
+    @handler
+    async def half(self) -> float:
+        return self.total([1, 2]) / 2  # E: operator
+
+
+async def counts(counting: Ref[Counting]) -> None:
+    await counting.ask(Counting.total, "12")  # E: arg-type
+    await counting.ask(Counting.total)  # E: call-arg
 
 
 class Ticker(Entity):

@@ -11,7 +11,9 @@ from domicile import (
     Entity,
     Ref,
     Region,
+    blocking,
     by_message,
+    handler,
     murmur2,
     shardcake,
     xxh3,
@@ -56,6 +58,30 @@ class Usual(Entity, shard_id=xxh3):
 
 class Parcel(Entity, shard_id=by_message):
     pass
+
+
+class Sums(Entity, carry=True, idle_s=None):
+    last: float = 0.0
+
+    @blocking
+    def total(self, numbers: list[float]) -> float:
+        return sum(numbers)
+
+    @handler(timeout_s=1)
+    @blocking
+    def count(self, numbers: list[float]) -> int:
+        return len(numbers)
+
+    @handler
+    async def mean(self, numbers: list[float]) -> float:
+        self.after(1, self.total, numbers)
+        return await self.total(numbers) / await self.count(numbers)
+
+
+async def threads(sums: Ref[Sums]) -> None:
+    assert_type(await sums.ask(Sums.total, [1.0]), float)
+    assert_type(await sums.ask(Sums.count, numbers=[1.0]), int)
+    await sums.tell(Sums.total, [1.0])
 
 
 async def regions(client: Client) -> None:

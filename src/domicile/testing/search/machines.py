@@ -319,7 +319,7 @@ def _drive_sender(machines: Machines, sender: Sender, does: str, args: tuple[Any
         case "flushed", (node, id, entry, released):
             return sender.flushed(inc(node), id, machines.entries[entry], released, 0.0)
         case "begun", (node, n):
-            return sender.begun(inc(node), (n,), 0.0)
+            return sender.begun(inc(node), n, 0.0)
         case "answered", (node, n):
             return sender.answered(inc(node), n, 0.0)[1]
         case "lost", (node, unsent):

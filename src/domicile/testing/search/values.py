@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from copy import copy
 from enum import Enum
 from random import Random
 from types import FunctionType, MethodType
@@ -60,8 +61,9 @@ def clone(value: Value, done: dict[int, Value] | None = None) -> Value:
     elif _is(value, _CONTAINERS):
         new.extend(clone(item, done) for item in value)
     else:
+        setter = setattr if _is(value, (msgspec.Struct,)) else object.__setattr__
         for name in _names(value):
-            object.__setattr__(new, name, clone(getattr(value, name), done))
+            setter(new, name, clone(getattr(value, name), done))
     return new
 
 
@@ -75,7 +77,7 @@ def freeze(value: Value, now: float, ordered: bool = True) -> Value:
         return _moment(value, now)
     if _is(value, _CONSTANT):
         return None
-    if _is(value, (*_ATOMS, msgspec.Struct)):
+    if _is(value, _ATOMS) or (_is(value, (msgspec.Struct,)) and _frozen(value)):
         return value
     if _is(value, (dict,)):
         pairs = [(key, freeze(item, now, ordered)) for key, item in value.items()]
@@ -103,18 +105,24 @@ def _is(value: Value, kinds: tuple[type, ...]) -> bool:
 
 
 def _empty(value: Value) -> Value:
+    if _is(value, (msgspec.Struct,)):
+        return copy(value)
     return value.__class__() if _is(value, _CONTAINERS) else object.__new__(value.__class__)
 
 
 def _frozen(value: Value) -> bool:
     if _is(value, (tuple,)):
         return all(_is(item, _ATOMS) or _frozen(item) for item in value)
+    if _is(value, (msgspec.Struct,)):
+        return bool(value.__struct_config__.frozen)
     how = getattr(value, "__dataclass_params__", None)
-    return _is(value, (msgspec.Struct,)) or (how is not None and how.frozen)
+    return how is not None and how.frozen
 
 
 def _names(value: Value) -> list[str]:
     """The attributes of an object, in a fixed order."""
+    if _is(value, (msgspec.Struct,)):
+        return list(value.__struct_fields__)
     names: dict[str, None] = {}
     for kind in reversed(type(value).__mro__):
         slots: str | Iterable[str] = getattr(kind, "__slots__", ())

@@ -1,0 +1,1 @@
+"""What a user might take instead, one module each, run with an interpreter of its own."""

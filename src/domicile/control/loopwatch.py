@@ -1,0 +1,282 @@
+"""A thread that watches one event loop: whether it turns, and what holds it up.
+
+Made by a node's life, for real time only: never in the simulator. It asks the loop to call back,
+rarely while nothing runs, and reads what runs without a lock. From `turned_at` the renewal beside
+the loop (`control.beside`) learns that a loop is blocked; a handler that holds it for longer than
+`slow_s` is named in the log. It must never change anything, nor wait for the loop.
+
+It needs the GIL like any thread: a C function that keeps that to itself for long holds it up, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from types import FrameType
+from typing import NamedTuple
+
+from domicile.config import Settings
+from domicile.core.stall import beat_s
+from domicile.ports.clock import Clock
+from domicile.ports.meter import Meter
+
+log = logging.getLogger("domicile")
+
+KEPT = 16
+"""How many reports are kept for people to look at."""
+
+QUIET_S = 10.0
+"""How long nothing more is said about a handler that was reported."""
+
+SAY_S = 1.0
+"""After which time a report does not wait for the end any more."""
+
+IDLE = 2
+"""How many times `slow_s` lie between two looks while nothing runs: each costs a wake-up. What
+holds the loop for one `slow_s` more than that is always seen, what is shorter not every time."""
+
+LATE = 4
+"""How many times too late a look is if this thread did not run itself."""
+
+STOP_S = 1.0
+
+_OURS = (
+    os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""),
+    os.path.join(os.path.dirname(asyncio.__file__), ""),
+)
+
+
+class Handler(NamedTuple):
+    """What runs: a handler of an entity."""
+
+    type: str
+    id: str
+    handler: str
+
+
+NO_HANDLER = Handler("", "", "")
+"""Something that is no handler of this node: a hook, a task of the program around it."""
+
+UNNAMED = Handler("?", "?", "?")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The loop was held up, or is still."""
+
+    at: datetime
+    handler: Handler
+    held_s: float
+    where: str
+    """File, line and name of the function that the handler was in when it was looked at."""
+    over: bool
+    """Whether the loop turned again by then; otherwise it went on for longer than `held_s`."""
+
+
+class LoopWatch:
+    """The watch of the loop that it is started on. `running` is what runs now, or None.
+
+    `stuck` hears of what has held the loop for `stuck_s`: what it is, since when, and the loop's
+    thread (DX-09). All functions are called in the thread, while the loop goes on; they must only
+    read.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        meter: Meter,
+        settings: Settings,
+        running: Callable[[], object | None],
+        describe: Callable[[object], Handler],
+        tags: Mapping[str, str],
+        stuck: Callable[[object, float, int], None] | None = None,
+    ) -> None:
+        self._clock, self._meter = clock, meter
+        self._running, self._describe = running, describe
+        self._tags = dict(tags)
+        self._stuck, self._stuck_s = stuck, settings.stuck_s
+        self._told_stuck = False
+        self._slow_s = settings.slow_s
+        self._beat_s = beat_s(settings.evict_after_s, settings.stall_limit_s)
+        self.reports: deque[Held] = deque(maxlen=KEPT)
+        """The newest reports, the newest last."""
+        self.lag_s = 0.0
+        """How long the loop took to call back when it was last asked."""
+        self._turned_at = clock.now()
+        self._asked_at: float | None = None
+        """Set by the thread when it asks the loop to call back, cleared by the loop."""
+        self._looked_at = self._turned_at
+        self._suspect: object | None = None
+        self._since = 0.0
+        self._caught: Held | None = None
+        self._said = False
+        self._said_at: dict[tuple[str, str], float] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._home = 0
+        # A lock that is let go of at the end: to wait for it costs half of what an event does.
+        self._over = threading.Lock()
+        self._over.acquire()
+        self._thread = threading.Thread(target=self._run, name="domicile-loop-watch", daemon=True)
+
+    def turned_at(self) -> float:
+        """When the loop last showed that it turns. While it does, that is not long ago."""
+        return self._turned_at
+
+    def start(self) -> None:
+        """Watch the running loop from now on."""
+        self._loop, self._home = asyncio.get_running_loop(), threading.get_ident()
+        self._turned_at = self._looked_at = self._clock.now()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Watch no more; the thread is gone when this returns."""
+        if self._over.locked():
+            self._over.release()
+        if self._thread.is_alive():
+            self._thread.join(STOP_S)
+
+    def _run(self) -> None:
+        try:
+            while not self._over.acquire(timeout=self._pause_s()):
+                self._look()
+            self._over.release()
+        except Exception:
+            # Then the loop counts as blocked, and the lease runs out: better than never.
+            if self._loop is not None and not self._loop.is_closed():
+                log.exception("the thread that watches the event loop failed", extra=self._tags)
+
+    def _pause_s(self) -> float:
+        busy = self._suspect is not None and self._asked_at is not None
+        return self._slow_s if busy else IDLE * self._slow_s
+
+    def _look(self) -> None:
+        now, asked_at, running = self._clock.now(), self._asked_at, self._running()
+        # If this thread was late by itself, the whole process was stopped or starved.
+        late = now - self._looked_at > LATE * self._slow_s
+        self._looked_at = now
+        if asked_at is None:
+            if self._caught is not None:
+                self._released(self._turned_at)
+            if running is not None or now - self._turned_at >= self._beat_s:
+                self._suspect, self._since = running, now
+                self._asked_at = now
+                self._post(self._turned)
+        elif late or running is not self._suspect:
+            # In one turn of a busy loop many handlers run, and none of them holds it alone.
+            self._released(now)
+            self._suspect, self._since = running, now
+        elif now - self._since >= self._slow_s:
+            self._hold(now, asked_at)
+
+    def _turned(self) -> None:
+        """On the loop: it turns."""
+        now, asked_at = self._clock.now(), self._asked_at
+        self.lag_s = 0.0 if asked_at is None else now - asked_at
+        self._turned_at = now
+        self._asked_at = None
+
+    def _hold(self, now: float, asked_at: float) -> None:
+        if self._caught is None:
+            suspect = self._suspect
+            handler = self._name(suspect)
+            where = where_in(sys._current_frames().get(self._home))  # pyright: ignore[reportPrivateUsage]
+            if self._asked_at != asked_at or self._running() is not suspect:
+                return  # it went on meanwhile, and the stack may be of something else
+            held_s = now - self._since
+            self._caught = Held(self._clock.wall(), handler, held_s, where, over=False)
+            self._post(self._count)
+        if now - self._since >= SAY_S and not self._said:
+            self._caught = replace(self._caught, held_s=now - self._since)
+            self._said = True
+            self._report(self._caught, now)
+        if self._stuck is not None and now - self._since >= self._stuck_s and not self._told_stuck:
+            self._told_stuck = True
+            if self._suspect is not None:
+                self._tell_stuck(self._stuck, self._suspect)
+
+    def _tell_stuck(self, stuck: Callable[[object, float, int], None], suspect: object) -> None:
+        try:
+            stuck(suspect, self._since, self._home)
+        except Exception:
+            # As with a name: the lease hangs on this thread.
+            log.exception("what holds the event loop can't be told", extra=self._tags)
+
+    def _name(self, suspect: object | None) -> Handler:
+        if suspect is None:
+            return NO_HANDLER
+        try:
+            return self._describe(suspect)
+        except Exception:
+            # It is read while the loop goes on. A name is not worth the lease that hangs on this.
+            log.debug("what holds the event loop can't be named", exc_info=True)
+            return UNNAMED
+
+    def _released(self, at: float) -> None:
+        """What was caught holds the loop no more."""
+        caught, said = self._caught, self._said
+        self._caught, self._said, self._told_stuck = None, False, False
+        if caught is None:
+            return
+        ended = replace(caught, held_s=max(caught.held_s, at - self._since), over=True)
+        if not said:
+            self._report(ended, at)
+        elif self.reports and self.reports[-1] == caught:
+            self.reports[-1] = ended
+            log.warning("%s", _text(ended), extra=self._tags)
+
+    def _report(self, held: Held, now: float) -> None:
+        name = held.handler.type, held.handler.handler
+        if now - self._said_at.get(name, -QUIET_S) < QUIET_S:
+            return
+        self._said_at[name] = now
+        self.reports.append(held)
+        log.warning("%s", _text(held), extra=self._tags)
+
+    def _count(self) -> None:
+        self._meter.count("loop.held")
+
+    def _post(self, callback: Callable[[], None]) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(callback)
+
+
+def _text(held: Held) -> str:
+    kind, id, handler = held.handler
+    who = f"{handler} of {kind} {id!r}" if held.handler != NO_HANDLER else "no handler of this node"
+    if not held.over:
+        return (
+            f"{who} holds the event loop, for {held.held_s:.1f} s so far, at {held.where}: nothing "
+            "else runs here meanwhile. Let blocking work run in a thread"
+        )
+    return (
+        f"{who} held the event loop for {held.held_s:.2f} s, at {held.where}: nothing else ran "
+        "here meanwhile. Let blocking work run in a thread, or split long work up"
+    )
+
+
+def where_in(frame: FrameType | None) -> str:
+    """The place in the user's code that a stack is in: the function that the library called.
+
+    What that one called in turn, a driver or the standard library, says less.
+    """
+    if frame is None:
+        return "?"
+    place, found = frame, False
+    look: FrameType | None = frame
+    while look is not None:
+        ours = look.f_code.co_filename.startswith(_OURS)
+        if ours and found:
+            break
+        if not ours:
+            place, found = look, True
+        look = look.f_back
+    code = place.f_code
+    return f"{code.co_filename}:{place.f_lineno} in {code.co_name}"

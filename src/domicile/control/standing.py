@@ -1,0 +1,254 @@
+"""One incarnation's right to act: its lease and its own record, and what ends it (L1, L3, L5).
+
+Base of `domicile.control.member.Member`, which feeds it what the store says of both. A node may be
+renewed by a thread beside its event loop (`control.beside`), so that a blocked loop keeps its
+shards for a while (DX-10). Then two threads change the lease and the own record, both only under
+`_lock`: without it a renewal that was looked at before a fence could be counted after it, and bring
+a dead incarnation back (L5). What belongs to the loop must never be called in the other thread.
+
+Reading takes no lock, for guards are on every message's path. `Lease.valid` reads the state, then
+the deadline, each of them whole (they are single references). Whatever falls between the two reads,
+an extension or a fence, the answer is that of the moment just before or after it, and a guard can
+never know more than that. So a fence from the other thread is seen by the very next guard, also if
+the loop was blocked meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from random import Random
+from typing import Protocol
+
+import msgspec
+
+from domicile.config import Settings
+from domicile.control.agree import Calls
+from domicile.core.ids import client_key, node_key
+from domicile.core.lease import FOREVER_S, Lease, LeaseState
+from domicile.core.members import Fact
+from domicile.core.records import ClientRecord, NodeRecord, decode_record
+from domicile.core.txn import Changes, Item, Listing
+from domicile.errors import StoreRewound
+from domicile.ports.clock import Clock, Timer
+from domicile.ports.meter import Meter
+from domicile.ports.store import Kept, Store
+
+
+class MemberEvents(Protocol):
+    """What the owner of a member hears. Called on its event loop, except `on_renewed`; must not
+    block.
+
+    Of each listing or change the facts come first, then the raw form. Nothing but the end of
+    the current call follows `on_fenced`.
+    """
+
+    def on_fact(self, fact: Fact) -> None:
+        """Something in the cluster is new."""
+        ...
+
+    def on_listing(self, listing: Listing) -> None:
+        """The whole store, at the start and after a gap in the watch."""
+        ...
+
+    def on_changes(self, changes: Changes) -> None:
+        """What one commit changed."""
+        ...
+
+    def on_renewed(self) -> None:
+        """The lease now runs until `Member.lease.valid_until`. Perhaps called in another thread."""
+        ...
+
+    def on_fenced(self, reason: str) -> None:
+        """This incarnation is over: stop everything, then `revoke` (L4, L5). Called once."""
+        ...
+
+
+class Standing:
+    """What guards compare and renewals move on."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        meter: Meter,
+        settings: Settings,
+        random: Random,
+        record: NodeRecord | ClientRecord,
+        events: MemberEvents,
+    ) -> None:
+        self._clock, self._meter, self._settings = clock, meter, settings
+        self._events = events
+        self._record: NodeRecord | ClientRecord = record
+        self._own_revision = 0
+        node = isinstance(record, NodeRecord)
+        self._key = (node_key if node else client_key)(record.incarnation)
+        self.incarnation = record.incarnation
+        self.lease_id = f"{'node' if node else 'client'}-{record.incarnation}"
+        self.lease = Lease(settings.margin_s, settings.stop_budget_s)
+        self.rewound = False
+        """Whether it was fenced because the store lost commits (S5)."""
+        self._endless = settings.fencing == "health"
+        self._over = asyncio.Event()
+        self._calls = Calls(store, settings.op_timeout_s, random, self._over)
+        self._deadline: Timer | None = None
+        self._told = False
+        self._lock = threading.Lock()
+        self._home = threading.get_ident()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def record(self) -> NodeRecord | ClientRecord:
+        """The own record as last stored; its `ttl_s` is the granted one (C5)."""
+        return self._record
+
+    def guard(self) -> bool:
+        """Whether this incarnation may act now; the first time it may not, it is fenced (L3)."""
+        now = self._clock.now()
+        if self.lease.valid(now):
+            return True
+        with self._lock:
+            state = self.lease.check(now)
+        if state is LeaseState.HELD:
+            # An acknowledgement came between the two looks; late as it is, it counts (L1).
+            return True
+        self._meter.count("guard.refused")
+        self._notice()
+        return False
+
+    def fence(self, reason: str) -> None:
+        """End this incarnation now (L5). Does nothing if it is fenced or has left already."""
+        with self._lock:
+            self.lease.refused(self._clock.now(), reason)
+        self._notice()
+
+    def _notice(self) -> None:
+        """Tell of a fence, if there is one: on the loop, whose guards see it before that."""
+        if self.lease.state is LeaseState.FENCED:
+            self._on_loop(self._fenced)
+
+    def _on_loop(self, callback: Callable[[], None]) -> None:
+        if threading.get_ident() == self._home or self._loop is None:
+            callback()
+            return
+        with suppress(RuntimeError):  # the loop is closed, and nobody there to be told
+            self._loop.call_soon_threadsafe(callback)
+
+    def _fenced(self) -> None:
+        if self._told:
+            return
+        self._told = True
+        self._finish()
+        self._meter.count("lease.fenced")
+        self._meter.event("fenced", inc=self.incarnation, reason=self.lease.reason)
+        self._events.on_fenced(self.lease.reason)
+
+    def _finish(self) -> None:
+        self._over.set()
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _renewed(self, sent_at: float, ttl_s: float) -> None:
+        self._meter.event(
+            "renewed",
+            inc=self.incarnation,
+            sent_at=sent_at,
+            ttl=ttl_s,
+            margin=self._settings.margin_s,
+        )
+        self._events.on_renewed()
+
+    def _watch_deadline(self) -> None:
+        # A timer alone is late after a pause; it only serves a process that is idle (L3).
+        self._deadline = None
+        if self.guard() and self.lease.valid_until < FOREVER_S:
+            self._deadline = self._clock.call_at(self.lease.valid_until, self._watch_deadline)
+
+    # Also called by the thread that renews beside the loop
+
+    def own(self) -> tuple[NodeRecord | ClientRecord, int]:
+        """The own record as last stored, and its revision."""
+        with self._lock:
+            return self._record, self._own_revision
+
+    def kept(self, sent_at: float, kept: Kept, floor: int) -> bool:
+        """A renewal was answered; True if that counts as acknowledged (L1)."""
+        if kept.ttl_s is None:
+            self.fence("the store refused the renewal: the lease is gone")
+            return False
+        if not self._check_own(kept.item, floor):
+            return False
+        ttl_s = self._count_ttl(kept.ttl_s)
+        with self._lock:
+            counts = self.lease.acknowledged(sent_at, ttl_s, self._clock.now())
+            counts = counts and self.lease.state is LeaseState.HELD
+        if counts:
+            self._renewed(sent_at, ttl_s)
+        return True
+
+    def stands(self, record: NodeRecord | ClientRecord, revision: int) -> None:
+        """The own record was stored."""
+        with self._lock:
+            if revision < self._own_revision:
+                return
+            self._record, self._own_revision = record, revision
+        if threading.get_ident() == self._home:
+            # Only here: the loop may still have a listing to look at that was read before (S5).
+            self._calls.newest = max(self._calls.newest, revision)
+
+    def lapsed(self) -> None:
+        """The deadline has passed: fenced, if nobody has noticed that yet (L4)."""
+        with self._lock:
+            self.lease.check(self._clock.now())
+        self._notice()
+
+    def went_back(self, error: StoreRewound) -> None:
+        """The store lost commits (S5)."""
+        self.rewound = True
+        self.fence(f"store rewound: {error}")
+
+    def tally(self, name: str) -> None:
+        """Count something, on the loop: meters need not be of use to other threads."""
+        self._on_loop(lambda: self._meter.count(name))
+
+    def _check_own(self, item: Item | None, floor: int) -> bool:
+        """Take the own record as just read; False, and fenced, if it no longer stands (L1).
+
+        `floor` is the revision at which it was known to stand before the read was asked for.
+        """
+        record = self._own(item)
+        if item is None or record is None:
+            return False
+        if item.revision < floor:
+            error = f"own record is of {item.revision}, it was written at {floor}"
+            self.went_back(StoreRewound(error))
+            return False
+        self.stands(record, item.revision)
+        return True
+
+    def _own(self, item: Item | None) -> NodeRecord | ClientRecord | None:
+        if item is None:
+            self.fence("the own record is gone")
+            return None
+        try:
+            if isinstance(self._record, ClientRecord):
+                return decode_record(item.value, ClientRecord)
+            record = decode_record(item.value, NodeRecord)
+        except msgspec.MsgspecError as error:
+            self.fence(f"the own record cannot be read: {error}")
+            return None
+        if record.status == "evicted":
+            self.fence("evicted by the leader")
+            return None
+        return record
+
+    def _count_ttl(self, ttl_s: float) -> float:
+        # A leader waits for the ttl in the record before it removes an evicted node (C5), so a
+        # store that extends a lease beyond that (S2) must not lengthen the validity here.
+        if self._endless:
+            return FOREVER_S
+        record = self._record
+        return min(ttl_s, record.ttl_s) if isinstance(record, NodeRecord) else ttl_s

@@ -1,0 +1,49 @@
+"""Why a message was not sent, or not answered: errors that say what happened and what to do (I9).
+
+Made by `sending` alone; nothing here decides.
+"""
+
+from __future__ import annotations
+
+from domicile.core.ids import EntityKey
+from domicile.core.sender import Sender
+from domicile.entity.ref import Call
+from domicile.errors import MaybeExecuted, NotExecuted, Overloaded, Unavailable
+
+
+def too_large(call: Call, size_bytes: int, most_bytes: int) -> NotExecuted:
+    """It is longer than any message may be."""
+    return NotExecuted(
+        f"the message to {call.entity.type} {call.entity.id[:64]!r} has {size_bytes:,} bytes "
+        f"with its id; the limit is {most_bytes:,} (Settings.message_bytes)"
+    )
+
+
+def overloaded(sender: Sender, entity: EntityKey) -> Overloaded:
+    """Too much waits for its shard already (I6)."""
+    return Overloaded(
+        f"{len(sender.queue)} messages already wait for shard "
+        f"{sender.shard.role}/{sender.shard.shard}, the home of {entity.type} {entity.id!r}; "
+        "slow down and retry"
+    )
+
+
+def quarantined(sender: Sender, within_s: float) -> Unavailable:
+    """Its shard gets no home before an operator says so (DX-20)."""
+    shard = f"{sender.shard.role}/{sender.shard.shard}"
+    strikes = sender.entry.strikes
+    died = f"{strikes} owners died within {within_s:g} s of each other"
+    return Unavailable(
+        f"shard {shard} is quarantined: its last {died if strikes > 1 else 'owner died'}; see "
+        f"what its entities do, then run `domicile unquarantine {shard}`"
+    )
+
+
+def expired(sender: Sender, call: Call, unwritten: bool) -> Unavailable | MaybeExecuted:
+    """The caller's time is up."""
+    shard = f"{sender.shard.role}/{sender.shard.shard}"
+    where = f"{call.entity.type} {call.entity.id!r} (shard {shard})"
+    if unwritten:
+        return Unavailable(f"no home of {where} could be reached in time; retry is safe")
+    method = call.handler.name
+    return MaybeExecuted(f"{where} did not answer in time; {method!r} may have run")

@@ -1,0 +1,57 @@
+"""What nodes say in the store of handlers that have run for too long (DX-09).
+
+Read by `ops.status` and by `domicile inspect`. A record that can't be read counts as none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from domicile.core.breakglass import Picture
+from domicile.core.ids import Incarnation, stuck_key
+from domicile.core.members import Members
+from domicile.core.stuck import StuckRecord, decode_stuck
+
+
+@dataclass(frozen=True, slots=True)
+class StuckSeen:
+    """A handler that has run for too long (DX-09)."""
+
+    node: str
+    incarnation: str
+    type: str
+    id: str
+    role: str
+    shard: int
+    handler: str
+    kind: str
+    age_s: float
+    queue: int
+    stack: tuple[str, ...]
+
+
+def stuck_record(picture: Picture, incarnation: Incarnation) -> StuckRecord | None:
+    """What a node says of its late handlers, if anything that can be read."""
+    item = picture.item(stuck_key(incarnation))
+    if item is None:
+        return None
+    try:
+        return decode_stuck(item.value)
+    except msgspec.MsgspecError:
+        return None
+
+
+def stuck_seen(
+    members: Members, incarnation: Incarnation, record: StuckRecord, now_s: float | None
+) -> list[StuckSeen]:
+    """The late handlers of one node, the oldest first."""
+    node = members.nodes[incarnation].node
+    return [
+        StuckSeen(
+            node, incarnation, turn.type, turn.id, turn.role, turn.shard, turn.handler, turn.kind,
+            round(record.age_s(turn, now_s), 3), turn.queue, turn.stack,
+        )
+        for turn in record.turns
+    ]  # fmt: skip

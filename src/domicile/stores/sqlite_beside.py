@@ -1,0 +1,123 @@
+"""The embedded store as a thread beside the event loop sees it: a lease kept while a loop is held.
+
+Made by `domicile.stores.sqlite` alone. It hands jobs to the store's two threads and never touches
+the event loop, so it works while that is blocked. It is bound to the history that was known when
+it was made: a rewind that a blocked loop has not noticed yet refuses every call (S5).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from functools import partial
+from typing import TypeVar
+
+from domicile.core.txn import At, Committed, Conflict, Item, Outcome, Put, Unknown, check_limits
+from domicile.errors import DomicileError, StoreUnavailable
+from domicile.ports.store import Kept
+from domicile.stores.sqlite_file import OutcomeUnknown
+from domicile.stores.sqlite_jobs import Reader, Result, Writer
+from domicile.stores.sqlite_schema import packed
+from domicile.stores.sqlite_threads import Desk
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class SqliteBeside:
+    """Implements `domicile.ports.store.Beside`."""
+
+    def __init__(
+        self,
+        desks: tuple[Desk, Desk],
+        writer: Writer,
+        reader: Reader,
+        prefix: bytes,
+        generation: int,
+        op_timeout_s: float,
+    ) -> None:
+        self._writing, self._reading = desks
+        self._writer, self._reader = writer, reader
+        self._prefix = prefix
+        self._generation = generation
+        self._op_timeout_s = op_timeout_s
+
+    def keep(self, lease: str, key: bytes) -> Future[Kept]:
+        """As `Beside.keep`. What ran out ends with the renewal (S3), so the read finds it gone."""
+        deadline = time.monotonic() + self._op_timeout_s
+        kept: Future[Kept] = Future()
+
+        def renewed(result: Result) -> None:
+            if result.ttl_s is None:
+                kept.set_result(Kept(None, None))
+                return
+            read = partial(self._reader.get, self._prefix + key, self._generation, deadline)
+            self._do(self._reading, read, kept, partial(found, result.ttl_s))
+
+        def found(ttl_s: float, read: tuple[bool, Item | None]) -> None:
+            _, item = read
+            if item is not None:
+                item = Item(key, item.value, item.created, item.revision)
+            kept.set_result(Kept(ttl_s, item))
+
+        self._do(self._writing, self._write("renew", deadline, lease=lease), kept, renewed)
+        return kept
+
+    def rewrite(self, key: bytes, revision: int, value: bytes, lease: str) -> Future[Outcome]:
+        """As `Beside.rewrite`."""
+        deadline = time.monotonic() + self._op_timeout_s
+        conditions = [At(self._prefix + key, revision)] if revision else []
+        writes = [Put(self._prefix + key, value, lease)]
+        check_limits(conditions, writes)
+        ops, data = packed(conditions, writes)
+        outcome: Future[Outcome] = Future()
+
+        def written(result: Result) -> None:
+            conflict = result.conflict is not None
+            outcome.set_result(Conflict(key) if conflict else Committed(result.revision))
+            self._reading.nudge()
+
+        def failed(error: BaseException) -> None:
+            if isinstance(error, OutcomeUnknown):
+                outcome.set_result(Unknown())
+            else:
+                outcome.set_exception(error)
+
+        job = self._write("commit", deadline, ops=ops, data=data)
+        self._do(self._writing, job, outcome, written, failed)
+        return outcome
+
+    def _write(self, name: str, deadline: float, **fields: object) -> Callable[[], Result]:
+        return partial(self._writer.run, name, fields, self._generation, deadline)
+
+    def _do(
+        self,
+        desk: Desk,
+        job: Callable[[], T],
+        result: Future[R],
+        then: Callable[[T], None],
+        failed: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        """Have a job done; then go on in that thread, or fail `result`."""
+        fail = failed or partial(_fail, result)
+
+        def done(future: Future[T]) -> None:
+            try:
+                value = future.result()
+            except (Exception, CancelledError) as error:
+                fail(error)
+            else:
+                then(value)
+
+        try:
+            future = desk.submit(job)
+        except StoreUnavailable as error:
+            fail(error)
+        else:
+            future.add_done_callback(done)
+
+
+def _fail(result: Future[R], error: BaseException) -> None:
+    known = isinstance(error, DomicileError)
+    result.set_exception(error if known else StoreUnavailable(str(error)))

@@ -1,0 +1,152 @@
+"""Certificates of a process, read from files and read anew when the files change.
+
+Made by whoever wires a process, used by `domicile.transports.tcp` for each new connection: files
+are looked at then, and at most once a second. Both ends show a certificate that the same
+authority has signed. Hostnames are not compared: nodes come and go at any address, and who a peer
+is, is the incarnation that its hello names. Nothing here may ask at a terminal for a password.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from domicile.errors import ConfigError
+
+log = logging.getLogger("domicile")
+
+LOOK_S = 1.0
+"""How long files are taken to be as they were when last looked at."""
+
+_Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+class Contexts(NamedTuple):
+    """For the connections that others dial, and for those dialled here."""
+
+    accepting: ssl.SSLContext
+    dialling: ssl.SSLContext
+
+
+class Certificates:
+    """The certificate of this process, its key, and the authority that signs all of them."""
+
+    def __init__(
+        self, cert: str, key: str, ca: str, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._files = {"tls_cert": cert, "tls_key": key, "tls_ca": ca}
+        self._now = now
+        self._look_at = 0.0
+        self._contexts: Contexts | None = None
+        self._stamp: _Stamp = ()
+        self._bad: _Stamp = ()
+
+    @classmethod
+    def of(cls, cert: str, key: str, ca: str) -> Certificates | None:
+        """From settings: None if none of the three is there; `ConfigError` if only some are."""
+        files = {"tls_cert": cert, "tls_key": key, "tls_ca": ca}
+        missing = [name for name, path in files.items() if not path]
+        if len(missing) == len(files):
+            return None
+        if missing:
+            raise ConfigError(
+                f"TLS needs tls_cert, tls_key and tls_ca together: {' and '.join(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} missing"
+            )
+        return cls(cert, key, ca)
+
+    def load(self) -> None:
+        """Read the files for the first time; `ConfigError` if they are of no use."""
+        if self._contexts is None:
+            stamp = self._stamped()
+            self._contexts, self._stamp = _read(self._files), stamp
+            self._look_at = self._now() + LOOK_S
+
+    @property
+    def contexts(self) -> Contexts:
+        """What a new connection is to use. Files that became useless leave it as it was."""
+        self.load()
+        assert self._contexts is not None
+        now = self._now()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_S
+            # First the stamp: a file that changes while it is read is looked at once more.
+            stamp = self._stamped()
+            if stamp != self._stamp:
+                self._read_anew(stamp)
+        return self._contexts
+
+    def _read_anew(self, stamp: _Stamp) -> None:
+        try:
+            self._contexts = _read(self._files)
+        except ConfigError as error:
+            if stamp != self._bad:
+                self._bad = stamp
+                log.error("the changed certificates are not used, the old ones stay: %s", error)
+        else:
+            self._stamp, self._bad = stamp, ()
+            log.info("certificates have changed: new connections use %s", self._files["tls_cert"])
+
+    def _stamped(self) -> _Stamp:
+        return tuple(_stamp(path) for path in self._files.values())
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _read(files: dict[str, str]) -> Contexts:
+    for name, path in files.items():
+        try:
+            with open(path, "rb"):
+                pass
+        except OSError as error:
+            raise ConfigError(
+                f"{name}={path!r} can't be read: {error.strerror}. Name a file in PEM form that "
+                "this user may read"
+            ) from error
+    return Contexts(
+        _context(ssl.PROTOCOL_TLS_SERVER, files), _context(ssl.PROTOCOL_TLS_CLIENT, files)
+    )
+
+
+def _context(side: int, files: dict[str, str]) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # Links resume by themselves; a TLS session that did would skip the look at certificates.
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+    if side == ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0
+    try:
+        context.load_cert_chain(files["tls_cert"], files["tls_key"], password=_no_password)
+    except (ssl.SSLError, OSError, ConfigError) as error:
+        raise ConfigError(
+            f"tls_cert={files['tls_cert']!r} and tls_key={files['tls_key']!r} are no certificate "
+            f"and its key in PEM form, without a password: {_why(error)}"
+        ) from error
+    try:
+        context.load_verify_locations(cafile=files["tls_ca"])
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(
+            f"tls_ca={files['tls_ca']!r} holds no certificate in PEM form: {_why(error)}"
+        ) from error
+    return context
+
+
+def _no_password() -> str:
+    raise ConfigError("the key wants a password")
+
+
+def _why(error: Exception) -> str:
+    reason = getattr(error, "reason", None)
+    return str(reason).lower().replace("_", " ") if reason else str(error)

@@ -1,0 +1,244 @@
+"""A TCP or Unix connection whose packets travel under TLS, with certificates at both ends.
+
+Made by `domicile.transports.tcp` alone. What `domicile.transports.tcp_connection` promises holds
+here, too (L3): packets wait as they are and are encrypted in the very call that hands them to the
+kernel, so that no library's buffer sends anything past the guard. Of what the kernel does not
+take, the encrypted form waits beside the packets it is of, which are not counted as handed over
+before all of it is, and each further attempt compares the guard.
+"""
+
+from __future__ import annotations
+
+import ssl
+from socket import socket
+from typing import cast
+
+from domicile.ports.transport import ConnectionHandler
+from domicile.transports.strangers import host_of
+from domicile.transports.tcp_connection import Shared, State, TcpConnection
+
+HANDSHAKE_S = 3.0
+"""A handshake that takes longer has failed, so that no stranger holds a connection for long."""
+
+SEAL_BYTES = 256 * 1024
+"""Encrypt at most this much at a time: what the kernel then does not take is kept twice."""
+
+_NOTHING = memoryview(b"")
+
+
+def connect(
+    shared: Shared, sock: socket, handler: ConnectionHandler, peer: str, *, accepts: bool
+) -> None:
+    """Start a connection on a socket that stands: under TLS if the transport has certificates."""
+    if shared.certificates is None:
+        TcpConnection(shared, sock, handler, peer).start()
+        return
+    accepting, dialling = shared.certificates.contexts
+    context = accepting if accepts else dialling
+    TlsConnection(shared, sock, handler, peer, context, accepts=accepts).start()
+
+
+class TlsConnection(TcpConnection):
+    """A `Connection` that is open once the handshake is over."""
+
+    __slots__ = (
+        "_accepts",
+        "_incoming",
+        "_outgoing",
+        "_sealed",
+        "_sealed_of",
+        "_shaken",
+        "_spoken",
+        "_tls",
+    )
+
+    def __init__(
+        self,
+        shared: Shared,
+        sock: socket,
+        handler: ConnectionHandler,
+        peer: str,
+        context: ssl.SSLContext,
+        *,
+        accepts: bool,
+    ) -> None:
+        super().__init__(shared, sock, handler, peer)
+        self._accepts = accepts
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=accepts)
+        self._spoken = not accepts
+        """Whether the dialling end has said anything; else it only looked whether we are there."""
+        self._shaken = False
+        self._sealed = _NOTHING
+        """Encrypted bytes that the kernel has not taken."""
+        self._sealed_of = 0
+        """How many bytes of the packets that wait are in them."""
+
+    def start(self) -> None:
+        """The socket stands: shake hands, then tell the handler."""
+        self._watch()
+        self._timer = self._loop.call_later(HANDSHAKE_S, self._on_slow)
+        if self._accepts:
+            goes = self._shared.shaking.enter(self, host_of(self))
+            if goes is not None:
+                goes._offend("tls.crowded", "others came before its handshake was over")
+        self._shake()
+
+    # the handshake
+
+    def _shake(self) -> None:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._say()
+            return
+        except ssl.SSLError as error:
+            self._refuse(error)
+            return
+        self._shaken = True
+        self._shared.shaking.leave(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._say()
+        if self._state is State.OPEN:
+            self._tell(self._handler.opened, self)
+
+    def _on_slow(self) -> None:
+        self._timer = None
+        self._spoken = True
+        self._lose(f"the handshake took longer than {HANDSHAKE_S:g} s")
+
+    def _say(self) -> None:
+        """Have TLS's own words sent, those of the handshake."""
+        if self._outgoing.pending:
+            self._sealed = memoryview(bytes(self._sealed) + self._outgoing.read())
+        if self._sealed and not self._writing:
+            self._push()
+
+    # sending
+
+    def _push(self) -> None:
+        if self._waiting or not self._sealed:
+            super()._push()
+            return
+        if not self._may_send():
+            self._withhold()
+            return
+        if self._state is not State.OVER:
+            self._sealed = self._sealed[super()._hand_over((self._sealed,)) :]
+            if self._sealed and self._taking:
+                self._watch_writable()
+            else:
+                self._unwatch_writable()
+
+    def _hand_over(self, pieces: tuple[bytes | memoryview, ...]) -> int:
+        """How many bytes of packets went to the kernel, encrypted, all of them."""
+        if not self._sealed and not self._seal(pieces):
+            return 0
+        size_bytes = len(self._sealed)
+        taken = super()._hand_over((self._sealed,))
+        if taken < size_bytes:
+            self._sealed = self._sealed[taken:]
+            return 0
+        gone, self._sealed_of = self._sealed_of, 0
+        self._sealed = _NOTHING
+        return gone
+
+    def _seal(self, pieces: tuple[bytes | memoryview, ...]) -> bool:
+        """Encrypt the first bytes of what waits, joined: records as large as can be."""
+        first = pieces[0]
+        if len(first) < SEAL_BYTES and len(pieces) > 1:
+            chosen: list[bytes | memoryview] = []
+            room = SEAL_BYTES
+            for piece in pieces:
+                if room <= 0:
+                    break
+                chosen.append(piece if len(piece) <= room else memoryview(piece)[:room])
+                room -= len(piece)
+            data: bytes | memoryview = b"".join(chosen)
+        else:
+            data = first if len(first) <= SEAL_BYTES else memoryview(first)[:SEAL_BYTES]
+        try:
+            self._sealed_of = self._tls.write(data)
+        except ssl.SSLError as error:
+            self._give_up_soon(f"it cannot be encrypted: {_why(error)}")
+            return False
+        self._sealed = memoryview(self._outgoing.read())
+        return True
+
+    # receiving
+
+    def _arrived(self, data: memoryview) -> None:
+        self._spoken = True
+        self._incoming.write(data)
+        if not self._shaken:
+            self._shake()
+        if not self._shaken:
+            return
+        more = True
+        while more and self._state is State.OPEN:
+            more = self._unseal()
+
+    def _unseal(self) -> bool:
+        """Decrypt and deliver as much as there is room for; whether there may be more."""
+        plain, count, more = self._shared.plain, 0, True
+        failure: ssl.SSLError | None = None
+        try:
+            while more and count < len(plain):
+                found = cast("int", self._tls.read(len(plain) - count, plain[count:]))  # pyright: ignore[reportArgumentType]
+                if not found:
+                    break
+                count += found
+                more = bool(self._incoming.pending or self._tls.pending())
+        except ssl.SSLWantReadError:
+            more = False
+        except ssl.SSLError as error:
+            failure = error
+        if count:
+            self._deliver(plain[:count])
+        elif more and failure is None:
+            self._lose("closed by the peer")
+        if failure is not None and self._state is State.OPEN:
+            self._refuse(failure)
+        return more and failure is None
+
+    # ending
+
+    def _refuse(self, error: ssl.SSLError) -> None:
+        """The other end is none of ours, or this end none of its: say so, and end."""
+        reason = f"no TLS: {_why(error)}"
+        self._report(reason)
+        told = self._state is State.OPEN
+        alert, fresh = self._outgoing.read(), not self._sealed
+        self._mute()
+        if alert and fresh and self._may_send() and self._state is State.OPEN:
+            super()._hand_over((alert,))
+        if self._state is State.OPEN:
+            self._part()
+        if told:
+            self._tell(self._handler.closed, reason)
+
+    def _lose(self, reason: str) -> None:
+        if self._spoken and not self._shaken and self._state is State.OPEN:
+            reason = f"no TLS: {reason}"
+            self._report(reason)
+        super()._lose(reason)
+
+    def _report(self, reason: str) -> None:
+        self._shared.meter.count("tls.refused" if self._accepts else "tls.failed")
+        self._shared.complaints.about(
+            self.peer,
+            f"{reason}. Both ends need tls_cert, tls_key and tls_ca of one authority",
+        )
+
+    def _mute(self) -> None:
+        super()._mute()
+        self._sealed = _NOTHING
+
+
+def _why(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted: {error.verify_message}"
+    return (error.reason or str(error)).lower().replace("_", " ")

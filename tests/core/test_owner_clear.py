@@ -1,0 +1,205 @@
+"""The short way into a shard is the long one: `clear` and `occupy` against `request` and `start`.
+
+Two owners live through the same random history; one of them is asked whether a message is clear
+to start before it is given one. After each step nobody can tell them apart.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from domicile.core.handoff import OwnerEvent
+from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.owner import Accepted, Effect, FlushAsked, Mail, Owner, Source, Wake
+from domicile.core.shardmap import Entry
+
+ME, OTHER = Incarnation("me"), Incarnation("other")
+SENDERS = (Incarnation("s"), Incarnation("t"))
+ENTITIES = (EntityKey("cart", "a"), EntityKey("cart", "b"))
+ALARM = Source(Incarnation(""), "alarm")
+MAILBOX = 3
+
+Running = tuple[EntityKey, bool]
+Ahead = tuple[int, int]
+"""How much newer a sender's epoch and entry are than the owner's."""
+
+EVEN: Ahead = (0, 0)
+
+
+class Pair:
+    """`plain` knows the long way only, `quick` takes the short one wherever it may."""
+
+    def __init__(self) -> None:
+        shard = ShardKey("r", 0)
+        self.plain = Owner(shard, ME, MAILBOX)
+        self.quick = Owner(shard, ME, MAILBOX)
+        self.running: list[Running] = []
+        self.links = dict.fromkeys(SENDERS, 1)
+        self.n = 0
+        self.shortcuts = 0
+        self.see(ME, 1, "serving")
+
+    def source(self, sender: Incarnation) -> Source:
+        return Source(sender, f"link-{self.links[sender]}")
+
+    def mail(self, sender: Incarnation, entity: EntityKey, ahead: Ahead, **more: Any) -> Mail:
+        self.n += 1
+        epoch, change = self.plain.entry.epoch + ahead[0], self.plain.entry.change + ahead[1]
+        more = {"finishing": False, "shared": False, "load": None, **more}
+        return Mail(self.source(sender), self.n, entity, epoch, change, **more)
+
+    def both(self, effects: tuple[Effect, ...], others: tuple[Effect, ...]) -> None:
+        assert effects == others
+
+    # what can happen
+
+    def see(self, owner: Incarnation, newer: int, state: Any) -> None:
+        entry = Entry(
+            owner, self.plain.entry.epoch + newer, state, change=self.plain.entry.change + 1
+        )
+        self.both(self.plain.see(entry), self.quick.see(entry))
+
+    def message(
+        self, sender: Incarnation, entity: EntityKey, ahead: Ahead, more: Any, suspends: bool
+    ) -> None:
+        mail = self.mail(sender, entity, ahead, **more)
+        if not self.is_clear(mail):
+            self.both(self.plain.request(mail), self.quick.request(mail))
+            return
+        self.begin_plain(mail)
+        if suspends:
+            self.quick.occupy(mail.source, mail.entity, mail.shared)
+            self.running.append((mail.entity, mail.shared))
+        else:
+            assert not self.plain.finish(mail.entity, mail.shared)
+
+    def nested(self, sender: Incarnation, entity: EntityKey, depth: int, suspend: int) -> None:
+        """Shared handlers that ask each other within their first steps; the inner ones suspend."""
+        mails = [self.mail(sender, entity, EVEN, shared=True) for _ in range(depth)]
+        if not self.is_clear(mails[0]):
+            return
+        for mail in mails:
+            assert self.quick.clear(mail.source, mail.entity, mail.epoch, mail.change)
+            self.begin_plain(mail, first=mail is mails[0])
+        for at, mail in enumerate(reversed(mails)):
+            if at < suspend:
+                # Whoever waits for one that suspends does so, too.
+                self.quick.occupy(mail.source, mail.entity, True)
+                self.running.append((mail.entity, True))
+            else:
+                self.plain.finish(mail.entity, True)
+
+    def is_clear(self, mail: Mail) -> bool:
+        before = image(self.quick)
+        clear = self.quick.clear(mail.source, mail.entity, mail.epoch, mail.change)
+        assert image(self.quick) == before, "looking changes nothing"
+        self.shortcuts += clear
+        return clear
+
+    def begin_plain(self, mail: Mail, *, first: bool = True) -> None:
+        effects = self.plain.request(mail)
+        assert effects == (Accepted(mail, 1), Wake(mail.entity))
+        assert self.plain.start(mail.entity) == mail
+        assert not first or not any(entity == mail.entity for entity, _ in self.running)
+
+    def start(self, entity: EntityKey) -> None:
+        mail, other = self.plain.start(entity), self.quick.start(entity)
+        assert mail == other
+        if mail is not None:
+            self.running.append((entity, mail.shared))
+
+    def finish(self, which: int) -> None:
+        if self.running:
+            entity, shared = self.running.pop(which % len(self.running))
+            assert self.plain.finish(entity, shared) == self.quick.finish(entity, shared)
+
+    def hold(self, entity: EntityKey) -> None:
+        held = self.plain.hold(entity)
+        assert held == self.quick.hold(entity)
+        if held:
+            self.running.append((entity, False))
+
+    def timer(self, entity: EntityKey) -> None:
+        self.n += 1
+        mail = Mail(ALARM, -self.n, entity, self.plain.epoch, 0, False, False, None)
+        assert self.plain.timer(mail) == self.quick.timer(mail)
+
+    def flush(self, sender: Incarnation) -> None:
+        asked = FlushAsked(self.source(sender), self.n)
+        self.both(self.plain.flush(asked), self.quick.flush(asked))
+
+    def relink(self, sender: Incarnation) -> None:
+        """Its link's state is dropped before another one brings anything."""
+        for owner in (self.plain, self.quick):
+            owner.link_gone(self.source(sender))
+        self.links[sender] += 1
+
+    def happen(self, happening: OwnerEvent) -> None:
+        if happening is OwnerEvent.EMPTY and (self.plain.boxes or self.quick.boxes):
+            return
+        self.both(self.plain.happen(happening), self.quick.happen(happening))
+
+
+def image(owner: Owner) -> dict[str, Any]:
+    """All that an owner is. Whose link is the newest counts only for what waits of it."""
+    boxes = {
+        entity: (list(box.mail), box.readers, box.writer) for entity, box in owner.boxes.items()
+    }
+    waiting = [mail for mails, _, _ in boxes.values() for mail in mails]
+    return {
+        "phase": owner.phase,
+        "epoch": owner.epoch,
+        "entry": owner.entry,
+        "gates": sorted(owner.gates),
+        "boxes": sorted(boxes.items()),
+        "parked": sorted((source, list(mails)) for source, mails in owner.parked.items()),
+        "current": [owner.latest.get(m.source.sender) == m.source.link for m in waiting],
+    }
+
+
+senders, entities = st.sampled_from(SENDERS), st.sampled_from(ENTITIES)
+uneven = st.sampled_from(((0, 1), (0, -1), (1, 1), (-1, -1)))
+more = st.fixed_dictionaries({"finishing": st.booleans(), "shared": st.booleans()})
+
+steps = st.one_of(
+    st.tuples(st.just("message"), senders, entities, uneven, more, st.booleans()),
+    st.tuples(st.just("message"), senders, entities, st.just(EVEN), more, st.booleans()),
+    st.tuples(st.just("nested"), senders, entities, st.integers(2, 4), st.integers(0, 4)),
+    st.tuples(st.just("start"), entities),
+    st.tuples(st.just("finish"), st.integers(0, 9)),
+    st.tuples(st.just("finish"), st.integers(0, 9)),
+    st.tuples(st.just("hold"), entities),
+    st.tuples(st.just("timer"), entities),
+    st.tuples(st.just("flush"), senders),
+    st.tuples(st.just("relink"), senders),
+    st.tuples(
+        st.just("see"),
+        st.sampled_from((ME, ME, ME, OTHER)),
+        st.integers(0, 1),
+        st.sampled_from(("serving", "serving", "moving")),
+    ),
+    st.tuples(st.just("happen"), st.sampled_from((OwnerEvent.EMPTY, OwnerEvent.OVERDUE))),
+)
+
+
+@settings(max_examples=400)
+@given(st.lists(steps, max_size=40))
+def test_the_short_way_is_the_long_one(story: list[tuple[Any, ...]]) -> None:
+    pair = Pair()
+    for verb, *args in story:
+        getattr(pair, verb)(*args)
+        assert image(pair.plain) == image(pair.quick)
+    event("some were clear" if pair.shortcuts else "none was clear")
+
+
+def test_shared_handlers_that_suspend_within_each_other_are_all_counted() -> None:
+    pair = Pair()
+    pair.nested(SENDERS[0], ENTITIES[0], 3, 3)
+    box = pair.quick.boxes[ENTITIES[0]]
+    assert (box.readers, box.writer) == (3, False)
+    for _ in range(3):
+        pair.finish(0)
+    assert not pair.quick.boxes

@@ -1,0 +1,239 @@
+"""The carrier: a release that waits for its next home, and fields that are used once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import pytest
+from carry_lab import MOVING, OTHER, SHARD, A, B, C, Cart, Line, fields_of, key, made, part
+
+from domicile import Settings
+from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.core.messages import Carry
+from domicile.core.shardmap import Entry
+from domicile.entity.carrier import TOTAL, WAIT_S, Carrier
+from domicile.ports.meter import NoMeter
+
+
+class Timer:
+    def __init__(self, when: float, callback: Callable[[], None]) -> None:
+        self.when, self.callback = when, callback
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@dataclass
+class Desk(NoMeter):
+    """Clock, meter and post in one."""
+
+    time: float = 0.0
+    protocol: int = 3
+    timers: list[Timer] = field(default_factory=list[Timer])
+    sent: list[tuple[Incarnation, Carry]] = field(default_factory=list[tuple[Incarnation, Carry]])
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+
+    def now(self) -> float:
+        return self.time
+
+    def wall(self) -> datetime:
+        raise NotImplementedError
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
+        self.timers.append(Timer(when, callback))
+        return self.timers[-1]
+
+    def advance(self, seconds: float) -> None:
+        self.time += seconds
+        for timer in [one for one in self.timers if one.when <= self.time]:
+            self.timers.remove(timer)
+            if not timer.cancelled:
+                timer.callback()
+
+    def count(self, name: str, value: int = 1) -> None:
+        self.counts[name] = self.counts.get(name, 0) + value
+
+    def speaks(self, node: Incarnation) -> int:
+        return self.protocol
+
+    def carry(self, to: Incarnation, carry: Carry) -> None:
+        self.sent.append((to, carry))
+
+
+def carrier(desk: Desk, me: Incarnation = A, **limits: int) -> Carrier:
+    return Carrier(me, desk, desk, Settings(**limits), desk)
+
+
+def cart(total: float = 1.0) -> Any:
+    entity = made(Cart)
+    entity.__init__()
+    entity.total = total
+    return entity
+
+
+FIELDS = fields_of(Cart)
+
+
+def test_a_release_waits_for_the_next_home_and_not_longer() -> None:
+    desk, told = Desk(), list[str]()
+    here = carrier(desk)
+    here.stopped(SHARD, key("a"), FIELDS, cart())
+    assert here.release(SHARD, 7, MOVING, lambda: told.append("released"))
+    assert here.handing_over(SHARD)
+    [(to, sent)] = desk.sent
+    assert (to, sent.epoch) == (B, 7)
+    here.on_taken(99)
+    assert told == []
+    here.on_taken(sent.id)
+    here.on_taken(sent.id)
+    assert told == ["released"]
+    assert not here.handing_over(SHARD)
+    desk.advance(2 * WAIT_S)
+    assert told == ["released"]
+
+    here.stopped(SHARD, key("a"), FIELDS, cart())
+    assert here.release(SHARD, 9, MOVING, lambda: told.append("given up"))
+    desk.advance(WAIT_S)
+    assert told == ["released", "given up"]
+    here.on_taken(desk.sent[-1][1].id)
+    assert told == ["released", "given up"]
+    assert desk.counts == {"carry.sent": 2, "carry.unconfirmed": 1}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        Entry(A, 7, "serving", NOBODY, 3),
+        Entry(A, 7, "moving", NOBODY, 3),
+        Entry(A, 7, "moving", A, 3),
+    ],
+)
+def test_without_a_next_home_nothing_is_kept_or_waited_for(entry: Entry) -> None:
+    desk = Desk()
+    here = carrier(desk)
+    assert not here.release(SHARD, 7, entry, lambda: None), "nothing to carry"
+    here.stopped(SHARD, key("a"), FIELDS, cart())
+    assert not here.release(SHARD, 7, entry, lambda: None)
+    assert desk.sent == []
+    assert desk.counts == {"carry.dropped": 1}
+    assert here.restore(SHARD, key("a"), FIELDS, cart())
+
+
+def test_a_node_of_an_older_protocol_is_sent_nothing() -> None:
+    desk = Desk(protocol=2)
+    here = carrier(desk)
+    here.stopped(SHARD, key("a"), FIELDS, cart())
+    assert not here.release(SHARD, 7, MOVING, lambda: None)
+    assert desk.sent == []
+
+
+def test_what_arrives_is_set_once_and_carried_on_if_it_is_not() -> None:
+    desk_a, desk_b = Desk(), Desk()
+    a, b = carrier(desk_a), carrier(desk_b, B)
+    for id, total in (("x", 3.0), ("y", 4.0)):
+        a.stopped(SHARD, key(id), FIELDS, cart(total))
+    a.release(SHARD, 7, MOVING, lambda: None)
+    [(_, sent)] = desk_a.sent
+    assert b.on_carry(A, sent, MOVING)
+    b.opened(SHARD, 8)
+    fresh = cart(0.0)
+    for _ in range(2):
+        assert b.restore(SHARD, key("x"), FIELDS, fresh), "also again, if it failed to start"
+        assert fresh.total == 3.0
+    b.started(SHARD, key("x"))
+    again = cart(0.0)
+    assert b.restore(SHARD, key("x"), FIELDS, again)
+    assert again.total == 0.0, "what ran once is never set again"
+    b.release(SHARD, 8, Entry(B, 8, "moving", C, 5), lambda: None)
+    [(to, onwards)] = desk_b.sent
+    assert (to, onwards.epoch, [one.id for one in onwards.entities]) == (C, 8, ["y"])
+    assert desk_b.counts == {"carry.taken": 2, "carry.sent": 1}
+
+
+def test_a_home_that_never_opened_passes_it_on() -> None:
+    desk = Desk()
+    b = carrier(desk, B)
+    b.on_carry(A, part(7, 1, "x"), MOVING)
+    assert b.release(SHARD, 8, Entry(B, 8, "moving", C, 5), lambda: None)
+    [(to, onwards)] = desk.sent
+    assert (to, onwards.epoch, [one.id for one in onwards.entities]) == (C, 8, ["x"])
+
+
+def test_a_lost_home_uses_nothing() -> None:
+    desk = Desk()
+    b = carrier(desk, B)
+    b.on_carry(A, part(7, 1, "x"), MOVING)
+    b.opened(SHARD, 8)
+    b.lost(SHARD)
+    assert b.restore(SHARD, key("x"), FIELDS, fresh := cart(0.0))
+    assert fresh.total == 0.0
+    assert not b.on_carry(A, part(7, 2, "x"), Entry(B, 8, "serving", NOBODY, 4))
+    b.on_carry(A, part(7, 1, "x", shard=OTHER), MOVING)
+    b.see(OTHER, Entry(C, 8, "serving", NOBODY, 4))
+    b.opened(OTHER, 8)
+    assert desk.counts == {"carry.taken": 1, "carry.dropped": 3}
+
+
+def test_what_does_not_fit_this_version_starts_fresh_and_is_counted() -> None:
+    desk = Desk()
+    b = carrier(desk, B)
+    b.on_carry(A, part(7, 1, "x", body=msgspec.msgpack.encode({"total": "many"})), MOVING)
+    b.on_carry(A, part(7, 2, "y", body=b"\xc1"), MOVING)
+    b.opened(SHARD, 8)
+    assert not b.restore(SHARD, key("x"), FIELDS, cart())
+    assert not b.restore(SHARD, key("y"), FIELDS, cart())
+    assert b.restore(SHARD, key("x"), FIELDS, cart()), "the second try has nothing to restore"
+    assert desk.counts == {"carry.taken": 2, "carry.dropped": 2}
+
+
+def test_what_cannot_travel_or_is_too_large_starts_fresh_and_is_counted() -> None:
+    desk = Desk()
+    here = carrier(desk, carry_bytes=1_000)
+    broken, large = cart(), cart()
+    broken.lines.append(object())
+    large.lines = [Line("x" * 2_000)]
+    for id, entity in (("broken", broken), ("large", large), ("fine", cart())):
+        here.stopped(SHARD, key(id), FIELDS, entity)
+    here.release(SHARD, 7, MOVING, lambda: None)
+    [(_, sent)] = desk.sent
+    assert [one.id for one in sent.entities] == ["fine"]
+    assert desk.counts == {"carry.dropped": 2, "carry.sent": 1}
+
+
+def test_a_node_keeps_so_much_and_no_more() -> None:
+    desk = Desk()
+    b = carrier(desk, B, carry_bytes=1_000)
+    for number in range(3 * TOTAL):
+        shard = ShardKey("default", number)
+        b.on_carry(A, part(7, number, "x", body=b"x" * 800, shard=shard), MOVING)
+    assert desk.counts["carry.dropped"] >= TOTAL
+    desk.advance(60.0)
+    b.sweep(desk.time)
+    assert desk.counts["carry.dropped"] == 3 * TOTAL
+
+
+def test_a_new_move_ends_the_wait_for_an_older_one() -> None:
+    desk, told = Desk(), list[int]()
+    here = carrier(desk)
+    here.stopped(SHARD, key("a"), FIELDS, cart())
+    here.release(SHARD, 7, MOVING, lambda: told.append(7))
+    assert not here.release(SHARD, 9, Entry(A, 9, "moving", C, 9), lambda: told.append(9))
+    desk.advance(2 * WAIT_S)
+    assert told == []
+    assert not here.handing_over(SHARD)
+
+
+def test_a_closed_carrier_tells_nothing() -> None:
+    desk, told = Desk(), list[int]()
+    here = carrier(desk)
+    here.stopped(SHARD, key("a"), FIELDS, cart())
+    here.release(SHARD, 7, MOVING, lambda: told.append(7))
+    here.close()
+    desk.advance(2 * WAIT_S)
+    here.on_taken(desk.sent[0][1].id)
+    assert told == []
