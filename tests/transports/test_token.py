@@ -118,6 +118,13 @@ def test_only_so_many_claims_are_looked_at() -> None:
     assert not check_hello(TOKEN, msgspec.structs.replace(HELLO, proof=proof[:-1]))
 
 
+def test_a_hello_with_as_many_secrets_as_may_be_travels() -> None:
+    token = ",".join(f"secret number {number}" for number in range(MOST_SECRETS))
+    hello = proved(token)
+    assert decode_packet(encode_packet(hello)) == hello
+    assert check_hello("secret number 3", hello) == "secret number 3"
+
+
 def test_secrets_are_separated_by_commas() -> None:
     assert secrets_of("") == ()
     assert secrets_of(" new , old ") == ("new", "old")

@@ -26,6 +26,8 @@ MOST_CALLERS = 4_096
 Name = Annotated[Incarnation, msgspec.Meta(max_length=64)]
 Short = Annotated[str, msgspec.Meta(max_length=1_024)]
 Numbers = Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_NUMBERS)]
+Proof = Annotated[bytes, msgspec.Meta(max_length=128)]
+"""Of as many secrets as a token may have while it is being changed."""
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e300)]
 """No time that is none: comparing with it would put a loop's timers out of order."""
 
@@ -276,7 +278,7 @@ class Hello(Wire, frozen=True, tag="h"):
     """The oldest protocol that the dialler speaks; one that knows only one asks for that."""
     newest: Count = 0
     """The newest one; 0 from a dialler that speaks no other than `protocol`."""
-    proof: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
+    proof: Proof = b""
     """That the dialler knows the cluster's token, for this hello alone (DX-07)."""
 
 
@@ -286,7 +288,7 @@ class Welcome(Wire, frozen=True, tag="w"):
     received: Count
     protocol: Count = 1
     """What this link speaks: the newest protocol that both ends know."""
-    proof: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
+    proof: Proof = b""
     """That the accepter knows the token, too, for that hello alone."""
 
 
