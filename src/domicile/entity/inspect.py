@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Generator, Mapping
-from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
+from pathlib import PurePath
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple, cast
 
 from domicile.core.ids import EntityKey, ShardKey
@@ -81,7 +82,7 @@ def task_stack(turn: Turn) -> list[str]:
     frames = list(_chain(task.get_coro()))
     own = [not _is_ours(frame) for frame in frames]
     first = own.index(True) if True in own else 0
-    return [_line(frame.f_code, frame.f_lineno) for frame in frames[first:]]
+    return [_line(frame) for frame in frames[first:]]
 
 
 def thread_stack(ident: int) -> list[str]:
@@ -95,7 +96,7 @@ def thread_stack(ident: int) -> list[str]:
     # Above the function itself are the thread's own frames and the pool's.
     ours = [index for index, one in enumerate(frames) if _is_ours(one)]
     first = ours[-1] + 1 if ours and ours[-1] + 1 < len(frames) else 0
-    return [_line(one.f_code, one.f_lineno) for one in frames[first:]]
+    return [_line(one) for one in frames[first:]]
 
 
 def turns_of(suspended: Mapping[Turn, float], shard: ShardKey, entity: EntityKey) -> list[Turn]:
@@ -168,5 +169,15 @@ def _is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == _OURS
 
 
-def _line(code: CodeType, number: int) -> str:
-    return f"{code.co_filename}:{number} {code.co_qualname}"
+def _line(frame: FrameType) -> str:
+    """A frame as its module's file, with a line of the application's own: what is stored must be
+    the same wherever the program is installed, or no seed would replay."""
+    code = frame.f_code
+    module = str(frame.f_globals.get("__name__", "?"))
+    file = PurePath(code.co_filename)
+    depth = module.count(".") + (2 if file.name == "__init__.py" else 1)
+    place = "/".join(file.parts[-depth:])
+    top = module.partition(".")[0]
+    if top != _OURS and top not in sys.stdlib_module_names:
+        place = f"{place}:{frame.f_lineno}"
+    return f"{place} {code.co_qualname}"

@@ -52,6 +52,8 @@ class Turns(Starts):
 
     def __init__(self, runtime: Runtime, shard: ShardKey) -> None:
         super().__init__(runtime, shard)
+        self._woken: dict[EntityKey, None] = {}
+        """Entities that have a turn coming."""
 
     @abstractmethod
     def settle(self) -> None:
@@ -292,10 +294,14 @@ class Turns(Starts):
         return value if shares else call.handler.decode_reply(encoded)
 
     def _wake(self, entity: EntityKey) -> None:
-        self.runtime.workers.submit(partial(self._next, entity))
+        """Have an entity start a message in its turn: it has one at a time, however much waits."""
+        if entity not in self._woken:
+            self._woken[entity] = None
+            self.runtime.workers.submit(partial(self._next, entity))
 
     def _next(self, entity: EntityKey, worker: Worker) -> None:
         """Start the next message of an entity that waited, if one may start now."""
+        del self._woken[entity]
         if not self.runtime.guard():
             return
         mail = self.owner.start(entity)
