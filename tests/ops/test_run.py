@@ -223,7 +223,8 @@ def test_a_process_that_was_stopped_past_its_lease_never_goes_on_as_before(place
         node.signal(signal.SIGCONT)
         # The watchdog's thread and the loop wake at the same time: the first one decides.
         if "Timeout (" in node.hear("Timeout (", "fenced, joining anew"):
-            assert node.ended() == 1
+            # It shows the stacks of threads that run on meanwhile, and may crash over that.
+            assert node.ended() in (1, -signal.SIGSEGV)
         else:
             node.hear("joined")
             node.signal(signal.SIGTERM)

@@ -175,7 +175,7 @@ def _line(frame: FrameType) -> str:
     code = frame.f_code
     module = str(frame.f_globals.get("__name__", "?"))
     file = PurePath(code.co_filename)
-    depth = module.count(".") + (2 if file.name == "__init__.py" else 1)
+    depth = len(module.split(".")) + (file.name == "__init__.py")
     place = "/".join(file.parts[-depth:])
     top = module.partition(".")[0]
     if top != _OURS and top not in sys.stdlib_module_names:

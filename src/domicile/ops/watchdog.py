@@ -3,6 +3,7 @@
 The timer is process-global and lives in a C thread, so it fires while the event loop is blocked
 and while the GIL is held. It counts from the last acknowledged renewal and never needs the loop:
 where renewals go on beside a blocked loop, their thread feeds it, until they stop (DX-10).
+It reads the stacks of threads that run on, so it may end by a crash instead: over it is either way.
 A process that was stopped (SIGSTOP) past its hard deadline is ended as soon as it goes on, unless
 its loop is quicker and fences it: either is safe, for it owns nothing by then.
 """
