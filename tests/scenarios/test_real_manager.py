@@ -15,6 +15,7 @@ from real_lab import ROLE, Diary, judge, run
 from domicile import Settings
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.shardmap import Entry
+from domicile.stores.sqlite import commits
 from domicile.testing import Processes
 
 SHORT = Settings(ttl_s=3, shards=24)
@@ -131,7 +132,8 @@ def test_the_store_is_down_in_a_rebalance_and_the_manager_restarts(past_the_leas
                 cluster.crash(3)
                 cluster.start(3)
                 # What was committed before the outage may still be on its way to this process.
-                await rounds(cluster, 1)
+                newest = commits(cluster.directory / "store.db")[-1].revision
+                await cluster.wait_until(lambda: cluster._looked().members.revision >= newest)
                 before = homes(cluster)
                 if past_the_lease:
                     fenced = lambda: {  # noqa: E731
