@@ -11,7 +11,7 @@ from pathlib import Path
 
 import apsw
 import pytest
-from run_lab import APP, Clerk, as_client, running
+from run_lab import APP, Clerk, Running, as_client, running
 
 from domicile import Client, MaybeExecuted
 from domicile.core.ids import NODES
@@ -205,10 +205,25 @@ def test_a_handler_that_ignores_its_cancellation_ends_the_process(place: Path) -
         assert "1 handler ignores its cancellation" in node.said[-1]
 
 
+def stop_outside_of_writes(node: Running, place: Path) -> None:
+    """SIGSTOP; once more if it fell into a write, whose lock would hold up everybody (S9)."""
+    while True:
+        node.signal(signal.SIGSTOP)
+        other = apsw.Connection(str(place / "clerk.db"))
+        try:
+            other.set_busy_timeout(200)
+            other.execute("BEGIN IMMEDIATE")
+            return
+        except apsw.BusyError:
+            node.signal(signal.SIGCONT)
+        finally:
+            other.close()
+
+
 def test_a_process_that_was_stopped_past_its_lease_never_goes_on_as_before(place: Path) -> None:
     with running(place, "run", "clerkapp:node") as node:
         node.hear("listening")
-        node.signal(signal.SIGSTOP)
+        stop_outside_of_writes(node, place)
 
         async def until_gone() -> None:
             store = Namespace(SqliteStore(place / "clerk.db", by="test"), "domicile")
