@@ -389,10 +389,6 @@ class Life:
 
     def on_fenced(self, reason: str) -> None:
         """L4, L5: this incarnation is over."""
-        if self._backends.watchdog is not None:
-            # The loop turns, or this were not called: it gets the time to end everything, even if
-            # the hard deadline is past, for guards keep handlers from that time (L3).
-            self._backends.watchdog.feed(self._plan.settings.stop_budget_s)
         self.rewound = self.rewound or self.member.rewound
         if not self._left:
             log.warning("fenced, joining anew: %s", reason, extra=self.tags)
