@@ -76,6 +76,9 @@ class Settings:
     mailbox: int = 1_000
     buffer: int = 1_000
     hold_bytes: int = 16 * 1024 * 1024
+    node_mail: int = 16_384
+    node_wait_s: float = 2.0
+    node_turns: int = 50_000
     window: int = 1_024
     message_bytes: int = 4 * 1024 * 1024
     chain: int = 16

@@ -32,14 +32,16 @@ def call_off(owner: Owner, wanted: CalledOff) -> tuple[list[Mail], list[EntityKe
             owner.parked[source] = deque(kept)
     ready: list[EntityKey] = []
     for entity, box in list(owner.boxes.items()):
-        mail = [one for one in box.mail if not _is_among(one, wanted, found)]
-        if len(mail) == len(box.mail):
+        left = [one for one in box.mail if not _is_among(one, wanted, found)]
+        if len(left) == len(box.mail):
             continue
-        box.mail = deque(mail)
+        box.mail = deque(left)
         if box.idle():
             del owner.boxes[entity]
         elif box.ready():
             ready.append(entity)
+    for mail in found:
+        owner.left(mail)
     return found, ready
 
 

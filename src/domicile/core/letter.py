@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from domicile.core.admission import Flow
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 
 
@@ -36,6 +37,8 @@ class Letter(msgspec.Struct, eq=False):
     to: Incarnation | None = None
     started: bool = False
     resolved: bool = False
+    flow: Flow | None = None
+    """What counts it, since it was written."""
 
 
 # effects

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from domicile.core.admission import Admission
+from domicile.core.boxes import Box, remove
 from domicile.core.handoff import OWNER_TRANSITIONS as TRANSITIONS
 from domicile.core.handoff import OwnerEvent, Phase
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
@@ -41,6 +43,10 @@ class Mail(msgspec.Struct):
     finishing: bool
     shared: bool
     load: Any
+    size_bytes: int = 0
+    ttl_s: float = float("inf")
+    nested: bool = False
+    """Whether a running handler waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +55,6 @@ class FlushAsked:
 
     source: Source
     id: int
-
-
-class Box:
-    """An entity's unstarted mail and what runs of it. Exists only while there is any."""
-
-    __slots__ = ("mail", "readers", "writer")
-
-    def __init__(self) -> None:
-        self.mail: deque[Mail] = deque()
-        self.readers = 0
-        self.writer = False
-
-    def ready(self) -> bool:
-        """Whether the head may start: readers together, a writer alone, never out of order."""
-        if not self.mail or self.writer:
-            return False
-        return self.mail[0].shared or self.readers == 0
-
-    def idle(self) -> bool:
-        """Nothing waits, nothing runs."""
-        return not self.mail and not self.readers and not self.writer
 
 
 # effects
@@ -108,9 +93,10 @@ class AnswerFlush:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The mailbox is full: tell the sender (I6)."""
+    """The mailbox is full, or the node: tell the sender (I6)."""
 
     mail: Mail
+    by_node: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +130,21 @@ class Owner:
     """The owner's side of one shard."""
 
     __slots__ = (
-        "boxes", "entry", "epoch", "gates", "latest", "mailbox", "me", "parked", "phase", "shard",
+        "admission", "boxes", "entry", "epoch", "gates", "latest", "mailbox", "me", "parked",
+        "phase", "shard",
     )  # fmt: skip
 
-    def __init__(self, shard: ShardKey, me: Incarnation, mailbox: int) -> None:
+    def __init__(
+        self,
+        shard: ShardKey,
+        me: Incarnation,
+        mailbox: int,
+        admission: Admission | None = None,
+    ) -> None:
         self.shard = shard
         self.me = me
         self.mailbox = mailbox
+        self.admission = Admission() if admission is None else admission
         self.phase = Phase.CLOSED
         self.epoch = 0
         self.entry: Entry = FREE
@@ -208,14 +202,16 @@ class Owner:
         """A message arrives (H7)."""
         out: list[Effect] = []
         waiting = self.parked.get(mail.source)
-        if waiting is not None and len(waiting) >= PARKED:
+        if waiting is not None and (len(waiting) >= PARKED or self._too_heavy(mail)):
             # Behind the gate everything parked goes back too, so the order holds.
             self.gates[mail.source] = None
             out.append(SendBack(mail.source, (mail,)))
         elif waiting is not None:
             waiting.append(mail)
+            self._enter(mail)
         elif self._ahead(mail):
             self.parked[mail.source] = deque((mail,))
+            self._enter(mail)
             out.append(ReadRecord())
         else:
             self._admit(mail, out)
@@ -262,7 +258,9 @@ class Owner:
     def link_gone(self, source: Source) -> None:
         """The link's state was dropped: its gate is void, parked mail never counted as accepted."""
         self.gates.pop(source, None)
-        self.parked.pop(source, None)
+        for waiting in self.parked.pop(source, ()):
+            if isinstance(waiting, Mail):
+                self.left(waiting)
         if self.latest.get(source.sender) == source.link:
             del self.latest[source.sender]
 
@@ -272,6 +270,7 @@ class Owner:
         if box is None or not self.admits or not box.ready():
             return None
         mail = box.mail.popleft()
+        self.left(mail)
         if mail.shared:
             box.readers += 1
         else:
@@ -307,6 +306,16 @@ class Owner:
         self._put(mail)
         return True
 
+    def left(self, mail: Mail) -> None:
+        """A message waits here no more; whoever takes one away says so."""
+        self.admission.leave(mail.source.sender, mail.size_bytes)
+
+    def _enter(self, mail: Mail) -> None:
+        self.admission.enter(mail.source.sender, mail.size_bytes)
+
+    def _too_heavy(self, mail: Mail) -> bool:
+        return self.admission.too_heavy(mail.source.sender, mail.size_bytes)
+
     def _ahead(self, mail: Mail) -> bool:
         return mail.change > self.entry.change or mail.epoch > self.entry.epoch
 
@@ -321,12 +330,18 @@ class Owner:
             out.append(SendBack(mail.source, (mail,)))
             return
         box = self.boxes.get(mail.entity)
-        if box is not None and len(box.mail) >= self.mailbox:
+        depth = 0 if box is None else len(box.mail)
+        if depth >= self.mailbox:
             out.append(Refuse(mail))
+            return
+        sender = mail.source.sender
+        if self.admission.refuses(sender, mail.size_bytes, depth, mail.nested, mail.ttl_s):
+            out.append(Refuse(mail, by_node=True))
             return
         box = self._put(mail)
         out.append(Accepted(mail, len(box.mail)))
         if box.ready():
+            self.admission.ready += not depth
             out.append(Wake(mail.entity))
 
     def _put(self, mail: Mail) -> Box:
@@ -334,6 +349,7 @@ class Owner:
         if box is None:
             box = self.boxes[mail.entity] = Box()
         box.mail.append(mail)
+        self._enter(mail)
         return box
 
     def _flush(self, asked: FlushAsked, out: list[Effect]) -> None:
@@ -349,26 +365,8 @@ class Owner:
 
     def _remove(self, wanted: Callable[[Mail, bool], bool], out: list[Effect]) -> None:
         """Send mail back to its link (gating it), or discard it if that link is lost."""
-        back: dict[Source, list[Mail]] = {}
-        lost: list[Mail] = []
-        for entity, box in list(self.boxes.items()):
-            keep = 0
-            for index, mail in enumerate(box.mail):
-                if mail.finishing:
-                    keep = index + 1
-            kept: deque[Mail] = deque()
-            for index, mail in enumerate(box.mail):
-                if not wanted(mail, index >= keep):
-                    kept.append(mail)
-                elif self.latest.get(mail.source.sender) == mail.source.link:
-                    back.setdefault(mail.source, []).append(mail)
-                else:
-                    lost.append(mail)
-            box.mail = kept
-            if box.idle():
-                del self.boxes[entity]
-            elif box.ready():
-                out.append(Wake(entity))
+        back, lost, ready = remove(self.boxes, self.latest, wanted, self.left)
+        out.extend([Wake(entity) for entity in ready])
         for source, mails in back.items():
             self.gates[source] = None
             out.append(SendBack(source, tuple(sorted(mails, key=lambda mail: mail.n))))
@@ -395,5 +393,6 @@ class Owner:
                 return
             else:
                 waiting.popleft()
+                self.left(head)
                 self._admit(head, out)
         del self.parked[source]

@@ -10,10 +10,11 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Iterable
 
+from domicile.core.admission import UNIT_BYTES, Flow, Outflow
 from domicile.core.handoff import SENDER_TRANSITIONS as TRANSITIONS
 from domicile.core.handoff import Bond, SenderEvent
-from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.lanes import is_nested, next_wave, number_of
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.lanes import Wanted, is_nested, lane, next_wave, number_of
 from domicile.core.letter import Arm, Effect, GiveUp, Home, Letter, Limits, SendFlush, Write
 from domicile.core.shardmap import FREE, Entry
 
@@ -25,8 +26,8 @@ class Sender:
     """The sender's side of one shard."""
 
     __slots__ = (
-        "bond", "entry", "flush_at", "flush_id", "held_bytes", "is_moving", "is_up", "key",
-        "last_flush", "limits", "moving_since", "next_n", "open", "over_epoch", "queue",
+        "bond", "entry", "flow", "flush_at", "flush_id", "held_bytes", "is_moving", "is_up", "key",
+        "last_flush", "limits", "moving_since", "next_n", "open", "outflow", "over_epoch", "queue",
         "seen_change", "shard", "wave_at", "written",
     )  # fmt: skip
 
@@ -36,11 +37,14 @@ class Sender:
         limits: Limits,
         is_moving: Callable[[ShardKey], bool],
         is_up: Callable[[Incarnation], bool],
+        outflow: Outflow | None = None,
     ) -> None:
         self.shard = shard
         self.limits = limits
         self.is_moving = is_moving
         self.is_up = is_up
+        self.outflow = Outflow() if outflow is None else outflow
+        self.flow = Flow(1 << 60, 1 << 60)
         self.entry: Entry = FREE
         self.over_epoch = 0
         """The owner said released: as moving until a newer epoch (H3)."""
@@ -67,11 +71,12 @@ class Sender:
         self.next_n += 1
         return n
 
-    def room(self, size_bytes: int) -> bool:
-        """Whether one more message may be held (I6)."""
+    def room(self, size_bytes: int, nested: bool = False) -> bool:
+        """Whether one more message may be held, or be on its way to the home (I6)."""
         return (
             len(self.queue) < self.limits.buffer
             and self.held_bytes + size_bytes <= self.limits.hold_bytes
+            and self.outflow.takes(self.entry.owner, size_bytes, nested)
         )
 
     def clear(self) -> Home | None:
@@ -86,6 +91,7 @@ class Sender:
             or home.owner != entry.owner
             or home.epoch <= self.over_epoch
             or self.open >= self.limits.window
+            or self.flow.open >= self.flow.few
             or not self.is_up(home.owner)
         ):
             return None
@@ -96,6 +102,8 @@ class Sender:
         self.written[letter.n] = letter
         if not letter.started:
             self.open += 1
+            letter.flow = self.flow
+            self.flow.open += 1 + letter.size_bytes // UNIT_BYTES
 
     def submit(self, letter: Letter, now: float) -> tuple[Effect, ...]:
         """A new message, numbered and with room (H1)."""
@@ -160,7 +168,7 @@ class Sender:
         letter = self.written.get(n)
         if letter is not None and letter.to == peer and not letter.started:
             letter.started = True
-            self.open -= 1
+            self._close(letter)
             if not letter.ask or letter.resolved:
                 del self.written[n]
         # A wider window lets only what waits go on.
@@ -175,7 +183,7 @@ class Sender:
             return None, ()
         del self.written[n]
         if not letter.started:
-            self.open -= 1
+            self._close(letter)
         effects = self._go_on(now) if self.queue else ()
         if letter.resolved:
             return None, effects
@@ -187,7 +195,7 @@ class Sender:
         letter.resolved = True
         if letter.to is None:
             self.queue.remove(letter)
-            self.held_bytes -= letter.size_bytes
+            self._let_go(letter)
             return True, self._go_on(now)
         if letter.started:
             self.written.pop(letter.n, None)
@@ -242,9 +250,9 @@ class Sender:
             return ()
         letters = tuple(self.queue)
         self.queue.clear()
-        self.held_bytes = 0
         for letter in letters:
             letter.resolved = True
+            self._let_go(letter)
         return letters
 
     def waiting(self) -> bool:
@@ -309,39 +317,25 @@ class Sender:
             self._write_lane(home, is_nested, False, now, out)
 
     def _write_lane(
-        self,
-        home: Home,
-        wanted: Callable[[Letter], bool],
-        finishing: bool,
-        now: float,
-        out: list[Effect],
+        self, home: Home, wanted: Wanted, finishing: bool, now: float, out: list[Effect]
     ) -> None:
         """N4: a wanted message goes out behind all queued ones to the same entity."""
-        last: dict[EntityKey, int] = {}
-        for letter in self.queue:
-            if wanted(letter):
-                last[letter.entity] = letter.n
-        if not last:
-            return
-        keep: list[Letter] = []
-        for letter in self.queue:
-            if letter.n <= last.get(letter.entity, 0):
-                letter.beyond = self.open >= self.limits.window
-                self._write(letter, home, finishing or self.finishing(letter), now, out)
-            else:
-                keep.append(letter)
-        self.queue[:] = keep
+        goes, self.queue[:] = lane(self.queue, wanted)
+        for letter in goes:
+            letter.beyond = self.open >= self.limits.window
+            self._write(letter, home, finishing or self.finishing(letter), now, out)
 
     def _write(
         self, letter: Letter, home: Home, finishing: bool, now: float, out: list[Effect]
     ) -> None:
         self._take(SenderEvent.WRITE, now, out)
+        if self.key is None:
+            self.flow = self.outflow.to(home.owner)
         self.key = home
-        self.held_bytes -= letter.size_bytes
+        self._let_go(letter)
         letter.to = home.owner
         letter.started = False
-        self.written[letter.n] = letter
-        self.open += 1
+        self.post(letter)
         change = self.entry.change
         out.append(Write(letter, home.owner, home.epoch, change, finishing, self.open))
 
@@ -362,8 +356,19 @@ class Sender:
             self.key = None
             self.flush_id = 0
 
+    def _close(self, letter: Letter) -> None:
+        """Written, and known to have started or not to start there."""
+        self.open -= 1
+        if letter.flow is not None:
+            letter.flow.open -= 1 + letter.size_bytes // UNIT_BYTES
+
+    def _let_go(self, letter: Letter) -> None:
+        self.held_bytes -= letter.size_bytes
+        self.outflow.held_bytes -= letter.size_bytes
+
     def _hold(self, letter: Letter) -> None:
         self.held_bytes += letter.size_bytes
+        self.outflow.held_bytes += letter.size_bytes
         if not self.queue or self.queue[-1].n < letter.n:
             self.queue.append(letter)
         else:
@@ -372,7 +377,7 @@ class Sender:
     def _take_back(self, letter: Letter) -> None:
         """Written, but certain not to have run."""
         del self.written[letter.n]
-        self.open -= 1
+        self._close(letter)
         letter.to = None
         if not letter.resolved:
             self._hold(letter)
@@ -387,7 +392,7 @@ class Sender:
                 continue
             del self.written[n]
             if not letter.started:
-                self.open -= 1
+                self._close(letter)
             if not letter.resolved:
                 letter.resolved = True
                 out.append(GiveUp(letter))

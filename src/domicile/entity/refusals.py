@@ -21,11 +21,11 @@ def too_large(call: Call, size_bytes: int, most_bytes: int) -> NotExecuted:
 
 def overloaded(sender: Sender, entity: EntityKey) -> Overloaded:
     """Too much waits for its shard already (I6)."""
-    return Overloaded(
-        f"{len(sender.queue)} messages already wait for shard "
-        f"{sender.shard.role}/{sender.shard.shard}, the home of {entity.type} {entity.id!r}; "
-        "slow down and retry"
-    )
+    shard = f"shard {sender.shard.role}/{sender.shard.shard}"
+    waits = f"{len(sender.queue)} messages already wait for {shard}"
+    if not sender.queue:
+        waits = f"too much is already on its way to the home of {shard}"
+    return Overloaded(f"{waits}, where {entity.type} {entity.id!r} lives; slow down and retry")
 
 
 def quarantined(sender: Sender, within_s: float) -> Unavailable:

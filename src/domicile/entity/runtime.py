@@ -14,6 +14,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from domicile.config import Settings
+from domicile.core.admission import UNIT_BYTES, Admission, Bounds
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.lease import Lease
 from domicile.core.letter import Home
@@ -39,6 +40,7 @@ from domicile.entity.blocking import Blocking, WorkerThreads
 from domicile.entity.calloff import CallOffs
 from domicile.entity.carrier import Carrier
 from domicile.entity.cell import Cell, Turn, current_turn
+from domicile.entity.crowded import encode_crowded
 from domicile.entity.define import Entity, EntityType, entity_type
 from domicile.entity.limited import LimitedHost
 from domicile.entity.observed import Observer
@@ -70,6 +72,11 @@ _NEVER = -1.0
 BEGUN_MESSAGES = 256
 BEGUN_S = 0.005
 """Senders learn what has started once so much of theirs has, or after this time."""
+BUSY_S = 0.05
+"""And once all batches of one turn of the loop have: more is read than begun, so that what waits
+waits here, where it is counted and may be refused, and not in the network."""
+SLOW_S = 0.0002
+"""From this mean time of a turn on, waiting in line costs little beside it."""
 SWEEP_S = 1.0
 REPEAT_S = 1.0
 
@@ -126,7 +133,13 @@ class Runtime:
         """Whether a local ask may hand over values that nobody can change (SM-27)."""
         self.observer = Observer(tracer, sampler(meter))
         self.links: Links | None = None
-        self.workers = Workers()
+        self.workers = Workers(clock.now, lambda: self.observer.turns)
+        self.admission = Admission(
+            Bounds(
+                settings.node_mail, settings.node_mail * UNIT_BYTES, settings.hold_bytes,
+                settings.node_wait_s,
+            )
+        )  # fmt: skip
         self.blocking = Blocking(
             WorkerThreads(settings.blocking_threads) if threads is None else threads, meter, guard,
             most=settings.blocking_threads, most_waiting=settings.blocking_queue,
@@ -146,6 +159,8 @@ class Runtime:
         self.on_suspended: Callable[[], None] = _nobody
         """Called whenever a handler first suspends (DX-09)."""
         self.graveyard: list[Coroutine[Any, Any, Any]] = []
+        self.crowded = encode_crowded(node_id)
+        self._turn_until = 0.0
         self.leaving = False
         self.fenced = False
         self._here: deque[Request | Flush | Cancel | tuple[Answer]] = deque()
@@ -226,11 +241,17 @@ class Runtime:
         `other` takes what is neither a request nor a flush, nor takes a request back.
         """
         left = iter(messages)
-        began = self.clock.now()
+        until = self._busy_until(self.clock.now())
+        admission = self.admission
+        ready, job_s = admission.ready, admission.job_s = self.workers.line
+        admission.is_full = len(self.suspended) >= self.settings.node_turns
+        if admission.is_full or (job_s > SLOW_S and ready * job_s > TURN_S):
+            # Nobody passes those that wait for their turn already.
+            until = 0.0
         for message in left:
             item: ToOwner | None = message
             while type(item) is Request and not self.workers.closed:
-                item = self.workers.lend(self._serve_some, source, item, left, began)
+                item = self.workers.lend(self._serve_some, source, item, left, until)
             if type(item) is Flush:
                 host = self._host_of(item)
                 if host is not None:
@@ -240,8 +261,18 @@ class Runtime:
             elif item is not None and type(item) is not Request:
                 other(item)
 
+    def _busy_until(self, now: float) -> float:
+        """Until when messages may begin as they come; for the rest of the loop's turn they wait."""
+        if not self._turn_until:
+            self._turn_until = now + BUSY_S
+            asyncio.get_running_loop().call_soon(self._turned)
+        return min(self._turn_until, now + TURN_S)
+
+    def _turned(self) -> None:
+        self._turn_until = 0.0
+
     def _serve_some(
-        self, worker: Worker, source: Source, item: ToOwner, left: Iterator[ToOwner], began: float
+        self, worker: Worker, source: Source, item: ToOwner, left: Iterator[ToOwner], until: float
     ) -> ToOwner | None:
         """Serve requests until one suspends or something else comes: that, or the next request."""
         clock, lease, by_role = self.clock.now, self.lease, self._by_role
@@ -255,7 +286,7 @@ class Runtime:
             if host is None:
                 host = self._host_of(message)
             if host is not None:
-                host.request(worker, source, message, now, late=now > began + TURN_S)
+                host.request(worker, source, message, now, late=now > until)
             message = next(left, None)
             if worker.job is not None or not worker.clean():
                 return message
@@ -334,6 +365,7 @@ class Runtime:
             self._here
             or (running is not None and running is not caller)
             or self.observer.tracer is not None
+            or len(self.suspended) >= self.settings.node_turns
         ):
             return False
         if not self._here_until:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from domicile.core.admission import Outflow
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.letter import Arm, Effect, GiveUp, Home, Letter, Limits, SendFlush, Write
 from domicile.core.messages import (
@@ -32,6 +33,7 @@ from domicile.core.shardmap import Entry
 from domicile.entity.calloff import time_left_s
 from domicile.entity.cell import Called, Incoming, Turn, current_turn
 from domicile.entity.codec import decode_error
+from domicile.entity.crowded import Pauses
 from domicile.entity.places import Places
 from domicile.entity.ref import Call, Route
 from domicile.entity.refusals import expired, overloaded, quarantined, too_large
@@ -92,6 +94,8 @@ class Sending:
         self._limits = Limits(
             settings.buffer, settings.hold_bytes, settings.window, settings.hold_timeout_s
         )
+        self._outflow = Outflow(settings.node_mail, settings.window)
+        self._pauses = Pauses(runtime.clock, self._outflow)
         self.senders: dict[ShardKey, Sender] = {}
         self._by_role: dict[str, dict[int, Sender]] = {}
         self._waits = Waits(runtime.clock, self._expired)
@@ -250,7 +254,7 @@ class Sending:
     def _hold(self, sender: Sender, letter: Letter, now: float, timeout_s: float) -> None:
         """The longer way: what waits before it, or its home, comes first."""
         runtime = self._runtime
-        refusal = self._refusal(sender, letter.entity, letter.size_bytes)
+        refusal = self._refusal(sender, letter)
         effects = sender.submit(letter, now) if refusal is None else ()
         if runtime.tracing:
             self.note_submit(letter, len(sender.queue), timeout_s)
@@ -294,14 +298,14 @@ class Sending:
             letter.ask, finishing, left_s if left_s > 0 else 0.0, load.chain, call.key, load.trace,
         )  # fmt: skip
 
-    def _refusal(self, sender: Sender, entity: EntityKey, size: int) -> NotExecuted | None:
+    def _refusal(self, sender: Sender, letter: Letter) -> NotExecuted | None:
         """Why a message can't even wait for its shard (I6), if so."""
         if sender.entry.state == "quarantined":
             return quarantined(sender, self._runtime.settings.poison_window_s)
-        if sender.room(size):
+        if sender.room(letter.size_bytes, bool(letter.chain)):
             return None
         self._runtime.meter.count("message.overloaded")
-        return overloaded(sender, entity)
+        return overloaded(sender, letter.entity)
 
     def _behind(self, chain: tuple[Caller, ...]) -> Iterator[ShardKey]:
         """Who waits in line behind the handlers of a chain, as far as they run on this node.
@@ -349,6 +353,7 @@ class Sending:
                 self._limits,
                 lambda other: members.map.get(other).state == "moving",
                 members.nodes.__contains__,
+                self._outflow,
             )
             self._by_role.setdefault(shard.role, {})[shard.shard] = sender
             sender.see(members.map.get(shard), self._runtime.clock.now())
@@ -394,6 +399,7 @@ class Sending:
         letter, effects = sender.answered(peer, reply.n, self._now())
         if letter is not None:
             if reply.status is not _OK:
+                self._pauses.hear(peer, reply)
                 error = decode_error(reply.status, reply.body)
                 self._fail(sender.shard, letter, error, reply.status)
             else:

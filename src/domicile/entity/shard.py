@@ -162,7 +162,11 @@ class ShardHost(Turns):
                     self._send_back(source, mails)
                 case AnswerFlush(source, id):
                     self._answer_flush(source, id)
-                case Refuse(mail):
+                case Refuse(mail, by_node):
+                    self.runtime.meter.count("mail.refused")
+                    if by_node:
+                        self._answer(mail, *self.runtime.crowded)
+                        continue
                     full = Overloaded(f"the mailbox of {name_of(mail.entity)} is full; slow down")
                     self._answer(mail, *encode_error(full))
                 case Discard(mails):

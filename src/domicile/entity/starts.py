@@ -45,7 +45,7 @@ class Starts(ABC):
     def __init__(self, runtime: Runtime, shard: ShardKey) -> None:
         self.runtime = runtime
         self.shard = shard
-        self.owner = Owner(shard, runtime.me, runtime.settings.mailbox)
+        self.owner = Owner(shard, runtime.me, runtime.settings.mailbox, runtime.admission)
         self.cells: dict[EntityKey, Cell] = {}
         self._backoff: dict[EntityKey, tuple[float, float]] = {}
         self._marks = Marks(runtime.settings.poison_deaths, partial(runtime.mark_started, shard))

@@ -34,6 +34,9 @@ log = logging.getLogger("domicile")
 
 ALARM = Source(Incarnation(""), "alarm")
 
+WEIGHT_BYTES = 1_024
+"""About what a message takes in memory while it waits, beside its body and its ids."""
+
 NOT_HERE: Final = object()
 """A local ask did not begin within its call: nothing has happened."""
 
@@ -114,6 +117,9 @@ class Turns(Starts):
             request.finishing,
             handler is not None and handler.shared,
             Incoming(request, now + request.ttl_s),
+            len(request.body) + 4 * (len(request.id) + len(request.key)) + WEIGHT_BYTES,
+            request.ttl_s,
+            bool(request.chain),
         )
         self._carry_out(self.owner.request(mail))
 

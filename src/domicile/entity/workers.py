@@ -16,6 +16,8 @@ from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
 from typing import Any, Protocol, TypeVar
 
+from domicile.entity.pace import Pace, timeless
+
 T = TypeVar("T")
 
 Work = Coroutine[Any, Any, None]
@@ -198,8 +200,9 @@ class Worker:
 class Workers:
     """Lends workers to what begins now, and runs jobs in order. `close` ends its tasks."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = timeless, turns: Callable[[], int] = int) -> None:
         self._ready: deque[Job] = deque()
+        self._pace = Pace(now, turns)
         self._spare: list[Worker] = []
         self._all: dict[asyncio.Task[None], Worker] = {}
         self._called = False
@@ -209,6 +212,11 @@ class Workers:
     def closed(self) -> bool:
         """Whether nothing may begin here any more."""
         return self._closed
+
+    @property
+    def line(self) -> tuple[int, float]:
+        """How many jobs are ready, and the time from one to the next: 0 as long as nobody knows."""
+        return len(self._ready), self._pace.job_s
 
     def submit(self, job: Job) -> None:
         """Run a job in a turn of the event loop soon."""
@@ -264,8 +272,10 @@ class Workers:
     def _run_ready(self) -> None:
         self._called = False
         left = QUANTUM
+        self._pace.begin()
         while self._ready and left and not self._closed:
             left = self.lend(self._run_some, left)
+        self._pace.end(bool(self._ready))
         if self._ready and not self._called and not self._closed:
             self._called = True
             asyncio.get_running_loop().call_soon(self._run_ready)
@@ -278,6 +288,8 @@ class Workers:
                 self._ready.popleft()(worker)
             except Exception as error:
                 self._report(worker.task, error)
+            if not self._pace.ran():
+                return 0
         return left
 
     def _hire(self) -> Worker:

@@ -43,6 +43,7 @@ COUNTERS: dict[str, str] = {
     "link.unspoken": "Messages dropped because the link's protocol is too old for them (DX-19).",
     "loop.held": "Times that the event loop was held up for longer than slow_s.",
     "mail.dropped": "Messages dropped at their home because the link they came by is lost.",
+    "mail.refused": "Messages refused at their home: too many waited there for a turn.",
     "message.overloaded": "Messages refused because too many already wait for their shard.",
     "node.dead": "Processes whose death this one proved, so that their records are gone (L6).",
     "node.dead.raced": "Proved deaths of which another process removed the record first.",

@@ -152,6 +152,7 @@ class Caller:
             elif self._side is None and isinstance(packet, Hello):
                 self._admit(self, packet)
             elif self._side is not None and isinstance(packet, Frame):
+                self._side.link.weigh(len(data))
                 self._side.received(self._session, packet)
             else:
                 raise LinkBroken(f"{type(packet).__name__} is out of place")

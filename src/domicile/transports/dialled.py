@@ -263,6 +263,7 @@ class _Way:
             if packet is None:
                 side.redial()
             else:
+                side.link.weigh(len(data))
                 side.received(self._session, packet)
         except LinkBroken as broken:
             side.layer.complain("link.broken", self._connection, str(broken))

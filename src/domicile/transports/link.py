@@ -54,7 +54,14 @@ FRAME_BYTES = 1024 * 1024
 """A frame takes no further message once it has this many, or bodies of this size."""
 
 MOST_ANSWERS = 1 << 19
+MOST_ANSWER_BYTES = 256 * 1024 * 1024
 """I6: answers that may wait for a peer that takes none; with more, its link is dropped."""
+
+RETAINED_BYTES = 64 * 1024 * 1024
+"""I6: the queue waits while so much was written and is not acknowledged."""
+
+LONG_IDS_BYTES = 4_096
+"""Ids that may be so long are weighed; of others the most that they can weigh is near enough."""
 
 _TO_OWNER: dict[object, int] = {kind: SINCE.get(kind, 0) for kind in get_args(ToOwner)}
 _TO_SENDER: dict[object, int] = {kind: SINCE.get(kind, 0) for kind in get_args(ToSender)}
@@ -76,8 +83,11 @@ class _End:
         "_control",
         "_last",
         "_limit",
+        "_owed_bytes",
         "_queue",
+        "_queue_bytes",
         "_retained",
+        "_retained_bytes",
         "_told",
         "link",
         "protocol",
@@ -97,14 +107,25 @@ class _End:
         self._last = 0
         self._acked = 0
         self._told = 0
-        self._retained: deque[tuple[int, tuple[Message, ...]]] = deque()
+        self._owed_bytes = 0
+        self._queue_bytes = 0
+        """Of the answers in the queue; senders bound their requests themselves."""
+        self._retained: deque[tuple[int, tuple[Message, ...], int]] = deque()
+        self._retained_bytes = 0
         self._control: deque[Message] = deque()
         self._queue: deque[Message] = deque()
 
     @property
     def owed(self) -> int:
-        """How many frames were taken that the peer has not been told of."""
-        return self.received - self._told
+        """How many frames were taken that the peer has not been told of; large ones count for more.
+
+        So the peer hears in time, before it retains too many bytes to go on.
+        """
+        return self.received - self._told + self._owed_bytes // FRAME_BYTES
+
+    def weigh(self, size_bytes: int) -> None:
+        """A packet of that size has come."""
+        self._owed_bytes += size_bytes
 
     @property
     def unacknowledged(self) -> bool:
@@ -126,7 +147,8 @@ class _End:
         """Whether `pump` would have something to write now."""
         room = self._limit - len(self._retained)
         return self.up and (
-            (bool(self._queue) and room > 0) or (bool(self._control) and room + CONTROL_RESERVE > 0)
+            (bool(self._queue) and room > 0 and self._retained_bytes < RETAINED_BYTES)
+            or (bool(self._control) and room + CONTROL_RESERVE > 0)
         )
 
     def down(self) -> None:
@@ -138,6 +160,7 @@ class _End:
         self.up = False
         self.session = 0
         self._retained.clear()
+        self._retained_bytes = self._queue_bytes = 0
         self._queue.clear()
         self._control.clear()
 
@@ -158,22 +181,26 @@ class _End:
             size_bytes = 0
             if self._control and room + CONTROL_RESERVE > 0:
                 size_bytes = _fill(batch, self._control, 0)
-            if self.up and self._queue and room > 0:
-                _fill(batch, self._queue, size_bytes)
+            if self.up and self._queue and room > 0 and self._retained_bytes < RETAINED_BYTES:
+                control_bytes = size_bytes
+                size_bytes = _fill(batch, self._queue, size_bytes)
+                self._queue_bytes -= size_bytes - control_bytes
             if not batch:
                 return frames
             self._last += 1
             messages = tuple(batch)
-            self._retained.append((self._last, messages))
+            self._retained.append((self._last, messages, size_bytes))
+            self._retained_bytes += size_bytes
             if self.up:
                 frames.append(self._written(self._last, messages))
 
     def _written(self, no: int, messages: tuple[Message, ...]) -> Frame:
         self._told = self.received
+        self._owed_bytes = 0
         return Frame(no, self.received, messages)
 
     def _resend(self) -> list[Frame]:
-        return [self._written(no, messages) for no, messages in self._retained]
+        return [self._written(no, messages) for no, messages, _ in self._retained]
 
     def _knows(self, received: int) -> bool:
         """Whether a peer that has everything up to `received` can have this link's past."""
@@ -183,7 +210,7 @@ class _End:
         if ack > self._last:
             raise LinkBroken(f"frame {ack} is acknowledged, the last one sent was {self._last}")
         while self._retained and self._retained[0][0] <= ack:
-            self._retained.popleft()
+            self._retained_bytes -= self._retained.popleft()[2]
         self._acked = max(self._acked, ack)
 
     def _take(self, session: int, frame: Frame, kinds: dict[object, int]) -> tuple[Message, ...]:
@@ -227,7 +254,10 @@ def _fill(batch: list[Message], queue: deque[Message], size_bytes: int) -> int:
         message = queue.popleft()
         batch.append(message)
         if type(message) is Request:
-            size_bytes += len(message.body) + 4 * (len(message.id) + len(message.key))
+            ids_bytes = 4 * (len(message.id) + len(message.key))
+            if ids_bytes > LONG_IDS_BYTES:
+                ids_bytes = weight_bytes(b"", message.id, message.key)
+            size_bytes += len(message.body) + ids_bytes
             if message.chain:
                 size_bytes += weight_bytes(b"", *[caller.id for caller in message.chain])
         elif type(message) is Reply:
@@ -364,6 +394,10 @@ class AcceptedLink(_End):
                 self._queue.append(Started(message.role, shard, (n,)))
         else:
             self._queue.append(message)
+            if type(message) is Reply:
+                self._queue_bytes += len(message.body)
+                if self._queue_bytes > MOST_ANSWER_BYTES:
+                    return -1
         waiting = len(self._queue)
         return waiting if waiting <= MOST_ANSWERS else -1
 

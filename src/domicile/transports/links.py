@@ -53,6 +53,11 @@ from domicile.transports.token import check_hello, prove_welcome
 SOON_MESSAGES = 16
 """So many do not wait for the end of the turn: the peer works on them while the rest is made."""
 
+MOST_FORGOTTEN = 65_536
+"""I6: incarnations known to be gone (I1b). The oldest are dropped: their records went before those
+of so many others, so their leases ended long ago and their own guards let nothing leave (L3); what
+the network still holds of them carries epochs that are over (H7); no name is ever used again."""
+
 UNPROVED = (
     "this cluster has a token and the caller proves none that is good here: give it the "
     "cluster's, by token= or DOMICILE_TOKEN"
@@ -144,6 +149,8 @@ class LinkLayer(Layer):
         if self.aborted or peer in self._forgotten:
             return
         self._forgotten[peer] = None
+        if len(self._forgotten) > MOST_FORGOTTEN:
+            del self._forgotten[next(iter(self._forgotten))]
         self._sessions.pop(peer, None)
         side = self._out.pop(peer, None)
         if side is not None:
