@@ -27,7 +27,7 @@ ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
 endif
 
-.PHONY: help setup check format test golden sim sim-long search mutant mutants demo bench planner idle recovery docs lock clean
+.PHONY: help setup check format test golden sim sim-long search mutant mutants demo bench planner idle overload recovery docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ planner: setup ## what a plan costs at 10,000 and 100,000 shards
 
 idle: setup ## what an idle cluster asks of its store and of the machine (I8)
 	$(PY) -m benchmarks.idle $(ARGS)
+
+overload: setup ## what a node does at half, once and three times its capacity
+	$(PY) -m benchmarks.overload $(ARGS)
 
 recovery: setup ## how long shards are without a home after SIGKILL (DX-04)
 	$(PY) -m benchmarks.recovery $(ARGS)

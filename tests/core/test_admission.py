@@ -164,15 +164,15 @@ def test_large_messages_count_for_more_but_one_alone_may_always_go() -> None:
 
 
 def test_a_crowded_home_gets_nothing_new_for_a_while() -> None:
-    outflow = Outflow(most=100, few=10)
+    outflow = Outflow(most=100)
     flow = outflow.to(A)
     assert flow.pause()
     assert not flow.pause(), "once is enough"
-    assert (flow.few, flow.paused) == (0, True)
+    assert (flow.limit, flow.paused) == (0, True)
     assert not outflow.takes(A, 10, nested=False)
     assert outflow.takes(A, 10, nested=True), "what a handler waits for goes on"
     flow.go_on()
-    assert (flow.few, outflow.takes(A, 10, nested=False)) == (10, True)
+    assert (flow.limit, outflow.takes(A, 10, nested=False)) == (100, True)
 
 
 def test_homes_that_nothing_goes_to_are_forgotten() -> None:

@@ -140,26 +140,26 @@ MOST_HOMES = 1_024
 class Flow:
     """What one incarnation has written to one home and has not heard to have started."""
 
-    usual: int
-    few: int
-    """So much may be on its way without a closer look; nothing while the home is crowded."""
+    most: int
+    limit: int
+    """So much may be on its way: `most`, and nothing new while the home is crowded."""
     open: int = 0
 
     @property
     def paused(self) -> bool:
         """Whether the home has said that it has too much mail."""
-        return not self.few
+        return not self.limit
 
     def pause(self) -> bool:
         """Write nothing new for now; False if that is so already."""
         if self.paused:
             return False
-        self.few = 0
+        self.limit = 0
         return True
 
     def go_on(self) -> None:
         """Try again."""
-        self.few = self.usual
+        self.limit = self.most
 
 
 @dataclass(slots=True)
@@ -168,7 +168,6 @@ class Outflow:
 
     most: int = 1 << 60
     """Units on their way to one home, or held for all shards that have none at the moment."""
-    few: int = 1 << 60
     homes: dict[Incarnation, Flow] = field(default_factory=dict[Incarnation, Flow])
     held_bytes: int = 0
 
@@ -179,7 +178,7 @@ class Outflow:
             if len(self.homes) >= MOST_HOMES:
                 # A sender that is bound to one of them counts apart from here on: a looser bound.
                 self.homes = {name: other for name, other in self.homes.items() if other.open}
-            flow = self.homes[home] = Flow(self.few, self.few)
+            flow = self.homes[home] = Flow(self.most, self.most)
         return flow
 
     def takes(self, home: Incarnation, size_bytes: int, nested: bool) -> bool:

@@ -32,11 +32,11 @@ Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e300)]
 """No time that is none: comparing with it would put a loop's timers out of order."""
 
 
-class Wire(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
+class Wire(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", gc=False):
     """Base of everything on the wire."""
 
 
-class Caller(msgspec.Struct, frozen=True, array_like=True):
+class Caller(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A handler that waits for the call carrying it (N1)."""
 
     role: str
@@ -151,7 +151,7 @@ class Probed(Wire, frozen=True, tag="pd"):
     reached: bool
 
 
-class Carried(msgspec.Struct, frozen=True, array_like=True):
+class Carried(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The fields of one entity, taken along on a planned move."""
 
     type: str

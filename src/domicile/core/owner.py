@@ -32,7 +32,7 @@ class Source(NamedTuple):
     link: str
 
 
-class Mail(msgspec.Struct):
+class Mail(msgspec.Struct, gc=False):
     """One message at its owner. `load` is the shell's business."""
 
     source: Source

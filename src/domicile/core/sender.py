@@ -91,7 +91,7 @@ class Sender:
             or home.owner != entry.owner
             or home.epoch <= self.over_epoch
             or self.open >= self.limits.window
-            or self.flow.open >= self.flow.few
+            or self.flow.open >= self.flow.limit
             or not self.is_up(home.owner)
         ):
             return None

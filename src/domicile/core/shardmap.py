@@ -26,7 +26,7 @@ MOST = (1 << 62) - 1
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One shard's place. Free: nobody ever owned it. Moving: `owner` drains, `to` is the wish.
     Quarantined: its last owners died with it, and it gets no home before an operator says so."""
 

@@ -33,14 +33,14 @@ T = TypeVar("T")
 current_turn: ContextVar[Turn | None] = ContextVar("domicile_turn", default=None)
 
 
-class Incoming(msgspec.Struct):
+class Incoming(msgspec.Struct, gc=False):
     """A request at its owner, with the time until which it may start."""
 
     request: Request
     expires_at: float
 
 
-class Called(msgspec.Struct):
+class Called(msgspec.Struct, gc=False):
     """What a turn needs to know of a local ask that runs within its call; as of a `Request`."""
 
     n: int

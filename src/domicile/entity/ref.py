@@ -44,7 +44,7 @@ class Route:
         self.host = self.cell = None
 
 
-class Call(msgspec.Struct):
+class Call(msgspec.Struct, gc=False):
     """One tell or ask on its way out. `timeout_s` None: the sender's setting."""
 
     entity: EntityKey

@@ -6,6 +6,7 @@ Made by `sending` alone; nothing here decides.
 from __future__ import annotations
 
 from domicile.core.ids import EntityKey
+from domicile.core.messages import Request
 from domicile.core.sender import Sender
 from domicile.entity.ref import Call
 from domicile.errors import MaybeExecuted, NotExecuted, Overloaded, Unavailable
@@ -39,11 +40,9 @@ def quarantined(sender: Sender, within_s: float) -> Unavailable:
     )
 
 
-def expired(sender: Sender, call: Call, unwritten: bool) -> Unavailable | MaybeExecuted:
+def expired(request: Request, unwritten: bool) -> Unavailable | MaybeExecuted:
     """The caller's time is up."""
-    shard = f"{sender.shard.role}/{sender.shard.shard}"
-    where = f"{call.entity.type} {call.entity.id!r} (shard {shard})"
+    where = f"{request.type} {request.id!r} (shard {request.role}/{request.shard})"
     if unwritten:
         return Unavailable(f"no home of {where} could be reached in time; retry is safe")
-    method = call.handler.name
-    return MaybeExecuted(f"{where} did not answer in time; {method!r} may have run")
+    return MaybeExecuted(f"{where} did not answer in time; {request.method!r} may have run")

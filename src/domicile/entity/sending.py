@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from domicile.core.admission import Outflow
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
@@ -70,16 +71,14 @@ SWEEP_S = 0.5
 """How often tells that wait past their time are given up."""
 
 
-class Outgoing(msgspec.Struct, eq=False):
-    """What the shell knows of a letter: the call, who waits for it, and until when."""
+class Outgoing(msgspec.Struct, eq=False, gc=False):
+    """What the shell knows of a letter: what it says, who waits for it, and until when."""
 
-    call: Call
-    body: bytes
+    request: Request
+    """As it was first written; its stamps are those of the time it is written at."""
     sender: Sender
-    chain: tuple[Caller, ...]
     expires_at: float
     future: asyncio.Future[bytes] | None
-    trace: str = ""
 
 
 class Sending:
@@ -94,7 +93,7 @@ class Sending:
         self._limits = Limits(
             settings.buffer, settings.hold_bytes, settings.window, settings.hold_timeout_s
         )
-        self._outflow = Outflow(settings.node_mail, settings.window)
+        self._outflow = Outflow(settings.node_mail)
         self._pauses = Pauses(runtime.clock, self._outflow)
         self.senders: dict[ShardKey, Sender] = {}
         self._by_role: dict[str, dict[int, Sender]] = {}
@@ -204,26 +203,27 @@ class Sending:
             raise too_large(call, size, self._message_bytes)
         ask = future is not None
         tracer = runtime.observer.tracer
-        trace = "" if tracer is None else tracer.inject()
-        load = Outgoing(call, body, sender, callers, now + timeout_s, future, trace)
-        n = sender.number()
+        n, entity = sender.number(), call.entity
+        role, shard = sender.shard
+        kind, id = entity
+        request = Request(
+            role, shard, n, 0 if home is None else home.epoch, sender.entry.change, kind, id,
+            handler.name, body, ask, False, timeout_s, callers, call.key,
+            "" if tracer is None else tracer.inject(),
+        )  # fmt: skip
+        load = Outgoing(request, sender, now + timeout_s, future)
         if home is None:
-            letter = Letter(n, call.entity, ask, chain, size, load, behind)
+            letter = Letter(n, entity, ask, chain, size, load, behind)
             self._hold(sender, letter, now, timeout_s)
             return letter
         owner = home.owner
-        letter = Letter(n, call.entity, ask, chain, size, load, behind, False, False, owner)
+        letter = Letter(n, entity, ask, chain, size, load, behind, False, False, owner)
         sender.post(letter)
-        finishing = bool(chain) and sender.finishing(letter)
+        if chain and sender.finishing(letter):
+            request = replace(request, finishing=True)
         if runtime.tracing:
             self.note_submit(letter, 0, timeout_s)
-            self.note_write(letter, home, finishing=finishing, open=sender.open)
-        role, shard = sender.shard
-        kind, id = call.entity
-        request = Request(
-            role, shard, n, home.epoch, sender.entry.change, kind, id, handler.name, body,
-            ask, finishing, timeout_s, callers, call.key, trace,
-        )  # fmt: skip
+            self.note_write(letter, home, finishing=request.finishing, open=sender.open)
         links = runtime.links
         if links is None or not links.post(owner, request):
             runtime.send(owner, request)
@@ -232,16 +232,16 @@ class Sending:
     def began_here(self, call: Call, sender: Sender, home: Home, turn: Turn) -> Letter:
         """A local ask began within its call and has suspended: its reply comes as any other."""
         future = asyncio.get_running_loop().create_future()
-        callers = turn.request.chain
-        load = Outgoing(call, b"", sender, callers, turn.expires_at, future)
-        chain = tuple([ShardKey(caller.role, caller.shard) for caller in callers])
+        assert isinstance(turn.request, Called)
+        load = Outgoing(_as_sent(call, sender, turn.request), sender, turn.expires_at, future)
+        chain = tuple([ShardKey(caller.role, caller.shard) for caller in turn.request.chain])
         letter = Letter(turn.n, call.entity, True, chain, 0, load, to=home.owner, started=True)
         sender.post(letter)
         return letter
 
     def note_here(self, call: Call, sender: Sender, home: Home, called: Called) -> None:
         """For histories: a local ask begins within its call."""
-        load = Outgoing(call, b"", sender, called.chain, 0.0, None)
+        load = Outgoing(_as_sent(call, sender, called), sender, 0.0, None)
         letter = Letter(called.n, call.entity, True, (), 0, load)
         self.note_submit(letter, 0, called.ttl_s)
         self.note_write(letter, home, finishing=False, open=1)
@@ -268,12 +268,11 @@ class Sending:
 
     def note_submit(self, letter: Letter, held: int, timeout_s: float) -> None:
         """For histories: a call was made."""
-        call: Call = letter.load.call
-        role, shard = letter.load.sender.shard
+        request: Request = letter.load.request
         self._runtime.meter.event(
-            "submit", inc=self._runtime.me, role=role, shard=shard, n=letter.n,
-            type=call.entity.type, id=call.entity.id, method=call.handler.name, ask=letter.ask,
-            chain=[(caller.type, caller.id) for caller in letter.load.chain], held=held,
+            "submit", inc=self._runtime.me, role=request.role, shard=request.shard, n=letter.n,
+            type=request.type, id=request.id, method=request.method, ask=letter.ask,
+            chain=[(caller.type, caller.id) for caller in request.chain], held=held,
             timeout=timeout_s,
         )  # fmt: skip
 
@@ -283,19 +282,6 @@ class Sending:
         self._runtime.meter.event(
             "write", inc=self._runtime.me, role=role, shard=shard, n=letter.n, to=home.owner,
             epoch=home.epoch, finishing=finishing, open=open, beyond=letter.beyond,
-        )  # fmt: skip
-
-    def _request(
-        self, sender: Sender, letter: Letter, epoch: int, change: int, finishing: bool, now: float
-    ) -> Request:
-        load: Outgoing = letter.load
-        call = load.call
-        role, shard = sender.shard
-        kind, id = call.entity
-        left_s = load.expires_at - now
-        return Request(
-            role, shard, letter.n, epoch, change, kind, id, call.handler.name, load.body,
-            letter.ask, finishing, left_s if left_s > 0 else 0.0, load.chain, call.key, load.trace,
         )  # fmt: skip
 
     def _refusal(self, sender: Sender, letter: Letter) -> NotExecuted | None:
@@ -470,7 +456,7 @@ class Sending:
         for effect in effects:
             match effect:
                 case Write():
-                    self._write(sender, effect)
+                    self._write(effect)
                 case SendFlush(to, id):
                     runtime.send(to, Flush(*sender.shard, id))
                 case GiveUp(letter):
@@ -482,15 +468,16 @@ class Sending:
                 sender.shard, letter, quarantined(sender, self._runtime.settings.poison_window_s)
             )
 
-    def _write(self, sender: Sender, write: Write) -> None:
-        letter = write.letter
+    def _write(self, write: Write) -> None:
+        letter, to, epoch = write.letter, write.to, write.epoch
         if self._runtime.tracing:
-            home = Home(write.to, write.epoch)
-            self.note_write(letter, home, finishing=write.finishing, open=write.open)
-        self._runtime.send(
-            write.to,
-            self._request(sender, letter, write.epoch, write.change, write.finishing, self._now()),
-        )
+            self.note_write(letter, Home(to, epoch), finishing=write.finishing, open=write.open)
+        load: Outgoing = letter.load
+        request = replace(
+            load.request, epoch=epoch, change=write.change, finishing=write.finishing,
+            ttl_s=max(0.0, load.expires_at - self._now()),
+        )  # fmt: skip
+        self._runtime.send(to, request)
 
     def _arm(self, sender: Sender, at: float) -> None:
         armed = self._timers.get(sender.shard)
@@ -531,9 +518,9 @@ class Sending:
     def _give_up(self, shard: ShardKey, letter: Letter, why: str) -> None:
         letter.resolved = True
         if letter.ask:
-            call: Call = letter.load.call
-            where, method = f"{call.entity.type} {call.entity.id!r}", call.handler.name
-            self._fail(shard, letter, MaybeExecuted(f"{where} may have run {method!r}: {why}"))
+            request: Request = letter.load.request
+            ran = f"{request.type} {request.id!r} may have run {request.method!r}"
+            self._fail(shard, letter, MaybeExecuted(f"{ran}: {why}"))
         else:
             self._lost(shard, letter)
 
@@ -558,7 +545,7 @@ class Sending:
             return
         sender: Sender = letter.load.sender
         unwritten, effects = sender.withdraw(letter, self._now())
-        self._fail(sender.shard, letter, expired(sender, letter.load.call, unwritten))
+        self._fail(sender.shard, letter, expired(letter.load.request, unwritten))
         self._carry_out(sender, effects)
         self._take_back(letter)
 
@@ -590,6 +577,16 @@ class Sending:
                     self._carry_out(sender, effects)
         if held:
             self._sweep = self._runtime.clock.call_at(now + SWEEP_S, self._sweep_tells)
+
+
+def _as_sent(call: Call, sender: Sender, called: Called) -> Request:
+    """A local ask as it would travel, but for its arguments."""
+    role, shard = sender.shard
+    kind, id = call.entity
+    return Request(
+        role, shard, called.n, called.epoch, called.change, kind, id, called.method, b"", True,
+        False, called.ttl_s, called.chain,
+    )  # fmt: skip
 
 
 def _weight(call: Call) -> int:

@@ -50,9 +50,6 @@ from domicile.transports.strangers import (
 )
 from domicile.transports.token import check_hello, prove_welcome
 
-SOON_MESSAGES = 16
-"""So many do not wait for the end of the turn: the peer works on them while the rest is made."""
-
 MOST_FORGOTTEN = 65_536
 """I6: incarnations known to be gone (I1b). The oldest are dropped: their records went before those
 of so many others, so their leases ended long ago and their own guards let nothing leave (L3); what
@@ -121,8 +118,8 @@ class LinkLayer(Layer):
         side = self._out.get(peer)
         if side is None or self.aborted:
             return False
-        if side.link.post(message) >= SOON_MESSAGES and side.link.ready:
-            side.flush()
+        if side.link.post(message) >= side.soon and side.link.ready:
+            side.flush_early()
         elif not side.dirty:
             self.mark(side)
         return True
@@ -136,8 +133,8 @@ class LinkLayer(Layer):
         if waiting < 0:
             self.complain("link.clogged", side.connection, "it takes none of its answers")
             self._cut_off(link[0], self._doors[link[0]])
-        elif waiting >= SOON_MESSAGES and side.link.ready:
-            side.flush()
+        elif waiting >= side.soon and side.link.ready:
+            side.flush_early()
         elif not side.dirty:
             self.mark(side)
 
