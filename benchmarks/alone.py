@@ -6,6 +6,7 @@ has moved is reported as such.
 
 from __future__ import annotations
 
+import multiprocessing
 import socket
 import time
 from collections.abc import Callable
@@ -56,18 +57,9 @@ def _functions(stack: ExitStack) -> list[tuple[str, str, Callable[[], Callable[[
         ("encode", "arguments to bytes", _encode_args, 1),
         ("route", "shard of an id", _shard_of, 1),
         ("frame", f"{BATCH} requests into a frame", _frame_requests, BATCH),
-        (
-            "syscall",
-            f"a frame of {BATCH} through loopback",
-            lambda: _through(stack, len(_encoded())),
-            BATCH,
-        ),
-        (
-            "syscall",
-            "a frame of 1 through loopback",
-            lambda: _through(stack, len(_encoded()) // BATCH),
-            1,
-        ),
+        ("syscall", f"a frame of {BATCH} through loopback", lambda: _through(stack, BATCH), BATCH),
+        ("syscall", "a frame of 1 through loopback", lambda: _through(stack, 1), 1),
+        ("wake", "a frame of 1 to a sleeping process and back", lambda: _and_back(stack), 1),
         ("decode", f"a frame of {BATCH} requests", _unframe_requests, BATCH),
         ("decode", "bytes to arguments", _decode_args, 1),
         ("handler", "a handler that does not suspend", _handler, 1),
@@ -144,14 +136,24 @@ def _frame_replies() -> Callable[[], Any]:
     return lambda: decode_packet(encode_packet(frame))
 
 
-def _through(stack: ExitStack, messages: int) -> Callable[[], Any]:
-    size_bytes = len(_encoded()) * messages // BATCH
+def _pair(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
+    """Both ends of a connection on loopback."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         near = socket.create_connection(listening.getsockname())
         far, _ = listening.accept()
-    stack.callback(near.close)
-    stack.callback(far.close)
-    near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for end in (near, far):
+        stack.callback(end.close)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return near, far
+
+
+def _size_bytes(messages: int) -> int:
+    return len(_encoded()) * messages // BATCH
+
+
+def _through(stack: ExitStack, messages: int) -> Callable[[], Any]:
+    size_bytes = _size_bytes(messages)
+    near, far = _pair(stack)
     data, buffer = bytes(size_bytes), bytearray(256 * 1024)
 
     def send_and_receive() -> None:
@@ -161,6 +163,32 @@ def _through(stack: ExitStack, messages: int) -> Callable[[], Any]:
             left -= far.recv_into(buffer)
 
     return send_and_receive
+
+
+def _and_back(stack: ExitStack) -> Callable[[], Any]:
+    """What the machine itself needs to wake another process and be woken by it: no event loop."""
+    data = bytes(_size_bytes(1))
+    near, far = _pair(stack)
+    child = multiprocessing.get_context("fork").Process(target=_return_all, args=(far, near))
+    child.start()
+    stack.callback(child.join)
+    # Before that: what ends the child.
+    stack.callback(near.shutdown, socket.SHUT_RDWR)
+    buffer = bytearray(len(data))
+
+    def there_and_back() -> None:
+        near.sendall(data)
+        left = len(data)
+        while left:
+            left -= near.recv_into(buffer)
+
+    return there_and_back
+
+
+def _return_all(end: socket.socket, other: socket.socket) -> None:
+    other.close()
+    while data := end.recv(65_536):
+        end.sendall(data)
 
 
 def _encoded() -> bytes:

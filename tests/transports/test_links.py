@@ -59,6 +59,20 @@ def test_many_do_not_wait_for_the_end_of_the_turn() -> None:
     simulate(test)
 
 
+def test_what_is_sent_at_once_does_not_wait_for_the_end_of_the_turn() -> None:
+    async def test(lab: Lab) -> None:
+        p, q = await lab.pair()
+        p.send(q, 0)
+        await asyncio.sleep(0.02)
+        began = lab.taken(q)
+        p.do(lambda: [p.layer.post(q.inc, request(n), at_once=n < 3) for n in range(1, 6)])
+        await asyncio.sleep(0.02)
+        assert q.all_requests() == list(range(6))
+        assert lab.taken(q) - began == 3
+
+    simulate(test)
+
+
 def test_a_flood_within_one_turn_travels_in_larger_frames() -> None:
     async def test(lab: Lab) -> None:
         p, q = await lab.pair()

@@ -29,18 +29,19 @@ class Route:
 
     __slots__ = ("cell", "host", "sender", "sending", "weight_bytes")
 
-    def __init__(self, sending: Any = None, sender: Any = None, weight_bytes: int = 0) -> None:
-        self.sending = sending
-        self.sender = sender
-        self.weight_bytes = weight_bytes
+    def __init__(self) -> None:
+        self.sending: Any = None
+        self.sender: Any = None
+        self.weight_bytes = 0
         self.host: Any = None
         self.cell: Any = None
         """The shard's host and the entity, if they were found in this process."""
 
-    def take(self, other: Route) -> None:
-        """Remember another one instead."""
-        self.sending, self.sender = other.sending, other.sender
-        self.weight_bytes = other.weight_bytes
+    def lead(self, sending: Any, sender: Any, weight_bytes: int) -> None:
+        """From now on calls go by this sender; messages weigh so much beside their arguments."""
+        self.sending = sending
+        self.sender = sender
+        self.weight_bytes = weight_bytes
         self.host = self.cell = None
 
 

@@ -107,6 +107,8 @@ class Runtime:
         threads: Threads | None = None,
         tracer: Tracer | None = None,
     ) -> None:
+        self.loop = asyncio.get_running_loop()
+        """Kept: to find the running one costs a system call on some versions of Python."""
         self.me = me
         self.node_id = node_id
         self.clock = clock
@@ -265,7 +267,7 @@ class Runtime:
         """Until when messages may begin as they come; for the rest of the loop's turn they wait."""
         if not self._turn_until:
             self._turn_until = now + BUSY_S
-            asyncio.get_running_loop().call_soon(self._turned)
+            self.loop.call_soon(self._turned)
         return min(self._turn_until, now + TURN_S)
 
     def _turned(self) -> None:
@@ -370,7 +372,7 @@ class Runtime:
             return False
         if not self._here_until:
             self._here_until, self._here_left = now + TURN_S, TURN_CALLS
-            asyncio.get_running_loop().call_soon(self._next_turn)
+            self.loop.call_soon(self._next_turn)
         if self.tracing:
             # Virtual time may stand still while they run.
             self._here_left -= 1
@@ -441,7 +443,7 @@ class Runtime:
     def _end_turn_soon(self) -> None:
         if not self._turn_ends:
             self._turn_ends = True
-            asyncio.get_running_loop().call_soon(self._end_turn)
+            self.loop.call_soon(self._end_turn)
 
     def _end_turn(self) -> None:
         """Batch of one loop turn: local mail, and what has started."""
@@ -537,7 +539,7 @@ class Runtime:
             self._sweeper = self.clock.call_at(now + (0.0 if more else SWEEP_S), self._sweep)
 
     def _trim_soon(self) -> None:
-        asyncio.get_running_loop().call_soon(self._trim)
+        self.loop.call_soon(self._trim)
 
     def _trim(self) -> None:
         if self.guard():

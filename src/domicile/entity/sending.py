@@ -88,6 +88,7 @@ class Sending:
         self._runtime = runtime
         settings = runtime.settings
         self._me, self._lease, self._now = runtime.me, runtime.lease, runtime.clock.now
+        self._loop = runtime.loop
         self._ask_timeout_s = settings.ask_timeout_s
         self._message_bytes = settings.message_bytes
         self._limits = Limits(
@@ -135,7 +136,7 @@ class Sending:
             elif outcome is not NOT_HERE:
                 return outcome
         if letter is None:
-            future = asyncio.get_running_loop().create_future()
+            future: asyncio.Future[bytes] = self._loop.create_future()
             letter = self._submit(call, route, home, chain, now, timeout_s, future)
         book = self._waits.add(letter, timeout_s)
         self._asks += 1
@@ -169,10 +170,11 @@ class Sending:
         ):
             raise Unavailable("this node is leaving the cluster; send from another one")
         route = call.route
-        if route is None or route.sending is not self:
-            route = Route(self, self._sender(self._places.shard_of(call)), _weight(call))
-            if call.route is not None:
-                call.route.take(route)
+        if route is None:
+            route = Route()
+        if route.sending is not self:
+            shard = self._places.shard_of(call)
+            route.lead(self, self.senders.get(shard) or self._sender(shard), _weight(call))
         return now, route
 
     def _submit(
@@ -225,13 +227,14 @@ class Sending:
             self.note_submit(letter, 0, timeout_s)
             self.note_write(letter, home, finishing=request.finishing, open=sender.open)
         links = runtime.links
-        if links is None or not links.post(owner, request):
+        # Nobody else waits for anything, so there is nothing to wait for here.
+        if links is None or not links.post(owner, request, at_once=ask and not self._asks):
             runtime.send(owner, request)
         return letter
 
     def began_here(self, call: Call, sender: Sender, home: Home, turn: Turn) -> Letter:
         """A local ask began within its call and has suspended: its reply comes as any other."""
-        future = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[bytes] = self._loop.create_future()
         assert isinstance(turn.request, Called)
         load = Outgoing(_as_sent(call, sender, turn.request), sender, turn.expires_at, future)
         chain = tuple([ShardKey(caller.role, caller.shard) for caller in turn.request.chain])
@@ -591,4 +594,7 @@ def _as_sent(call: Call, sender: Sender, called: Called) -> Request:
 
 def _weight(call: Call) -> int:
     """About what every message to that entity weighs beside its body."""
-    return weight_bytes(b"", call.entity.id, call.key) + WEIGHT_BYTES
+    id, key = call.entity.id, call.key
+    if id.isascii() and not key:
+        return len(id) + WEIGHT_BYTES
+    return weight_bytes(b"", id, key) + WEIGHT_BYTES

@@ -116,8 +116,11 @@ class Links(Protocol):
         the other way round: `Flush`, `Goodbye` and requests are never control."""
         ...
 
-    def post(self, peer: Incarnation, message: Request | Flush) -> bool:
-        """As `send`, if there is a link to that peer already; False: nothing was done."""
+    def post(self, peer: Incarnation, message: Request | Flush, *, at_once: bool = False) -> bool:
+        """As `send`, if there is a link to that peer already; False: nothing was done.
+
+        `at_once`: there will hardly be more to send in this turn.
+        """
         ...
 
     def answer(self, link: tuple[Incarnation, str], message: ToSender) -> None:

@@ -113,12 +113,15 @@ class LinkLayer(Layer):
         else:
             self.meter.count(UNSPOKEN)
 
-    def post(self, peer: Incarnation, message: Request | Flush) -> bool:
+    def post(self, peer: Incarnation, message: Request | Flush, *, at_once: bool = False) -> bool:
         """As `send`, if there is a link to that peer already; False: nothing was done."""
         side = self._out.get(peer)
         if side is None or self.aborted:
             return False
-        if side.link.post(message) >= side.soon and side.link.ready:
+        waiting = side.link.post(message)
+        if at_once and side.link.ready and not side.held:
+            side.flush()
+        elif waiting >= side.soon and side.link.ready:
             side.flush_early()
         elif not side.dirty:
             self.mark(side)

@@ -52,6 +52,7 @@ class Layer:
         guard: Callable[[], bool],
         events: LinkEvents,
     ) -> None:
+        self._loop = asyncio.get_running_loop()
         self.clock = clock
         self.settings = settings
         self.meter = meter
@@ -111,7 +112,7 @@ class Layer:
         self._dirty.append(side)
         if not self._flushing:
             self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flushing = False
