@@ -92,10 +92,10 @@ class Caller(ABC):
     async def tells(self, depth: int, seconds: float) -> dict[str, Any]:
         """One-way messages, at most `depth` of them not confirmed.
 
-        They go out in halves of the window; the next half leaves while the last one is confirmed.
-        Latency is that of a half: from its first message until the confirmation is here.
+        They go out in quarters of the window; one leaves while those before it are confirmed.
+        Latency is that of a quarter: from its first message until the confirmation is here.
         """
-        part = max(1, depth // 2)
+        part = max(1, depth // 4)
         base, sent = await self.begin(part), 0
         took: list[float] = []
         waiting: deque[asyncio.Task[None]] = deque()

@@ -271,6 +271,7 @@ def table(report: dict[str, Any]) -> str:
         "| refused p99 | tail s | other | node CPU | served/CPU s | node MiB |",
         "|" + " ---: |" * 9 + " --- |" + " ---: |" * 3,
     ]
+    short: list[str] = []
     for one in report["stages"]:
         other = ", ".join(f"{n:,} {name}" for name, n in one["other"].items()) or "none"
         lines.append(
@@ -281,7 +282,12 @@ def table(report: dict[str, Any]) -> str:
             f"| {one['tail_s']:.1f} | {other} | {one['cpu']:.0%} "
             f"| {one['served_per_s'] / max(one['cpu'], 0.01):,.0f} | {one['rss_mib']:,.0f} |"
         )
-    return "\n".join(lines) + "\n"
+        if one["sent_per_s"] < 0.9 * one["wanted_per_s"]:
+            short.append(
+                f"At {one['times']:g} times the clients sent {one['sent_per_s']:,.0f}/s of "
+                f"{one['wanted_per_s']:,.0f}/s: they were the bottleneck, not the node."
+            )
+    return "\n".join([*lines, *([""] if short else []), *short]) + "\n"
 
 
 def main(given: Sequence[str] | None = None) -> int:

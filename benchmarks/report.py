@@ -20,9 +20,9 @@ at most once and in order. gRPC, aiohttp and NATS hand bytes to one function: no
 no order among calls. A gRPC stream carries one message per payload, and replies find their callers
 by position. NATS goes through its server, a third process. Ray's actor is a process, so all its
 messages go to one. casty's actors keep no state here, so nothing is replicated. Tells: at most as
-many as are in flight are not confirmed, and each half of them is confirmed by one more message;
+many as are in flight are not confirmed, and each quarter of them is confirmed by one more message;
 gRPC's unary calls and HTTP have nothing one-way, an empty reply stands for it. Latencies of tells
-are those of a half."""
+are those of a quarter."""
 
 
 @dataclass(frozen=True, slots=True)
