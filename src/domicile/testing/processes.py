@@ -251,12 +251,29 @@ class Processes(RealFaults):
         reader = self._slot(node).reader
         return Counter() if reader is None else Counter(reader.counts)
 
+    def now(self) -> float:
+        """The machine's clock, as events have it."""
+        return self._now()
+
+    def note_quiet(self) -> None:
+        """Tell the checkers that no fault is active or will come: from now on things must go on."""
+        self._events.append(Event(self._now(), "quiet", {}))
+
+    @property
+    def recorded(self) -> Sequence[Event]:
+        """What was read of all processes so far, in no order; without the store's commits."""
+        return self._events
+
+    def collect(self) -> None:
+        """Read what was recorded, and the commits before the store forgets them."""
+        self._collect()
+        self._collect_commits()
+
     def history(self) -> History:
         """What all processes, the store and the faults have left up to now, for `check`."""
         # Files are read one after the other, so a commit would be seen without what led to it.
         until = math.inf if self._ended else self._now()
-        self._collect()
-        self._collect_commits()
+        self.collect()
         totals: Counter[str] = Counter()
         for reader in self._readers.values():
             totals.update(reader.counts)
@@ -264,7 +281,7 @@ class Processes(RealFaults):
         if ordered and ordered[-1].revision > len(ordered):
             raise HarnessError(
                 "the store has forgotten some of its commits before they were collected: call "
-                "history() every few thousand moves"
+                "collect() every few thousand moves"
             )
         return merge(ordered, self._events, totals, CLUSTER, until)
 
