@@ -92,6 +92,13 @@ class Gates:
             passage.abort()
         return len(found)
 
+    def close(self) -> None:
+        """No more gates; what passes is cut."""
+        for server in self._servers:
+            server.close()
+        for passage in list(self._passing):
+            passage.abort()
+
     def rule(self, way: Way) -> Rule:
         """What a way does now."""
         return self._rules.get(way, OPEN)

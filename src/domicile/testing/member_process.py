@@ -65,6 +65,7 @@ class MemberPlan(msgspec.Struct, frozen=True):
     """Everything that a member's process needs to know."""
 
     parent: int
+    index: int
     store: str
     cluster: str
     node_id: str
@@ -213,7 +214,7 @@ def main() -> None:
         enter_namespace(plan.place.namespace)
     if plan.place.source:
         _dial_from(plan.place.source)
-    install(Levers(Path(plan.levers)))
+    install(Levers(Path(plan.levers)), plan.index)
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     sys.path[:] = plan.sys_path

@@ -261,7 +261,8 @@ class Processes(RealFaults):
 
     @property
     def recorded(self) -> Sequence[Event]:
-        """What was read of all processes so far, in no order; without the store's commits."""
+        """What all processes recorded so far, in no order; without the store's commits."""
+        self._collect()
         return self._events
 
     def collect(self) -> None:
@@ -372,6 +373,7 @@ class Processes(RealFaults):
         process.reader = None if records is None else self._reader(records)
         plan = MemberPlan(
             parent=os.getpid(),
+            index=process.index,
             store=self.store,
             cluster=CLUSTER,
             node_id=process.name,

@@ -124,9 +124,18 @@ class RealFaults(Verbs):
         self.note_fault("cut", self._slot(max(one, other)))
         return self._net().break_off(one, other)
 
+    def cut_store(self, node: int) -> None:
+        """Cut a node off the store until `heal`; every call of it fails, peers are in reach."""
+        process = self._up(node)
+        self.note_fault("outage", process)
+        self._pulled().cut(node, True)
+
     def heal(self) -> None:
-        """End every partition, delay and loss."""
-        self._net().heal()
+        """End every partition, delay and loss, and every cut from the store."""
+        for process in self.nodes:
+            self._pulled().cut(process.index, False)
+        if self._surroundings is not None:
+            self._surroundings.heal()
         self.note_fault("heal")
 
     # the machine
@@ -195,11 +204,11 @@ class RealFaults(Verbs):
         for process in self.nodes:
             if process.manager or not process.up or process.frozen:
                 continue
-            node = process.index
+            node, before = process.index, self.incarnation(process.index)
             await self.restart(node, version=version)
 
-            def joined(node: int = node) -> bool:
-                return self.incarnation(node) is not None and self.settled()
+            def joined(node: int = node, before: Incarnation | None = before) -> bool:
+                return self.incarnation(node) not in (None, before) and self.settled()
 
             await self.wait_until(joined, timeout_s=timeout_s)
 

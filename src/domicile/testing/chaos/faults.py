@@ -222,6 +222,17 @@ async def full_disk(chaos: Chaos, random: Random) -> None:
             chaos.cluster.free_disk()
 
 
+async def store_cut(chaos: Chaos, random: Random) -> None:
+    """A node does not reach the store, but all the others."""
+    node = await chaos.victim(random)
+    if node is None:
+        return
+    try:
+        await _disturb(chaos, random, "store cut", lambda: chaos.cluster.cut_store(node))
+    finally:
+        chaos.touched.pop(node, None)
+
+
 async def restart(chaos: Chaos, random: Random) -> None:
     """A node leaves in an orderly way and comes back."""
     node = await chaos.victim(random)
@@ -271,6 +282,7 @@ FAULTS: dict[str, Fault] = {
     "loss": loss,
     "clock step": clock_step,
     "full disk": full_disk,
+    "store cut": store_cut,
     "restart": restart,
     "roll": roll,
 }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 KINDS = (
     "kill", "freeze", "long freeze", "partition", "one way", "cut", "delay", "loss",
-    "clock step", "full disk", "restart", "roll",
+    "clock step", "full disk", "store cut", "restart", "roll",
 )  # fmt: skip
 """Every kind of fault; a run that misses one has not done its work."""
 
