@@ -110,7 +110,8 @@ class Processes(RealFaults):
         self._given = directory
         self._record = record
         self._directory: Path | None = None
-        self._network, self._disk_bytes, self._seed = network, disk_bytes, seed
+        self._network: Network | None = network
+        self._disk_bytes, self._seed = disk_bytes, seed
         self._journal = journal
         self._surroundings: Surroundings | None = None
         self._levers: Levers | None = None

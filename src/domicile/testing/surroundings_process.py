@@ -18,7 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import msgspec
@@ -125,7 +125,7 @@ class _Namespaces:
         return f"neigh replace {self.host(to)} lladdr {hardware} nud permanent dev {device}"
 
     @contextlib.contextmanager
-    def _inside(self, node: int) -> Iterator[None]:
+    def _inside(self, node: int) -> Generator[None]:
         _set_namespace(self._home if node == CLIENT else self._nodes[node])
         try:
             yield

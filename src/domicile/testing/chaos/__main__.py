@@ -39,7 +39,8 @@ def _say(text: str = "", end: str = "\n") -> None:
     sys.stdout.flush()
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options; a mistake ends the program with exit code 2."""
     parser = argparse.ArgumentParser(
         prog="python -m domicile.testing.chaos", description=(__doc__ or "").splitlines()[0]
     )
@@ -76,7 +77,8 @@ def plans(options: argparse.Namespace, out: Path) -> list[RoundPlan]:
     ]
 
 
-def _command(options: argparse.Namespace, plan: RoundPlan) -> str:
+def repeat(options: argparse.Namespace, plan: RoundPlan) -> str:
+    """The command that repeats one round, as far as real processes repeat."""
     return (
         f"python -m domicile.testing.chaos --minutes {options.minutes:g} --seed {plan.seed} "
         f"--nodes {plan.nodes} --rate {plan.rate:g} --network {options.network} "
@@ -119,7 +121,7 @@ async def _run(options: argparse.Namespace, out: Path) -> int:
                 _say()
         done.add(result.tally)
         if result.violations:
-            _tell(result, plan, _command(options, plan))
+            _tell(result, plan, repeat(options, plan))
             bundles.append(plan.directory)
         else:
             await asyncio.to_thread(shutil.rmtree, plan.directory, True)
@@ -130,7 +132,12 @@ async def _run(options: argparse.Namespace, out: Path) -> int:
     missing = done.missing()
     if missing:
         _say(f"never happened: {', '.join(missing)}")
-    return 1 if done.violations or missing else 0
+    return verdict(done)
+
+
+def verdict(tally: Tally) -> int:
+    """The exit code: 0 only if nobody objected and everything happened."""
+    return 1 if tally.violations or tally.missing() else 0
 
 
 def _tell(result: Result, plan: RoundPlan, command: str) -> None:
@@ -146,7 +153,7 @@ def _tell(result: Result, plan: RoundPlan, command: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    options = _options(arguments)
+    options = parse(arguments)
     given: Path | None = options.out
     out = Path(tempfile.mkdtemp(prefix="domicile-chaos-")) if given is None else given
     out.mkdir(parents=True, exist_ok=True)

@@ -20,14 +20,17 @@ LEAST_UP = 2
 
 LOOK_S = 0.05
 JOIN_S = 2.0
+BURST = 80
 STEPS_S = (-3_600.0, -30.0, 30.0, 3_600.0, 86_400.0)
 
 
 class Chaos:
     """What the faults of one round share."""
 
-    def __init__(self, cluster: Processes, tally: Tally, *, scale: float) -> None:
-        self.cluster, self.tally = cluster, tally
+    def __init__(
+        self, cluster: Processes, tally: Tally, burst: Callable[[int], None], *, scale: float
+    ) -> None:
+        self.cluster, self.tally, self.burst = cluster, tally, burst
         self.scale = scale
         """How long faults last, compared to a round of full length."""
         self.calm = asyncio.Event()
@@ -115,8 +118,12 @@ async def _freeze(chaos: Chaos, random: Random, kind: str, low_s: float, high_s:
     node = await chaos.victim(random)
     if node is None:
         return
+    # With handlers suspended and sockets full, so that the guards have something to refuse (L3).
+    chaos.burst(BURST)
+    await chaos.lasts(0.0, 0.1, random)
     chaos.cluster.freeze(node)
     chaos.count(kind)
+    chaos.burst(BURST)
     try:
         await chaos.lasts(low_s, high_s, random)
     finally:

@@ -52,6 +52,11 @@ class Load:
         """No new calls."""
         self._over.set()
 
+    def burst(self, count: int) -> None:
+        """Many calls at once: whoever stops now has work to do when it goes on."""
+        for _ in range(0 if self._over.is_set() else count):
+            self._begin(self._random)
+
     @property
     def waiting(self) -> int:
         """Calls that are not answered yet."""

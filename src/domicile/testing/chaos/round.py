@@ -105,8 +105,8 @@ class _Round:
             seed=plan.stream("gates").getrandbits(32),
         )  # fmt: skip
         scale = min(1.0, plan.faulty_s / LONG_S)
-        self.chaos = Chaos(self.cluster, tally, scale=max(scale, 0.25))
         self.load = Load(self.cluster, tally, plan.stream("load"), plan.rate)
+        self.chaos = Chaos(self.cluster, tally, self.load.burst, scale=max(scale, 0.25))
         self._read = 0
 
     async def play(self) -> None:
