@@ -78,13 +78,15 @@ class Surroundings:
             str(self._directory / "disk") if small else "", self._disk_bytes,
         )  # fmt: skip
         path = [entry or str(Path.cwd()) for entry in sys.path]
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _RUN, msgspec.json.encode(layout).decode()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        )
+        with (self._directory / "surroundings.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _RUN, msgspec.json.encode(layout).decode()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+            )
         ready = _READY.decode(self._line(START_S))
         if ready.error:
             self.close()

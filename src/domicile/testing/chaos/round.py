@@ -7,6 +7,7 @@ lives for a minute or two, is judged as a whole by the checkers, and is forgotte
 from __future__ import annotations
 
 import asyncio
+import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,14 +143,14 @@ class _Round:
             _, late = await asyncio.wait(running, timeout=MENDING_S)
             for task in late:
                 task.cancel()
-                self._wrong("mend", f"{task.get_name()} did not end within {MENDING_S:g} s")
+                self.wrong("mend", f"{task.get_name()} did not end within {MENDING_S:g} s")
         self.cluster.note_quiet()
 
     async def _strike(self, kind: str, fault: Fault, random: Random) -> None:
         try:
             await fault(self.chaos, random)
         except (HarnessError, AssertionError) as error:
-            self._wrong("stop" if kind in ("restart", "roll") else "harness", f"{kind}: {error}")
+            self.wrong("stop" if kind in ("restart", "roll") else "harness", f"{kind}: {error}")
 
     async def _settle(self) -> None:
         def served() -> bool:
@@ -158,7 +159,7 @@ class _Round:
         try:
             await self.cluster.wait_until(served, timeout_s=SETTLE_S)
         except AssertionError as error:
-            self._wrong("settle", f"shards without a home long after the last fault: {error}")
+            self.wrong("settle", f"shards without a home long after the last fault: {error}")
 
     # looking after it
 
@@ -170,7 +171,7 @@ class _Round:
                 if node.up or node.process is None or node.index in self.chaos.touched:
                     continue
                 if node.incarnation is not None:
-                    self._wrong(
+                    self.wrong(
                         "exit",
                         f"{node.name} ended by itself with code {node.process.returncode}; its log "
                         f"ends:\n{node.log_tail()}",
@@ -198,21 +199,26 @@ class _Round:
         await asyncio.wait([task], timeout=limit_s)
         if not task.done():
             waiting = self.load.waiting
-            self._wrong("hang", f"{what} had not ended after {limit_s:g} s ({waiting} calls)")
+            self.wrong("hang", f"{what} had not ended after {limit_s:g} s ({waiting} calls)")
             task.cancel()
 
     async def _rest(self, seconds: float) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self.stop.wait(), max(seconds, 0.0))
 
-    def _wrong(self, rule: str, message: str) -> None:
+    def wrong(self, rule: str, message: str) -> None:
+        """Something that no checker can see."""
         self.found.append(Violation(rule, self.cluster.now(), message))
 
 
 async def play(plan: RoundPlan, tally: Tally, stop: asyncio.Event) -> Result:
     """Play one round; `tally` is filled while it goes on, `stop` ends it early."""
     one = _Round(plan, tally, stop)
-    await one.play()
+    try:
+        await one.play()
+    except* Exception as errors:
+        # Whatever went wrong with the harness, what the processes did can still be judged.
+        one.wrong("harness", "".join(traceback.format_exception(errors)))
     history = one.cluster.history()
     one.found += await asyncio.to_thread(check, history)
     tally.rounds += 1
