@@ -17,6 +17,8 @@ SEEDS ?= 0:3000
 PROFILE ?= mixed
 UNTIL ?= 100000
 JOBS ?= 2
+MINUTES ?= 20
+SEED ?= 1
 
 ifneq ($(shell test -w "$$HOME" && echo yes),yes)
 export UV_CACHE_DIR ?= $(CURDIR)/$(VENV)/.cache/uv
@@ -27,7 +29,7 @@ ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
 endif
 
-.PHONY: help setup check format test golden sim sim-long search mutant mutants demo bench planner idle overload recovery docs lock clean
+.PHONY: help setup check format test golden sim sim-long chaos search mutant mutants demo bench planner idle overload recovery docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +74,9 @@ sim: setup ## 3,000 simulated seeds (SEEDS=A:B, PROFILE=NAME, JOBS=N)
 
 sim-long: setup ## 100,000 of them, with stops: the same command goes on (UNTIL=N, JOBS=N, ARGS=...)
 	$(PY) -m domicile.testing.long --until $(UNTIL) --jobs $(JOBS) $(ARGS)
+
+chaos: setup ## random faults on real processes (MINUTES=20 SEED=1, ARGS="--round 3")
+	$(PY) -m domicile.testing.chaos --minutes $(MINUTES) --seed $(SEED) $(ARGS)
 
 search: setup ## every order of events of small clusters, on the real machines
 	$(PY) -m domicile.testing.search $(ARGS)

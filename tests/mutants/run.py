@@ -3,18 +3,24 @@
     python tests/mutants/run.py tests/mutants/no-gate.patch [more.patch ...]
     python tests/mutants/run.py --all
     python tests/mutants/run.py --profile store tests/mutants/name.patch
+    python tests/mutants/run.py --chaos tests/mutants/name.patch
 
 Each patch is applied to a copy of `src/`; seeds 0–199 run until the first bad one. Above its
 first difference a patch names the rule that it breaks, `Rule: S1`, and the profile in which that
 is found, `Profile: store`; else it is the standard one. A mutant is found only by a checker's
 verdict on a seed that is clean without the patch; a crash or a hang does not count. Several
 patches run side by side, one process each. Exit code 0 if all are found.
+
+With `--chaos` the patch meets real processes instead: minutes of chaos (`--minutes`), one seed
+after the other, until a checker objects. Such a run does not repeat, so `make chaos` without a
+patch is what shows that nobody objects without reason.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +34,11 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = Path(__file__).resolve().parent
+
+SEEDS = "0:200"
+CHAOS_SEEDS = "1:4"
+CHAOS_SLOWER = 3.0
+"""How much longer than its minutes a chaos run may take, with all that is around it."""
 
 HANG_S = 900.0
 """How long the seeds of one patch may take: a bug that spins in real time is not found."""
@@ -97,7 +108,40 @@ def probe(
     return ran.returncode == 0, said
 
 
-def try_mutant(patch: Path, seeds: tuple[int, int], jobs: int, profile: str | None = None) -> bool:
+def chaos(tree: Path, seeds: tuple[int, int], minutes: float) -> tuple[bool, list[str]]:
+    """Chaos on a source tree: whether a checker objected, and what was said."""
+    sys.path.insert(0, str(ROOT / "src"))
+    from domicile.testing.checkers import CHECKERS
+
+    said: list[str] = []
+    for seed in range(*seeds):
+        arguments = ["--minutes", str(minutes), "--seed", str(seed), "--out", str(tree / "out")]
+        try:
+            ran = subprocess.run(
+                [sys.executable, "-P", "-m", "domicile.testing.chaos", *arguments],
+                cwd=tree, capture_output=True, text=True, check=False,
+                timeout=minutes * 60 * CHAOS_SLOWER + 60,
+                env={**os.environ, "PYTHONPATH": str(tree / "src")},
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            said.append(f"seed {seed} did not end")
+            continue
+        for line in ran.stdout.splitlines():
+            verdict = re.match(r"(\w+) broken at", line)
+            if verdict and verdict[1] in CHECKERS:
+                return True, [f"found with seed {seed}: {line}"]
+        other = [line for line in ran.stdout.splitlines() if " broken at " in line]
+        said.append(f"seed {seed}: no checker objected{', but ' + other[0] if other else ''}")
+    return False, said
+
+
+def try_mutant(
+    patch: Path,
+    seeds: tuple[int, int],
+    jobs: int,
+    profile: str | None = None,
+    chaos_minutes: float = 0.0,
+) -> bool:
     """Apply, run, tell. True if a checker found it."""
     began = time.monotonic()
     profile = profile or head_of(patch).profile
@@ -112,8 +156,12 @@ def try_mutant(patch: Path, seeds: tuple[int, int], jobs: int, profile: str | No
         if applied.returncode:
             print(f"{patch.stem}: the patch no longer applies: {applied.stderr.strip()}")
             return False
-        found, said = probe(tree, seeds, jobs, profile)
-        if found:
+        if chaos_minutes:
+            profile = "chaos"
+            found, said = chaos(tree, seeds, chaos_minutes)
+        else:
+            found, said = probe(tree, seeds, jobs, profile)
+        if found and not chaos_minutes:
             seed = int(said[0].split()[1])
             shutil.rmtree(tree / "src")
             shutil.copytree(ROOT / "src", tree / "src")
@@ -129,9 +177,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("patches", nargs="*", type=Path)
     parser.add_argument("--all", action="store_true", help="every patch beside this file")
-    parser.add_argument("--seeds", default="0:200")
+    parser.add_argument("--seeds", help=f"{SEEDS}, or {CHAOS_SEEDS} of chaos")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--profile", help="of the campaign; default: what the patch says")
+    parser.add_argument("--chaos", action="store_true", help="real processes, not the simulator")
+    parser.add_argument("--minutes", type=float, default=1.0, help="of chaos, per seed")
     options = parser.parse_args(arguments)
     patches: list[Path] = sorted(MUTANTS.glob("*.patch")) if options.all else options.patches
     if not patches:
@@ -139,11 +189,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missing = [str(patch) for patch in patches if not patch.is_file()]
     if missing:
         parser.error(f"no such patch: {', '.join(missing)}")
-    first, end = (int(part) for part in options.seeds.split(":"))
+    seeds: str = options.seeds or (CHAOS_SEEDS if options.chaos else SEEDS)
+    first, end = (int(part) for part in seeds.split(":"))
     # Seeds after the one that tells are wasted, so several patches share the processes instead.
     jobs = options.jobs if len(patches) == 1 else 1
-    attempt = partial(try_mutant, seeds=(first, end), jobs=jobs, profile=options.profile)
-    with ThreadPoolExecutor(options.jobs) as pool:
+    attempt = partial(
+        try_mutant, seeds=(first, end), jobs=jobs, profile=options.profile,
+        chaos_minutes=options.minutes if options.chaos else 0.0,
+    )  # fmt: skip
+    # Real clusters take the machine each for itself.
+    with ThreadPoolExecutor(1 if options.chaos else options.jobs) as pool:
         found = list(pool.map(attempt, patches))
     print(f"{sum(found)} of {len(found)} mutants found by a checker")
     return 0 if all(found) else 1

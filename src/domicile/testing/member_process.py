@@ -14,6 +14,7 @@ import importlib.util
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,9 +28,14 @@ from domicile.entity.define import Entity
 from domicile.errors import ConfigError
 from domicile.manager import Manager
 from domicile.node import Node
+from domicile.testing.levers import Levers, install
 from domicile.testing.recorder import FileRecorder
+from domicile.transports import tcp
+from domicile.transports.sockets import prepare
+from domicile.wiring import LOOPBACK
 
 _PR_SET_PDEATHSIG = 1
+NEW_NETWORK = 0x40000000
 
 
 class ImportPath(msgspec.Struct, frozen=True):
@@ -43,10 +49,23 @@ class ImportPath(msgspec.Struct, frozen=True):
         return f"{self.module}:{self.name}"
 
 
+class Place(msgspec.Struct, frozen=True):
+    """Where a member lives: what it listens at, what others dial, and from where it dials.
+
+    Empty texts leave that to the member itself. `namespace` is the network namespace to enter.
+    """
+
+    listen: str
+    advertise: str
+    source: str = ""
+    namespace: str = ""
+
+
 class MemberPlan(msgspec.Struct, frozen=True):
     """Everything that a member's process needs to know."""
 
     parent: int
+    index: int
     store: str
     cluster: str
     node_id: str
@@ -58,6 +77,10 @@ class MemberPlan(msgspec.Struct, frozen=True):
     protocols: tuple[int, int]
     records: str | None
     sys_path: list[str]
+    place: Place
+    version: str
+    journal: str | None
+    levers: str
 
 
 def import_path(kind: type[Entity]) -> ImportPath:
@@ -126,13 +149,19 @@ def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
 
 def _member(plan: MemberPlan, meter: FileRecorder | None) -> Node | Manager:
     settings = Settings(**plan.settings)  # type: ignore[arg-type]
+    listen, advertise = plan.place.listen or LOOPBACK, plan.place.advertise or None
     if plan.manager:
         return Manager(
-            plan.store, cluster=plan.cluster, settings=settings, node_id=plan.node_id, meter=meter
-        )
+            plan.store, cluster=plan.cluster, settings=settings, node_id=plan.node_id, meter=meter,
+            listen=listen, advertise=advertise,
+        )  # fmt: skip
     return Node(
         plan.store,
         cluster=plan.cluster,
+        listen=listen,
+        advertise=advertise,
+        journal=plan.journal,
+        version=plan.version or None,
         entities=[import_class(path) for path in plan.entities],
         candidate=plan.candidate,
         settings=settings,
@@ -147,10 +176,45 @@ async def _serve(member: Node | Manager) -> None:
         await member.run()
 
 
+def enter_namespace(path: str) -> None:
+    """Have this process live in a network namespace. Before it has threads."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    try:
+        system_call("setns", descriptor, NEW_NETWORK)
+    finally:
+        os.close(descriptor)
+
+
+def system_call(name: str, *arguments: object) -> None:
+    """A call of the C library that Python has not everywhere; raises `OSError`."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if getattr(library, name)(*arguments):
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}: {os.strerror(code)}")
+
+
+def _dial_from(source: str) -> None:
+    """Dial from this address, so that gates know who comes."""
+
+    def from_here(sock: socket.socket) -> None:
+        prepare(sock)
+        try:
+            sock.getpeername()
+        except OSError:
+            sock.bind((source, 0))
+
+    setattr(tcp, "prepare", from_here)  # noqa: B010
+
+
 def main() -> None:
     """Run the member that the file named by the first argument describes."""
     plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=MemberPlan)
     die_with(plan.parent)
+    if plan.place.namespace:
+        enter_namespace(plan.place.namespace)
+    if plan.place.source:
+        _dial_from(plan.place.source)
+    install(Levers(Path(plan.levers)), plan.index)
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     sys.path[:] = plan.sys_path

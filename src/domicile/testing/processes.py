@@ -1,8 +1,9 @@
 """A cluster of real node processes on one embedded store, as a test sees it.
 
-The verbs are those of the simulator, `domicile.testing.sim`, but time is real and faults are
-signals. Every process writes down what it does; `history` puts it all together for the checkers.
-Nothing of a cluster outlives the test process, not even if that is killed.
+The verbs are those of the simulator, `domicile.testing.sim`, but time is real; the faults among
+them are in `domicile.testing.real_faults`. Every process writes down what it does; `history` puts
+it all together for the checkers. Nothing of a cluster outlives the test process, not even if that
+is killed.
 """
 
 from __future__ import annotations
@@ -37,14 +38,18 @@ from domicile.ports.store import Store
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite import Commit, SqliteStore, commits
 from domicile.testing.history import Event, History
-from domicile.testing.member_process import MemberPlan, import_path, loop_factory
-from domicile.testing.member_signals import pause, resume
+from domicile.testing.levers import Levers
+from domicile.testing.member_process import MemberPlan, Place, import_path, loop_factory
+from domicile.testing.node_process import HarnessError, NodeProcess
+from domicile.testing.real_faults import REAP_S, RealFaults
 from domicile.testing.real_history import merge
 from domicile.testing.recorder import FileRecorder, RecordReader
 from domicile.testing.store_view import StoreView
-from domicile.testing.verbs import LENIENT, Verbs
-from domicile.transports.link import PROTOCOLS
+from domicile.testing.surroundings import Network, Surroundings
+from domicile.testing.verbs import LENIENT
 from domicile.wiring import backends, token_of
+
+__all__ = ["CLUSTER", "HarnessError", "NodeProcess", "Processes"]
 
 CLUSTER = "domicile"
 POLL_S = 0.01
@@ -52,47 +57,11 @@ START_S = 60.0
 EXIT_S = 3.0
 """How long processes may take to leave when the whole cluster ends; then they are killed."""
 
-REAP_S = 10.0
-LOG_LINES = 30
+STORE = "store.db"
 _RUN = "from domicile.testing.member_process import main; main()"
 
 
-class HarnessError(Exception):
-    """Something cannot be done to a process, or one did what it must not."""
-
-
-class NodeProcess:
-    """One node or manager of a cluster: a place that processes come and go in."""
-
-    def __init__(self, index: int, candidate: bool, *, manager: bool = False) -> None:
-        self.index = index
-        self.name = f"manager-{index}" if manager else f"node-{index}"
-        self.candidate = candidate
-        self.manager = manager
-        self.protocols = PROTOCOLS
-        """The wire protocols that its next process speaks (DX-19)."""
-        self.runs = 0
-        self.frozen = False
-        self.process: subprocess.Popen[bytes] | None = None
-        self.log: Path | None = None
-        self.reader: RecordReader | None = None
-        self.incarnation: Incarnation | None = None
-        """The newest incarnation that its records tell of."""
-
-    @property
-    def up(self) -> bool:
-        """Whether its process lives, frozen or not."""
-        return self.process is not None and self.process.poll() is None
-
-    def log_tail(self) -> str:
-        """The last lines that it wrote to its log."""
-        if self.log is None or not self.log.exists():
-            return "(no log)"
-        text = self.log.read_text(encoding="utf-8", errors="replace")
-        return "\n".join(text.splitlines()[-LOG_LINES:]) or "(its log is empty)"
-
-
-class Processes(Verbs):
+class Processes(RealFaults):
     """The cluster as a test sees it. Nodes are numbered from 0.
 
     `entities` must be importable by other processes. `candidates` are the nodes that may
@@ -100,6 +69,11 @@ class Processes(Verbs):
     and take the same verbs. Without a `directory` everything is in a temporary one, which goes away
     unless the body of `async with` raises. `record=False` writes no history: then `settled` takes
     the store's word that a shard is served, and `history` knows the store and the faults only.
+
+    `network` puts every node behind a gate, so that the network can be disturbed: in a network
+    namespace each (`namespaces`, needs root), at loopback addresses of their own (`loopback`), or
+    whichever is possible (`auto`). `disk_bytes` puts the store on a disk of that size, where there
+    are namespaces. `seed` is what random losses are drawn from. `journal` is that of the nodes.
     """
 
     def __init__(
@@ -113,6 +87,10 @@ class Processes(Verbs):
         managers: int = 0,
         directory: Path | None = None,
         record: bool = True,
+        network: Network | None = None,
+        disk_bytes: int = 0,
+        journal: str | None = None,
+        seed: int = 0,
     ) -> None:
         if nodes < 1:
             raise ConfigError(f"nodes={nodes} must be at least 1")
@@ -132,6 +110,11 @@ class Processes(Verbs):
         self._given = directory
         self._record = record
         self._directory: Path | None = None
+        self._network: Network | None = network
+        self._disk_bytes, self._seed = disk_bytes, seed
+        self._journal = journal
+        self._surroundings: Surroundings | None = None
+        self._levers: Levers | None = None
         self._now = SystemClock().now
         self._lives = Lives()
         self._client_recorder: FileRecorder | None = None
@@ -153,7 +136,7 @@ class Processes(Verbs):
     @property
     def store(self) -> str:
         """The URL of the store, for further nodes and clients."""
-        return f"sqlite:///{self.directory / 'store.db'}"
+        return f"sqlite:///{self._database}"
 
     # the cluster's life
 
@@ -167,6 +150,7 @@ class Processes(Verbs):
             self._directory = self._given.absolute()
             self._directory.mkdir(parents=True, exist_ok=True)
         try:
+            await self._surround()
             for node in self.nodes:
                 self._launch(node)
             self._operator = Namespace(SqliteStore(self._database, by="operator"), CLUSTER)
@@ -202,32 +186,6 @@ class Processes(Verbs):
                 if self._record and phase != ("open", entry.epoch):
                     return False
         return True
-
-    # faults
-
-    def crash(self, node: int) -> None:
-        """SIGKILL: nothing of the process ever runs again."""
-        process = self._up(node)
-        self._kill(process)
-
-    def freeze(self, node: int) -> None:
-        """SIGSTOP: it stands still, all its threads do, while its lease runs out.
-
-        Never in the middle of a write to the store: that would stop everyone (S9).
-        """
-        process = self._up(node)
-        at = self._now()
-        if not pause(process.process, self._database):
-            raise HarnessError(f"node {node} does not stop")
-        process.frozen = True
-        self.note_fault("freeze", process, at)
-
-    def thaw(self, node: int) -> None:
-        """SIGCONT."""
-        process = self._up(node)
-        self.note_fault("thaw", process)
-        process.frozen = False
-        resume(process.process)
 
     # operations
 
@@ -294,12 +252,30 @@ class Processes(Verbs):
         reader = self._slot(node).reader
         return Counter() if reader is None else Counter(reader.counts)
 
+    def now(self) -> float:
+        """The machine's clock, as events have it."""
+        return self._now()
+
+    def note_quiet(self) -> None:
+        """Tell the checkers that no fault is active or will come: from now on things must go on."""
+        self._events.append(Event(self._now(), "quiet", {}))
+
+    @property
+    def recorded(self) -> Sequence[Event]:
+        """What all processes recorded so far, in no order; without the store's commits."""
+        self._collect()
+        return self._events
+
+    def collect(self) -> None:
+        """Read what was recorded, and the commits before the store forgets them."""
+        self._collect()
+        self._collect_commits()
+
     def history(self) -> History:
         """What all processes, the store and the faults have left up to now, for `check`."""
         # Files are read one after the other, so a commit would be seen without what led to it.
         until = math.inf if self._ended else self._now()
-        self._collect()
-        self._collect_commits()
+        self.collect()
         totals: Counter[str] = Counter()
         for reader in self._readers.values():
             totals.update(reader.counts)
@@ -307,20 +283,9 @@ class Processes(Verbs):
         if ordered and ordered[-1].revision > len(ordered):
             raise HarnessError(
                 "the store has forgotten some of its commits before they were collected: call "
-                "history() every few thousand moves"
+                "collect() every few thousand moves"
             )
         return merge(ordered, self._events, totals, CLUSTER, until)
-
-    def note_fault(
-        self, fault: str, process: NodeProcess | None = None, at: float | None = None
-    ) -> None:
-        """Tell the checkers that something was done to the cluster."""
-        fields = {
-            "fault": fault,
-            "node": None if process is None else process.index,
-            "inc": None if process is None else self._known_incarnation(process),
-        }
-        self._events.append(Event(self._now() if at is None else at, "fault", fields))
 
     # inside
 
@@ -337,7 +302,17 @@ class Processes(Verbs):
 
     @property
     def _database(self) -> Path:
-        return self.directory / "store.db"
+        return (self._disk or self.directory) / STORE
+
+    async def _surround(self) -> None:
+        self._levers = Levers(self.directory / "levers")
+        if self._network is None:
+            return
+        self._surroundings = Surroundings(
+            self.directory, len(self.nodes),
+            network=self._network, disk_bytes=self._disk_bytes, seed=self._seed,
+        )  # fmt: skip
+        await asyncio.to_thread(self._surroundings.start)
 
     def _looked(self) -> StoreView:
         if self._view is None:
@@ -393,11 +368,13 @@ class Processes(Verbs):
         process.frozen = False
         process.incarnation = None
         run = f"{process.name}.{process.runs}"
+        place = self._surroundings.places[process.index] if self._surroundings else Place("", "")
         records = self.directory / f"{run}.events" if self._record else None
         process.log = self.directory / f"{run}.log"
         process.reader = None if records is None else self._reader(records)
         plan = MemberPlan(
             parent=os.getpid(),
+            index=process.index,
             store=self.store,
             cluster=CLUSTER,
             node_id=process.name,
@@ -409,6 +386,10 @@ class Processes(Verbs):
             protocols=process.protocols,
             records=None if records is None else str(records),
             sys_path=[entry or str(Path.cwd()) for entry in sys.path],
+            place=place,
+            version=process.version,
+            journal=self._journal,
+            levers=str(self.directory / "levers"),
         )
         planned = self.directory / f"{run}.json"
         planned.write_bytes(msgspec.json.encode(plan))
@@ -421,15 +402,6 @@ class Processes(Verbs):
                 start_new_session=True,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(plan.sys_path)},
             )
-
-    def _kill(self, process: NodeProcess) -> None:
-        assert process.process is not None
-        # Its effects may show before it is reaped, so the fault is as old as the signal.
-        at = self._now()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.process.pid, signal.SIGKILL)
-        process.process.wait(REAP_S)
-        self.note_fault("crash", process, at)
 
     # what the processes leave behind
 
@@ -477,10 +449,26 @@ class Processes(Verbs):
         with contextlib.suppress(StoreError) if error else contextlib.nullcontext():
             self._collect_commits()
         self._ended = True
+        await asyncio.to_thread(self._abandon, keep=error is not None or self._given is not None)
         if error is not None:
             error.add_note(f"logs, records and the store of the processes are in {self.directory}")
         elif self._given is None:
             await asyncio.to_thread(shutil.rmtree, self.directory)
+
+    def _abandon(self, *, keep: bool) -> None:
+        """Leave what the cluster lived in; a disk of its own goes, but its files may stay."""
+        disk = self._disk
+        if keep and disk is not None:
+            for path in disk.glob(f"{STORE}*"):
+                if path.is_file():
+                    with contextlib.suppress(OSError):
+                        shutil.copy(path, self.directory)
+        if self._surroundings is not None:
+            self._surroundings.close()
+            self._surroundings = None
+        if self._levers is not None:
+            self._levers.close()
+            self._levers = None
 
     async def _let_go(self) -> None:
         if self._view is not None:

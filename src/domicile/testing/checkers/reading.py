@@ -18,8 +18,12 @@ from domicile.testing.real_history import RealHistory
 GRACE_S = 15.0
 """How long after a fault its effects may still show, and after `quiet` things may settle."""
 
-_LASTING = {"block", "freeze", "outage", "partition", "slow"}
-"""Faults that go on until `thaw` (a freeze), `heal` (the others) or `quiet`."""
+_ENDS = {
+    **dict.fromkeys(("block", "delay", "loss", "outage", "partition", "slow"), ("heal",)),
+    "freeze": ("thaw", "crash"),
+    "full": ("free",),
+}
+"""Faults that go on, and what ends them; `quiet` ends all. A freeze ends for its own process."""
 
 _FRAME_S = 0.002
 """The replies of one frame are noted within this time."""
@@ -157,12 +161,11 @@ class Reading:
         fault, inc = str(event.fields["fault"]), str(event.fields.get("inc") or "")
         if fault == "crash":
             self.deaths.setdefault(inc, event)
-        if fault in _LASTING:
+        if fault in _ENDS:
             lasting.setdefault((fault, inc), event.at)
             return
         for (name, whose), start in list(lasting.items()):
-            mine = whose == inc if name == "freeze" else fault == "heal"
-            if mine and (name != "freeze" or fault in ("thaw", "crash")):
+            if fault in _ENDS[name] and (name != "freeze" or whose == inc):
                 del lasting[name, whose]
                 spans.append((start, event.at))
                 if name == "freeze":

@@ -1,0 +1,168 @@
+"""The command: `python -m domicile.testing.chaos --minutes 20 --seed 1`, or `make chaos`.
+
+Prints a live line of counts and a report in the end. Exit code 0 only if no checker objected and
+every kind of fault and of call happened; a failing round leaves a bundle, and its name is printed.
+Ctrl-C ends the round that is under way, judges it and reports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from domicile.testing.chaos.bundle import leave
+from domicile.testing.chaos.round import Result, RoundPlan, play
+from domicile.testing.chaos.tally import Tally
+from domicile.testing.surroundings import Network
+
+ROUND_S = 120.0
+"""How long a round is, about; also what a run's memory is bounded by."""
+
+RATE = 60.0
+"""Calls per second; with nested asks about twice as many messages."""
+
+SHOWN = 5
+LINE_S = 10.0
+"""How often the live line comes where it can't be overwritten."""
+
+
+def _say(text: str = "", end: str = "\n") -> None:
+    sys.stdout.write(text + end)
+    sys.stdout.flush()
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options; a mistake ends the program with exit code 2."""
+    parser = argparse.ArgumentParser(
+        prog="python -m domicile.testing.chaos", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--nodes", type=int, default=5)
+    parser.add_argument("--rate", type=float, default=RATE, help="calls per second")
+    parser.add_argument("--round", type=int, help="only this round of the run")
+    parser.add_argument("--out", type=Path, help="where a failing round leaves its bundle")
+    parser.add_argument("--network", default="auto", choices=("auto", "namespaces", "loopback"))
+    options = parser.parse_args(arguments)
+    if options.minutes <= 0 or options.nodes < 3 or options.rate <= 0:
+        parser.error("--minutes and --rate must be positive, and --nodes at least 3")
+    return options
+
+
+def plans(options: argparse.Namespace, out: Path) -> list[RoundPlan]:
+    """The rounds of a run: all of the same length."""
+    total_s = options.minutes * 60.0
+    count = max(1, round(total_s / ROUND_S))
+    network: Network = options.network
+    return [
+        RoundPlan(
+            seed=options.seed,
+            number=number,
+            nodes=options.nodes,
+            length_s=total_s / count,
+            rate=options.rate,
+            network=network,
+            directory=out / f"seed-{options.seed}-round-{number}",
+        )
+        for number in range(1, count + 1)
+        if options.round in (None, number)
+    ]
+
+
+def repeat(options: argparse.Namespace, plan: RoundPlan) -> str:
+    """The command that repeats one round, as far as real processes repeat."""
+    return (
+        f"python -m domicile.testing.chaos --minutes {options.minutes:g} --seed {plan.seed} "
+        f"--nodes {plan.nodes} --rate {plan.rate:g} --network {options.network} "
+        f"--round {plan.number}"
+    )
+
+
+async def _live(tally: Tally, done: Tally, head: str) -> None:
+    """The live line: overwritten on a terminal, now and then elsewhere."""
+    terminal = sys.stdout.isatty()
+    began = time.monotonic()
+    while True:
+        await asyncio.sleep(1.0 if terminal else LINE_S)
+        shown = Tally()
+        shown.add(done)
+        shown.add(tally)
+        line = shown.line(f"{head} {time.monotonic() - began:3.0f} s")
+        _say(f"\r{line}\x1b[K" if terminal else line, end="" if terminal else "\n")
+
+
+async def _run(options: argparse.Namespace, out: Path) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    done, bundles = Tally(), list[Path]()
+    rounds = plans(options, out)
+    began = time.monotonic()
+    for plan in rounds:
+        if stop.is_set():
+            break
+        tally = Tally()
+        showing = asyncio.create_task(
+            _live(tally, done, f"round {plan.number}/{rounds[-1].number}")
+        )
+        try:
+            result = await play(plan, tally, stop)
+        finally:
+            showing.cancel()
+            if sys.stdout.isatty():
+                _say()
+        done.add(result.tally)
+        if result.violations:
+            _tell(result, plan, repeat(options, plan))
+            bundles.append(plan.directory)
+        else:
+            await asyncio.to_thread(shutil.rmtree, plan.directory, True)
+    _say(f"\nchaos: seed {options.seed}, {time.monotonic() - began:.0f} s")
+    _say(done.report())
+    for path in bundles:
+        _say(f"bundle: {path}")
+    missing = done.missing()
+    if missing:
+        _say(f"never happened: {', '.join(missing)}")
+    return verdict(done)
+
+
+def verdict(tally: Tally) -> int:
+    """The exit code: 0 only if nobody objected and everything happened."""
+    return 1 if tally.violations or tally.missing() else 0
+
+
+def _tell(result: Result, plan: RoundPlan, command: str) -> None:
+    title = f"chaos, seed {plan.seed}, round {plan.number}"
+    leave(plan.directory, result.history, result.violations, command, title)
+    for violation in result.violations[:SHOWN]:
+        _say(f"\n{violation}")
+    more = len(result.violations) - SHOWN
+    if more > 0:
+        _say(f"... and {more} more in {plan.directory / 'violations.txt'}")
+    _say(f"\nrepeat with: {command}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    options = parse(arguments)
+    given: Path | None = options.out
+    out = Path(tempfile.mkdtemp(prefix="domicile-chaos-")) if given is None else given
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        return asyncio.run(_run(options, out))
+    finally:
+        with suppress(OSError):
+            out.rmdir()  # unless there is a bundle in it
+
+
+if __name__ == "__main__":
+    sys.exit(main())

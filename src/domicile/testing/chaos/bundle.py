@@ -1,0 +1,36 @@
+"""What a failing round leaves for whoever looks into it.
+
+Its directory has the logs and records of all processes and the store already; added are the merged
+history, the violations, the timeline as text and as a picture, and the command that repeats it.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from domicile.testing.checkers import Violation
+from domicile.testing.history import History
+from domicile.testing.trace import trace
+from domicile.testing.trace_svg import draw
+from domicile.testing.trace_text import text
+
+
+def leave(
+    directory: Path, history: History, violations: Sequence[Violation], command: str, title: str
+) -> None:
+    """Write everything into the round's directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "command.txt").write_text(f"{command}\n", encoding="utf-8")
+    told = "\n\n".join(str(violation) for violation in violations)
+    (directory / "violations.txt").write_text(f"{title}\n\n{told}\n", encoding="utf-8")
+    encode = msgspec.json.Encoder(enc_hook=repr).encode
+    with gzip.open(directory / "history.jsonl.gz", "wb") as file:
+        for event in history.events:
+            file.write(encode((event.at, event.kind, event.fields)) + b"\n")
+    traced = trace(history, violations, title=title)
+    (directory / "timeline.txt").write_text(text(traced), encoding="utf-8")
+    (directory / "timeline.svg").write_text(draw(traced), encoding="utf-8")

@@ -1,0 +1,296 @@
+"""The faults of a chaos run, by kind: each strikes, waits, and mends what it broke.
+
+Run by `domicile.testing.chaos.round`, several at once. They use the verbs of `Processes` only. What
+they strike is drawn from the seed; when exactly it hits is up to the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from random import Random
+
+from domicile.testing.chaos.tally import Tally
+from domicile.testing.gates import CLIENT
+from domicile.testing.processes import HarnessError, NodeProcess, Processes
+
+LEAST_UP = 2
+"""So many nodes besides a victim stay untouched."""
+
+LOOK_S = 0.05
+JOIN_S = 2.0
+BURST = 80
+STEPS_S = (-3_600.0, -30.0, 30.0, 3_600.0, 86_400.0)
+
+
+class Chaos:
+    """What the faults of one round share."""
+
+    def __init__(
+        self, cluster: Processes, tally: Tally, burst: Callable[[int], None], *, scale: float
+    ) -> None:
+        self.cluster, self.tally, self.burst = cluster, tally, burst
+        self.scale = scale
+        """How long faults last, compared to a round of full length."""
+        self.calm = asyncio.Event()
+        """Set when everything is to be mended."""
+        self.network = asyncio.Lock()
+        self.disk = asyncio.Lock()
+        self.rolling = asyncio.Lock()
+        self.touched: dict[int, None] = {}
+        """Nodes that a fault is at work on; nobody else may."""
+        self._started: dict[int, float] = {}
+
+    async def lasts(self, low_s: float, high_s: float, random: Random) -> None:
+        """A while, or until the calm."""
+        with suppress(TimeoutError):
+            seconds = random.uniform(low_s, high_s) * self.scale
+            await asyncio.wait_for(self.calm.wait(), seconds)
+
+    def ready(self, node: NodeProcess) -> bool:
+        """Whether a node runs, has joined, and no fault is at work on it.
+
+        One that has only just joined may not be ready for a signal that asks it to leave.
+        """
+        started = self._started.get(node.index, float("-inf"))
+        joined = node.up and node.incarnation is not None and self.cluster.now() > started + JOIN_S
+        return joined and node.index not in self.touched
+
+    def free(self) -> list[NodeProcess]:
+        """The nodes that are ready."""
+        return [node for node in self.cluster.nodes if self.ready(node)]
+
+    async def until_ready(self, node: int) -> bool:
+        """Whether a node got ready before the calm."""
+        process = self.cluster.nodes[node]
+        # A look at other processes: nobody could set an event there.
+        while not self.ready(process) and not self.calm.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+        return not self.calm.is_set()
+
+    async def victim(self, random: Random) -> int | None:
+        """A node to strike; None if the calm begins before one can be spared."""
+        while not self.calm.is_set():
+            free = self.free()
+            if len(free) > LEAST_UP:
+                leader = self.cluster.leader()
+                chosen: int | None = random.choice(free).index
+                if leader in [node.index for node in free] and random.random() < 0.3:
+                    chosen = leader
+                assert chosen is not None
+                self.touched[chosen] = None
+                return chosen
+            await asyncio.sleep(LOOK_S)
+        return None
+
+    def count(self, kind: str) -> None:
+        """A fault has struck."""
+        self.tally.faults[kind] += 1
+
+    def start_again(self, node: int) -> None:
+        """A new process in a place that has none."""
+        if not self.cluster.nodes[node].up:
+            self.tally.restarts += 1
+            self._started[node] = self.cluster.now()
+            self.cluster.start(node)
+
+
+Fault = Callable[[Chaos, Random], Awaitable[None]]
+
+
+async def kill(chaos: Chaos, random: Random) -> None:
+    """SIGKILL, sometimes two at once; started again soon."""
+    victims = [await chaos.victim(random)]
+    if random.random() < 0.2 and len(chaos.free()) > LEAST_UP:
+        victims.append(await chaos.victim(random))
+    found = [node for node in victims if node is not None]
+    for node in found:
+        chaos.cluster.kill(node)
+        chaos.count("kill")
+    await chaos.lasts(0.0, 4.0, random)
+    for node in found:
+        chaos.start_again(node)
+        chaos.touched.pop(node, None)
+
+
+async def _freeze(chaos: Chaos, random: Random, kind: str, low_s: float, high_s: float) -> None:
+    node = await chaos.victim(random)
+    if node is None:
+        return
+    # With handlers suspended and sockets full, so that the guards have something to refuse (L3).
+    chaos.burst(BURST)
+    await chaos.lasts(0.0, 0.1, random)
+    chaos.cluster.freeze(node)
+    chaos.count(kind)
+    chaos.burst(BURST)
+    try:
+        await chaos.lasts(low_s, high_s, random)
+    finally:
+        chaos.cluster.thaw(node)
+        chaos.touched.pop(node, None)
+
+
+async def freeze(chaos: Chaos, random: Random) -> None:
+    """SIGSTOP and SIGCONT, mostly within the lease."""
+    await _freeze(chaos, random, "freeze", 0.1, chaos.cluster.settings.ttl_s)
+
+
+async def long_freeze(chaos: Chaos, random: Random) -> None:
+    """The same, past the lease, however short the round is."""
+    past_s = chaos.cluster.settings.ttl_s / chaos.scale
+    await _freeze(chaos, random, "long freeze", past_s, past_s + 3.0)
+
+
+async def _disturb(chaos: Chaos, random: Random, kind: str, strike: Callable[[], object]) -> None:
+    """A fault of the network. They take turns, so that one `heal` ends one of them."""
+    async with chaos.network:
+        if chaos.calm.is_set():
+            return
+        strike()
+        chaos.count(kind)
+        if kind in ("partition", "one way") and random.random() < 0.3:
+            chaos.cluster.delay(random.choice(_indices(chaos)), 0.05, jitter_s=0.05)
+            chaos.count("delay")
+        try:
+            await chaos.lasts(0.3, 6.0, random)
+        finally:
+            chaos.cluster.heal()
+
+
+def _indices(chaos: Chaos) -> list[int]:
+    return [node.index for node in chaos.cluster.nodes]
+
+
+async def partition(chaos: Chaos, random: Random) -> None:
+    """Two sides, of any sizes; the client is on either."""
+    ends = [CLIENT, *_indices(chaos)]
+    random.shuffle(ends)
+    size = random.randint(1, len(ends) - 1)
+    await _disturb(
+        chaos, random, "partition", lambda: chaos.cluster.partition(ends[:size], ends[size:])
+    )
+
+
+async def one_way(chaos: Chaos, random: Random) -> None:
+    """Some can't reach others, who reach them."""
+    ends = [CLIENT, *_indices(chaos)]
+    random.shuffle(ends)
+    deaf = random.randint(1, 2)
+    others = ends[deaf:] if random.random() < 0.5 else ends[deaf : deaf + 2]
+    sides = [ends[:deaf], others]
+    random.shuffle(sides)
+    await _disturb(chaos, random, "one way", lambda: chaos.cluster.partition(*sides, one_way=True))
+
+
+async def cut(chaos: Chaos, random: Random) -> None:
+    """Connections break, of several pairs one after the other; links go on."""
+    for _ in range(random.randint(1, 8)):
+        one, other = random.sample([CLIENT, *_indices(chaos)], 2)
+        chaos.cluster.cut(one, other)
+        chaos.count("cut")
+        await chaos.lasts(0.0, 0.3, random)
+
+
+async def delay(chaos: Chaos, random: Random) -> None:
+    """A node with a slow network, or two that are far from each other."""
+    one, other = random.sample(_indices(chaos), 2)
+    slow_s = random.choice((0.005, 0.05, 0.3))
+    to = other if random.random() < 0.5 else None
+    await _disturb(
+        chaos, random, "delay", lambda: chaos.cluster.delay(one, slow_s, jitter_s=slow_s, to=to)
+    )
+
+
+async def loss(chaos: Chaos, random: Random) -> None:
+    """A node with a bad network, or two with a bad one between them."""
+    one, other = random.sample(_indices(chaos), 2)
+    share = random.choice((0.01, 0.05, 0.3))
+    to = other if random.random() < 0.5 else None
+    await _disturb(chaos, random, "loss", lambda: chaos.cluster.loss(one, share, to=to))
+
+
+async def clock_step(chaos: Chaos, random: Random) -> None:
+    """The wall clock jumps."""
+    chaos.cluster.clock_step(random.choice(STEPS_S))
+    chaos.count("clock step")
+
+
+async def full_disk(chaos: Chaos, random: Random) -> None:
+    """The store can't write, mostly not for long enough to cost leases."""
+    async with chaos.disk:
+        if chaos.calm.is_set():
+            return
+        chaos.cluster.fill_disk()
+        chaos.count("full disk")
+        try:
+            await chaos.lasts(0.2, 1.5 * chaos.cluster.settings.ttl_s, random)
+        finally:
+            chaos.cluster.free_disk()
+
+
+async def store_cut(chaos: Chaos, random: Random) -> None:
+    """A node does not reach the store, but all the others."""
+    node = await chaos.victim(random)
+    if node is None:
+        return
+    try:
+        await _disturb(chaos, random, "store cut", lambda: chaos.cluster.cut_store(node))
+    finally:
+        chaos.touched.pop(node, None)
+
+
+async def restart(chaos: Chaos, random: Random) -> None:
+    """A node leaves in an orderly way and comes back."""
+    node = await chaos.victim(random)
+    if node is not None:
+        chaos.count("restart")
+        await _replace(chaos, node)
+
+
+async def roll(chaos: Chaos, random: Random) -> None:
+    """A rolling update, one node after the other, among all the rest."""
+    async with chaos.rolling:
+        if chaos.calm.is_set():
+            return
+        known = [int(node.version or "1") for node in chaos.cluster.nodes]
+        version = str(max(known) + 1)
+        chaos.count("roll")
+        order = _indices(chaos)
+        random.shuffle(order)
+        for node in order:
+            if not await chaos.until_ready(node):
+                return
+            chaos.touched[node] = None
+            chaos.cluster.nodes[node].version = version
+            await _replace(chaos, node)
+
+
+async def _replace(chaos: Chaos, node: int) -> None:
+    """Whatever happens to the one that leaves, another one comes."""
+    try:
+        if chaos.cluster.nodes[node].up:
+            await chaos.cluster.stop(node)
+    except HarnessError as error:
+        raise HarnessError(f"an orderly stop failed: {error}") from error
+    finally:
+        chaos.touched.pop(node, None)
+    chaos.start_again(node)
+
+
+FAULTS: dict[str, Fault] = {
+    "kill": kill,
+    "freeze": freeze,
+    "long freeze": long_freeze,
+    "partition": partition,
+    "one way": one_way,
+    "cut": cut,
+    "delay": delay,
+    "loss": loss,
+    "clock step": clock_step,
+    "full disk": full_disk,
+    "store cut": store_cut,
+    "restart": restart,
+    "roll": roll,
+}
+"""Every kind, in the order of `KINDS`."""

@@ -1,0 +1,141 @@
+"""The mixed load of a chaos run: asks, tells, nested asks and event-sourced calls, at a set pace.
+
+Entities are those of the simulator's campaign. Whether they were served right is read off the
+history alone; a call that fails here is only counted by its kind. Journals of real processes are in
+memory, each process has its own: what is stored is lost when a shard moves, and I2 and I4 are not
+judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from contextlib import suppress
+from random import Random
+
+from domicile.core.ids import ShardKey
+from domicile.errors import (
+    DomicileError,
+    HandlerFailed,
+    MaybeExecuted,
+    NotExecuted,
+    Rejection,
+    StoreError,
+)
+from domicile.testing.chaos.tally import Tally
+from domicile.testing.processes import Processes
+from domicile.testing.workload import Ledger, Room, rooms_by_shard
+
+PATIENCE_S = 6.0
+HOT = 8
+"""Shards that the load is for; they move all the time."""
+
+ROOMS = 4
+LEDGERS = 12
+MOVE_S = (0.2, 1.2)
+KEYS = 50
+
+
+class Load:
+    """Calls to one cluster, and wishes for moves beside them, until told to end."""
+
+    def __init__(self, cluster: Processes, tally: Tally, random: Random, rate: float) -> None:
+        self._cluster, self._tally, self._random = cluster, tally, random
+        self._gap_s = 1.0 / rate
+        shards = cluster.settings.shards
+        self.hot = rooms_by_shard(random, shards, min(HOT, shards), ROOMS)
+        self._rooms = [id for ids in self.hot.values() for id in ids]
+        self._over = asyncio.Event()
+        self._calls: dict[asyncio.Task[None], None] = {}
+
+    def end(self) -> None:
+        """No new calls."""
+        self._over.set()
+
+    def burst(self, count: int) -> None:
+        """Many calls at once: whoever stops now has work to do when it goes on."""
+        for _ in range(0 if self._over.is_set() else count):
+            self._begin(self._random)
+
+    @property
+    def waiting(self) -> int:
+        """Calls that are not answered yet."""
+        return len(self._calls)
+
+    async def run(self) -> None:
+        """Call, at the pace, whatever became of the earlier ones; then wait for all of them."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while not self._over.is_set():
+            self._begin(self._random)
+            due = max(due + self._random.uniform(0.5, 1.5) * self._gap_s, loop.time() - 1.0)
+            await self._while(due - loop.time())
+        while self._calls:
+            await asyncio.wait(list(self._calls))
+
+    async def move(self) -> None:
+        """Wish homes of hot shards, and take some wishes back while they are under way."""
+        cluster, random = self._cluster, self._random
+        while not self._over.is_set():
+            shard = random.choice(list(self.hot))
+            await self._wish(shard, random.randrange(len(cluster.nodes)))
+            await self._while(random.uniform(*MOVE_S))
+            if random.random() < 0.5:
+                await self._wish(shard, None)
+
+    async def _wish(self, shard: ShardKey, node: int | None) -> None:
+        with suppress(StoreError, DomicileError):
+            await self._cluster.wish(shard, node)
+
+    async def _while(self, seconds: float) -> None:
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), seconds)
+
+    def _begin(self, random: Random) -> None:
+        task = asyncio.get_running_loop().create_task(self._one(random), name="chaos-call")
+        self._calls[task] = None
+        task.add_done_callback(self._calls.pop)
+
+    def _call(self, random: Random) -> tuple[str, Awaitable[object]]:
+        room = self._cluster.ref(Room, random.choice(self._rooms)).options(timeout_s=PATIENCE_S)
+        chosen = random.random()
+        if chosen < 0.25:
+            return "ask", room.ask(Room.note, 1)
+        if chosen < 0.35:
+            return "ask", room.ask(Room.think, random.random() ** 4 * 0.3)
+        if chosen < 0.4:
+            return "ask", room.ask(Room.peek, random.random() * 0.02)
+        if chosen < 0.65:
+            return "tell", room.tell(Room.note, 2)
+        if chosen < 0.85:
+            # Upwards only: rooms that wait for each other in a circle would be a bug of theirs.
+            chosen_rooms = random.sample(range(len(self._rooms)), random.randint(2, 4))
+            first, *path = (self._rooms[number] for number in sorted(chosen_rooms))
+            room = self._cluster.ref(Room, first).options(timeout_s=PATIENCE_S)
+            return "nested", room.ask(Room.relay, random.random() * 0.01, path)
+        ledger = self._cluster.ref(Ledger, f"l{random.randrange(LEDGERS)}")
+        ledger = ledger.options(timeout_s=PATIENCE_S)
+        if random.random() < 0.3:
+            return "event-sourced", ledger.ask(Ledger.total)
+        if random.random() < 0.5:
+            ledger = ledger.options(key=f"k{random.randrange(KEYS)}")
+        return "event-sourced", ledger.ask(Ledger.note, random.randrange(-1, 1_000))
+
+    async def _one(self, random: Random) -> None:
+        outcomes = self._tally.outcomes
+        try:
+            kind, call = self._call(random)
+            self._tally.calls[kind] += 1
+            await call
+            outcomes["ok"] += 1
+        except Rejection:
+            outcomes["rejected"] += 1
+        except HandlerFailed:
+            outcomes["failed"] += 1
+        except MaybeExecuted:
+            outcomes["maybe executed"] += 1
+        except NotExecuted:
+            outcomes["not executed"] += 1

@@ -1,0 +1,228 @@
+"""One round of a chaos run: a cluster, its load, its faults, a calm, and the verdict.
+
+`play` is called by `domicile.testing.chaos.__main__`. A round is a window of the run: its cluster
+lives for a minute or two, is judged as a whole by the checkers, and is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from domicile.config import Settings
+from domicile.testing.chaos.faults import FAULTS, Chaos, Fault
+from domicile.testing.chaos.load import PATIENCE_S, Load
+from domicile.testing.chaos.tally import Tally
+from domicile.testing.checkers import Violation, check
+from domicile.testing.checkers.liveness import STUCK_S
+from domicile.testing.checkers.reading import GRACE_S
+from domicile.testing.history import History
+from domicile.testing.processes import HarnessError, Processes
+from domicile.testing.surroundings import Network
+from domicile.testing.workload import ENTITIES
+
+CALM_S = GRACE_S + STUCK_S + 3.0
+"""Long enough that liveness can be judged (L)."""
+
+SHORT_CALM_S = 4.0
+LONG_S = 60.0
+"""Shorter rounds have the short calm, and liveness is not judged."""
+
+PACE_S = 2.2
+"""The average time between two strikes."""
+
+SETTLE_S = 40.0
+MENDING_S = 60.0
+TEND_S = 0.1
+COLLECT_S = 20.0
+DISK_BYTES = 64 * 1024 * 1024
+SETTINGS = Settings(shards=32, ttl_s=3.0, poison_deaths=1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """What a round is made from: the same plan draws the same strikes."""
+
+    seed: int
+    number: int
+    nodes: int
+    length_s: float
+    rate: float
+    network: Network
+    directory: Path
+
+    @property
+    def calm_s(self) -> float:
+        """How long nothing is broken in the end."""
+        return CALM_S if self.length_s >= LONG_S else min(SHORT_CALM_S, self.length_s / 4)
+
+    @property
+    def faulty_s(self) -> float:
+        """How long faults strike."""
+        return max(self.length_s - self.calm_s - 4.0, self.length_s / 2)
+
+    def stream(self, name: str) -> Random:
+        """Chance of its own for everything."""
+        return Random(f"{self.seed} {self.number} {name}")
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of a round."""
+
+    tally: Tally
+    history: History
+    violations: list[Violation] = field(default_factory=list[Violation])
+
+
+def strikes(plan: RoundPlan) -> list[tuple[float, str]]:
+    """When which kind of fault strikes: all kinds in turn, shuffled anew each time."""
+    random = plan.stream("plan")
+    gap_s = min(PACE_S, 0.8 * plan.faulty_s / len(FAULTS))
+    found: list[tuple[float, str]] = []
+    at = gap_s / 2
+    while at < 0.92 * plan.faulty_s:
+        # What takes long comes first, or a short round would end before it.
+        deck = sorted(FAULTS, key=lambda kind: kind not in ("roll", "long freeze") or bool(found))
+        if found:
+            random.shuffle(deck)
+        for kind in deck:
+            found.append((at, kind))
+            at += random.uniform(0.4, 1.6) * gap_s
+    return [strike for strike in found if strike[0] < 0.92 * plan.faulty_s]
+
+
+class _Round:
+    def __init__(self, plan: RoundPlan, tally: Tally, stop: asyncio.Event) -> None:
+        self.plan, self.tally, self.stop = plan, tally, stop
+        self.found: list[Violation] = []
+        self.cluster = Processes(
+            ENTITIES, nodes=plan.nodes, settings=SETTINGS, directory=plan.directory,
+            network=plan.network, disk_bytes=DISK_BYTES, journal="memory://",
+            seed=plan.stream("gates").getrandbits(32),
+        )  # fmt: skip
+        scale = min(1.0, plan.faulty_s / LONG_S)
+        self.load = Load(self.cluster, tally, plan.stream("load"), plan.rate)
+        self.chaos = Chaos(self.cluster, tally, self.load.burst, scale=max(scale, 0.25))
+        self._read = 0
+
+    async def play(self) -> None:
+        async with self.cluster:
+            began = asyncio.get_running_loop().time()
+            async with asyncio.TaskGroup() as group:
+                tending = group.create_task(self._tend())
+                calling = group.create_task(self.load.run())
+                moving = group.create_task(self.load.move())
+                await self._harm(began, group)
+                await self._settle()
+                await self._rest(self.plan.calm_s)
+                self.load.end()
+                await self._ended("calls", calling, PATIENCE_S + 20.0)
+                await self._ended("wishes", moving, 40.0)
+                tending.cancel()
+            self.count()
+
+    # faults
+
+    async def _harm(self, began: float, group: asyncio.TaskGroup) -> None:
+        loop, chaos = asyncio.get_running_loop(), self.chaos
+        running: list[asyncio.Task[None]] = []
+        for number, (at, kind) in enumerate(strikes(self.plan)):
+            await self._rest(began + at - loop.time())
+            if self.stop.is_set():
+                break
+            random = self.plan.stream(f"strike {number}")
+            running.append(group.create_task(self._strike(kind, FAULTS[kind], random)))
+        await self._rest(began + self.plan.faulty_s - loop.time())
+        chaos.calm.set()
+        if running:
+            _, late = await asyncio.wait(running, timeout=MENDING_S)
+            for task in late:
+                task.cancel()
+                self.wrong("mend", f"{task.get_name()} did not end within {MENDING_S:g} s")
+        self.cluster.note_quiet()
+
+    async def _strike(self, kind: str, fault: Fault, random: Random) -> None:
+        try:
+            await fault(self.chaos, random)
+        except (HarnessError, AssertionError) as error:
+            self.wrong("stop" if kind in ("restart", "roll") else "harness", f"{kind}: {error}")
+
+    async def _settle(self) -> None:
+        def served() -> bool:
+            return self.cluster.settled() and all(node.up for node in self.cluster.nodes)
+
+        try:
+            await self.cluster.wait_until(served, timeout_s=SETTLE_S)
+        except AssertionError as error:
+            self.wrong("settle", f"shards without a home long after the last fault: {error}")
+
+    # looking after it
+
+    async def _tend(self) -> None:
+        """Start again what could not start, and notice what ended though nobody meant it to."""
+        collected = asyncio.get_running_loop().time()
+        while True:
+            for node in self.cluster.nodes:
+                if node.up or node.process is None or node.index in self.chaos.touched:
+                    continue
+                if node.incarnation is not None:
+                    self.wrong(
+                        "exit",
+                        f"{node.name} ended by itself with code {node.process.returncode}; its log "
+                        f"ends:\n{node.log_tail()}",
+                    )
+                self.chaos.start_again(node.index)
+            self.count()
+            if asyncio.get_running_loop().time() - collected > COLLECT_S:
+                collected = asyncio.get_running_loop().time()
+                self.cluster.collect()
+            await asyncio.sleep(TEND_S)
+
+    def count(self) -> None:
+        """Count what was recorded since the last look."""
+        events = self.cluster.recorded
+        for event in events[self._read :]:
+            if event.kind == "start":
+                self.tally.messages += 1
+            elif event.kind == "released":
+                self.tally.moves += 1
+            elif event.kind == "fenced":
+                self.tally.fences += 1
+        self._read = len(events)
+
+    async def _ended(self, what: str, task: asyncio.Task[None], limit_s: float) -> None:
+        await asyncio.wait([task], timeout=limit_s)
+        if not task.done():
+            waiting = self.load.waiting
+            self.wrong("hang", f"{what} had not ended after {limit_s:g} s ({waiting} calls)")
+            task.cancel()
+
+    async def _rest(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.stop.wait(), max(seconds, 0.0))
+
+    def wrong(self, rule: str, message: str) -> None:
+        """Something that no checker can see."""
+        self.found.append(Violation(rule, self.cluster.now(), message))
+
+
+async def play(plan: RoundPlan, tally: Tally, stop: asyncio.Event) -> Result:
+    """Play one round; `tally` is filled while it goes on, `stop` ends it early."""
+    one = _Round(plan, tally, stop)
+    try:
+        await one.play()
+    except* Exception as errors:
+        # Whatever went wrong with the harness, what the processes did can still be judged.
+        one.wrong("harness", "".join(traceback.format_exception(errors)))
+    history = one.cluster.history()
+    one.found += await asyncio.to_thread(check, history)
+    tally.rounds += 1
+    tally.events += len(history.events)
+    for violation in one.found:
+        tally.rules[violation.rule] += 1
+    return Result(tally, history, one.found)

@@ -1,0 +1,81 @@
+"""What a chaos run went through, counted; for its live line and its report.
+
+Filled by `domicile.testing.chaos.round`. Nothing here judges.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+KINDS = (
+    "kill", "freeze", "long freeze", "partition", "one way", "cut", "delay", "loss",
+    "clock step", "full disk", "store cut", "restart", "roll",
+)  # fmt: skip
+"""Every kind of fault; a run that misses one has not done its work."""
+
+CALLS = ("ask", "tell", "nested", "event-sourced")
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of a run, or of one round."""
+
+    rounds: int = 0
+    messages: int = 0
+    moves: int = 0
+    fences: int = 0
+    restarts: int = 0
+    """Processes that were started again, for whatever reason."""
+    events: int = 0
+    faults: Counter[str] = field(default_factory=Counter[str])
+    calls: Counter[str] = field(default_factory=Counter[str])
+    outcomes: Counter[str] = field(default_factory=Counter[str])
+    rules: Counter[str] = field(default_factory=Counter[str])
+    """Violations, by rule."""
+
+    def add(self, other: Tally) -> None:
+        """Take in another one."""
+        for name in ("rounds", "messages", "moves", "fences", "restarts", "events"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("faults", "calls", "outcomes", "rules"):
+            getattr(self, name).update(getattr(other, name))
+
+    @property
+    def violations(self) -> int:
+        """How many there were."""
+        return sum(self.rules.values())
+
+    def missing(self) -> list[str]:
+        """Kinds of faults and of calls that never happened."""
+        calls = [call for call in CALLS if not self.calls[call]]
+        return [kind for kind in KINDS if not self.faults[kind]] + calls
+
+    def line(self, head: str) -> str:
+        """The live line."""
+        faults = " ".join(f"{kind.replace(' ', '-')} {self.faults[kind]}" for kind in KINDS)
+        return (
+            f"{head} | messages {self.messages:,} moves {self.moves:,} | {faults} | "
+            f"violations {self.violations}"
+        )
+
+    def report(self) -> str:
+        """All counts, for people."""
+        lines = [
+            f"rounds                {self.rounds:>9,}",
+            f"messages that ran     {self.messages:>9,}",
+            f"moves                 {self.moves:>9,}",
+            f"fences                {self.fences:>9,}",
+            f"processes restarted   {self.restarts:>9,}",
+            f"events judged         {self.events:>9,}",
+            *_table("calls", self.calls, CALLS),
+            *_table("outcomes", self.outcomes, sorted(self.outcomes)),
+            *_table("faults", self.faults, KINDS),
+            f"violations            {self.violations:>9,}",
+            *(f"  {rule:<20}{count:>9,}" for rule, count in sorted(self.rules.items())),
+        ]
+        return "\n".join(lines)
+
+
+def _table(title: str, counts: Counter[str], names: tuple[str, ...] | list[str]) -> list[str]:
+    return [title, *(f"  {name:<20}{counts[name]:>9,}" for name in names)]

@@ -1,0 +1,112 @@
+"""What a test moves inside running member processes: wall clock, full disk, store out of reach.
+
+One small file is mapped by the harness and by every member of its cluster. The harness pulls,
+members look; no message is needed, so that even a blocked loop is hit. Members `install` it before
+anything else; it must never be installed in a process that is not a member of a test.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import apsw
+
+from domicile.control.clock import SystemClock
+from domicile.stores.sqlite_file import Database, Row
+
+_WALL = struct.Struct("=d")
+_FULL = _WALL.size
+_CUT = _FULL + 1
+PLACES = 1_024
+"""How many members a cluster may have."""
+
+
+class Levers:
+    """The mapped file. A missing one is made, with every lever at rest."""
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
+        try:
+            if os.fstat(descriptor).st_size < _CUT + PLACES:
+                os.ftruncate(descriptor, _CUT + PLACES)
+            self._map = mmap.mmap(descriptor, _CUT + PLACES)
+        finally:
+            os.close(descriptor)
+
+    @property
+    def wall_s(self) -> float:
+        """How far the wall clock was stepped."""
+        return float(_WALL.unpack_from(self._map)[0])
+
+    @property
+    def full(self) -> bool:
+        """Whether the store's disk has no room."""
+        return bool(self._map[_FULL])
+
+    def is_cut(self, place: int) -> bool:
+        """Whether a member is kept from the store."""
+        return bool(self._map[_CUT + place])
+
+    def step_wall(self, by_s: float) -> None:
+        """Step the wall clock of all members."""
+        _WALL.pack_into(self._map, 0, self.wall_s + by_s)
+
+    def fill(self, full: bool) -> None:
+        """Have every write to the store refused, or no longer."""
+        self._map[_FULL] = int(full)
+
+    def cut(self, place: int, cut: bool) -> None:
+        """Keep a member from the store, or no longer."""
+        self._map[_CUT + place] = int(cut)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._map.close()
+
+
+def install(levers: Levers, place: int) -> None:
+    """Put this process under the levers, as the member at a place.
+
+    The wall clock is what `time.time`, `time.time_ns` and an entity's `now()` say. As with a real
+    step of the machine's clock, those that count from its boot, which leases and the embedded store
+    use (S4), do not move. A full disk is SQLite's answer "full" to each write of the store; out of
+    reach, it answers nothing but "can't open".
+    """
+    time_s, time_ns, run, rows = time.time, time.time_ns, Database.run, Database.rows
+
+    def wall(self: SystemClock) -> datetime:
+        return datetime.fromtimestamp(time_s() + levers.wall_s, UTC)
+
+    def writes(
+        self: Database, sql: str, values: Sequence[object] | Mapping[str, object] = ()
+    ) -> None:
+        if levers.full and sql.startswith("INSERT INTO"):
+            raise apsw.FullError("FullError: database or disk is full")
+        if levers.is_cut(place):
+            raise apsw.CantOpenError("CantOpenError: unable to open database file")
+        run(self, sql, values)
+
+    def reads(
+        self: Database,
+        sql: str,
+        values: Sequence[object] = (),
+        *,
+        most: int = sys.maxsize,
+        same: int = 0,
+    ) -> list[Row]:
+        if levers.is_cut(place):
+            raise apsw.CantOpenError("CantOpenError: unable to open database file")
+        return rows(self, sql, values, most=most, same=same)
+
+    setattr(time, "time", lambda: time_s() + levers.wall_s)  # noqa: B010
+    setattr(time, "time_ns", lambda: time_ns() + int(levers.wall_s * 1e9))  # noqa: B010
+    setattr(SystemClock, "wall", wall)  # noqa: B010
+    setattr(Database, "run", writes)  # noqa: B010
+    setattr(Database, "rows", reads)  # noqa: B010

@@ -1,0 +1,183 @@
+"""The chaos command: its plan comes from the seed, its verdict from the checkers."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from domicile.testing.chaos import __main__ as command
+from domicile.testing.chaos.bundle import leave
+from domicile.testing.chaos.faults import FAULTS
+from domicile.testing.chaos.round import LONG_S, RoundPlan, strikes
+from domicile.testing.chaos.tally import CALLS, KINDS, Tally
+from domicile.testing.checkers import Violation
+from domicile.testing.history import Event
+from domicile.testing.real_history import RealHistory
+
+ROOT = Path(__file__).resolve().parents[2]
+PATCHES = sorted((ROOT / "tests" / "mutants" / "chaos").glob("*.patch"))
+
+
+def plan(length_s: float = 120.0, seed: int = 1, number: int = 1) -> RoundPlan:
+    return RoundPlan(
+        seed=seed,
+        number=number,
+        nodes=5,
+        length_s=length_s,
+        rate=60.0,
+        network="loopback",
+        directory=Path("unused"),
+    )
+
+
+# the plan
+
+
+def test_every_kind_of_fault_has_a_verb() -> None:
+    assert tuple(FAULTS) == KINDS
+
+
+@pytest.mark.parametrize("length_s", [25.0, 60.0, 120.0])
+def test_a_round_of_any_length_strikes_with_every_kind(length_s: float) -> None:
+    for seed in range(20):
+        struck = strikes(plan(length_s, seed))
+        assert {kind for _, kind in struck} == {*KINDS}
+        assert all(0 < at < plan(length_s).faulty_s for at, _ in struck)
+        assert [at for at, _ in struck] == sorted(at for at, _ in struck)
+
+
+def test_seed_and_round_decide_what_strikes_when() -> None:
+    assert strikes(plan()) == strikes(plan())
+    assert strikes(plan(seed=2)) != strikes(plan())
+    assert strikes(plan(number=2)) != strikes(plan())
+    assert plan().stream("a").random() != plan().stream("b").random()
+
+
+def test_a_long_run_is_made_of_rounds_that_can_be_repeated_one_by_one(tmp_path: Path) -> None:
+    options = command.parse(["--minutes", "20", "--seed", "7"])
+    rounds = command.plans(options, tmp_path)
+    assert [one.number for one in rounds] == list(range(1, 11))
+    assert sum(one.length_s for one in rounds) == pytest.approx(1_200.0)
+    assert all(one.length_s > LONG_S for one in rounds), "so that liveness is judged"
+    again = command.repeat(options, rounds[3]).split()[3:]
+    [fourth] = command.plans(command.parse(again), tmp_path)
+    assert fourth == rounds[3]
+
+
+@pytest.mark.parametrize("wrong", [["--minutes", "0"], ["--nodes", "2"], ["--rate", "-1"]])
+def test_nonsense_is_a_mistake_of_usage(wrong: list[str]) -> None:
+    with pytest.raises(SystemExit) as told:
+        command.parse(wrong)
+    assert told.value.code == 2
+
+
+# the verdict
+
+
+def whole() -> Tally:
+    return Tally(faults=Counter(KINDS), calls=Counter(CALLS))
+
+
+def test_a_run_is_good_only_if_everything_happened_and_nobody_objected() -> None:
+    assert command.verdict(whole()) == 0
+    for kind in KINDS:
+        tally = whole()
+        del tally.faults[kind]
+        assert tally.missing() == [kind]
+        assert command.verdict(tally) == 1
+    tally = whole()
+    tally.rules["I5"] += 1
+    assert command.verdict(tally) == 1
+
+
+def test_tallies_add_up_and_tell_everything() -> None:
+    tally = replace(whole(), messages=5, moves=2)
+    total = Tally()
+    total.add(tally)
+    total.add(tally)
+    assert (total.messages, total.faults["roll"], total.missing()) == (10, 2, [])
+    total.rules["I1c"] += 3
+    report, line = total.report(), total.line("round 1")
+    for kind in KINDS:
+        assert f"  {kind:<20}        2" in report
+        assert f"{kind.replace(' ', '-')} 2" in line
+    assert "I1c" in report
+    assert line.endswith("violations 3")
+
+
+def test_a_bundle_holds_the_history_the_timeline_and_the_command(tmp_path: Path) -> None:
+    life = {"inc": "a", "node": "node-0", "hosts": True, "limits": {}}
+    fault = {"fault": "partition", "node": None, "inc": None}
+    events = [Event(1.0, "life", life), Event(2.0, "fault", fault), Event(3.0, "quiet", {})]
+    put = {"by": "a", "revision": 1, "puts": [(b"k", b"v", None)], "deletes": []}
+    history = RealHistory([*events, Event(4.0, "commit", put)], Counter())
+    violation = Violation("I5", 2.5, "a message ran twice")
+    leave(tmp_path / "x", history, [violation], "python -m domicile.testing.chaos", "seed 1")
+    assert (tmp_path / "x" / "command.txt").read_text("utf-8").startswith("python -m domicile")
+    assert "a message ran twice" in (tmp_path / "x" / "violations.txt").read_text("utf-8")
+    assert "partition" in (tmp_path / "x" / "timeline.txt").read_text("utf-8")
+    assert (tmp_path / "x" / "timeline.svg").read_text("utf-8").startswith("<svg")
+    with gzip.open(tmp_path / "x" / "history.jsonl.gz") as file:
+        assert len(file.readlines()) == 4
+
+
+# the whole
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "domicile.testing.chaos", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+
+
+def test_an_interrupted_run_reports_and_leaves_nothing(tmp_path: Path) -> None:
+    ran = start("--minutes", "2", "--seed", "3", "--nodes", "3", "--out", str(tmp_path))
+    try:
+        assert ran.stdout is not None
+        # The first live line comes after ten seconds of a cluster under load.
+        first = ran.stdout.readline()
+        while "| messages" not in first:
+            assert first, "it ended before it began"
+            first = ran.stdout.readline()
+        ran.send_signal(signal.SIGINT)
+        said, _ = ran.communicate(timeout=90)
+    finally:
+        ran.kill()
+        ran.wait()
+    assert "violations                    0" in said
+    assert "never happened:" in said, "twelve kinds of faults do not fit into ten seconds"
+    assert ran.returncode == 1
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
+def test_a_bug_for_chaos_still_fits_the_source(patch: Path, tmp_path: Path) -> None:
+    text = patch.read_text(encoding="utf-8")
+    assert text.startswith("Rule: ")
+    assert "\nProfile: chaos\n" in text
+    for name in [line[6:] for line in text.splitlines() if line.startswith("+++ b/")]:
+        assert name.startswith("src/domicile/")
+        assert not name.startswith("src/domicile/testing/"), "a mutant must not blind its judges"
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    applied = subprocess.run(
+        ["git", "apply", "--check", str(patch)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)},
+    )
+    assert applied.returncode == 0, applied.stderr
