@@ -51,6 +51,7 @@ class MemberPlan(msgspec.Struct, frozen=True):
     cluster: str
     node_id: str
     candidate: bool
+    version: str
     manager: bool
     entities: list[ImportPath]
     settings: dict[str, bool | int | float | str]
@@ -135,6 +136,7 @@ def _member(plan: MemberPlan, meter: FileRecorder | None) -> Node | Manager:
         cluster=plan.cluster,
         entities=[import_class(path) for path in plan.entities],
         candidate=plan.candidate,
+        version=plan.version,
         settings=settings,
         node_id=plan.node_id,
         meter=meter,

@@ -71,6 +71,8 @@ class NodeProcess:
         self.manager = manager
         self.protocols = PROTOCOLS
         """The wire protocols that its next process speaks (DX-19)."""
+        self.version = ""
+        """That of the program in its next process (SM-14)."""
         self.runs = 0
         self.frozen = False
         self.process: subprocess.Popen[bytes] | None = None
@@ -402,6 +404,7 @@ class Processes(Verbs):
             cluster=CLUSTER,
             node_id=process.name,
             candidate=process.candidate,
+            version=process.version,
             manager=process.manager,
             entities=self._imports,
             settings=asdict(self.settings),
