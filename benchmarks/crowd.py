@@ -6,12 +6,12 @@
     python -m benchmarks.crowd --write-docs               also into docs/explanation/performance.md
 
 All nodes start at the same moment on one embedded store and are left alone for a while; then
-clients come, ask and go, in random order; then all nodes are asked to leave at the same moment. What
-each process asks of the store is counted where it calls it, as in `benchmarks.idle`. Exits with 1
-if an ask or a process failed, if shards are not spread evenly at the end, if something is left in
-the store, or if there was a herd: a node that asks for more than a few things a second while
-nothing happens, or for more than a bounded number of things to get in and out. Importing Python's
-modules for 50 processes takes two processors half a minute; times count from the first start.
+clients come, ask and go, in random order; then all nodes are asked to leave at the same moment.
+What each process asks of the store is counted where it calls it, as in `benchmarks.idle`. Exits
+with 1 if an ask or a process failed, if shards are not spread evenly at the end, if something is
+left in the store, or if there was a herd: a node that asks for more than a few things a second
+while nothing happens, or for more than a bounded number of things to get in and out. Importing
+Python's modules for 50 processes takes two processors a while; times count from the first start.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 from benchmarks.home import Echo
 from benchmarks.idle import Counting
@@ -130,15 +130,16 @@ async def node(options: Options) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
 class Visitor(Client):
     """A client whose store counts."""
 
-    def __init__(self) -> None:
-        self._lives = Lives()
+    def __init__(self, wired: Backends) -> None:
+        self._wired, self._lives = wired, Lives()
 
-    async def come(self, wired: Backends) -> None:
+    async def __aenter__(self) -> Self:
         """Join."""
         plan = Plan(CLUSTER, "", {}, {}, settings(), False, token=token_of(None))
-        await self._lives.start(wired, plan)
+        await self._lives.start(self._wired, plan)
+        return self
 
-    async def go(self) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         """Leave."""
         await self._lives.stop()
 
@@ -173,15 +174,12 @@ class Visitors:
         wired = counted(self._options["where"], self._options["id"], self._counts)
         for _ in range(wanted["visits"]):
             await asyncio.sleep(self._random.random() * wanted["spread_s"])
-            visitor = Visitor()
             try:
-                await visitor.come(wired())
-                for _ in range(wanted["asks"]):
-                    await self._ask(visitor)
+                async with Visitor(wired()) as visitor:
+                    for _ in range(wanted["asks"]):
+                        await self._ask(visitor)
             except (DomicileError, OSError) as error:
                 self._errors[f"{type(error).__name__}: {error}"] += 1
-            finally:
-                await visitor.go()
 
     async def _ask(self, visitor: Visitor) -> None:
         ref = visitor.ref(Echo, str(self._random.randrange(10_000)))
