@@ -178,6 +178,7 @@ class Visitors:
                 async with Visitor(wired()) as visitor:
                     for _ in range(wanted["asks"]):
                         await self._ask(visitor)
+                        await asyncio.sleep(2 * self._random.random() * wanted["pause_s"])
             except (DomicileError, OSError) as error:
                 self._errors[f"{type(error).__name__}: {error}"] += 1
 
@@ -226,10 +227,11 @@ class Wanted:
 
     nodes: int = 50
     clients: int = 200
-    processes: int = 4
-    visits: int = 2
+    processes: int = 8
+    visits: int = 1
     asks: int = 20
-    spread_s: float = 10.0
+    stay_s: float = 5.0
+    spread_s: float = 60.0
     idle_s: float = 10.0
 
 
@@ -330,6 +332,7 @@ async def measure(wanted: Wanted) -> dict[str, Any]:
                 asyncio.to_thread(
                     one.run, system="crowd", clients=wanted.clients // wanted.processes,
                     visits=wanted.visits, asks=wanted.asks, spread_s=wanted.spread_s,
+                    pause_s=wanted.stay_s / wanted.asks,
                 )
                 for one in visitors
             )
@@ -419,7 +422,7 @@ def table(found: dict[str, Any]) -> str:
     }  # fmt: skip
     titles = {
         "in": f"{found['nodes']} nodes start", "idle": "nothing happens",
-        "clients": f"{found['clients']} clients come and go, {found['visits']} times each",
+        "clients": f"{found['clients'] * found['visits']} clients come, ask and go",
         "out": "all nodes leave",
     }  # fmt: skip
     rows: list[list[str]] = []
@@ -481,7 +484,9 @@ def main(given: Sequence[str] | None = None) -> int:
         parser.error("--write-docs wants figures that mean something, not those of --quick")
     wanted = Wanted(nodes=options.nodes, clients=options.clients)
     if options.quick:
-        wanted = Wanted(nodes=3, clients=8, processes=2, asks=3, spread_s=0.5, idle_s=1.0)
+        wanted = Wanted(
+            nodes=3, clients=8, processes=2, asks=3, stay_s=0.2, spread_s=0.5, idle_s=1.0
+        )
     found = asyncio.run(measure(wanted))
     report = {
         "system": f"{platform.system()} {platform.machine()}", "cpus": os.cpu_count(),

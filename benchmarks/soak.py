@@ -1,6 +1,6 @@
 """Hours of load with a fault every few seconds: nothing may grow.
 
-    python -m benchmarks.soak --minutes 120
+    python -m benchmarks.soak --hours 2
     python -m benchmarks.soak --minutes 5 --seed 7 --every-s 3
     python -m benchmarks.soak --quick                a smoke test; its figures mean nothing
 
@@ -378,7 +378,8 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.soak", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--minutes", type=float, default=120.0)
+    parser.add_argument("--hours", type=float, default=2.0)
+    parser.add_argument("--minutes", type=float, help="instead of hours")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--every-s", type=float, default=3.0, help="between faults, about")
     parser.add_argument("--rate", type=float, default=200.0, help="messages per second")
@@ -392,7 +393,7 @@ def main(given: Sequence[str] | None = None) -> int:
     if options.earlier is not None:
         report: dict[str, Any] = json.loads(options.earlier.read_text(encoding="utf-8"))
     else:
-        minutes = 0.2 if options.quick else options.minutes
+        minutes = 0.2 if options.quick else options.minutes or 60 * options.hours
         wanted = Wanted(
             minutes, options.seed, options.every_s, options.rate, min(600.0, 60 * minutes / 3)
         )
