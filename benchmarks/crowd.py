@@ -321,6 +321,7 @@ async def measure(wanted: Wanted) -> dict[str, Any]:
         watched = await stack.enter_async_context(Watched(place / "crowd.db"))
         served = await watched.until(watched.served)
         balanced = await watched.until(lambda: watched.balanced(wanted.nodes))
+        leaders = [watched.leader()]
         visitors = [member("clients", f"clients-{n}") for n in range(wanted.processes)]
         for one in visitors:
             await asyncio.to_thread(one.ready)
@@ -338,7 +339,8 @@ async def measure(wanted: Wanted) -> dict[str, Any]:
             )
         )  # fmt: skip
         gone = time.monotonic()
-        leader, loads = watched.leader(), dict(watched.loads())
+        leaders.append(watched.leader())
+        loads = dict(watched.loads())
         in_order = watched.balanced(wanted.nodes)
         asked = [await asyncio.to_thread(one.run, system="crowd") for one in nodes]
         for one in [*visitors, *nodes]:
@@ -358,7 +360,7 @@ async def measure(wanted: Wanted) -> dict[str, Any]:
             {
                 "requests": between(one["samples"], *span),
                 "peak_per_s": peak(one["samples"], *span),
-                "leads": float(f"node-{number}" == leader),
+                "leads": float(f"node-{number}" in leaders),
             }
             for number, one in enumerate(asked)
         ]
@@ -374,7 +376,7 @@ async def measure(wanted: Wanted) -> dict[str, Any]:
         "idle_s": idle_until - idle_since, "visits_s": gone - idle_until, "left_s": left - leaving,
         "balanced": in_order, "loads": sorted(loads.values()), "remaining": remaining,
         "codes": codes, "complaints": complaints, "rates": rates, "visitors": told,
-        "kinds": [one["kinds"] for one in asked],
+        "kinds": [one["kinds"] for one in asked], "leaders": leaders,
     }  # fmt: skip
 
 

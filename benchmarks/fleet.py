@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from inspect import signature
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
@@ -22,6 +23,8 @@ from domicile.testing import Processes
 from domicile.testing.processes import NodeProcess
 
 ROLE = "default"
+CLIENT = -1
+"""The harness's name for its own client."""
 
 
 class Fleet(Processes):
@@ -35,13 +38,31 @@ class Fleet(Processes):
         settings: Settings,
         version: str = "",
         loop: str = "asyncio",
+        network: bool = False,
     ) -> None:
+        more: dict[str, Any] = {"network": "auto"} if network else {}
         super().__init__(
             entities, nodes=nodes, settings=settings, record=False,
-            loop=cast("Literal['asyncio', 'uvloop']", loop),
+            loop=cast("Literal['asyncio', 'uvloop']", loop), **more,
         )  # fmt: skip
         for node in self.nodes:
             node.version = version
+
+    @staticmethod
+    def has_network() -> bool:
+        """Whether the harness can cut networks."""
+        return "network" in signature(Processes.__init__).parameters
+
+    def isolate(self, nodes: Sequence[int]) -> None:
+        """Nobody reaches these nodes, and they reach nobody, but all reach the store."""
+        others = [node for node in self.living() if node not in nodes]
+        verb: Any = getattr(self, "partition")  # noqa: B009
+        verb(list(nodes), [*others, CLIENT])
+
+    def reconnect(self) -> None:
+        """Undo that."""
+        verb: Any = getattr(self, "heal")  # noqa: B009
+        verb()
 
     def add(self, version: str = "") -> int:
         """One node more; the number of its place."""

@@ -82,12 +82,16 @@ async def _start(fleet: Fleet, victims: Sequence[int]) -> None:
 async def _thaw(fleet: Fleet, victims: Sequence[int]) -> None:
     """A frozen node finds its lease gone and joins anew, by itself."""
     for victim in victims:
-        before = fleet.incarnation(victim)
         fleet.thaw(victim)
-        await fleet.wait_until(
-            lambda old=before, at=victim: fleet.incarnation(at) not in (None, old),  # type: ignore[misc]
-            timeout_s=60,
-        )
+    for victim in victims:
+        await fleet.joined(victim)
+
+
+async def _heal(fleet: Fleet, victims: Sequence[int]) -> None:
+    """An evicted node has stopped, and joins anew."""
+    fleet.reconnect()
+    for victim in victims:
+        await fleet.joined(victim)
 
 
 def _crash(fleet: Fleet, victims: Sequence[int]) -> None:
@@ -100,6 +104,10 @@ def _freeze(fleet: Fleet, victims: Sequence[int]) -> None:
         fleet.freeze(victim)
 
 
+def _cut(fleet: Fleet, victims: Sequence[int]) -> None:
+    fleet.isolate(victims)
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One way to lose nodes, and to get them back."""
@@ -109,6 +117,8 @@ class Fault:
     others: int
     strike: Callable[[Fleet, Sequence[int]], None]
     mend: Callable[[Fleet, Sequence[int]], Awaitable[None]]
+    network: bool = False
+    """Whether it takes a harness that can cut networks."""
 
     def victims(self, fleet: Fleet) -> list[int] | None:
         """Whom it takes now; None while nobody leads."""
@@ -124,6 +134,7 @@ FAULTS: dict[str, Fault] = {
     "coordinator": Fault("SIGKILL of the coordinator", True, 0, _crash, _start),
     "two": Fault("SIGKILL of two of four at once", True, 1, _crash, _start),
     "frozen": Fault("SIGSTOP of a node", False, 1, _freeze, _thaw),
+    "cut": Fault("cut network of a node", False, 1, _cut, _heal, network=True),
 }
 
 
@@ -151,7 +162,12 @@ async def served(fleet: Fleet, lost: Sequence[str | None]) -> float:
 def even(fleet: Fleet) -> bool:
     """Whether every node has its share and is home to something."""
     loads = fleet.homes().values()
-    return max(loads) - min(loads) <= 2 and min(loads) > 0 and fleet.served()
+    return (
+        len(loads) == len(fleet.nodes)
+        and max(loads) - min(loads) <= 2
+        and min(loads) > 0
+        and fleet.served()
+    )
 
 
 async def one_run(fleet: Fleet, fault: Fault) -> tuple[float, float]:
@@ -186,7 +202,8 @@ async def measured(
         shards=SHARDS, ttl_s=ttl_s, balance_limit=1.0, balance_receiver=1.0,
         poison_window_s=AT_ONCE_S,
     )  # fmt: skip
-    async with Fleet([Room], nodes=nodes, settings=settings, loop=loop) as fleet:
+    network = any(fault.network for fault in faults)
+    async with Fleet([Room], nodes=nodes, settings=settings, loop=loop, network=network) as fleet:
         for number in range(runs):
             first, all_of_it = await one_run(fleet, faults[number % len(faults)])
             answers.append(first)
@@ -278,6 +295,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     for name in options.only or FAULTS:
         for ttl_s in options.ttl or TTLS_S:
             fault = FAULTS[name]
+            if fault.network and not Fleet.has_network():
+                missing[fault.title] = "this harness cannot cut networks"
+                continue
             print(f"{fault.title}, ttl {ttl_s:g} s", file=sys.stderr)
             answers, serves = asyncio.run(measured([fault], options.runs, ttl_s))
             found.append(
