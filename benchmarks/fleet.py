@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from inspect import signature
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
@@ -39,10 +40,11 @@ class Fleet(Processes):
         version: str = "",
         loop: str = "asyncio",
         network: bool = False,
+        directory: Path | None = None,
     ) -> None:
         more: dict[str, Any] = {"network": "auto"} if network else {}
         super().__init__(
-            entities, nodes=nodes, settings=settings, record=False,
+            entities, nodes=nodes, settings=settings, record=False, directory=directory,
             loop=cast("Literal['asyncio', 'uvloop']", loop), **more,
         )  # fmt: skip
         for node in self.nodes:

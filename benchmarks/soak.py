@@ -8,7 +8,9 @@ Five real nodes, a load in a process of its own, and clients that come and go. T
 the whole time and are only frozen and thawed, now and then for longer than their lease, so that
 they end an incarnation and begin another; the other three are killed, stopped and started again.
 Operators drain nodes and move shards meanwhile. Every few seconds the memory, file descriptors,
-tasks, threads and objects of every process are noted, and the size of the store.
+tasks, threads and objects of every process are noted, and the size of the store, whose log is filled
+beforehand up to what it keeps. Of the lock files in the store's directory those of dead incarnations
+do not count: they are kept for a day as proofs.
 
 After a warm-up each figure of each process that lived long enough is judged by the median of the
 slopes between its samples (Theil and Sen), with a bound below it that noise alone would not reach
@@ -26,6 +28,7 @@ import math
 import os
 import platform
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -42,6 +45,9 @@ from benchmarks.report import fill, grid
 from benchmarks.soak_load import Guest, Probe
 from domicile import DomicileError, Settings
 from domicile.core.ids import ShardKey
+from domicile.core.txn import Put
+from domicile.stores.namespace import Namespace
+from domicile.stores.sqlite import KEPT_COMMITS, SqliteStore
 from domicile.testing.processes import HarnessError
 
 PAGE = ROOT / "docs" / "explanation" / "performance.md"
@@ -164,6 +170,11 @@ class Mischief:
                 pause_s = self._wanted.every_s * (0.5 + self._random.random())
                 await asyncio.wait_for(self._over.wait(), pause_s)
 
+    @property
+    def deaths(self) -> int:
+        """How many incarnations ended without leaving."""
+        return self.done["kill"] + self.done["coma"]
+
     def end(self) -> None:
         """After the present one."""
         self._over.set()
@@ -223,8 +234,8 @@ class Mischief:
 class Soak:
     """One cluster, its load, its faults and what is seen of them."""
 
-    def __init__(self, fleet: Fleet, load: Part, wanted: Wanted) -> None:
-        self._fleet, self._load, self._wanted = fleet, load, wanted
+    def __init__(self, fleet: Fleet, load: Part, mischief: Mischief) -> None:
+        self._fleet, self._load, self._mischief = fleet, load, mischief
         self.series = Series()
         self.outcomes: dict[str, int] = {}
         self._began = time.monotonic()
@@ -263,16 +274,27 @@ class Soak:
         files = [database, *database.parent.glob("store.db-*")]
         size = sum(file.stat().st_size for file in files if file.exists())
         locks = sum(1 for _ in (database.parent / "store.db.d").iterdir())
-        return {"store_kb": size / 1_024, "locks": float(locks)}
+        return {"store_kb": size / 1_024, "locks": float(locks - self._mischief.deaths)}
 
 
-async def measure(wanted: Wanted) -> dict[str, Any]:
+async def fill_log(database: Path) -> None:
+    """As many commits as a store keeps: from here on its log should not grow."""
+    store = Namespace(SqliteStore(database, by="soak"), "domicile")
+    for number in range(KEPT_COMMITS + 100):
+        await store.commit((), (Put(b"soak", f"{number:0200}".encode()),))
+    await store.close()
+
+
+async def measure(wanted: Wanted, directory: Path) -> dict[str, Any]:
     """Start everything, let it run, judge."""
+    await fill_log(directory / "store.db")
     settings = Settings(
         shards=SHARDS, ttl_s=3.0, balance_limit=0.5, poison_window_s=AT_ONCE_S
     )  # fmt: skip
     nodes = len(STAYERS) + len(COMERS)
-    async with Fleet([Guest, Probe], nodes=nodes, settings=settings) as fleet:
+    async with Fleet(
+        [Guest, Probe], nodes=nodes, settings=settings, directory=directory
+    ) as fleet:  # fmt: skip
         options: dict[str, Any] = {
             "where": fleet.store, "loop": "asyncio", "settings": asdict(settings),
             "rate": wanted.rate, "most": 500, "guests": 300, "seed": wanted.seed,
@@ -280,7 +302,8 @@ async def measure(wanted: Wanted) -> dict[str, Any]:
         load = Part(sys.executable, "benchmarks.soak_load", "load", options, fleet.directory)
         try:
             await asyncio.to_thread(load.ready)
-            soak, mischief = Soak(fleet, load, wanted), Mischief(fleet, wanted)
+            mischief = Mischief(fleet, wanted)
+            soak = Soak(fleet, load, mischief)
             looking = asyncio.create_task(soak.look())
             breaking = asyncio.create_task(mischief.run())
             try:
@@ -397,7 +420,8 @@ def main(given: Sequence[str] | None = None) -> int:
         wanted = Wanted(
             minutes, options.seed, options.every_s, options.rate, min(600.0, 60 * minutes / 3)
         )
-        found = asyncio.run(measure(wanted))
+        with tempfile.TemporaryDirectory(prefix="domicile-soak-") as place:
+            found = asyncio.run(measure(wanted, Path(place)))
         report = {
             "system": f"{platform.system()} {platform.machine()}", "cpus": os.cpu_count(),
             "python": platform.python_version(), "quick": options.quick, "found": found,

@@ -1,4 +1,4 @@
-"""What the benchmarks of moves, recovery, crowds and soaks make of figures. None is measured here."""
+"""What benchmarks of moves, recovery, crowds and soaks make of figures. None is measured here."""
 
 from __future__ import annotations
 
