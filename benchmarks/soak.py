@@ -8,9 +8,9 @@ Five real nodes, a load in a process of its own, and clients that come and go. T
 the whole time and are only frozen and thawed, now and then for longer than their lease, so that
 they end an incarnation and begin another; the other three are killed, stopped and started again.
 Operators drain nodes and move shards meanwhile. Every few seconds the memory, file descriptors,
-tasks, threads and objects of every process are noted, and the size of the store, whose log is filled
-beforehand up to what it keeps. Of the lock files in the store's directory those of dead incarnations
-do not count: they are kept for a day as proofs.
+tasks, threads and objects of every process are noted, and the size of the store, whose log is
+filled beforehand up to what it keeps. Of the lock files in the store's directory those of dead
+incarnations do not count: they are kept for a day as proofs.
 
 After a warm-up each figure of each process that lived long enough is judged by the median of the
 slopes between its samples (Theil and Sen), with a bound below it that noise alone would not reach
