@@ -19,6 +19,7 @@ UNTIL ?= 100000
 JOBS ?= 2
 MINUTES ?= 20
 SEED ?= 1
+HOURS ?= 2
 
 ifneq ($(shell test -w "$$HOME" && echo yes),yes)
 export UV_CACHE_DIR ?= $(CURDIR)/$(VENV)/.cache/uv
@@ -29,7 +30,7 @@ ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
 endif
 
-.PHONY: help setup check format test golden sim sim-long chaos search mutant mutants demo bench planner idle overload recovery docs lock clean
+.PHONY: help setup check format test golden sim sim-long chaos search mutant mutants demo bench planner idle overload recovery rolling crowd soak docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,8 +104,17 @@ idle: setup ## what an idle cluster asks of its store and of the machine (I8)
 overload: setup ## what a node does at half, once and three times its capacity
 	$(PY) -m benchmarks.overload $(ARGS)
 
-recovery: setup ## how long shards are without a home after SIGKILL (DX-04)
+recovery: setup ## how long shards are without a home when nodes are lost (DX-04; ARGS="--runs N --peer")
 	$(PY) -m benchmarks.recovery $(ARGS)
+
+rolling: setup ## what callers feel of rolling updates, drains and scaling (RG-27, SM-14)
+	$(PY) -m benchmarks.rolling $(ARGS)
+
+crowd: setup ## 50 nodes start and stop at once, 200 clients come and go
+	$(PY) -m benchmarks.crowd $(ARGS)
+
+soak: setup ## hours of load with a fault every few seconds: nothing may grow (HOURS=2)
+	$(PY) -m benchmarks.soak --hours $(HOURS) $(ARGS)
 
 docs: setup ## redraw the diagrams from the transition tables
 	$(PY) docs/generate.py
