@@ -47,14 +47,16 @@ def seen(
     balance: bool = False,
     strategy: str = "least_shards",
     target: str = "",
+    known_since: dict[Incarnation, float] | None = None,
     **part: Part,
 ) -> View:
     records = {record.incarnation: record for record in nodes}
     heard_at = {inc: NOW - (2.5 if inc in unheard else 0.5) for inc in records}
     role = RoleView(tuple(entries), **part)  # type: ignore[arg-type]
     return View(
-        Incarnation("me"), records, heard_at, drains, {"r": role}, balance, strategy, target
-    )
+        Incarnation("me"), records, heard_at, drains, {"r": role}, balance, strategy, target,
+        known_since or {},
+    )  # fmt: skip
 
 
 def decide(
@@ -66,6 +68,7 @@ def decide(
     strategy: str = "least_shards",
     target: str = "",
     settings: Settings = SETTINGS,
+    known_since: dict[Incarnation, float] | None = None,
     **part: Part,
 ) -> Plan:
     view = seen(
@@ -76,6 +79,7 @@ def decide(
         balance=balance,
         strategy=strategy,
         target=target,
+        known_since=known_since,
         **part,
     )
     return plan(view, NOW, settings)

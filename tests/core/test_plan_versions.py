@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from plan_lab import A, B, C, D, World, decide, move, moving, node, own, serving
+from plan_lab import NOW, A, B, C, D, World, decide, move, moving, node, own, serving
 
 from domicile.config import Settings
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
@@ -61,6 +61,17 @@ def test_versions_without_an_order_have_no_preference() -> None:
 def test_a_shard_has_a_home_though_the_target_version_is_silent() -> None:
     nodes = (node(A, version="1.0"), node(B, version="1.1"))
     assert decide([FREE], *nodes, unheard=(B,)).owns == (own(0, A),)
+
+
+def test_a_departing_node_waits_a_moment_for_a_newcomer_of_the_newest_version() -> None:
+    """SM-14: not heard yet, for it has just registered; an old node would be a move too many."""
+    nodes = (node(A, "leaving", version="1"), node(B, version="1"), node(C, version="2"))
+    entries = [serving(A), FREE]
+    lately = decide(entries, *nodes, unheard=(C,), known_since={C: NOW - 0.1})
+    assert lately == Plan(owns=(own(1, B),)), "what has no home at all does not wait"
+    for known_since in ({C: NOW - 60.0}, {}):
+        assert decide(entries, *nodes, unheard=(C,), known_since=known_since).moves == (move(0, B),)
+    assert decide(entries, *nodes, known_since={C: NOW - 0.1}).moves == (move(0, C),)
 
 
 def test_a_drained_newest_version_is_not_waited_for() -> None:

@@ -376,15 +376,9 @@ class Coordinator:
                 part = self._hearsay.role_view(view, role, entries)
                 roles[role] = self._strikes.laid_over(part, view, role, now)
         return View(
-            self._me,
-            view.nodes,
-            self._hearsay.heard_at,
-            tuple(view.drains),
-            roles,
-            self._balance_due,
-            self._strategy,
-            view.target,
-        )
+            self._me, view.nodes, self._hearsay.heard_at, tuple(view.drains), roles,
+            self._balance_due, self._strategy, view.target, self._hearsay.known_since(view, now),
+        )  # fmt: skip
 
     def _times(self) -> list[float]:
         """When something besides the look around falls due."""

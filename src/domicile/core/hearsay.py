@@ -25,6 +25,7 @@ class Hearsay:
 
     def __init__(self) -> None:
         self.heard_at: dict[Incarnation, float] = {}
+        self._known_since: dict[Incarnation, float] = {}
         self.released: dict[ShardKey, Word] = {}
         self.asked: dict[ShardKey, Word] = {}
         self.floors: dict[ShardKey, int] = {}
@@ -61,6 +62,11 @@ class Hearsay:
         record = view.nodes.get(to)
         if record is not None and view.wishes.get(shard) == record.node:
             self._wished[shard] = view.entry(shard).epoch
+
+    def known_since(self, view: StoreView, now: float) -> dict[Incarnation, float]:
+        """When this leadership first saw each record."""
+        self._known_since = {node: self._known_since.get(node, now) for node in view.nodes}
+        return self._known_since
 
     def prune(self, view: StoreView, now: float) -> None:
         """Forget what is no longer about anything stored."""

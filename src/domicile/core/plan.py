@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import fsum
 
 from domicile.config import Settings
-from domicile.core import strategies, versions
+from domicile.core import planning, strategies, versions
 from domicile.core.allocate import intake, least_shards, place, receiver_limit, round_limit
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.planning import (
@@ -293,7 +293,8 @@ class _Round:
 
     def _empty(self) -> list[Move]:
         """Leaving and drained nodes give everything away, without a limit."""
-        departing = {node: None for node in self._view.nodes if self._departing(node)}
+        new = self._mixed and planning.fresh(self._view, self._willing, self._now, self._settings)
+        departing = {n: None for n in self._view.nodes if self._departing(n) and not new}
         chosen: dict[int, Incarnation] = {}
         rest: list[int] = []
         for shard in self._serving if departing else ():

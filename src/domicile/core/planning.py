@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from domicile.config import Settings
+from domicile.core import versions
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.records import NodeRecord
 from domicile.core.shardmap import Entry
@@ -54,6 +56,8 @@ class View:
     strategy: str = "least_shards"
     target: str = ""
     """The version that operators want; empty: the newest that is there."""
+    known_since: Mapping[Incarnation, float] = field(default_factory=dict[Incarnation, float])
+    """When each record was first seen; one that is missing is no newcomer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,22 @@ class Plan:
 def heard(view: View, node: Incarnation, now: float, heard_s: float) -> bool:
     """Whether a node was heard lately (C7); this process always hears itself."""
     return node == view.me or now - view.heard_at.get(node, float("-inf")) <= heard_s
+
+
+def fresh(
+    view: View, willing: Mapping[Incarnation, NodeRecord], now: float, settings: Settings
+) -> bool:
+    """Whether a node of the target version has just registered and was not heard yet (SM-14).
+
+    What a departing node gave to an old one meanwhile would have to move once more.
+    """
+    allowed = versions.target((record.version for record in willing.values()), view.target)
+    return any(
+        record.version in allowed
+        and now - view.known_since.get(node, float("-inf")) <= settings.heard_s
+        and not heard(view, node, now, settings.heard_s)
+        for node, record in willing.items()
+    )
 
 
 def silent(view: View, now: float, heard_s: float) -> bool:

@@ -28,6 +28,7 @@ from domicile.core.members import (
     KickWished,
     LeaderChanged,
     Members,
+    NodeChanged,
     NodeGone,
 )
 from domicile.core.messages import (
@@ -358,12 +359,19 @@ class Life:
                 assert self._links is not None
                 self._links.forget(incarnation)
                 self._goodbyes.pop(incarnation, None)
+            case NodeChanged(record) if record.status == "leaving":
+                self._hurry(record.incarnation)
             case LeaderChanged():
                 self.runtime.repeat_released()
             case KickWished():
                 self._stuck.kick(fact)
             case _:
                 pass
+
+    def _hurry(self, leaving: Incarnation) -> None:
+        """H14: it goes once all that it sent is acknowledged."""
+        if self._links is not None:
+            self._links.hurry(leaving)
 
     def on_listing(self, listing: Listing) -> None:
         """The whole store."""
@@ -449,6 +457,7 @@ class Life:
                 case Goodbye():
                     self.runtime.sending.departing(peer)
                     self._send(peer, GoodbyeAck())
+                    self._hurry(peer)
                 case CarryTaken(id):
                     self.runtime.carrier.on_taken(id)
                 case _:

@@ -96,6 +96,7 @@ class LinkLayer(Layer):
         self._unregistered: Room[Incarnation] = Room(MOST_UNREGISTERED)
         self._sessions: dict[Incarnation, int] = {}
         self._forgotten: dict[Incarnation, None] = {}
+        self._hurried: dict[Incarnation, None] = {}
         self._reporting: dict[Incarnation, tuple[ToOwner, ...]] = {}
 
     def send(self, peer: Peer, message: ToOwner, *, control: bool = False) -> None:
@@ -152,6 +153,7 @@ class LinkLayer(Layer):
         if len(self._forgotten) > MOST_FORGOTTEN:
             del self._forgotten[next(iter(self._forgotten))]
         self._sessions.pop(peer, None)
+        self._hurried.pop(peer, None)
         side = self._out.pop(peer, None)
         if side is not None:
             unsent = side.link.unsent
@@ -190,6 +192,17 @@ class LinkLayer(Layer):
 
     def _sides(self) -> list[Dialled | Accepted]:
         return [*self._out.values(), *self._in.values()]
+
+    def hurry(self, peer: Incarnation) -> None:
+        """A peer leaves and waits for what it sent to be acknowledged (H14)."""
+        if peer in self._forgotten:
+            return
+        self._hurried[peer] = None
+        for key, side in self._in.items():
+            if key.sender == peer:
+                side.hurry()
+        if peer in self._out:
+            self._out[peer].hurry()
 
     def pending(self) -> bool:
         """Whether anything sent is still unacknowledged (H14)."""
@@ -273,6 +286,8 @@ class LinkLayer(Layer):
             side = self._in.get(key)
             if side is None:
                 side = self._in[key] = Accepted(self, key, admission.link, self._drop)
+                if hello.sender in self._hurried:
+                    side.hurry()
             side.adopt(caller, hello.session)
         if gone is not None:
             self._tell_gone(gone)
