@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from random import Random
 
-from domicile.testing.chaos.load import Load
+from domicile.testing.chaos.load import STAND_S, Load
 from domicile.testing.chaos.tally import Tally
 from domicile.testing.gates import CLIENT
 from domicile.testing.member_signals import standing_still
@@ -23,7 +23,6 @@ LEAST_UP = 2
 LOOK_S = 0.05
 JOIN_S = 2.0
 BURST = 80
-STAND_S = 0.5
 STEPS_S = (-3_600.0, -30.0, 30.0, 3_600.0, 86_400.0)
 
 
@@ -125,7 +124,7 @@ async def _freeze(chaos: Chaos, random: Random, kind: str, low_s: float, high_s:
     process = chaos.cluster.nodes[node].process
     if random.random() < 0.6 and process is not None:
         await chaos.load.stand_still(node, BURST)
-        await _until(lambda: standing_still(process.pid), STAND_S)
+        await _until(lambda: standing_still(process.pid), STAND_S + 0.1)
     chaos.cluster.freeze(node)
     chaos.count(kind)
     chaos.load.burst(BURST)
@@ -139,7 +138,8 @@ async def _freeze(chaos: Chaos, random: Random, kind: str, low_s: float, high_s:
 async def _until(condition: Callable[[], bool], limit_s: float) -> None:
     """Until it holds, or for so long."""
     deadline = asyncio.get_running_loop().time() + limit_s
-    while not condition() and asyncio.get_running_loop().time() < deadline:
+    # A look at another process: nobody could set an event there.
+    while not condition() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(LOOK_S / 10)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from random import Random
 
+from domicile.control.clock import SystemClock
 from domicile.core.ids import ShardKey
 from domicile.entity.define import Entity, handler
 from domicile.errors import (
@@ -35,9 +36,9 @@ class Stander(Entity, name="stander"):
     """Stops its own process, where no signal from outside would: in the middle of a turn."""
 
     @handler
-    async def stand_still(self) -> None:
-        """Until somebody continues it."""
-        if sys.platform != "win32":
+    async def stand_still(self, until: float) -> None:
+        """Until somebody continues it; not at all if this comes late, when nobody would."""
+        if sys.platform != "win32" and SystemClock().now() < until:
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -54,6 +55,9 @@ CROWDED = 2
 """How many messages a shard gets while it moves, and for how many of its rooms."""
 
 KEYS = 50
+STAND_S = 0.4
+"""How late a node may still be told to stand still."""
+
 LOOKED = 200
 
 
@@ -85,7 +89,7 @@ class Load:
             id = next((id for id in ids if cluster.owner(Stander, id) == node), None)
             rooms = [room for room in self._rooms if cluster.owner(Room, room) == node]
             if id is not None:
-                await cluster.ref(Stander, id).tell(Stander.stand_still)
+                await cluster.ref(Stander, id).tell(Stander.stand_still, cluster.now() + STAND_S)
                 self.burst(count, rooms)
 
     @property
