@@ -115,6 +115,7 @@ def test_a_process_that_cannot_reach_the_store_stops_itself_though_its_peers_are
             cluster.cut_store(node)
             await cluster.wait_until(lambda: bool(of(cluster.history(), old, "fenced")))
             assert await diary.ask(Diary.write, "elsewhere") == 1
+            await cluster.wait_until(cluster.settled)
             assert cluster.owner(Diary, id) != node
             assert cluster.nodes[node].up
             cluster.heal()

@@ -31,7 +31,7 @@ RATE = 60.0
 
 SHOWN = 5
 LINE_S = 10.0
-"""How often the live line comes where it can't be overwritten."""
+"""How often the live line comes, unless said, where it can't be overwritten."""
 
 
 def _say(text: str = "", end: str = "\n") -> None:
@@ -50,6 +50,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=RATE, help="calls per second")
     parser.add_argument("--round", type=int, help="only this round of the run")
     parser.add_argument("--out", type=Path, help="where a failing round leaves its bundle")
+    parser.add_argument("--every", type=float, help="seconds between two live lines")
     parser.add_argument("--network", default="auto", choices=("auto", "namespaces", "loopback"))
     options = parser.parse_args(arguments)
     if options.minutes <= 0 or options.nodes < 3 or options.rate <= 0:
@@ -86,12 +87,13 @@ def repeat(options: argparse.Namespace, plan: RoundPlan) -> str:
     )
 
 
-async def _live(tally: Tally, done: Tally, head: str) -> None:
+async def _live(tally: Tally, done: Tally, head: str, every_s: float | None) -> None:
     """The live line: overwritten on a terminal, now and then elsewhere."""
     terminal = sys.stdout.isatty()
+    every_s = every_s or (1.0 if terminal else LINE_S)
     began = time.monotonic()
     while True:
-        await asyncio.sleep(1.0 if terminal else LINE_S)
+        await asyncio.sleep(every_s)
         shown = Tally()
         shown.add(done)
         shown.add(tally)
@@ -110,9 +112,8 @@ async def _run(options: argparse.Namespace, out: Path) -> int:
         if stop.is_set():
             break
         tally = Tally()
-        showing = asyncio.create_task(
-            _live(tally, done, f"round {plan.number}/{rounds[-1].number}")
-        )
+        head = f"round {plan.number}/{rounds[-1].number}"
+        showing = asyncio.create_task(_live(tally, done, head, options.every))
         try:
             result = await play(plan, tally, stop)
         finally:

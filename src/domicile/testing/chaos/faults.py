@@ -11,8 +11,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from random import Random
 
+from domicile.testing.chaos.load import STAND_S, Load
 from domicile.testing.chaos.tally import Tally
 from domicile.testing.gates import CLIENT
+from domicile.testing.member_signals import standing_still
 from domicile.testing.processes import HarnessError, NodeProcess, Processes
 
 LEAST_UP = 2
@@ -27,10 +29,8 @@ STEPS_S = (-3_600.0, -30.0, 30.0, 3_600.0, 86_400.0)
 class Chaos:
     """What the faults of one round share."""
 
-    def __init__(
-        self, cluster: Processes, tally: Tally, burst: Callable[[int], None], *, scale: float
-    ) -> None:
-        self.cluster, self.tally, self.burst = cluster, tally, burst
+    def __init__(self, cluster: Processes, tally: Tally, load: Load, *, scale: float) -> None:
+        self.cluster, self.tally, self.load = cluster, tally, load
         self.scale = scale
         """How long faults last, compared to a round of full length."""
         self.calm = asyncio.Event()
@@ -119,16 +119,28 @@ async def _freeze(chaos: Chaos, random: Random, kind: str, low_s: float, high_s:
     if node is None:
         return
     # With handlers suspended and sockets full, so that the guards have something to refuse (L3).
-    chaos.burst(BURST)
+    chaos.load.burst(BURST)
     await chaos.lasts(0.0, 0.1, random)
+    process = chaos.cluster.nodes[node].process
+    if random.random() < 0.6 and process is not None:
+        await chaos.load.stand_still(node, BURST)
+        await _until(lambda: standing_still(process.pid), STAND_S + 0.1)
     chaos.cluster.freeze(node)
     chaos.count(kind)
-    chaos.burst(BURST)
+    chaos.load.burst(BURST)
     try:
         await chaos.lasts(low_s, high_s, random)
     finally:
         chaos.cluster.thaw(node)
         chaos.touched.pop(node, None)
+
+
+async def _until(condition: Callable[[], bool], limit_s: float) -> None:
+    """Until it holds, or for so long."""
+    deadline = asyncio.get_running_loop().time() + limit_s
+    # A look at another process: nobody could set an event there.
+    while not condition() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(LOOK_S / 10)
 
 
 async def freeze(chaos: Chaos, random: Random) -> None:

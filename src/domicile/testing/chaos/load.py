@@ -9,11 +9,16 @@ judged.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from random import Random
 
+from domicile.control.clock import SystemClock
 from domicile.core.ids import ShardKey
+from domicile.entity.define import Entity, handler
 from domicile.errors import (
     DomicileError,
     HandlerFailed,
@@ -23,17 +28,37 @@ from domicile.errors import (
     StoreError,
 )
 from domicile.testing.chaos.tally import Tally
-from domicile.testing.processes import Processes
-from domicile.testing.workload import Ledger, Room, rooms_by_shard
+from domicile.testing.processes import HarnessError, Processes
+from domicile.testing.workload import ENTITIES, Ledger, Room, rooms_by_shard
 
+
+class Stander(Entity, name="stander"):
+    """Stops its own process, where no signal from outside would: in the middle of a turn."""
+
+    @handler
+    async def stand_still(self, until: float) -> None:
+        """Until somebody continues it; not at all if this comes late, when nobody would."""
+        if sys.platform != "win32" and SystemClock().now() < until:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+MIXED: tuple[type[Entity], ...] = (*ENTITIES, Stander)
 PATIENCE_S = 6.0
 HOT = 8
 """Shards that the load is for; they move all the time."""
 
 ROOMS = 4
 LEDGERS = 12
-MOVE_S = (0.2, 1.2)
+MOVE_S = (0.1, 0.6)
+CROWD = 24
+CROWDED = 2
+"""How many messages a shard gets while it moves, and for how many of its rooms."""
+
 KEYS = 50
+STAND_S = 0.4
+"""How late a node may still be told to stand still."""
+
+LOOKED = 200
 
 
 class Load:
@@ -52,10 +77,20 @@ class Load:
         """No new calls."""
         self._over.set()
 
-    def burst(self, count: int) -> None:
+    def burst(self, count: int, rooms: Sequence[str] = ()) -> None:
         """Many calls at once: whoever stops now has work to do when it goes on."""
         for _ in range(0 if self._over.is_set() else count):
-            self._begin(self._random)
+            self._begin(self._random, self._random.choice(rooms) if rooms else "")
+
+    async def stand_still(self, node: int, count: int) -> None:
+        """Stop a node in the middle of a turn, with so many messages right behind."""
+        cluster, ids = self._cluster, (f"s{number}" for number in range(LOOKED))
+        with suppress(HarnessError, DomicileError):
+            id = next((id for id in ids if cluster.owner(Stander, id) == node), None)
+            rooms = [room for room in self._rooms if cluster.owner(Room, room) == node]
+            if id is not None:
+                await cluster.ref(Stander, id).tell(Stander.stand_still, cluster.now() + STAND_S)
+                self.burst(count, rooms)
 
     @property
     def waiting(self) -> int:
@@ -74,14 +109,24 @@ class Load:
             await asyncio.wait(list(self._calls))
 
     async def move(self) -> None:
-        """Wish homes of hot shards, and take some wishes back while they are under way."""
+        """Wish homes of hot shards, crowded ones, and take many wishes back under way."""
         cluster, random = self._cluster, self._random
         while not self._over.is_set():
             shard = random.choice(list(self.hot))
+            crowd = asyncio.ensure_future(self._crowd(shard, random))
             await self._wish(shard, random.randrange(len(cluster.nodes)))
-            await self._while(random.uniform(*MOVE_S))
-            if random.random() < 0.5:
+            if random.random() < 0.6:
+                await self._while(random.random() ** 2 * 0.2)
                 await self._wish(shard, None)
+            await crowd
+            await self._while(random.uniform(*MOVE_S))
+
+    async def _crowd(self, shard: ShardKey, random: Random) -> None:
+        """Mail for one shard, some of it slow, while its move begins and may be taken back."""
+        rooms = self.hot[shard][:CROWDED]
+        for number in range(CROWD):
+            self._begin(random, random.choice(rooms), slow=number % 6 == 0)
+            await self._while(random.random() * 0.01)
 
     async def _wish(self, shard: ShardKey, node: int | None) -> None:
         with suppress(StoreError, DomicileError):
@@ -94,10 +139,19 @@ class Load:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._over.wait(), seconds)
 
-    def _begin(self, random: Random) -> None:
-        task = asyncio.get_running_loop().create_task(self._one(random), name="chaos-call")
+    def _begin(self, random: Random, room: str = "", *, slow: bool = False) -> None:
+        work = self._one(random, room, slow=slow)
+        task = asyncio.get_running_loop().create_task(work, name="chaos-call")
         self._calls[task] = None
         task.add_done_callback(self._calls.pop)
+
+    def _mail(self, random: Random, id: str, *, slow: bool) -> tuple[str, Awaitable[object]]:
+        room = self._cluster.ref(Room, id).options(timeout_s=PATIENCE_S)
+        if slow:
+            return "ask", room.ask(Room.think, random.random() * 0.08)
+        if random.random() < 0.5:
+            return "tell", room.tell(Room.note, 3)
+        return "ask", room.ask(Room.note, 4)
 
     def _call(self, random: Random) -> tuple[str, Awaitable[object]]:
         room = self._cluster.ref(Room, random.choice(self._rooms)).options(timeout_s=PATIENCE_S)
@@ -124,10 +178,10 @@ class Load:
             ledger = ledger.options(key=f"k{random.randrange(KEYS)}")
         return "event-sourced", ledger.ask(Ledger.note, random.randrange(-1, 1_000))
 
-    async def _one(self, random: Random) -> None:
+    async def _one(self, random: Random, room: str, *, slow: bool) -> None:
         outcomes = self._tally.outcomes
         try:
-            kind, call = self._call(random)
+            kind, call = self._mail(random, room, slow=slow) if room else self._call(random)
             self._tally.calls[kind] += 1
             await call
             outcomes["ok"] += 1

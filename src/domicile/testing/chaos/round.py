@@ -15,7 +15,7 @@ from random import Random
 
 from domicile.config import Settings
 from domicile.testing.chaos.faults import FAULTS, Chaos, Fault
-from domicile.testing.chaos.load import PATIENCE_S, Load
+from domicile.testing.chaos.load import MIXED, PATIENCE_S, Load
 from domicile.testing.chaos.tally import Tally
 from domicile.testing.checkers import Violation, check
 from domicile.testing.checkers.liveness import STUCK_S
@@ -23,7 +23,6 @@ from domicile.testing.checkers.reading import GRACE_S
 from domicile.testing.history import History
 from domicile.testing.processes import HarnessError, Processes
 from domicile.testing.surroundings import Network
-from domicile.testing.workload import ENTITIES
 
 CALM_S = GRACE_S + STUCK_S + 3.0
 """Long enough that liveness can be judged (L)."""
@@ -101,13 +100,13 @@ class _Round:
         self.plan, self.tally, self.stop = plan, tally, stop
         self.found: list[Violation] = []
         self.cluster = Processes(
-            ENTITIES, nodes=plan.nodes, settings=SETTINGS, directory=plan.directory,
+            MIXED, nodes=plan.nodes, settings=SETTINGS, directory=plan.directory,
             network=plan.network, disk_bytes=DISK_BYTES, journal="memory://",
             seed=plan.stream("gates").getrandbits(32),
         )  # fmt: skip
         scale = min(1.0, plan.faulty_s / LONG_S)
         self.load = Load(self.cluster, tally, plan.stream("load"), plan.rate)
-        self.chaos = Chaos(self.cluster, tally, self.load.burst, scale=max(scale, 0.25))
+        self.chaos = Chaos(self.cluster, tally, self.load, scale=max(scale, 0.25))
         self._read = 0
 
     async def play(self) -> None:
