@@ -37,7 +37,7 @@ from domicile.stores.sqlite_schema import (
     TOUCHED,
     ranged,
 )
-from domicile.stores.sqlite_threads import Bell
+from domicile.stores.sqlite_threads import Bell, ring_file
 
 BATCH_ROWS = 256
 """About how many changes a watch reads at once."""
@@ -51,14 +51,12 @@ LOOK_S = 0.02
 IDLE_LOOK_S = 1.0
 """How often they look although the system told of none."""
 
-WRITTEN_S = 0.004
-"""How long they let a commit go on once its first write to the file is heard of."""
+BELL = "-bell"
+"""What the name of the file ends with that is written to after each commit. Not the -wal file: a
+renewal is written there, too, and would wake every process for each lease of every other (I8)."""
 
-SETTLE_S = (0.004, 0.016)
-"""When they look after that: a commit shows only once it is on the disk."""
-
-SETTLED_AT = 1
-"""Where in `SETTLE_S` to go on if a commit showed at once: another may be under way."""
+SILENT = ("renew",)
+"""Writes that nobody watches for."""
 
 # Errors that say that the statement did nothing. After others the disk may hold the commit (S1).
 _REFUSALS = (
@@ -116,6 +114,7 @@ class Writer:
     ) -> None:
         self.by = by
         self.handle = Handle(path, known, PREPARE)
+        self._bell = path.with_name(path.name + BELL)
         self._known = known
         self._kept = kept
         self._elapsed = elapsed
@@ -155,6 +154,9 @@ class Writer:
         # Written to a file that was replaced meanwhile, it is lost (S5).
         self.handle.check_place()
         known.saw(history, result.revision, floor)
+        # A renewal may find something expired, which is a commit (S3).
+        if name not in SILENT or result.revision > floor:
+            ring_file(self._bell)
         return result
 
 
@@ -184,7 +186,6 @@ class Reader:
         self._version: object = -1
         self._looked_at = -1
         self._next_deadline: float | None = None
-        self._settling = len(SETTLE_S)
         self._failing_since: float | None = None
         self._expiring: Future[Result] | None = None
         self._expiry_at = 0.0
@@ -228,12 +229,9 @@ class Reader:
         if not self.watched:
             return None
         if modified:
-            # A commit is several writes, and each of them rings.
-            time.sleep(WRITTEN_S)
             bell.hush()
-        changed = False
         try:
-            changed = self._look(bell)
+            self._look(bell)
             self._failing_since = None
         except (apsw.BusyError, apsw.LockedError) as error:
             self._fail(error)
@@ -241,18 +239,17 @@ class Reader:
             self._broken(self.handle.failed(error, 0.0))
         except (StoreError, ConfigError) as error:
             self._broken(error)
-        if modified:
-            self._settling = SETTLED_AT if changed else 0
         return self._rest_s()
 
-    def _look(self, bell: Bell) -> bool:
-        """Tell of changes since the last look, and have expired what is due; if there were any."""
-        changed = False
+    def _look(self, bell: Bell) -> None:
+        """Tell of changes since the last look, and have expired what is due."""
         patience_s = LOOK_S if self.handle.connection is not None else self._op_timeout_s
         connection = self.handle.use(time.monotonic() + patience_s)
         if connection is not self._listens_to:
             self._listens_to, self._version, self._looked_at = connection, -1, -1
-            self._hears = bell.listen(self._path.with_name(self._path.name + "-wal"))
+            path = self._path.with_name(self._path.name + BELL)
+            ring_file(path)
+            self._hears = bell.listen(path)
         version = connection.pragma("data_version")
         if version != self._version:
             since, (_, floor) = self._looked_at, self._known.now()
@@ -267,9 +264,7 @@ class Reader:
                 complete = trimmed <= since and len(rows) < TOUCHED_ROWS
                 keys = frozenset([row[6] for row in rows]) if complete else None
                 self._lookout.changed(since, upto, keys)
-            changed = True
         self._expire_due()
-        return changed
 
     def _expire_due(self) -> None:
         now = time.monotonic()
@@ -284,9 +279,6 @@ class Reader:
         if not self._hears or not self._real_time or self._failing_since is not None:
             return LOOK_S
         rest_s = IDLE_LOOK_S
-        if self._settling < len(SETTLE_S):
-            rest_s = SETTLE_S[self._settling]
-            self._settling += 1
         if self._next_deadline is not None:
             due_s = max(LOOK_S / 4, self._next_deadline - self._elapsed())
             rest_s = min(rest_s, due_s)
