@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -275,6 +276,13 @@ class Watched:
         record = None if members.leader is None else members.nodes.get(members.leader.incarnation)
         return "" if record is None else record.node
 
+    async def note_leaders(self, found: list[str]) -> None:
+        """Whoever leads from here on, until cancelled: nodes that leave hand that over, too."""
+        while True:
+            if self.leader() not in found:
+                found.append(self.leader())
+            await asyncio.sleep(0.002)
+
     async def until(self, condition: Callable[[], bool]) -> float:
         """When it held."""
         async with asyncio.timeout(WAIT_S):
@@ -303,6 +311,8 @@ def between(samples: Sequence[Sequence[float]], since: float, until: float) -> f
 
 async def measure(wanted: Wanted) -> dict[str, Any]:
     """All start, clients come and go, all leave."""
+    waiting = ThreadPoolExecutor(wanted.nodes + wanted.processes)
+    asyncio.get_running_loop().set_default_executor(waiting)
     async with AsyncExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="domicile-crowd-")))
         where = "sqlite:///crowd.db"
