@@ -94,7 +94,8 @@ class Sending:
         self._limits = Limits(
             settings.buffer, settings.hold_bytes, settings.window, settings.hold_timeout_s
         )
-        self._outflow = Outflow(settings.node_mail)
+        # One shard alone may use its whole window.
+        self._outflow = Outflow(max(settings.node_mail, settings.window))
         self._pauses = Pauses(runtime.clock, self._outflow)
         self.senders: dict[ShardKey, Sender] = {}
         self._by_role: dict[str, dict[int, Sender]] = {}

@@ -84,7 +84,7 @@ class Chaos:
             await asyncio.sleep(LOOK_S)
         return None
 
-    def count(self, kind: str) -> None:
+    def struck(self, kind: str) -> None:
         """A fault has struck."""
         self.tally.faults[kind] += 1
 
@@ -107,7 +107,7 @@ async def kill(chaos: Chaos, random: Random) -> None:
     found = [node for node in victims if node is not None]
     for node in found:
         chaos.cluster.kill(node)
-        chaos.count("kill")
+        chaos.struck("kill")
     await chaos.lasts(0.0, 4.0, random)
     for node in found:
         chaos.start_again(node)
@@ -126,7 +126,7 @@ async def _freeze(chaos: Chaos, random: Random, kind: str, low_s: float, high_s:
         await chaos.load.stand_still(node, BURST)
         await _until(lambda: standing_still(process.pid), STAND_S + 0.1)
     chaos.cluster.freeze(node)
-    chaos.count(kind)
+    chaos.struck(kind)
     chaos.load.burst(BURST)
     try:
         await chaos.lasts(low_s, high_s, random)
@@ -160,10 +160,10 @@ async def _disturb(chaos: Chaos, random: Random, kind: str, strike: Callable[[],
         if chaos.calm.is_set():
             return
         strike()
-        chaos.count(kind)
+        chaos.struck(kind)
         if kind in ("partition", "one way") and random.random() < 0.3:
             chaos.cluster.delay(random.choice(_indices(chaos)), 0.05, jitter_s=0.05)
-            chaos.count("delay")
+            chaos.struck("delay")
         try:
             await chaos.lasts(0.3, 6.0, random)
         finally:
@@ -200,7 +200,7 @@ async def cut(chaos: Chaos, random: Random) -> None:
     for _ in range(random.randint(1, 8)):
         one, other = random.sample([CLIENT, *_indices(chaos)], 2)
         chaos.cluster.cut(one, other)
-        chaos.count("cut")
+        chaos.struck("cut")
         await chaos.lasts(0.0, 0.3, random)
 
 
@@ -225,7 +225,7 @@ async def loss(chaos: Chaos, random: Random) -> None:
 async def clock_step(chaos: Chaos, random: Random) -> None:
     """The wall clock jumps."""
     chaos.cluster.clock_step(random.choice(STEPS_S))
-    chaos.count("clock step")
+    chaos.struck("clock step")
 
 
 async def full_disk(chaos: Chaos, random: Random) -> None:
@@ -234,7 +234,7 @@ async def full_disk(chaos: Chaos, random: Random) -> None:
         if chaos.calm.is_set():
             return
         chaos.cluster.fill_disk()
-        chaos.count("full disk")
+        chaos.struck("full disk")
         try:
             await chaos.lasts(0.2, 1.5 * chaos.cluster.settings.ttl_s, random)
         finally:
@@ -256,7 +256,7 @@ async def restart(chaos: Chaos, random: Random) -> None:
     """A node leaves in an orderly way and comes back."""
     node = await chaos.victim(random)
     if node is not None:
-        chaos.count("restart")
+        chaos.struck("restart")
         await _replace(chaos, node)
 
 
@@ -267,7 +267,7 @@ async def roll(chaos: Chaos, random: Random) -> None:
             return
         known = [int(node.version or "1") for node in chaos.cluster.nodes]
         version = str(max(known) + 1)
-        chaos.count("roll")
+        chaos.struck("roll")
         order = _indices(chaos)
         random.shuffle(order)
         for node in order:
