@@ -111,6 +111,7 @@ class _Round:
         self.load = Load(self.cluster, tally, plan.stream("load"), plan.rate)
         self.chaos = Chaos(self.cluster, tally, self.load, scale=max(scale, 0.25))
         self._read = 0
+        self._joined: dict[tuple[str, int], None] = {}
 
     async def play(self) -> None:
         async with self.cluster:
@@ -170,9 +171,12 @@ class _Round:
         collected = asyncio.get_running_loop().time()
         while True:
             for node in self.cluster.nodes:
+                if self.chaos.joined(node):
+                    self._joined[node.name, node.runs] = None
                 if node.up or node.process is None or node.index in self.chaos.touched:
                     continue
-                if node.incarnation is not None:
+                # One that could not join gives up, as it must: its first error is final.
+                if (node.name, node.runs) in self._joined:
                     self.wrong(
                         "exit",
                         f"{node.name} ended by itself with code {node.process.returncode}; its log "
