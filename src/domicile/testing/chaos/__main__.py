@@ -161,8 +161,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return asyncio.run(_run(options, out))
     finally:
-        with suppress(OSError):
-            out.rmdir()  # unless there is a bundle in it
+        if given is None:
+            with suppress(OSError):
+                out.rmdir()  # unless there is a bundle in it
 
 
 if __name__ == "__main__":

@@ -54,8 +54,13 @@ class Chaos:
         One that has only just joined may not be ready for a signal that asks it to leave.
         """
         started = self._started.get(node.index, float("-inf"))
-        joined = node.up and node.incarnation is not None and self.cluster.now() > started + JOIN_S
+        joined = self.joined(node) and self.cluster.now() > started + JOIN_S
         return joined and node.index not in self.touched
+
+    def joined(self, node: NodeProcess) -> bool:
+        """Whether the process in a place runs and the store knows it."""
+        inc = node.incarnation
+        return node.up and inc is not None and self.cluster.incarnation(node.index) == inc
 
     def free(self) -> list[NodeProcess]:
         """The nodes that are ready."""

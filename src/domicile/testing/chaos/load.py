@@ -85,12 +85,18 @@ class Load:
     async def stand_still(self, node: int, count: int) -> None:
         """Stop a node in the middle of a turn, with so many messages right behind."""
         cluster, ids = self._cluster, (f"s{number}" for number in range(LOOKED))
-        with suppress(HarnessError, DomicileError):
-            id = next((id for id in ids if cluster.owner(Stander, id) == node), None)
-            rooms = [room for room in self._rooms if cluster.owner(Room, room) == node]
+        id = next((id for id in ids if self._home(Stander, id) == node), None)
+        rooms = [room for room in self._rooms if self._home(Room, room) == node]
+        with suppress(DomicileError):
             if id is not None:
                 await cluster.ref(Stander, id).tell(Stander.stand_still, cluster.now() + STAND_S)
                 self.burst(count, rooms)
+
+    def _home(self, kind: type[Entity], id: str) -> int | None:
+        try:
+            return self._cluster.owner(kind, id)
+        except HarnessError:
+            return None  # between two homes
 
     @property
     def waiting(self) -> int:

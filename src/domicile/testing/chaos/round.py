@@ -7,6 +7,7 @@ lives for a minute or two, is judged as a whole by the checkers, and is forgotte
 from __future__ import annotations
 
 import asyncio
+import logging
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from domicile.testing.checkers.reading import GRACE_S
 from domicile.testing.history import History
 from domicile.testing.processes import HarnessError, Processes
 from domicile.testing.surroundings import Network
+
+log = logging.getLogger("domicile")
 
 CALM_S = GRACE_S + STUCK_S + 3.0
 """Long enough that liveness can be judged (L)."""
@@ -108,6 +111,7 @@ class _Round:
         self.load = Load(self.cluster, tally, plan.stream("load"), plan.rate)
         self.chaos = Chaos(self.cluster, tally, self.load, scale=max(scale, 0.25))
         self._read = 0
+        self._joined: dict[tuple[str, int], None] = {}
 
     async def play(self) -> None:
         async with self.cluster:
@@ -167,9 +171,12 @@ class _Round:
         collected = asyncio.get_running_loop().time()
         while True:
             for node in self.cluster.nodes:
+                if self.chaos.joined(node):
+                    self._joined[node.name, node.runs] = None
                 if node.up or node.process is None or node.index in self.chaos.touched:
                     continue
-                if node.incarnation is not None:
+                # One that could not join gives up, as it must: its first error is final.
+                if (node.name, node.runs) in self._joined:
                     self.wrong(
                         "exit",
                         f"{node.name} ended by itself with code {node.process.returncode}; its log "
@@ -213,11 +220,18 @@ class _Round:
 async def play(plan: RoundPlan, tally: Tally, stop: asyncio.Event) -> Result:
     """Play one round; `tally` is filled while it goes on, `stop` ends it early."""
     one = _Round(plan, tally, stop)
+    plan.directory.mkdir(parents=True, exist_ok=True)
+    # What this process's own client has to say belongs beside what the nodes say.
+    told = logging.FileHandler(plan.directory / "harness.log", encoding="utf-8")
+    log.addHandler(told)
     try:
         await one.play()
     except* Exception as errors:
         # Whatever went wrong with the harness, what the processes did can still be judged.
         one.wrong("harness", "".join(traceback.format_exception(errors)))
+    finally:
+        log.removeHandler(told)
+        told.close()
     history = one.cluster.history()
     one.found += await asyncio.to_thread(check, history)
     tally.rounds += 1
