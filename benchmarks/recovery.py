@@ -277,7 +277,7 @@ def draw(report: dict[str, Any]) -> str:
 def alt(report: dict[str, Any]) -> str:
     """In words."""
     return "; ".join(
-        f"{named(one)}: median {median(one['answered']):.2f} s" for one in report["found"]
+        f"{named(one)}: median {median(one['answered']):.3g} s" for one in report["found"]
     )
 
 
