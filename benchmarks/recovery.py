@@ -242,7 +242,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
 def page(report: dict[str, Any]) -> str:
     """The table and what it means."""
     peer = (
-        "casty was measured on the same machine, with its defaults, asked by a client as Domicile is."
+        "casty was measured on the same machine with its defaults, asked by a client as Domicile."
         if any(one["ttl_s"] is None for one in report["found"])
         else "casty was not measured in this run."
     )
