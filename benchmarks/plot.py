@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 from benchmarks.chart import STYLE, WIDTH
 
 LEFT, RIGHT, TOP, PLOT, GAP = 64, 16, 34, 130, 40
-ROW, LABEL = 26, 230
+ROW, LABEL = 26, 300
 MORE_STYLE = """\
 .axis { stroke: #afb8c1; stroke-width: 1 }
 .shade { fill: #0f766e; opacity: 0.12 }

@@ -57,8 +57,8 @@ AT_ONCE_S = 0.001
 """How close deaths must be to make a shard suspect: never so close, for they say nothing here."""
 
 NOTED = (
-    ("casty, killed, noted earlier", [5.7]),
-    ("casty, frozen, noted earlier", [11.0]),
+    ("casty, killed, noted before", [5.7]),
+    ("casty, frozen, noted before", [11.0]),
 )
 """Of casty 0.30 with its defaults on the same kind of machine: one figure each, not measured in
 this run."""
@@ -242,7 +242,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
 def page(report: dict[str, Any]) -> str:
     """The table and what it means."""
     peer = (
-        "casty was measured in the same run, with its defaults and from the same program."
+        "casty was measured on the same machine with its defaults, asked by a client as Domicile."
         if any(one["ttl_s"] is None for one in report["found"])
         else "casty was not measured in this run."
     )
@@ -250,7 +250,8 @@ def page(report: dict[str, Any]) -> str:
     lines = [
         table(report["found"]),
         f"{report['system']}, {report['cpus']} CPUs, Python {report['python']}; {NODES} nodes, "
-        f"{SHARDS} shards, one SQLite store. Seconds after the fault. {peer} ({noted}.)",
+        f"{SHARDS} shards, one SQLite store. Seconds after the fault. {peer} (Noted before, of "
+        f"casty 0.30: {noted}.)",
     ]
     lines += [f"Not measured: {name}: {why}" for name, why in report["missing"].items()]
     if report["quick"]:
@@ -277,7 +278,7 @@ def draw(report: dict[str, Any]) -> str:
 def alt(report: dict[str, Any]) -> str:
     """In words."""
     return "; ".join(
-        f"{named(one)}: median {median(one['answered']):.2f} s" for one in report["found"]
+        f"{named(one)}: median {median(one['answered']):.3g} s" for one in report["found"]
     )
 
 

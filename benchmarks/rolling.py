@@ -4,6 +4,7 @@
     python -m benchmarks.rolling --only rolling      one of rolling, drain, scale
     python -m benchmarks.rolling --quick             a smoke test; its figures mean nothing
     python -m benchmarks.rolling --write-docs        also into docs/explanation/performance.md
+    python -m benchmarks.rolling --from FILE         the table of an earlier run
 
 Real node processes on one embedded store, and a load in a process of its own. The capacity of the
 cluster is what a closed loop reaches in the same run; then a quarter of it is asked for at a fixed
@@ -242,10 +243,11 @@ EXPERIMENTS: dict[str, Callable[[Scale], Awaitable[dict[str, Any]]]] = {
 def verdict(found: dict[str, Any]) -> tuple[bool, str]:
     """Whether nothing failed and nothing moved too often; what was added is told beside it."""
     failed = sum(found["failed"].values()) if found["failed"] else 0
-    often = {times: count for times, count in found["moves"].items() if times > found["most_moves"]}
-    total = sum(times * count for times, count in found["moves"].items())
+    counted = {int(times): count for times, count in found["moves"].items()}
+    often = any(times > found["most_moves"] for times in counted)
+    total = sum(times * count for times, count in counted.items())
     kept = not failed and not often
-    told = ", ".join(f"{count} shards {times}×" for times, count in found["moves"].items() if times)
+    told = ", ".join(f"{count} shards {times}×" for times, count in counted.items() if times)
     added = 1e3 * found["added_p99_s"]
     goal = "under" if found["added_p99_s"] < GOAL_S else "over"
     text = (
@@ -336,6 +338,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--work-us", type=float, default=1e6 * Scale().work_s)
     parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--from", type=Path, dest="earlier", metavar="FILE")
     parser.add_argument("--write-docs", action="store_true")
     options = parser.parse_args(given)
     if options.quick and options.write_docs:
@@ -343,9 +346,8 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 if an ask failed or shards moved too often."""
-    options = arguments(given)
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """All that is wanted."""
     scale = replace(
         QUICK if options.quick else Scale(), work_s=options.work_us / 1e6, loop=options.loop
     )
@@ -359,6 +361,16 @@ def main(given: Sequence[str] | None = None) -> int:
         found = asyncio.run(EXPERIMENTS[name](scale))
         report["found"].append(found)
         print(f"[{time.monotonic() - began:5.1f} s] {verdict(found)[1]}", file=sys.stderr)
+    return report
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Measure and print; 1 if an ask failed or shards moved too often."""
+    options = arguments(given)
+    if options.earlier is not None:
+        report: dict[str, Any] = json.loads(options.earlier.read_text(encoding="utf-8"))
+    else:
+        report = run(options)
     print(page(report), end="")
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
