@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from domicile.core.ids import EntityKey
+from domicile.core.ids import EntityKey, ShardKey
 from domicile.core.messages import Caller, Request
 from domicile.core.owner import Source
 from domicile.entity.define import Entity, EntityType
@@ -52,6 +52,13 @@ class Called(msgspec.Struct, gc=False):
     ask: bool = True
     key: str = ""
     trace: str = ""
+
+    def as_sent(self, shard: ShardKey, entity: EntityKey) -> Request:
+        """As it would travel, but for its arguments."""
+        return Request(
+            *shard, self.n, self.epoch, self.change, *entity, self.method, b"", True, False,
+            self.ttl_s, self.chain,
+        )  # fmt: skip
 
 
 class Alarm(msgspec.Struct):

@@ -237,7 +237,9 @@ class Sending:
         """A local ask began within its call and has suspended: its reply comes as any other."""
         future: asyncio.Future[bytes] = self._loop.create_future()
         assert isinstance(turn.request, Called)
-        load = Outgoing(_as_sent(call, sender, turn.request), sender, turn.expires_at, future)
+        load = Outgoing(
+            turn.request.as_sent(sender.shard, call.entity), sender, turn.expires_at, future
+        )
         chain = tuple([ShardKey(caller.role, caller.shard) for caller in turn.request.chain])
         letter = Letter(turn.n, call.entity, True, chain, 0, load, to=home.owner, started=True)
         sender.post(letter)
@@ -245,7 +247,7 @@ class Sending:
 
     def note_here(self, call: Call, sender: Sender, home: Home, called: Called) -> None:
         """For histories: a local ask begins within its call."""
-        load = Outgoing(_as_sent(call, sender, called), sender, 0.0, None)
+        load = Outgoing(called.as_sent(sender.shard, call.entity), sender, 0.0, None)
         letter = Letter(called.n, call.entity, True, (), 0, load)
         self.note_submit(letter, 0, called.ttl_s)
         self.note_write(letter, home, finishing=False, open=1)
@@ -581,16 +583,6 @@ class Sending:
                     self._carry_out(sender, effects)
         if held:
             self._sweep = self._runtime.clock.call_at(now + SWEEP_S, self._sweep_tells)
-
-
-def _as_sent(call: Call, sender: Sender, called: Called) -> Request:
-    """A local ask as it would travel, but for its arguments."""
-    role, shard = sender.shard
-    kind, id = call.entity
-    return Request(
-        role, shard, called.n, called.epoch, called.change, kind, id, called.method, b"", True,
-        False, called.ttl_s, called.chain,
-    )  # fmt: skip
 
 
 def _weight(call: Call) -> int:
