@@ -95,7 +95,7 @@ def test_a_good_report_breaks_nothing_and_fits_80_columns() -> None:
         ({"outcomes": Counter({"answered": 9, "failed": 1})}, "failed in the handler: 1"),
         ({"out_of_order": 2}, "messages out of order or doubled: 2, must be 0"),
         ({"late_replies": 1}, "past the deadline: 1, must be 0"),
-        ({"refusals": 0}, "refusals by the guard after the thaw: 0, must be > 0"),
+        ({"refusals": 0}, "fences and refusals after the thaw: 0, must be > 0"),
         ({"violations": ["I5 broken"]}, "violations found in 1,000 events: 1, must be 0"),
     ],
 )

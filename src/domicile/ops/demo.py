@@ -17,7 +17,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -168,7 +168,7 @@ class Story:
             f"{cluster.settings.ttl_s:g} s"
         )
         began, homes, away = time.monotonic(), self._at(frozen), self._incarnation(frozen)
-        refused = cluster.counts(frozen)["guard.refused"]
+        before = self._stopped(frozen)
         cluster.freeze(frozen)
         self._conditions[frozen] = "frozen"
         await self._well("SIGSTOP", f"node-{frozen} freezes past its lease", began, away, homes)
@@ -180,8 +180,16 @@ class Story:
             lambda: cluster.incarnation(frozen) not in (None, away), timeout_s=RECOVER_S
         )
         self._conditions.pop(frozen)
-        self._refusals = cluster.counts(frozen)["guard.refused"] - refused
+        with suppress(AssertionError):
+            # Counters are a little older than what the store says.
+            await cluster.wait_until(lambda: self._stopped(frozen) > before, timeout_s=RECOVER_S)
+        self._refusals = self._stopped(frozen) - before
         await self._well("SIGCONT", f"node-{frozen} joins as another incarnation", began, away, [])
+
+    def _stopped(self, node: int) -> int:
+        """How often a node's lease or its guard said no."""
+        counts = self._cluster.counts(node)
+        return counts["lease.fenced"] + counts["guard.refused"]
 
     async def _well(
         self, act: str, what: str, began: float, away: Incarnation, tallies: list[str]

@@ -79,7 +79,7 @@ class Report:
                 "replies handed to the kernel past the deadline", self.late_replies, "0",
                 not self.late_replies,
             ),
-            Line("refusals by the guard after the thaw", self.refusals, "> 0", self.refusals > 0),
+            Line("fences and refusals after the thaw", self.refusals, "> 0", self.refusals > 0),
             Line(
                 f"violations found in {self.events:,} events", len(self.violations), "0",
                 not self.violations,
