@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import domicile
@@ -218,6 +218,7 @@ def test_ready_callbacks_of_all_processes_run_in_global_order(
     assert seen == list(range(30))
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=40))
 def test_timers_run_by_time_then_by_scheduling(plan: list[tuple[int, int]]) -> None:
     world = World(0)
