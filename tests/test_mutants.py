@@ -13,6 +13,7 @@ from domicile.testing.profiles import MIXED, PROFILES
 
 ROOT = Path(__file__).resolve().parents[1]
 PATCHES = sorted((ROOT / "tests" / "mutants").glob("*.patch"))
+CHAOTIC = sorted((ROOT / "tests" / "mutants" / "chaos").glob("*.patch"))
 
 NAMED = (
     "owners-marker", "no-gate", "no-return", "no-prefix", "no-finishing-lane", "no-waves",
@@ -55,7 +56,7 @@ def test_the_page_says_of_each_mutant_what_the_patch_says() -> None:
     assert told == {patch.stem: head(patch)["profile"] for patch in PATCHES}
 
 
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
+@pytest.mark.parametrize("patch", [*PATCHES, *CHAOTIC], ids=lambda patch: patch.stem)
 def test_a_patch_applies_and_touches_only_the_source(patch: Path, tmp_path: Path) -> None:
     touched = [line[6:] for line in patch.read_text().splitlines() if line.startswith("+++ b/")]
     assert touched

@@ -32,7 +32,7 @@ class Source(NamedTuple):
     link: str
 
 
-class Mail(msgspec.Struct, gc=False):
+class Mail(msgspec.Struct):
     """One message at its owner. `load` is the shell's business."""
 
     source: Source

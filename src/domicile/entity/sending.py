@@ -447,6 +447,9 @@ class Sending:
                     self._fail(sender.shard, letter, Unavailable(why))
                 elif letter.ask or not letter.started:
                     self._give_up(sender.shard, letter, why)
+            # Letters know their sender, and the garbage collector does not look into them.
+            sender.queue.clear()
+            sender.written.clear()
         self.senders.clear()
         self._by_role.clear()
         self._waits.close()

@@ -163,6 +163,7 @@ class LinkLayer(Layer):
 
     def _shut(self, peer: Incarnation) -> None:
         """Keep nothing of a peer's links to here; the event follows in a later turn."""
+        self._hurried.pop(peer, None)
         self._unregistered.leave(peer)
         door = self._doors.pop(peer, None)
         if door is not None:
