@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from real_lab import Diary, run
+from real_lab import Diary, balanced, run
 
 from domicile import Entity, Node, Settings, handler
 from domicile.core.readiness import Answer
@@ -178,6 +178,7 @@ def test_probes_of_real_processes(tmp_path: Path) -> None:
         async with Processes(
             [Diary], nodes=2, settings=settings, candidates=[0, 1], directory=tmp_path
         ) as cluster:
+            await cluster.wait_until(lambda: balanced(cluster))
             at = [address(cluster, node) for node in (0, 1)]
             for one in at:
                 assert await get(one, "/readyz") == (200, "takes part\n")

@@ -21,9 +21,10 @@ from domicile.testing import History, Processes
 
 NODES, CLIENTS, VISITS, ASKS = 12, 40, 2, 5
 SHARDS = 60
-MOST_TO_JOIN, MOST_TO_LEAVE = 3, 8
-"""Commits of a node that does not coordinate: its record and a retry or two; its status, its shards
-if nobody is there to hear of them (H10), and a try at leading while others leave."""
+MOST_TO_JOIN, MOST_MEANWHILE, MOST_TO_LEAVE = 3, 4, 8
+"""Commits of a node that does not coordinate: its record and a retry or two; that its loop stood
+still on a busy machine and goes on, which no client causes; its status, its shards if nobody is there
+to hear of them (H10), and a try at leading while others leave."""
 
 SETTINGS = Settings(
     shards=SHARDS, ask_timeout_s=60.0, balance_limit=1.0, balance_receiver=1.0, poison_deaths=1_000
@@ -77,7 +78,8 @@ def test_a_crowd_comes_and_goes_without_an_error_and_without_a_herd() -> None:
                     group.create_task(visit(cluster.store, f"client-{number}"))
             assert even(cluster), "clients move nothing"
             visited = commits(cluster.history())
-            assert all(visited[name] == started[name] for name in followers), "nor write nodes"
+            wrote = max(visited[name] - started[name] for name in followers)
+            assert wrote <= MOST_MEANWHILE, "nor do nodes write because of them"
             assert (visited - started).total() <= 2 * CLIENTS * VISITS
 
             await asyncio.gather(*(cluster.stop(node) for node in range(NODES)))

@@ -90,6 +90,7 @@ async def move(database: Path, cluster: str, moves: dict[ShardKey, str]) -> None
 def test_a_message_by_an_old_map_comes_back_and_finds_the_home() -> None:
     async def scenario() -> None:
         async with Processes([Diary], nodes=3, settings=FEW) as cluster:
+            await cluster.wait_until(lambda: balanced(cluster))
             homes = one_id_per_shard(cluster)
             for id in homes.values():
                 await cluster.ref(Diary, id).ask(Diary.write, "before")

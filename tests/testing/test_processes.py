@@ -79,10 +79,10 @@ async def go_through_everything(cluster: Processes) -> dict[str, Incarnation]:
         assert found is not None
         return found
 
-    await cluster.wait_until(lambda: homes(cluster) == [2, 2, 2])
+    await cluster.wait_until(lambda: homes(cluster) == [2, 2, 2] and cluster.settled())
     processes = pids(cluster)
     for node in range(3):
-        bell = cluster.ref(Bell, id_at(cluster, node)).options(timeout_s=0.9)
+        bell = cluster.ref(Bell, id_at(cluster, node)).options(timeout_s=9.5)
         assert await bell.ask(Bell.ring) == processes[node]
 
     leader = cluster.leader()
@@ -268,7 +268,7 @@ def start_twice(events: list[Event], done: dict[str, Incarnation]) -> None:
 
 
 def drop_an_ask(events: list[Event], done: dict[str, Incarnation]) -> None:
-    submit = events[position(events, "submit", timeout=0.9)].fields
+    submit = events[position(events, "submit", timeout=9.5)].fields
     names = {name: submit[name] for name in ("inc", "role", "shard", "n")}
     del events[position(events, "outcome", **names)]
     # Long enough that nobody can still be waiting for it.

@@ -4,12 +4,18 @@ Made by `domicile.control.member` alone, for stores that can be asked from any t
 it knows one thing: when it last turned. Once that is longer ago than `stall_limit_s` it renews no
 more, and the lease runs out. It must never call what belongs to the loop: what it learns goes to
 the `Standing`, whose methods for it take a lock, and from there to the guards (L3).
+
+A busy loop can keep a thread from running. CPython hands its lock over when a thread has waited for
+it for 5 ms in one go; a loop that lets go of it for the instant of each system call, several times
+in that time, starts the wait anew each time and takes the lock back before the other one is awake.
+So the loop calls `give_way` whenever a renewal is late, and rests until it is through.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from random import Random
@@ -20,7 +26,15 @@ import msgspec
 from domicile.config import Settings
 from domicile.control.standing import Standing
 from domicile.core.records import NodeRecord, encode_record
-from domicile.core.stall import Step, due_after, next_look, stands_still, step
+from domicile.core.stall import (
+    LATE_S,
+    Step,
+    due_after,
+    is_late,
+    next_look,
+    stands_still,
+    step,
+)
 from domicile.core.txn import Committed
 from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.ports.clock import Clock
@@ -34,6 +48,14 @@ STOP_S = 1.0
 """I6: how long a loop waits for the end of a thread that never waits for anything itself."""
 
 JITTER = 0.1
+
+REST_S = 0.0005
+RESTS, MOST_RESTS = 40, 200
+"""How long the loop rests at a time, and how often in one turn and for one renewal: a store that
+does not answer must not hold up the loop, too."""
+
+AGAIN_S = 0.05
+"""How soon the loop looks again."""
 
 
 class Renewals:
@@ -59,6 +81,8 @@ class Renewals:
         self._due = due_after(sent_at, settings.renew_s, self._jitter(), acknowledged=True)
         self._stalled = False
         self._over = False
+        self._rested = 0
+        self._rested_for = 0.0
         self._bell = threading.Event()
         # A daemon: a process that never ran its loop to an end can still exit.
         self._thread = threading.Thread(target=self._run, name=f"domicile-{lease}", daemon=True)
@@ -73,6 +97,19 @@ class Renewals:
         self._bell.set()
         if self._thread.is_alive():
             self._thread.join(STOP_S)
+
+    def give_way(self) -> float:
+        """For the loop: rest for a moment if the renewal is late. When to ask this again."""
+        due = self._due
+        if due != self._rested_for:
+            self._rested_for, self._rested = due, 0
+        if is_late(self._clock.now(), due):
+            for _ in range(min(RESTS, MOST_RESTS - self._rested)):
+                if self._due != due or self._over:
+                    break
+                self._rested += 1
+                time.sleep(REST_S)
+        return max(self._due + LATE_S, self._clock.now() + AGAIN_S)
 
     def _run(self) -> None:
         try:

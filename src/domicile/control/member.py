@@ -264,6 +264,8 @@ class Member(Standing):
                 tasks: list[asyncio.Task[None]] = []
                 if beside is not None:
                     beside.start()
+                    courtesy = self._keep_giving_way(beside)
+                    tasks.append(group.create_task(courtesy, name=f"courtesy {self.lease_id}"))
                 else:
                     renewal = self._keep_renewing()
                     tasks.append(group.create_task(renewal, name=f"renew {self.lease_id}"))
@@ -290,6 +292,12 @@ class Member(Standing):
             self, side, clock=self._clock, settings=self._settings, random=self._random,
             lease=lease, key=self._key, sent_at=self._sent_at, turned_at=turned_at,
         )  # fmt: skip
+
+    async def _keep_giving_way(self, beside: Renewals) -> None:
+        """See that a loop that is never idle does not keep the thread from renewing."""
+        while not self._over.is_set():
+            again_at = beside.give_way()
+            await asyncio.sleep(again_at - self._clock.now())
 
     async def _keep_renewing(self) -> None:
         renew_s = self._settings.renew_s

@@ -20,6 +20,10 @@ STILL = 1 / 3
 others about it, which is at half of it."""
 
 
+LATE_S = 0.1
+"""A renewal that is not acknowledged so long after it was due may wait for the interpreter."""
+
+
 class Step(Enum):
     """What the renewing thread does now."""
 
@@ -55,6 +59,11 @@ def next_look(now: float, due: float, valid_until: float, evict_after_s: float) 
     """When to ask again; always later than now."""
     soon = now + evict_after_s / LOOKS
     return min((at for at in (due, valid_until) if now < at < soon), default=soon)
+
+
+def is_late(now: float, due: float) -> bool:
+    """Whether a loop that turns should make room for the thread that renews."""
+    return now >= due + LATE_S
 
 
 def stands_still(now: float, turned_at: float, evict_after_s: float) -> bool:
