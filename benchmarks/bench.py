@@ -96,6 +96,8 @@ class Bench:
     single: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     failed: list[str] = field(default_factory=list[str])
     """What of Domicile's own could not be measured although it is there."""
+    _beyond: set[tuple[str, str, str, int]] = field(default_factory=set[tuple[str, str, str, int]])
+    """What peers have failed at; they are not asked for it again."""
 
     def attempt(self, stage: str) -> None:
         """One stage; if it fails, the others are still worth having."""
@@ -123,24 +125,48 @@ class Bench:
                 self.tell(f"round {turn + 1} of {self.scale.rounds}: {system.name}")
 
     def _round(self, system: System) -> None:
-        with ExitStack() as stack:
+        left = [kind for kind in system.kinds() if (system.name, *kind) not in self._beyond]
+        while left:
+            try:
+                with ExitStack() as stack:
+                    self._measure(system, left, stack)
+            except PartFailed as error:
+                if not left or any(is_ours(key) for _, key, _ in system.shown):
+                    raise
+                # A peer that fails at one thing is still measured at the others.
+                self._give_up(system, left.pop(0), str(error))
+
+    def _give_up(self, system: System, kind: tuple[str, str, int], why: str) -> None:
+        where, what, depth = kind
+        self._beyond.add((system.name, *kind))
+        self.missing[f"{system.name}, {where} {what}, {depth:,} in flight"] = why
+        for _, key, _ in system.shown:
+            self.found.pop((*kind, key), None)
+
+    def _measure(self, system: System, left: list[tuple[str, str, int]], stack: ExitStack) -> None:
+        """What is left to be measured, as far as it gets."""
+        try:
             server, client = self._pair(system, stack)
-            for where, what, depth in system.kinds():
-                for shown, key, _ in system.shown:
-                    caller, *others = (client, server) if where == "remote" else (server,)
-                    before_s = cpu_of_all_s(caller, *others)
-                    told = caller.run(
-                        system=shown, what=what, depth=depth, seconds=self.scale.seconds,
-                        warm_s=self.scale.warm_s,
-                    )  # fmt: skip
-                    after_s = cpu_of_all_s(caller, *others)
-                    one = {
-                        "per_s": told["count"] / told["took_s"],
-                        **{name: told[name] for name in ("p50_s", "p99_s", "max_s")},
-                    }
-                    if before_s is not None and after_s is not None:
-                        one["cpu_s"] = (after_s - before_s) / told["all"]
-                    self.found.setdefault((where, what, depth, key), []).append(one)
+        except PartFailed as error:
+            raise Missing(str(error)) from error
+        while left:
+            where, what, depth = left[0]
+            for shown, key, _ in system.shown:
+                caller, *others = (client, server) if where == "remote" else (server,)
+                before_s = cpu_of_all_s(caller, *others)
+                told = caller.run(
+                    system=shown, what=what, depth=depth, seconds=self.scale.seconds,
+                    warm_s=self.scale.warm_s,
+                )  # fmt: skip
+                after_s = cpu_of_all_s(caller, *others)
+                one = {
+                    "per_s": told["count"] / told["took_s"],
+                    **{name: told[name] for name in ("p50_s", "p99_s", "max_s")},
+                }
+                if before_s is not None and after_s is not None:
+                    one["cpu_s"] = (after_s - before_s) / told["all"]
+                self.found.setdefault((where, what, depth, key), []).append(one)
+            del left[0]
 
     def _pair(self, system: System, stack: ExitStack, *, alone: bool = False) -> tuple[Part, Part]:
         """Server and client; the server twice if it is to be alone."""

@@ -168,7 +168,9 @@ class Sender:
         letter = self.written.get(n)
         if letter is not None and letter.to == peer and not letter.started:
             letter.started = True
-            self._close(letter)
+            self.open -= 1
+            if letter.flow is not None:
+                letter.flow.open -= 1 + letter.size_bytes // UNIT_BYTES
             if not letter.ask or letter.resolved:
                 del self.written[n]
         # A wider window lets only what waits go on.

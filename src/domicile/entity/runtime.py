@@ -168,6 +168,9 @@ class Runtime:
         self._here: deque[Request | Flush | Cancel | tuple[Answer]] = deque()
         self.source = Source(me, LOCAL)
         self._begun: dict[Source, list[tuple[ShardKey, int]]] = {}
+        self._begun_of: Source | None = None
+        self._begun_last: list[tuple[ShardKey, int]] = []
+        """The last source that something of has begun, and its list: mostly the next one's, too."""
         self._telling: Timer | None = None
         self._here_until = 0.0
         self._here_left = 0
@@ -413,16 +416,22 @@ class Runtime:
 
     def begun(self, shard: ShardKey, source: Source, n: int) -> None:
         """A message started; its sender learns it soon, with others."""
+        begun = self._begun_last if source is self._begun_of else self._begun_by(source)
+        begun.append((shard, n))
+        if len(begun) >= BEGUN_MESSAGES:
+            self._tell_begun(source)
+
+    def _begun_by(self, source: Source) -> list[tuple[ShardKey, int]]:
         begun = self._begun.get(source)
         if begun is None:
             begun = self._begun[source] = []
             if self._telling is None:
                 self._telling = self.clock.call_at(self.clock.now() + BEGUN_S, self._tell_all_begun)
-        begun.append((shard, n))
-        if len(begun) >= BEGUN_MESSAGES:
-            self._tell_begun(source)
+        self._begun_of, self._begun_last = source, begun
+        return begun
 
     def _tell_begun(self, source: Source) -> None:
+        self._begun_of = None
         begun = self._begun.pop(source, None)
         if not begun:
             return

@@ -226,14 +226,13 @@ class _End:
         if bool(frame.no) != bool(frame.messages):
             raise LinkBroken(f"frame {frame.no} has {len(frame.messages)} messages")
         protocol = self.protocol
-        for message in frame.messages:
-            since = kinds.get(type(message))
+        for kind in dict.fromkeys(map(type, frame.messages)):
+            since = kinds.get(kind)
             if since is None:
-                raise LinkBroken(f"{type(message).__name__} travels the other way")
+                raise LinkBroken(f"{kind.__name__} travels the other way")
             if since > protocol:
                 raise LinkBroken(
-                    f"{type(message).__name__} is not in protocol {protocol}, which this "
-                    "link speaks"
+                    f"{kind.__name__} is not in protocol {protocol}, which this link speaks"
                 )
         self._acknowledge(frame.ack)
         if frame.no <= self.received:

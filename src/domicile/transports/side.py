@@ -137,6 +137,8 @@ class Side(Generic[End]):
         self.ended = False
         self.soon = SOON_MESSAGES
         """How many messages do not wait for the end of this turn."""
+        self._taken: list[Any] = []
+        """The messages of the frame that is being read."""
         self._early = 0
         self._ack_timer: Timer | None = None
         self._ack_at_once = max(1, layer.settings.link_frames // 4)
@@ -168,10 +170,12 @@ class Side(Generic[End]):
 
     def while_open(self, messages: tuple[M, ...]) -> Iterator[M]:
         """Messages of a frame, as long as this link stands (I1b)."""
-        for message in messages:
-            if self.ended:
-                return
-            yield message
+        if self.ended:
+            return iter(())
+        # `end` empties the list, and with that the iterator has come to its end.
+        taken = list(messages)
+        self._taken = taken
+        return iter(taken)
 
     def answering(self, answer: Callable[[], None]) -> None:
         """Do something; what it queues here leaves at its end, in this turn."""
@@ -232,6 +236,7 @@ class Side(Generic[End]):
     def end(self) -> None:
         """Stop for good: no timer, no connection, no state."""
         self.ended = True
+        self._taken.clear()
         self.link.end()
         cancel(self._ack_timer)
 
