@@ -29,9 +29,9 @@ ACK_DELAY_S = 1.2
 SOON_MESSAGES = 16
 """So many do not wait for the end of the turn: the peer works on them while the rest is made."""
 
-SOON_FRAMES = 8
-MANY_MESSAGES = 128
-"""After so many such frames in one turn the peer has work enough; larger ones cost less."""
+MANY_MESSAGES = 1_024
+"""A connection hands only the first packet of a turn to the kernel at once (`Connection.send`), so
+what comes after that frame waits for the end of the turn anyway: a larger frame costs less."""
 
 UNSPOKEN = "link.unspoken"
 """Counts messages that were dropped because their link's protocol does not have them (DX-19)."""
@@ -139,20 +139,17 @@ class Side(Generic[End]):
         """How many messages do not wait for the end of this turn."""
         self._taken: list[Any] = []
         """The messages of the frame that is being read."""
-        self._early = 0
         self._ack_timer: Timer | None = None
         self._ack_at_once = max(1, layer.settings.link_frames // 4)
 
     def flush(self) -> None:
         """Write what was queued, at the end of a turn."""
-        self._early, self.soon = 0, SOON_MESSAGES
+        self.soon = SOON_MESSAGES
         self._write_queued()
 
     def flush_early(self) -> None:
         """Write what was queued, within a turn."""
-        self._early += 1
-        if self._early == SOON_FRAMES:
-            self.soon = MANY_MESSAGES
+        self.soon = MANY_MESSAGES
         self._write_queued()
 
     def _write_queued(self) -> None:
