@@ -281,7 +281,8 @@ def test_the_shards_of_a_silent_node_are_served_elsewhere_once_its_lease_is_over
                 loss = Loss(cluster, node)
                 cluster.freeze(node)
                 await loss.replaced()
-                history = cluster.history()
+                history, key = cluster.history(), node_key(loss.incarnation)
+                assert any(key in event.fields["deletes"] for event in history.of("expire"))
                 frozen_at = fault_at(history, "freeze", loss.incarnation)
                 took.append(loss.served_at(history)[1] - frozen_at)
                 lost.append(loss)
@@ -290,9 +291,7 @@ def test_the_shards_of_a_silent_node_are_served_elsewhere_once_its_lease_is_over
         judge(history)
         assert took[-1] < within_s, took
         for loss in lost:
-            inc = loss.incarnation
-            assert any(node_key(inc) in event.fields["deletes"] for event in history.of("expire"))
-            granted = of(history, inc, "renewed")[-1].fields
+            granted = of(history, loss.incarnation, "renewed")[-1].fields
             assert granted["sent_at"] + ttl_s <= loss.served_at(history)[0], "and not before"
 
     run(scenario())
