@@ -30,7 +30,7 @@ ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
 endif
 
-.PHONY: help setup check format test golden sim sim-long chaos search mutant mutants demo bench planner idle overload recovery rolling crowd soak docs lock clean
+.PHONY: help setup check format test golden sim sim-long chaos full-size search mutant mutants demo bench planner idle overload recovery rolling crowd soak docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ sim-long: setup ## 100,000 of them, with stops: the same command goes on (UNTIL=
 
 chaos: setup ## random faults on real processes (MINUTES=20 SEED=1, ARGS="--round 3")
 	$(PY) -m domicile.testing.chaos --minutes $(MINUTES) --seed $(SEED) $(ARGS)
+
+full-size: setup ## RG-05 in full: a million numbered messages while shards move (ARGS="--numbers 20")
+	$(PY) tests/scenarios/full_size.py $(ARGS)
 
 search: setup ## every order of events of small clusters, on the real machines
 	$(PY) -m domicile.testing.search $(ARGS)

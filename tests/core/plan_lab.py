@@ -48,6 +48,7 @@ def seen(
     strategy: str = "least_shards",
     target: str = "",
     known_since: dict[Incarnation, float] | None = None,
+    departing_since: dict[Incarnation, float] | None = None,
     **part: Part,
 ) -> View:
     records = {record.incarnation: record for record in nodes}
@@ -55,7 +56,7 @@ def seen(
     role = RoleView(tuple(entries), **part)  # type: ignore[arg-type]
     return View(
         Incarnation("me"), records, heard_at, drains, {"r": role}, balance, strategy, target,
-        known_since or {},
+        known_since or {}, departing_since or {},
     )  # fmt: skip
 
 
@@ -69,6 +70,7 @@ def decide(
     target: str = "",
     settings: Settings = SETTINGS,
     known_since: dict[Incarnation, float] | None = None,
+    departing_since: dict[Incarnation, float] | None = None,
     **part: Part,
 ) -> Plan:
     view = seen(
@@ -80,6 +82,7 @@ def decide(
         strategy=strategy,
         target=target,
         known_since=known_since,
+        departing_since=departing_since,
         **part,
     )
     return plan(view, NOW, settings)

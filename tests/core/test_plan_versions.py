@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from plan_lab import NOW, A, B, C, D, World, decide, move, moving, node, own, serving
+from plan_lab import NOW, SETTINGS, A, B, C, D, World, decide, move, moving, node, own, serving
 
 from domicile.config import Settings
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
@@ -67,11 +67,26 @@ def test_a_departing_node_waits_a_moment_for_a_newcomer_of_the_newest_version() 
     """SM-14: not heard yet, for it has just registered; an old node would be a move too many."""
     nodes = (node(A, "leaving", version="1"), node(B, version="1"), node(C, version="2"))
     entries = [serving(A), FREE]
-    lately = decide(entries, *nodes, unheard=(C,), known_since={C: NOW - 0.1})
+    asked = {A: NOW - 0.1}
+    lately = decide(
+        entries, *nodes, unheard=(C,), known_since={C: NOW - 0.1}, departing_since=asked
+    )
     assert lately == Plan(owns=(own(1, B),)), "what has no home at all does not wait"
     for known_since in ({C: NOW - 60.0}, {}):
-        assert decide(entries, *nodes, unheard=(C,), known_since=known_since).moves == (move(0, B),)
-    assert decide(entries, *nodes, known_since={C: NOW - 0.1}).moves == (move(0, C),)
+        late = decide(entries, *nodes, unheard=(C,), known_since=known_since, departing_since=asked)
+        assert late.moves == (move(0, B),)
+    heard = decide(entries, *nodes, known_since={C: NOW - 0.1}, departing_since=asked)
+    assert heard.moves == (move(0, C),)
+
+
+def test_a_departing_node_waits_for_newcomers_only_so_long_in_all() -> None:
+    """Whoever crashes and registers anew, again and again, must not keep it from leaving."""
+    nodes = (node(A, "leaving", version="1"), node(B, version="1"), node(C, version="2"))
+    for asked in ({A: NOW - SETTINGS.heard_s}, {A: NOW - 60.0}, {}):
+        result = decide(
+            [serving(A)], *nodes, unheard=(C,), known_since={C: NOW - 0.1}, departing_since=asked
+        )
+        assert result.moves == (move(0, B),)
 
 
 def test_a_drained_newest_version_is_not_waited_for() -> None:
@@ -311,3 +326,23 @@ def test_suspects_are_not_balanced() -> None:
     assert result.moves == (move(1, B), move(2, B))
     result = decide(entries, *nodes, struck={0: 2}, strategy="ranges", **args)  # type: ignore[arg-type]
     assert result.moves == (move(2, B), move(3, B))
+
+
+def test_shards_far_from_quarantine_are_balanced_as_usual() -> None:
+    """Only the last death before a quarantine ties a shard to its home."""
+    nodes, entries = (node(A), node(B)), [serving(A)] * 4
+    for deaths, struck, moved in (
+        (1_000, {0: 2, 1: 998}, (0, 1)),
+        (1_000, {0: 999, 1: 1_500}, (2, 3)),
+        (4, {0: 2, 1: 3}, (0, 2)),
+        (2, {0: 1}, (1, 2)),
+        (1, {0: 1}, (1, 2)),
+    ):
+        settings = Settings(balance_limit=1.0, poison_deaths=deaths)
+        result = decide(entries, *nodes, struck=struck, balance=True, settings=settings)
+        assert result.moves == tuple(move(shard, B) for shard in moved), deaths
+    settings = Settings(balance_limit=1.0, poison_deaths=4)
+    result = decide(
+        entries, *nodes, struck={2: 2, 3: 3}, strategy="ranges", balance=True, settings=settings
+    )
+    assert result.moves == (move(2, B),)

@@ -71,8 +71,9 @@ class TinyStore:
     def delete(self, key: bytes) -> None:
         self.commit((), (Delete(key),))
 
-    def join(self, inc: Incarnation, status: str = "up", node: str = "") -> None:
-        record = NodeRecord(node or f"node-{inc}", inc, "x", ("r",), (), 6.0, status=status)
+    def join(self, inc: Incarnation, status: str = "up", node: str = "", version: str = "") -> None:
+        node = node or f"node-{inc}"
+        record = NodeRecord(node, inc, "x", ("r",), (), 6.0, version=version, status=status)
         self.put(node_key(inc), encode_record(record))
 
     def lead(self, inc: Incarnation) -> int:

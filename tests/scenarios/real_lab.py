@@ -255,8 +255,9 @@ DESKS, ASKED = 12, 3
 class Load:
     """Numbered messages of all kinds from several senders, with a record of what must arrive."""
 
-    def __init__(self, messages: int) -> None:
+    def __init__(self, messages: int, *, desks: int = DESKS, asked: int = ASKED) -> None:
         self.left = messages
+        self.desks, self.asked = desks, asked
         self.sent: dict[tuple[str, str], int] = {}
 
     async def send(self, client: Client, name: str, *, pause_s: float = 0.02) -> None:
@@ -265,7 +266,8 @@ class Load:
         while self.left > 0:
             async with asyncio.TaskGroup() as group:
                 for _ in range(random.randint(1, 24)):
-                    self._one(group, client, name, random)
+                    at = random.randrange(self.desks + self.asked)
+                    self.one(group, client, name, random, at)
             await asyncio.sleep(random.random() * pause_s)
 
     def number(self, sender: str, desk: str) -> int:
@@ -273,9 +275,11 @@ class Load:
         self.sent[desk, sender] = self.sent.get((desk, sender), -1) + 1
         return self.sent[desk, sender]
 
-    def _one(self, group: asyncio.TaskGroup, client: Client, name: str, random: Random) -> None:
+    def one(
+        self, group: asyncio.TaskGroup, client: Client, name: str, random: Random, at: int
+    ) -> asyncio.Task[None]:
+        """One message to a desk; done once it is answered, or if it is told, once it is queued."""
         # All as tasks: they start, and take their place in the order, in this order.
-        at = random.randrange(DESKS + ASKED)
         desk = f"desk-{at}"
         number = self.number(name, desk)
         ref = client.ref(Desk, desk)
@@ -283,16 +287,16 @@ class Load:
         self.left -= 1
         if kind < 0.5:
             method = Desk.note if kind < 0.4 else Desk.ponder
-            group.create_task(ref.tell(method, name, number))
-        elif kind < 0.8 or at >= DESKS:
-            group.create_task(self._ask(ref.ask(Desk.ponder, name, number), number))
-        else:
-            # Always upwards, so that no two desks ever wait for each other.
-            to = f"desk-{DESKS + at % ASKED}"
-            via = f"{name} via {desk}"
-            told, asked = self.number(via, to), self.number(via, to)
-            self.left -= 2
-            group.create_task(self._ask(ref.ask(Desk.relay, name, number, to, told), asked))
+            return group.create_task(ref.tell(method, name, number))
+        if kind < 0.8 or at >= self.desks:
+            return group.create_task(self._ask(ref.ask(Desk.ponder, name, number), number))
+        # Always upwards, so that no two desks ever wait for each other.
+        to = f"desk-{self.desks + at % self.asked}"
+        via = f"{name} via {desk}"
+        told, asked = self.number(via, to), self.number(via, to)
+        self.left -= 2
+        relay = ref.ask(Desk.relay, name, number, to, told)
+        return group.create_task(self._ask(relay, asked))
 
     async def _ask(self, reply: Coroutine[Any, Any, int], expected: int) -> None:
         assert await reply == expected

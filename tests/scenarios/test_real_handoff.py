@@ -1,59 +1,62 @@
 """Real processes: shards that move under load (RG-05) and nodes that leave (RG-10).
 
-`DOMICILE_REAL_MESSAGES` sets how many messages RG-05 sends.
+The first one in full size, a million messages, is `make full-size`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import AsyncExitStack
 from pathlib import Path
-from random import Random
 
 import pytest
-from real_lab import ROLE, Desk, Load, balanced, judge, nothing_lost, of, open_ledger, run
+from moving_lab import LEAVERS, Tally, Verdict, clients, keep_moving, leave_under_load, leavers
+from real_lab import Desk, Load, balanced, judge, nothing_lost, of, open_ledger, run
 
-from domicile import Client, Settings, connect
-from domicile.core.ids import ShardKey
+from domicile import Settings
 from domicile.testing import Processes
-from domicile.testing.recorder import FileRecorder
 
-MESSAGES = int(os.environ.get("DOMICILE_REAL_MESSAGES", "4000"))
-ENDLESS = 1_000_000_000
+MESSAGES = 4_000
 SETTINGS = Settings(shards=8, ask_timeout_s=60.0)
 """Patient, so that a busy machine makes no ask fail by its own impatience."""
 
 
-async def clients(cluster: Processes, stack: AsyncExitStack, count: int) -> list[Client]:
-    """The test's own client and some more; their events join the history."""
-    found: list[Client] = [cluster]
-    for number in range(1, count):
-        recorder = FileRecorder(cluster.directory / f"client-{number}.events")
-        stack.callback(recorder.close)
-        client = connect(cluster.store, settings=cluster.settings, meter=recorder)
-        found.append(await stack.enter_async_context(client))
-    return found
+# RG-05
 
 
-async def keep_moving(cluster: Processes, sending: asyncio.Task[None]) -> None:
-    """Wishes, wishes taken back in the middle of a move, drains: until all senders are done."""
-    random = Random("moves")
-    drained: int | None = None
-    while not sending.done():
-        shard = ShardKey(ROLE, random.randrange(cluster.settings.shards))
-        await cluster.wish(shard, random.randrange(len(cluster.nodes)))
-        if random.random() < 0.3:
-            await cluster.wish(shard, None)
-        if random.random() < 0.05:
-            if drained is None:
-                drained = random.randrange(len(cluster.nodes))
-                await cluster.drain(drained)
-            else:
-                await cluster.undrain(drained)
-                drained = None
-        await asyncio.sleep(random.random() * 0.02)
-    await sending
+def verdict(directory: Path, numbers: list[int], last: int) -> Verdict:
+    """On a ledger with these numbers from one sender, of which so many were sent."""
+    ledger = directory / "written"
+    ledger.write_text("".join(f"d\ts\t{number}\n" for number in numbers), encoding="utf-8")
+    tally = Tally(ledger)
+    tally.read()
+    assert tally.noted == len(numbers)
+    return tally.verdict({("d", "s"): last})
+
+
+def test_a_tally_tells_what_was_lost_seen_twice_out_of_order_and_never_sent(tmp_path: Path) -> None:
+    assert verdict(tmp_path, [0, 1, 2, 3], 3) == Verdict(0, 0, 0, 0)
+    assert verdict(tmp_path, [0, 1, 3], 3) == Verdict(1, 0, 0, 0)
+    assert verdict(tmp_path, [0, 1], 3) == Verdict(2, 0, 0, 0)
+    assert verdict(tmp_path, [0, 1, 1, 2, 3, 0], 3) == Verdict(0, 2, 0, 0)
+    assert verdict(tmp_path, [0, 2, 2, 1, 3], 3) == Verdict(0, 1, 1, 0)
+    assert verdict(tmp_path, [0, 3, 2, 1], 3) == Verdict(0, 0, 1, 0)
+    assert verdict(tmp_path, [0, 1, 2, 5], 1) == Verdict(0, 0, 0, 2)
+    assert Tally(tmp_path / "written").verdict({("d", "s"): 0, ("e", "s"): 4}).lost == 6
+    assert verdict(tmp_path, [0], 0).sound
+    assert not any(verdict(tmp_path, bad, 2).sound for bad in ([0, 2], [0, 2, 1], [0, 0, 1, 2]))
+
+
+def test_a_tally_reads_a_ledger_that_grows_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    ledger = tmp_path / "grows"
+    ledger.write_bytes(b"d\ts\t0\nd\ts")
+    tally = Tally(ledger)
+    tally.read()
+    with ledger.open("ab") as file:
+        file.write(b"\t1\nd\ts\t2")
+    tally.read()
+    assert tally.noted == 2
+    assert tally.missing({("d", "s"): 2}) == 1
 
 
 @pytest.mark.scenario("RG-05")
@@ -61,7 +64,11 @@ def test_every_number_arrives_once_and_in_order_while_shards_move(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = open_ledger(monkeypatch, tmp_path)
-    load = Load(MESSAGES)
+    load, tally = Load(MESSAGES), Tally(ledger)
+
+    def arrived() -> bool:
+        tally.read()
+        return not tally.missing(load.sent)
 
     async def scenario() -> None:
         async with Processes([Desk], nodes=3, settings=SETTINGS) as cluster:
@@ -75,9 +82,10 @@ def test_every_number_arrives_once_and_in_order_while_shards_move(
                                 group.create_task(load.send(client, f"sender {number}.{task}"))
 
                 await keep_moving(cluster, asyncio.ensure_future(send()))
-                await cluster.wait_until(lambda: load.arrived(ledger))
-            load.compare(ledger)
+                await cluster.wait_until(arrived)
             history = cluster.history()
+        tally.read()
+        assert tally.verdict(load.sent) == Verdict(0, 0, 0, 0)
         judge(history)
         nothing_lost(history)
         # Not in vain: shards moved all the time, mail came back, chains passed draining shards.
@@ -89,52 +97,24 @@ def test_every_number_arrives_once_and_in_order_while_shards_move(
     run(scenario())
 
 
-async def leave_under_load(
-    cluster: Processes, ledger: Path, leaving: list[int], load: Load, busy: str | None = None
-) -> None:
-    """Stop nodes at once in the middle of a load; everything sent before, then and after runs."""
-    async with AsyncExitStack() as stack:
-        senders = await clients(cluster, stack, 2)
-        async with asyncio.TaskGroup() as group:
-            for number, client in enumerate(senders):
-                group.create_task(load.send(client, f"sender {number}"))
-            await cluster.wait_until(lambda: load.left < ENDLESS - 100)
-            if busy is not None:
-                labour = load.number("slow", busy)
-                group.create_task(cluster.ref(Desk, busy).ask(Desk.labour, "slow", labour))
-                later = [load.number("slow", busy) for _ in range(3)]
-                for number in later:
-                    group.create_task(cluster.ref(Desk, busy).ask(Desk.note, "slow", number))
-                await cluster.wait_until(lambda: f"{busy}\tslow" in ledger.read_text("utf-8"))
-            await asyncio.gather(*(cluster.stop(node) for node in leaving))
-            load.left = 100
-        await cluster.wait_until(lambda: load.arrived(ledger) and cluster.settled())
-    load.compare(ledger)
+# RG-10
 
 
 @pytest.mark.scenario("RG-10")
-@pytest.mark.parametrize("who", ["coordinator", "two at once", "slow entity"])
+@pytest.mark.parametrize("who", LEAVERS)
 def test_a_node_that_is_asked_to_leave_takes_nothing_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
     ledger = open_ledger(monkeypatch, tmp_path)
-    load = Load(ENDLESS)
+    busy = "desk-slow"
 
     async def scenario() -> None:
         async with Processes([Desk], nodes=4, settings=SETTINGS) as cluster:
             await cluster.wait_until(lambda: balanced(cluster))
-            leader = cluster.leader()
-            assert leader is not None
-            busy = None
-            if who == "coordinator":
-                leaving = [leader]
-            elif who == "two at once":
-                leaving = [node for node in range(4) if node != leader][:2]
-            else:
-                busy = "desk-slow"
-                leaving = [cluster.owner(Desk, busy)]
+            leaving = leavers(cluster, who, busy)
             gone = [cluster.incarnation(node) for node in leaving]
-            await leave_under_load(cluster, ledger, leaving, load, busy)
+            slow = busy if who == "slow entity" else None
+            await leave_under_load(cluster, ledger, leaving, slow)
             assert cluster.leader() not in (None, *leaving)
             history = cluster.history()
         judge(history)

@@ -39,7 +39,7 @@ from domicile.core.hearsay import Hearsay
 from domicile.core.holds import Holds
 from domicile.core.ids import LEADER_KEY, Incarnation, ShardKey
 from domicile.core.plan import Decision, Move, RoleView, View, plan
-from domicile.core.planning import silent
+from domicile.core.planning import patience_ends, silent
 from domicile.core.reach import UNREACHED, Reach
 from domicile.core.settle import Settle
 from domicile.core.shardmap import Entry
@@ -113,7 +113,7 @@ class Coordinator:
         self._strategy, self._counsel = strategy, Counsel(settings)
         self._listed = self._over = self._dirty = self._balance_due = False
         self._listen_until = self._balance_at = self._reach_at = 0.0
-        self._batch_at = self._armed_at = NEVER
+        self._batch_at = self._armed_at = self._patience_ends_at = NEVER
 
     def step(self, event: Event, now: float) -> tuple[Effect, ...]:
         """Take one event; what is to be done, in order."""
@@ -324,6 +324,7 @@ class Coordinator:
     def _decide(self, now: float) -> list[Effect]:
         self._batch_at = NEVER
         view = self._planned_view(now)
+        self._patience_ends_at = patience_ends(view, now, self._settings)
         if now < self._listen_until and silent(view, now, self._settings.heard_s):
             return []
         effects: list[Effect] = []
@@ -378,12 +379,13 @@ class Coordinator:
         return View(
             self._me, view.nodes, self._hearsay.heard_at, tuple(view.drains), roles,
             self._balance_due, self._strategy, view.target, self._hearsay.known_since(view, now),
+            self._hearsay.departing_since(view, now),
         )  # fmt: skip
 
     def _times(self) -> list[float]:
         """When something besides the look around falls due."""
         times = [self._balance_at, self._batch_at, self._settle.at, self._strikes.at]
-        times += self._holds.times
+        times += [self._patience_ends_at, *self._holds.times]
         return [*times, self._listen_until] if self._dirty else times
 
     def _arm(self) -> list[Effect]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.plan import RoleView
+from domicile.core.planning import departing
 from domicile.core.shardmap import Entry
 from domicile.core.view import StoreView
 
@@ -26,6 +27,7 @@ class Hearsay:
     def __init__(self) -> None:
         self.heard_at: dict[Incarnation, float] = {}
         self._known_since: dict[Incarnation, float] = {}
+        self._departing_since: dict[Incarnation, float] = {}
         self.released: dict[ShardKey, Word] = {}
         self.asked: dict[ShardKey, Word] = {}
         self.floors: dict[ShardKey, int] = {}
@@ -67,6 +69,12 @@ class Hearsay:
         """When this leadership first saw each record."""
         self._known_since = {node: self._known_since.get(node, now) for node in view.nodes}
         return self._known_since
+
+    def departing_since(self, view: StoreView, now: float) -> dict[Incarnation, float]:
+        """When this leadership first saw that each of those who leave or are drained does so."""
+        leaving = departing(view.nodes, view.drains)
+        self._departing_since = {node: self._departing_since.get(node, now) for node in leaving}
+        return self._departing_since
 
     def prune(self, view: StoreView, now: float) -> None:
         """Forget what is no longer about anything stored."""

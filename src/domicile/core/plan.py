@@ -76,6 +76,7 @@ class _Round:
     def __init__(self, view: View, role: str, now: float, settings: Settings) -> None:
         self._view, self._role, self._now, self._settings = view, role, now, settings
         self._part = view.roles[role]
+        self._departing = planning.departing(view.nodes, view.drains)
         up = {
             node: record
             for node, record in view.nodes.items()
@@ -104,7 +105,8 @@ class _Round:
         self._receivers = self._targets if self._willing else {}
         self._open_ids = {pool[node].node: node for node in self._open}
         self._target_ids = {pool[node].node: node for node in self._targets}
-        self._suspicious = max(1, min(SUSPICIOUS, settings.poison_deaths - 1))
+        self._last = max(1, settings.poison_deaths - 1)
+        self._suspicious = min(SUSPICIOUS, self._last)
         self._load: dict[Incarnation, int] = {}
         self._homeless: list[int] = []
         self._serving: list[int] = []
@@ -185,10 +187,6 @@ class _Round:
         if not self._willing:
             return None
         return self._open_ids.get(self._part.wishes.get(shard, ""))
-
-    def _departing(self, node: Incarnation) -> bool:
-        record = self._view.nodes[node]
-        return record.status == "leaving" or record.node in self._view.drains
 
     def _resting(self, shard: int) -> bool:
         return self._now < self._part.resting_until.get(shard, float("-inf"))
@@ -294,7 +292,8 @@ class _Round:
     def _empty(self) -> list[Move]:
         """Leaving and drained nodes give everything away, without a limit."""
         new = self._mixed and planning.fresh(self._view, self._willing, self._now, self._settings)
-        departing = {n: None for n in self._view.nodes if self._departing(n) and not new}
+        waiting = planning.patient(self._view, self._now, self._settings) if new else {}
+        departing = {n: None for n in self._departing if n not in waiting}
         chosen: dict[int, Incarnation] = {}
         rest: list[int] = []
         for shard in self._serving if departing else ():
@@ -325,7 +324,7 @@ class _Round:
                 continue
             owner = self._part.entries[shard].owner
             record = self._view.nodes[owner]
-            if record.status != "up" or self._departing(owner) or self._resting(shard):
+            if record.status != "up" or owner in self._departing or self._resting(shard):
                 continue
             wish = self._wish(shard)
             if wish is not None and not self._at_wish(shard):
@@ -346,7 +345,7 @@ class _Round:
         return reverts
 
     def _pointless(self, shard: int, entry: Entry) -> bool:
-        if self._departing(entry.owner):
+        if entry.owner in self._departing:
             return False
         if self._at_wish(shard):
             return True
@@ -361,7 +360,7 @@ class _Round:
         limit = round_limit(len(entries), settings.balance_limit, settings.balance_shards)
         room = dict.fromkeys(self._receivers, receiver_limit(limit, settings.balance_receiver))
         for shard in (*self._moving, *decided):
-            if not self._departing(entries[shard].owner):
+            if entries[shard].owner not in self._departing:
                 limit -= 1
                 if entries[shard].to in room:
                     room[entries[shard].to] -= 1
@@ -387,12 +386,13 @@ class _Round:
         return moves
 
     def _fixed(self, shard: int) -> bool:
-        """Whether balancing leaves a shard alone: it rests, is at its wish, or is a suspect."""
+        """Whether balancing leaves a shard alone: it rests, is at its wish, or one death from
+        quarantine."""
         part = self._part
         return bool(
             (part.resting_until and self._resting(shard))
             or (part.wishes and self._at_wish(shard))
-            or (part.struck and part.struck.get(shard, 0) >= self._suspicious)
+            or (part.struck and part.struck.get(shard, 0) >= self._last)
         )
 
 

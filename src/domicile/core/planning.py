@@ -5,7 +5,7 @@ Views are made by the coordinator, decisions by `plan`. Data only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from domicile.config import Settings
@@ -58,6 +58,8 @@ class View:
     """The version that operators want; empty: the newest that is there."""
     known_since: Mapping[Incarnation, float] = field(default_factory=dict[Incarnation, float])
     """When each record was first seen; one that is missing is no newcomer."""
+    departing_since: Mapping[Incarnation, float] = field(default_factory=dict[Incarnation, float])
+    """When each departing node was first seen to be one; one that is missing is so for long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,38 @@ def fresh(
         and not heard(view, node, now, settings.heard_s)
         for node, record in willing.items()
     )
+
+
+def patient(view: View, now: float, settings: Settings) -> dict[Incarnation, float]:
+    """Departing nodes that may wait for such a newcomer, and until when.
+
+    The time is one for all newcomers: one that crashes and registers anew, under whatever name,
+    gets no time of its own.
+    """
+    ends = {node: since + settings.heard_s for node, since in view.departing_since.items()}
+    return {node: end for node, end in ends.items() if now < end}
+
+
+def patience_ends(view: View, now: float, settings: Settings) -> float:
+    """When a departing node that may be waiting for a newcomer goes on without it."""
+    if not any(
+        now - view.known_since.get(node, float("-inf")) <= settings.heard_s
+        and not heard(view, node, now, settings.heard_s)
+        for node in view.nodes
+    ):
+        return float("inf")
+    return min(patient(view, now, settings).values(), default=float("inf"))
+
+
+def departing(
+    nodes: Mapping[Incarnation, NodeRecord], drains: Container[str]
+) -> dict[Incarnation, None]:
+    """Nodes that leave or are drained."""
+    return {
+        node: None
+        for node, record in nodes.items()
+        if record.status == "leaving" or record.node in drains
+    }
 
 
 def silent(view: View, now: float, heard_s: float) -> bool:
