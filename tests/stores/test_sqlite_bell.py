@@ -1,4 +1,4 @@
-"""Who is woken by a write: watches hear of commits at once, and of renewals not at all (I8)."""
+"""Who is woken by a write: watches hear of commits at once, and of leases not at all (I8)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from sqlite_lab import until
 
 from domicile.core.txn import Put
 from domicile.stores.sqlite import SqliteStore
@@ -14,7 +15,7 @@ from domicile.stores.sqlite_jobs import Reader
 RENEWALS = 60
 
 
-def test_renewals_wake_no_other_process_and_commits_do(
+def test_grants_and_renewals_wake_no_other_process_and_commits_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
@@ -35,8 +36,9 @@ def test_renewals_wake_no_other_process_and_commits_do(
             await writing.grant("lease", 30.0)
             await asyncio.sleep(0.2)
             looks = 0
-            for _ in range(RENEWALS):
+            for number in range(RENEWALS):
                 await writing.renew("lease")
+                await writing.grant(f"lease-{number}", 30.0)
                 await asyncio.sleep(0.01)
             assert looks < RENEWALS / 4, "but for a look now and then"
             assert not told.done()
@@ -47,4 +49,69 @@ def test_renewals_wake_no_other_process_and_commits_do(
             await writing.close()
 
     monkeypatch.setattr(Reader, "_look", counted)
+    asyncio.run(scenario())
+
+
+def test_what_a_look_has_found_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings, visits, log = 0, 20, Reader.log
+
+    def logged(self: Reader, *args: object) -> object:
+        nonlocal readings
+        readings += 1
+        return log(self, *args)  # type: ignore[arg-type]
+
+    async def scenario() -> None:
+        watching, writing = (SqliteStore(tmp_path / "s.db", by=name) for name in "ab")
+        seen: list[tuple[bytes, bool]] = []
+
+        async def watch() -> None:
+            async for changes in watching.watch(b"clients/", 1):
+                seen.extend((change.key, change.item is not None) for change in changes.changes)
+
+        try:
+            await writing.commit((), (Put(b"k", b"0"),))
+            task = asyncio.ensure_future(watch())
+            await asyncio.sleep(0.2)
+            assert readings == 1
+            for number in range(visits):
+                lease, key = f"lease-{number}", f"clients/{number}".encode()
+                await writing.grant(lease, 30.0)
+                await writing.commit((), (Put(key, b"", lease),))
+                await writing.commit((), (Put(b"nothing", b"to this watch"),))
+                await writing.revoke(lease)
+                await until(lambda so_far=2 * number + 2: len(seen) == so_far)
+            assert seen == [
+                (f"clients/{number}".encode(), there)
+                for number in range(visits)
+                for there in (True, False)
+            ]
+            assert readings <= 2, "one more if the first look came behind the first commits"
+            task.cancel()
+        finally:
+            await watching.close()
+            await writing.close()
+
+    monkeypatch.setattr(Reader, "log", logged)
+    asyncio.run(scenario())
+
+
+def test_a_lease_that_ends_soon_is_known_to_others_in_time(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        watching, writing = (SqliteStore(tmp_path / "s.db", by=name) for name in "ab")
+        try:
+            await writing.commit((), (Put(b"k", b"0"),))
+            watch = aiter(watching.watch(b"", 1))
+            told = asyncio.ensure_future(anext(watch))
+            await asyncio.sleep(0.1)
+            await writing.grant("brief", 0.1)
+            await writing.commit((), (Put(b"k", b"1", "brief"),))
+            await writing.close()
+            assert (await told).changes[0].item is not None
+            assert (await asyncio.wait_for(anext(watch), 5.0)).changes[0].item is None
+        finally:
+            await watching.close()
+            await writing.close()
+
     asyncio.run(scenario())

@@ -203,10 +203,6 @@ LOG = (
     "FROM meta LEFT JOIN change ON change.revision > ? AND change.key >= ?{below} "
     "ORDER BY change.revision, change.n"
 )
-TOUCHED = (
-    f"SELECT {_STATE}, meta.trimmed, change.key "
-    "FROM meta LEFT JOIN change ON change.revision > ? LIMIT ?"
-)
 COMMITS = (
     "SELECT txn.revision, txn.at, txn.by, txn.expiry, change.key, change.value, change.lease "
     "FROM txn JOIN change USING (revision) ORDER BY txn.revision, change.n"
