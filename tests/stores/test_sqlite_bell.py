@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
 from sqlite_lab import until
 
 from domicile.core.txn import Put
+from domicile.stores import sqlite_jobs
 from domicile.stores.sqlite import SqliteStore
 from domicile.stores.sqlite_jobs import Reader
 
@@ -114,4 +116,56 @@ def test_a_lease_that_ends_soon_is_known_to_others_in_time(tmp_path: Path) -> No
             await watching.close()
             await writing.close()
 
+    asyncio.run(scenario())
+
+
+def test_what_nobody_hurries_for_wakes_no_other_process_and_is_seen_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rings: list[str] = []
+    ring = sqlite_jobs.ring_file
+
+    def rung(path: Path) -> None:
+        rings.append(path.name)
+        ring(path)
+
+    async def scenario() -> None:
+        watching, writing = (
+            SqliteStore(tmp_path / "s.db", by=name, unhurried=b"clients/") for name in "ab"
+        )
+        seen: list[bytes] = []
+
+        async def watch() -> None:
+            async for changes in watching.watch(b"", 1):
+                seen.extend(change.key for change in changes.changes)
+
+        async def rings_of(awaitable: Awaitable[object]) -> int:
+            before = len(rings)
+            await awaitable
+            return len(rings) - before
+
+        try:
+            await writing.commit((), (Put(b"k", b"0"),))
+            task = asyncio.ensure_future(watch())
+            await until(lambda: bool(watching._reader._hears))
+            await writing.grant("lease", 30.0)
+            come = writing.commit((), (Put(b"clients/1", b"", "lease"),))
+            assert await rings_of(come) == 0
+            assert await rings_of(writing.revoke("lease")) == 0
+            await until(lambda: seen == [b"clients/1"] * 2)
+            await writing.grant("lease", 30.0)
+            both = writing.commit((), (Put(b"clients/2", b"", "lease"), Put(b"k", b"1")))
+            assert await rings_of(both) == 1
+            beyond = writing.commit((), (Put(b"clients0", b""),))
+            assert await rings_of(beyond) == 1
+            before = writing.commit((), (Put(b"clients", b"", "lease"),))
+            assert await rings_of(before) == 1
+            assert await rings_of(writing.revoke("lease")) == 1, "the other key goes, too"
+            await until(lambda: len(seen) == 8)
+            task.cancel()
+        finally:
+            await watching.close()
+            await writing.close()
+
+    monkeypatch.setattr(sqlite_jobs, "ring_file", rung)
     asyncio.run(scenario())

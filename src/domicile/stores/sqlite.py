@@ -105,7 +105,9 @@ class SqliteStore:
     """Implements `domicile.ports.store.Store` on a file. Nothing happens before the first call.
 
     `by` names this process in the file's log, which keeps the newest `kept_commits`. A call ends
-    within about `op_timeout_s`. `elapsed` replaces the machine's clock in tests.
+    within about `op_timeout_s`. `elapsed` replaces the machine's clock in tests. Commits that
+    concern keys under `unhurried` alone wake no other process: its watches find them with the next
+    one, or within a second or so, in order as ever (I8).
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class SqliteStore:
         op_timeout_s: float = 5.0,
         elapsed: Callable[[], float] | None = None,
         meter: Meter | None = None,
+        unhurried: bytes = b"",
     ) -> None:
         if kept_commits < 1:
             raise ValueError(f"kept_commits is {kept_commits}; keep at least one commit")
@@ -127,7 +130,7 @@ class SqliteStore:
         self._meter = NoMeter() if meter is None else meter
         self._known = Known(path, self._noticed)
         self._generation = 0
-        self._writer = Writer(path, self._known, by, kept_commits, elapsed or elapsed_s)
+        self._writer = Writer(path, self._known, by, kept_commits, elapsed or elapsed_s, unhurried)
         self._reader = Reader(path, self._known, self, op_timeout_s, elapsed)
         self._desks: tuple[Desk, Desk] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -30,10 +30,12 @@ from domicile.stores.sqlite_file import (
 from domicile.stores.sqlite_schema import (
     CALLS,
     GET,
+    HURRIED,
     LIST,
     LOG,
     OUTCOME,
     PREPARE,
+    above,
     ranged,
 )
 from domicile.stores.sqlite_threads import Bell, ring_file
@@ -118,9 +120,16 @@ class Writer:
     boot = ""
 
     def __init__(
-        self, path: Path, known: Known, by: str, kept: int, elapsed: Callable[[], float]
+        self,
+        path: Path,
+        known: Known,
+        by: str,
+        kept: int,
+        elapsed: Callable[[], float],
+        unhurried: bytes,
     ) -> None:
         self.by = by
+        self._unhurried = unhurried
         self.handle = Handle(path, known, PREPARE)
         self._bell = path.with_name(path.name + BELL)
         self._known = known
@@ -165,9 +174,20 @@ class Writer:
         # Whoever writes may find something expired, which is a commit (S3). Nobody watches for
         # anything else, but a lease that ends before others look by themselves is to be known.
         brief = name == "grant" and (result.ttl_s or 0.0) <= IDLE_LOOK_S
-        if result.revision > floor or brief:
+        if brief or (result.revision > floor and self._hurried(connection, floor)):
             ring_file(self._bell)
         return result
+
+    def _hurried(self, connection: Database, since: int) -> bool:
+        """Whether others should hear at once of what was committed after a revision."""
+        if not self._unhurried:
+            return True
+        prefix = self._unhurried
+        try:
+            ((hurried,),) = connection.rows(HURRIED, (since, prefix, above(prefix)))
+        except apsw.Error:
+            return True
+        return bool(hurried)
 
 
 class Reader:

@@ -203,6 +203,10 @@ LOG = (
     "FROM meta LEFT JOIN change ON change.revision > ? AND change.key >= ?{below} "
     "ORDER BY change.revision, change.n"
 )
+HURRIED = (
+    "SELECT EXISTS (SELECT 1 FROM change "
+    "WHERE revision > ? AND NOT (key >= ? AND key < coalesce(?, x'')))"
+)
 COMMITS = (
     "SELECT txn.revision, txn.at, txn.by, txn.expiry, change.key, change.value, change.lease "
     "FROM txn JOIN change USING (revision) ORDER BY txn.revision, change.n"
