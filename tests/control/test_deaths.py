@@ -285,9 +285,11 @@ def test_a_client_that_died_is_buried_at_once_and_its_proof_let_go(lookout: Look
     async def test() -> None:
         await register(lookout, C, D)
         lookout.oracle.says[C] = Verdict.DEAD
+        lookout.oracle.asked.clear()
         lookout.deaths.parted(C)
         await asyncio.sleep(PROBE_S / 4)
         assert await lookout.store.get(client_key(C)) is None
+        assert set(lookout.oracle.asked) == {C}
         assert await lookout.store.get(client_key(D)) is not None
         assert lookout.oracle.gone == [True]
         lookout.oracle.says[A] = Verdict.DEAD

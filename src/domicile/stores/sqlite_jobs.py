@@ -171,10 +171,9 @@ class Writer:
         # Written to a file that was replaced meanwhile, it is lost (S5).
         self.handle.check_place()
         known.saw(history, result.revision, floor)
-        # Whoever writes may find something expired, which is a commit (S3). Nobody watches for
-        # anything else, but a lease that ends before others look by themselves is to be known.
-        brief = name == "grant" and (result.ttl_s or 0.0) <= IDLE_LOOK_S
-        if brief or (result.revision > floor and self._hurried(connection, floor)):
+        # Leases alone concern nobody, but whoever writes may find something expired, which is a
+        # commit (S3).
+        if result.revision > floor and self._hurried(connection, floor):
             ring_file(self._bell)
         return result
 
