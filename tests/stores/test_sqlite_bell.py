@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 from sqlite_lab import until
 
+from domicile import Settings
+from domicile.core.ids import Incarnation, client_key, node_key
 from domicile.core.txn import Put
 from domicile.stores import sqlite_jobs
 from domicile.stores.sqlite import SqliteStore
 from domicile.stores.sqlite_jobs import Reader
+from domicile.wiring import backends
 
 RENEWALS = 60
+ONE = Incarnation("1" * 32)
 
 
 def test_grants_and_renewals_wake_no_other_process_and_commits_do(
@@ -168,4 +172,25 @@ def test_what_nobody_hurries_for_wakes_no_other_process_and_is_seen_all_the_same
             await writing.close()
 
     monkeypatch.setattr(sqlite_jobs, "ring_file", rung)
+    asyncio.run(scenario())
+
+
+def test_records_of_clients_are_what_nobody_hurries_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rings: list[Path] = []
+
+    async def scenario() -> None:
+        url = f"sqlite:///{tmp_path / 's.db'}"
+        store = backends(url, cluster="a-cluster", settings=Settings()).store
+        try:
+            await store.grant("lease", 30.0)
+            for key, rung in ((client_key(ONE), 0), (node_key(ONE), 1)):
+                rings.clear()
+                await store.commit((), (Put(key, b"", "lease"),))
+                assert len(rings) == rung
+        finally:
+            await store.close()
+
+    monkeypatch.setattr(sqlite_jobs, "ring_file", rings.append)
     asyncio.run(scenario())
