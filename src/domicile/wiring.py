@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from domicile.config import Settings
 from domicile.control.clock import SystemClock
+from domicile.core.ids import CLIENTS
 from domicile.entity.blocking import WorkerThreads
 from domicile.errors import ConfigError
 from domicile.life import Backends
@@ -155,7 +156,14 @@ def backends(
     path = sqlite_path(store)
     return Backends(
         store=Namespace(
-            SqliteStore(path, by=by, op_timeout_s=settings.op_timeout_s, meter=meter), cluster
+            SqliteStore(
+                path,
+                by=by,
+                op_timeout_s=settings.op_timeout_s,
+                meter=meter,
+                unhurried=f"{cluster}/".encode() + CLIENTS,
+            ),
+            cluster,
         ),
         transport=_sockets(listen, advertise, settings, meter, bool(token)),
         journal=MemoryJournal() if journal is not None else None,

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from domicile import ConfigError, Entity, Node, Settings, handler
-from domicile.control.deaths import EVIDENCE_S, PROBE_S, Deaths, check_fencing, let_go
+from domicile.control.deaths import EVIDENCE_S, Deaths, check_fencing, let_go
 from domicile.core.deaths import burial
 from domicile.core.ids import LEADER_KEY, Incarnation, client_key, dead_key, node_key
+from domicile.core.lookout import PROBE_S
 from domicile.core.members import Members
 from domicile.core.records import ClientRecord, LeaderRecord, NodeRecord, encode_record
 from domicile.core.txn import At, Delete, Item, Listing, Present, Put
@@ -134,8 +135,9 @@ class Lookout:
         self.oracle = Oracle()
         self.members = Members()
         self.deaths = Deaths(
-            store=self.store, health=self.oracle, meter=self.history, settings=settings,
-            members=self.members, me=B, lease="mine", guard=lambda: True,
+            store=self.store, health=self.oracle, clock=SimClock(self.world, self.loop),
+            meter=self.history, settings=settings, members=self.members, me=B,
+            lease="mine", guard=lambda: True,
         )  # fmt: skip
 
     def run(self, test: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -243,6 +245,70 @@ def test_without_a_lease_the_evidence_gets_one_of_its_own() -> None:
         assert await lookout.store.get(dead_key(A)) is not None
         await asyncio.sleep(EVIDENCE_S)
         assert await lookout.store.get(dead_key(A)) is None, "it is kept for ever (I6)"
+
+    lookout.run(test)
+
+
+# clients, of which many come and go
+
+
+C, D = Incarnation("c"), Incarnation("d")
+
+
+async def register(lookout: Lookout, *clients: Incarnation) -> None:
+    """Records of clients, as this node's watch shows them."""
+    for one in clients:
+        put = Put(client_key(one), encode_record(ClientRecord(one)))
+        await lookout.store.commit((), (put,))
+    lookout.members.relist(await lookout.store.list(b""))
+
+
+def test_a_client_that_parts_is_looked_at_and_nobody_else(lookout: Lookout) -> None:
+    async def test() -> None:
+        await register(lookout, C, D)
+        lookout.oracle.asked.clear()
+        lookout.deaths.parted(C)
+        await asyncio.sleep(PROBE_S / 4)
+        assert set(lookout.oracle.asked) == {C}
+        lookout.oracle.asked.clear()
+        lookout.deaths.parted(Incarnation("stranger"))
+        await asyncio.sleep(PROBE_S / 4)
+        assert lookout.oracle.asked == []
+        lookout.deaths.parted(A)
+        await asyncio.sleep(PROBE_S / 4)
+        assert set(lookout.oracle.asked) == {A, C, D}, "a node may not have died alone"
+
+    lookout.run(test)
+
+
+def test_a_client_that_died_is_buried_at_once_and_its_proof_let_go(lookout: Lookout) -> None:
+    async def test() -> None:
+        await register(lookout, C, D)
+        lookout.oracle.says[C] = Verdict.DEAD
+        lookout.oracle.asked.clear()
+        lookout.deaths.parted(C)
+        await asyncio.sleep(PROBE_S / 4)
+        assert await lookout.store.get(client_key(C)) is None
+        assert set(lookout.oracle.asked) == {C}
+        assert await lookout.store.get(client_key(D)) is not None
+        assert lookout.oracle.gone == [True]
+        lookout.oracle.says[A] = Verdict.DEAD
+        lookout.deaths.parted(A)
+        await asyncio.sleep(PROBE_S / 4)
+        assert not await lookout.stands()
+        assert lookout.oracle.gone == [True], "that of a node is needed if the store is put back"
+
+    lookout.run(test)
+
+
+def test_clients_that_come_and_go_do_not_put_off_the_look_at_everybody(lookout: Lookout) -> None:
+    async def test() -> None:
+        await register(lookout, C)
+        lookout.oracle.says[A] = Verdict.DEAD
+        for _ in range(100):
+            lookout.deaths.parted(C)
+            await asyncio.sleep(PROBE_S / 80)
+        assert not await lookout.stands()
 
     lookout.run(test)
 

@@ -17,7 +17,7 @@ import pytest
 from domicile.core.ids import Incarnation
 from domicile.errors import StoreUnavailable
 from domicile.ports.health import Health, Verdict
-from domicile.stores.locks import FileLocks
+from domicile.stores.locks import LISTED_AT_ONCE, SWEPT_AT_ONCE, FileLocks
 
 ONE, TWO = Incarnation("1" * 32), Incarnation("2" * 32)
 
@@ -185,3 +185,71 @@ def test_a_sweep_removes_the_long_dead_alone(tmp_path: Path) -> None:
         assert locks.sweep(older_than_s=-60.0) == 1
     assert [path.name for path in tmp_path.iterdir()] == [TWO]
     locks.let_go(TWO)
+
+
+def dead(directory: Path, count: int) -> list[Path]:
+    """Lock files that nobody holds, as killed processes leave them."""
+    made: list[Path] = []
+    for number in range(count):
+        path = directory / f"{number * (16**32 // count):032x}"
+        path.touch()
+        path.write_text(f"{path.stat().st_ino} 1\n", encoding="ascii")
+        made.append(path)
+    return made
+
+
+def test_a_sweep_looks_at_few_however_many_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probed: list[str] = []
+    probe = FileLocks._probe  # pyright: ignore[reportPrivateUsage]
+
+    def counted(self: FileLocks, path: str) -> Verdict:
+        probed.append(path)
+        return probe(self, path)
+
+    monkeypatch.setattr(FileLocks, "_probe", counted)
+    dead(tmp_path, LISTED_AT_ONCE + 500)
+    locks = FileLocks(tmp_path)
+    for held in (ONE, TWO):
+        probed.clear()
+        locks.hold(held)
+        assert len(probed) <= SWEPT_AT_ONCE
+        assert all(Path(path).name > held for path in probed), "those behind the own name"
+        locks.let_go(held)
+
+
+def test_in_time_all_that_died_long_ago_are_swept(tmp_path: Path) -> None:
+    count = 5 * SWEPT_AT_ONCE
+    long_dead = dead(tmp_path, count)
+    first, locks = FileLocks(tmp_path), FileLocks(tmp_path)
+    fresh = Incarnation("8" * 32)
+    first.hold(fresh)
+    for number in range(2 * count):
+        after = f"{number * (16**32 // (2 * count)):032x}"
+        assert locks.sweep(after=after) == 0, "not before a day has passed since they were found"
+    assert not [path for path in long_dead if path.stat().st_mode & 0o200], "all were found"
+    yesterday = time.time() - 90_000
+    for path in long_dead:
+        os.utime(path, (yesterday, yesterday))
+    swept = 0
+    for number in range(count):
+        swept += locks.sweep(after=f"{number * (16**32 // count):032x}")
+    assert swept == count
+    assert [path.name for path in tmp_path.iterdir()] == [fresh]
+    first.let_go(fresh)
+
+
+def test_the_proof_of_a_dead_one_that_left_no_record_is_removed_and_no_other(
+    tmp_path: Path,
+) -> None:
+    locks = FileLocks(tmp_path)
+    with holder(tmp_path, ONE) as process:
+        locks.let_go(ONE)
+        assert locks.verdict(ONE) is Verdict.ALIVE, "nobody can let go for one that lives"
+        process.kill()
+        process.wait()
+        locks.let_go(ONE, gone=False)
+        assert locks.verdict(ONE) is Verdict.DEAD
+        locks.let_go(ONE)
+        assert list(tmp_path.iterdir()) == []

@@ -14,21 +14,16 @@ from contextlib import suppress
 from domicile.config import Settings
 from domicile.core.deaths import burial
 from domicile.core.ids import Incarnation
+from domicile.core.lookout import PARTED_S, Lookout
 from domicile.core.members import Members
 from domicile.core.txn import Committed, Conflict
 from domicile.errors import ConfigError, StoreError
+from domicile.ports.clock import Clock
 from domicile.ports.health import Health, Verdict
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
 
 log = logging.getLogger("domicile")
-
-PROBE_S = 1.0
-"""How often each known incarnation is looked at."""
-
-SOON_S = (0.0, 0.01, 0.05, 0.1)
-"""When to look once a connection broke: sockets and locks of a dead process go one by one."""
-
 
 EVIDENCE_S = 86_400.0
 """How long evidence is kept where its finder has no lease to attach it to."""
@@ -60,6 +55,7 @@ class Deaths:
         *,
         store: Store,
         health: Health,
+        clock: Clock,
         meter: Meter,
         settings: Settings,
         members: Members,
@@ -67,31 +63,55 @@ class Deaths:
         lease: str,
         guard: Callable[[], bool],
     ) -> None:
-        self._store, self._health, self._meter = store, health, meter
+        self._store, self._health, self._clock, self._meter = store, health, clock, meter
         self._settings, self._members = settings, members
         self._me, self._lease, self._guard = me, lease, guard
         self._buried: dict[Incarnation, None] = {}
+        self._parted: dict[Incarnation, None] = {}
         self._failing = False
-        self._soon = 0
+        self._lookout = Lookout(me)
         self._woken = asyncio.Event()
 
     def look_soon(self) -> None:
-        """A connection broke: that may be the first sign of a death."""
-        self._soon = len(SOON_S)
+        """There is a sign of a death: look at everybody."""
+        self._lookout.alarm()
         self._woken.set()
+
+    def parted(self, incarnation: Incarnation) -> None:
+        """A connection broke: that may be the first sign of a death."""
+        if incarnation in self._members.nodes:
+            self.look_soon()
+        elif incarnation in self._members.clients and incarnation not in self._parted:
+            self._parted[incarnation] = None
+            self._look_at(incarnation, PARTED_S)
 
     def suspect(self, incarnation: Incarnation) -> None:
         """Somebody gets no answer from it (SM-08): if it is dead, bury it at once."""
-        if incarnation in self._known() and self._verdict(incarnation) is Verdict.DEAD:
+        if self._known(incarnation) and self._verdict(incarnation) is Verdict.DEAD:
             self.look_soon()
 
     async def run(self) -> None:
         """Until cancelled, or this incarnation may act no more."""
         while self._guard():
-            for incarnation in self._known():
+            for incarnation in self._due():
                 if self._verdict(incarnation) is Verdict.DEAD:
                     await self._bury(incarnation)
             await self._rest()
+
+    def _look_at(self, client: Incarnation, after_s: tuple[float, ...]) -> None:
+        """Later, and only if it has not left by then: most do, and that must cost nothing (I8)."""
+        at = self._clock.now() + after_s[0]
+        self._clock.call_at(at, lambda: self._look_now(client, after_s[1:]))
+
+    def _look_now(self, client: Incarnation, after_s: tuple[float, ...]) -> None:
+        if client in self._members.clients and self._guard():
+            if self._verdict(client) is Verdict.DEAD:
+                self._lookout.suspect(client)
+                self._woken.set()
+            elif after_s:
+                self._look_at(client, after_s)
+                return
+        self._parted.pop(client, None)
 
     def _verdict(self, incarnation: Incarnation) -> Verdict:
         try:
@@ -111,19 +131,23 @@ class Deaths:
             return f"its health port calls it dead, but can't say why ({error})"
 
     async def _rest(self) -> None:
-        rest_s = PROBE_S
-        if self._soon:
-            rest_s = SOON_S[len(SOON_S) - self._soon]
-            self._soon -= 1
+        rest_s = self._lookout.rest_s(self._clock.now())
         self._woken.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(rest_s):
                 await self._woken.wait()
 
-    def _known(self) -> list[Incarnation]:
-        known = [*self._members.nodes, *self._members.clients]
-        self._buried = {one: None for one in self._buried if one in known}
-        return [one for one in known if one != self._me and one not in self._buried]
+    def _due(self) -> list[Incarnation]:
+        members = self._members
+        due = self._lookout.due(members.nodes, members.clients, self._clock.now())
+        self._buried = {one: None for one in self._buried if self._registered(one)}
+        return [one for one in due if one not in self._buried]
+
+    def _known(self, one: Incarnation) -> bool:
+        return one != self._me and one not in self._buried and self._registered(one)
+
+    def _registered(self, one: Incarnation) -> bool:
+        return one in self._members.nodes or one in self._members.clients
 
     async def _bury(self, dead: Incarnation) -> None:
         record = self._members.nodes.get(dead)
@@ -137,6 +161,9 @@ class Deaths:
             return  # the next look tries again
         if isinstance(outcome, Committed):
             self._buried[dead] = None
+            if record is None:
+                # Nobody needs the proof any more; that of a node serves a store put back, too (S5).
+                let_go(self._health, dead, gone=True)
             self._meter.count("node.dead")
             name = "a client" if record is None else f"node {record.node}"
             log.warning("%s is dead (%s); its shards are free at once", name, evidence)

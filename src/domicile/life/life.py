@@ -288,8 +288,9 @@ class Life:
 
     def _look_out(self, health: Health) -> Deaths:
         return Deaths(
-            store=self._backends.store, health=health, meter=self._backends.meter,
-            settings=self._plan.settings, members=self._members, me=self.me,
+            store=self._backends.store, health=health, clock=self._backends.clock,
+            meter=self._backends.meter, settings=self._plan.settings, members=self._members,
+            me=self.me,
             lease=self.member.lease_id, guard=self.member.guard,
         )  # fmt: skip
 
@@ -472,7 +473,7 @@ class Life:
     def on_disconnected(self, peer: Incarnation) -> None:
         """A connection broke: perhaps its other end died (L6)."""
         if self._deaths is not None:
-            self._deaths.look_soon()
+            self._deaths.parted(peer)
 
     def on_link_gone(self, link: LinkKey) -> None:
         """An incoming link's state was dropped."""

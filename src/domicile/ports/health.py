@@ -34,7 +34,8 @@ class Health(Protocol):
         """That incarnation has stopped everything for good.
 
         `gone`: its record is gone, too. Otherwise others must from now on judge it `DEAD`, so
-        that they remove the record.
+        that they remove the record. Also said of a dead client by the node that removed its
+        record: nobody needs the proof any more.
         """
         ...
 

@@ -15,7 +15,9 @@ import secrets
 import stat
 import time
 import weakref
+from bisect import bisect_right
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from domicile.core.ids import Incarnation
@@ -25,6 +27,11 @@ from domicile.ports.health import Verdict
 SWEEP_AFTER_S = 86_400.0
 """How long a proof of death stays after it was first seen: the record that it frees, which has no
 lease under `fencing = "health"`, may be that of a cluster that is not running now (C9)."""
+
+SWEPT_AT_ONCE = 32
+LISTED_AT_ONCE = 4_096
+"""I6: of how many files a sweep reads the names, and how many of them it looks at, whatever has
+piled up. Each begins elsewhere, and those it removes make room for others to be read."""
 
 _READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
 _MAKE = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
@@ -62,12 +69,16 @@ class FileLocks:
                 "process has died; see that its directory can be written to and has room"
             ) from error
         self._held[incarnation] = descriptor
-        self.sweep()
+        # Names are random, so each incarnation sweeps at another place.
+        self.sweep(after=incarnation)
 
     def let_go(self, incarnation: Incarnation, *, gone: bool = True) -> None:
         """As `Health.let_go`: a file that stays behind unlocked is the proof."""
         descriptor = self._held.pop(incarnation, None)
         if descriptor is None:
+            if gone and self.verdict(incarnation) is Verdict.DEAD:
+                with suppress(OSError):
+                    (self._directory / incarnation).unlink()
             return
         try:
             with suppress(OSError):
@@ -85,7 +96,7 @@ class FileLocks:
         # Where a file system makes POSIX locks of these, a probe would drop this process's own.
         if any(incarnation in locks._held for locks in _all):
             return Verdict.ALIVE
-        return self._probe(self._directory / incarnation)
+        return self._probe(f"{self._directory}/{incarnation}")
 
     def evidence(self, incarnation: Incarnation) -> str:
         """As `Health.evidence`."""
@@ -96,15 +107,14 @@ class FileLocks:
             return f"the lock on {path} can be taken: whoever held it has stopped for good"
         return f"the lock on {path} can be taken: process {pid}, which held it, has ended"
 
-    def sweep(self, older_than_s: float = SWEEP_AFTER_S) -> int:
-        """Remove the lock files of those who were found dead long ago; how many."""
+    def sweep(self, older_than_s: float = SWEEP_AFTER_S, *, after: str = "") -> int:
+        """Remove lock files of those who were found dead long ago; how many.
+
+        Looks at a few only, those whose names come after `after` and then the first ones.
+        """
         limit = time.time() - older_than_s
         removed = 0
-        try:
-            paths = sorted(self._directory.iterdir())
-        except OSError:
-            return 0
-        for path in paths:
+        for path in self._some(after):
             if self.verdict(Incarnation(path.name)) is not Verdict.DEAD:
                 continue
             with suppress(OSError):
@@ -117,7 +127,17 @@ class FileLocks:
                     removed += 1
         return removed
 
-    def _probe(self, path: Path) -> Verdict:
+    def _some(self, after: str) -> list[Path]:
+        try:
+            with os.scandir(self._directory) as entries:
+                names = sorted([entry.name for entry in islice(entries, LISTED_AT_ONCE)])
+        except OSError:
+            return []
+        first = bisect_right(names, after)
+        some = (names[first:] + names[:first])[:SWEPT_AT_ONCE]
+        return [self._directory / name for name in some]
+
+    def _probe(self, path: str) -> Verdict:
         try:
             descriptor = os.open(path, _READ)
         except OSError:

@@ -49,7 +49,8 @@ from domicile.stores.sqlite_file import (
     elapsed_s,
     explain,
 )
-from domicile.stores.sqlite_jobs import Log, Reader, Result, Writer
+from domicile.stores.sqlite_jobs import Log, News, Reader, Result, Writer
+from domicile.stores.sqlite_recent import Recent
 from domicile.stores.sqlite_schema import COMMITS, packed
 from domicile.stores.sqlite_threads import Desk
 
@@ -59,6 +60,9 @@ T = TypeVar("T")
 
 KEPT_COMMITS = 10_000
 READ_S = 5.0
+REST_S = 1.0
+"""How long after the last watch left the reading thread goes on to look for changes."""
+
 GRACE_S = 0.25
 """How much longer than `op_timeout_s` a caller waits for a statement that is stuck in the disk."""
 
@@ -101,7 +105,9 @@ class SqliteStore:
     """Implements `domicile.ports.store.Store` on a file. Nothing happens before the first call.
 
     `by` names this process in the file's log, which keeps the newest `kept_commits`. A call ends
-    within about `op_timeout_s`. `elapsed` replaces the machine's clock in tests.
+    within about `op_timeout_s`. `elapsed` replaces the machine's clock in tests. Commits that
+    concern keys under `unhurried` alone wake no other process: its watches find them with the next
+    one, or within a second or so, in order as ever (I8).
     """
 
     def __init__(
@@ -113,6 +119,7 @@ class SqliteStore:
         op_timeout_s: float = 5.0,
         elapsed: Callable[[], float] | None = None,
         meter: Meter | None = None,
+        unhurried: bytes = b"",
     ) -> None:
         if kept_commits < 1:
             raise ValueError(f"kept_commits is {kept_commits}; keep at least one commit")
@@ -123,13 +130,15 @@ class SqliteStore:
         self._meter = NoMeter() if meter is None else meter
         self._known = Known(path, self._noticed)
         self._generation = 0
-        self._writer = Writer(path, self._known, by, kept_commits, elapsed or elapsed_s)
+        self._writer = Writer(path, self._known, by, kept_commits, elapsed or elapsed_s, unhurried)
         self._reader = Reader(path, self._known, self, op_timeout_s, elapsed)
         self._desks: tuple[Desk, Desk] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
         self._closed = False
         self._watches: dict[_Watch, None] = {}
+        self._recent = Recent()
+        self._resting = False
 
     async def get(self, key: bytes) -> Item | None:
         """As `Store.get`."""
@@ -264,20 +273,32 @@ class SqliteStore:
         """A watch has seen all; it is told of what comes."""
         _, reader = self._open()
         self._watches[watch] = None
-        self._reader.watched = True
-        if len(self._watches) == 1:
+        if not self._reader.watched:
+            self._reader.watched = True
             reader.nudge()
 
     def leave(self, watch: _Watch) -> None:
         """A watch waits no more."""
         self._watches.pop(watch, None)
+        if not (self._watches or self._resting or self._loop is None or self._loop.is_closed()):
+            # Not yet: most come back in this turn, and the reading thread need not hear of that.
+            self._resting = True
+            self._loop.call_later(REST_S, self._rest)
+
+    def _rest(self) -> None:
+        self._resting = False
         self._reader.watched = bool(self._watches)
+
+    def recent(self, prefix: bytes, seen: int, generation: int) -> Log | None:
+        """As `look`, without a reading, if the last looks tell; else None."""
+        current = generation == self._generation
+        return self._recent.after(prefix, seen, generation) if current else None
 
     # The following four are called by the threads.
 
-    def changed(self, since: int, upto: int, keys: frozenset[bytes] | None) -> None:
-        """These keys changed; None: too many to say."""
-        self._soon(partial(self._wake, since, upto, keys))
+    def changed(self, news: News) -> None:
+        """There are commits since the last look."""
+        self._soon(partial(self._wake, news))
 
     def expire(self) -> Future[Result]:
         """Something is due."""
@@ -305,9 +326,10 @@ class SqliteStore:
             if not self._loop.is_closed():
                 raise
 
-    def _wake(self, since: int, upto: int, keys: frozenset[bytes] | None) -> None:
+    def _wake(self, news: News) -> None:
+        self._recent.add(news)
         for watch in tuple(self._watches):
-            watch.changed(since, upto, keys)
+            watch.changed()
 
     def _break(self, error: StoreError) -> None:
         self._meter.count("store.watches_broken", len(self._watches))
@@ -338,6 +360,7 @@ class _Watch:
         self._seen = seen
         self._generation = generation
         self._found: deque[Changes] = deque()
+        self._follows = False
         self._missed = False
         self._error: StoreError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -360,18 +383,23 @@ class _Watch:
         return found
 
     async def _look(self) -> None:
-        """Read, and if there is nothing new wait until it pays to read again."""
+        """Take what is new, and if there is nothing wait until there may be something."""
         self._check()
         self._missed = False
         self._store.wait(self)
         try:
-            found = await self._store.read(
-                self._store.look(self._prefix, self._seen), self._generation
-            )
-            if not (found.changes or self._missed or self._error):
+            # The first time from the file, which knows best what it has forgotten.
+            found = self._recent() if self._follows else None
+            if found is None:
+                found = await self._store.read(
+                    self._store.look(self._prefix, self._seen), self._generation
+                )
+                self._follows = True
+            if not found.changes:
                 self._seen = found.upto
-                self._waiter = asyncio.get_running_loop().create_future()
-                await self._waiter
+                if not (self._missed or self._error):
+                    self._waiter = asyncio.get_running_loop().create_future()
+                    await self._waiter
         except StoreError as error:
             self._error = self._error or error
             raise
@@ -381,21 +409,27 @@ class _Watch:
         self._check()
         self._found.extend(found.changes)
 
+    def _recent(self) -> Log | None:
+        return self._store.recent(self._prefix, self._seen, self._generation)
+
     def _check(self) -> None:
         if self._error is not None:
             # A new object each time: raising one twice would chain its tracebacks.
             raise type(self._error)(*self._error.args)
 
-    def changed(self, since: int, upto: int, keys: frozenset[bytes] | None) -> None:
-        """Look again if that concerns this watch; else it counts as seen, and may be compacted."""
-        concerned = keys is None or any(key.startswith(self._prefix) for key in keys)
+    def changed(self) -> None:
+        """Go on if that concerns this watch; else it counts as seen, and may be compacted."""
         if self._waiter is None:
             self._missed = True
-        elif concerned or self._seen < since:
-            if not self._waiter.done():
-                self._waiter.set_result(None)
+            return
+        if self._waiter.done():
+            return
+        found = self._recent()
+        if found is None or found.changes:
+            self._found.extend(() if found is None else found.changes)
+            self._waiter.set_result(None)
         else:
-            self._seen = max(self._seen, upto)
+            self._seen = found.upto
 
     def break_off(self, error: StoreError) -> None:
         """End with an error, now and ever after."""

@@ -165,7 +165,8 @@ class Handle:
 
     def __init__(self, path: Path, known: Known, prepare: str = "") -> None:
         self.connection: Database | None = None
-        self._generation = 0
+        self.generation = 0
+        """How many rewinds were known when it was opened."""
         self._path = path
         self._known = known
         self._prepare = prepare
@@ -179,11 +180,11 @@ class Handle:
                 f"the store {self._path} had no time for this: earlier calls take too long; "
                 "look at the load of its disk, then try again"
             )
-        if self._generation != self._known.generation:
+        if self.generation != self._known.generation:
             self.drop()
         self.check_place()
         if self.connection is None:
-            self._generation = self._known.generation
+            self.generation = self._known.generation
             try:
                 self.connection = self._open(deadline)
             except ConfigError as error:
@@ -209,11 +210,11 @@ class Handle:
         else:
             return
         self.drop()
-        self._known.rewind(self._generation, why)
+        self._known.rewind(self.generation, why)
 
     def drop_old(self) -> None:
         """Close a connection from before the last rewind: SQLite shares its -shm file."""
-        if self._generation != self._known.generation:
+        if self.generation != self._known.generation:
             self.drop()
 
     def _look_beside(self) -> tuple[tuple[int, int] | None, ...]:

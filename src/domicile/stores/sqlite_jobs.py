@@ -30,20 +30,18 @@ from domicile.stores.sqlite_file import (
 from domicile.stores.sqlite_schema import (
     CALLS,
     GET,
+    HURRIED,
     LIST,
     LOG,
     OUTCOME,
     PREPARE,
-    TOUCHED,
+    above,
     ranged,
 )
 from domicile.stores.sqlite_threads import Bell, ring_file
 
 BATCH_ROWS = 256
-"""About how many changes a watch reads at once."""
-
-TOUCHED_ROWS = 1_000
-"""With more changes than this at once, all watches look, instead of those concerned."""
+"""About how many changes are read at once; if there are more, each watch reads for itself."""
 
 LOOK_S = 0.02
 """How often watches look for changes where the system does not tell of writes to the file."""
@@ -55,8 +53,6 @@ BELL = "-bell"
 """What the name of the file ends with that is written to after each commit. Not the -wal file: a
 renewal is written there, too, and would wake every process for each lease of every other (I8)."""
 
-SILENT = ("renew",)
-"""Writes that nobody watches for."""
 
 # Errors that say that the statement did nothing. After others the disk may hold the commit (S1).
 _REFUSALS = (
@@ -88,11 +84,25 @@ class Log(NamedTuple):
     upto: int
 
 
+class News(NamedTuple):
+    """What a look found: all changes between two revisions, or None: too many to say.
+
+    The file forgot those up to `trimmed`. `generation` counts the rewinds that were known to who
+    looked (S5).
+    """
+
+    since: int
+    upto: int
+    changes: list[Changes] | None
+    trimmed: int
+    generation: int
+
+
 class Lookout(Protocol):
     """Who is told by the reading thread. Each call returns at once."""
 
-    def changed(self, since: int, upto: int, keys: frozenset[bytes] | None) -> None:
-        """These keys changed between two revisions; None: too many to say."""
+    def changed(self, news: News) -> None:
+        """There are commits since the last look."""
         ...
 
     def broken(self, error: StoreError) -> None:
@@ -110,9 +120,16 @@ class Writer:
     boot = ""
 
     def __init__(
-        self, path: Path, known: Known, by: str, kept: int, elapsed: Callable[[], float]
+        self,
+        path: Path,
+        known: Known,
+        by: str,
+        kept: int,
+        elapsed: Callable[[], float],
+        unhurried: bytes,
     ) -> None:
         self.by = by
+        self._unhurried = unhurried
         self.handle = Handle(path, known, PREPARE)
         self._bell = path.with_name(path.name + BELL)
         self._known = known
@@ -154,10 +171,22 @@ class Writer:
         # Written to a file that was replaced meanwhile, it is lost (S5).
         self.handle.check_place()
         known.saw(history, result.revision, floor)
-        # A renewal may find something expired, which is a commit (S3).
-        if name not in SILENT or result.revision > floor:
+        # Leases alone concern nobody, but whoever writes may find something expired, which is a
+        # commit (S3).
+        if result.revision > floor and self._hurried(connection, floor):
             ring_file(self._bell)
         return result
+
+    def _hurried(self, connection: Database, since: int) -> bool:
+        """Whether others should hear at once of what was committed after a revision."""
+        if not self._unhurried:
+            return True
+        prefix = self._unhurried
+        try:
+            ((hurried,),) = connection.rows(HURRIED, (since, prefix, above(prefix)))
+        except apsw.Error:
+            return True
+        return bool(hurried)
 
 
 class Reader:
@@ -216,12 +245,7 @@ class Reader:
                 f"changes after revision {seen} are kept only from {trimmed + 1} on; "
                 "list again and watch from the listing's revision"
             )
-        found: dict[int, list[Change]] = {}
-        for *_, at, key, value, created in rows:
-            if at is not None:
-                item = None if value is None else Item(key, value, created, at)
-                found.setdefault(at, []).append(Change(key, item))
-        changes = [Changes(at, tuple(each)) for at, each in found.items()]
+        changes = _changes(rows)
         return Log(changes, changes[-1].revision if changes else revision)
 
     def between(self, bell: Bell, modified: bool) -> float | None:
@@ -254,16 +278,19 @@ class Reader:
         if version != self._version:
             since, (_, floor) = self._looked_at, self._known.now()
             # The first time only the state is of interest: no commit has so high a revision.
-            rows = connection.rows(TOUCHED, (since if since >= 0 else sys.maxsize, TOUCHED_ROWS))
-            history, upto, _, boot, deadline, trimmed, _ = rows[0]
+            query = ranged(LOG, b"", since if since >= 0 else sys.maxsize)
+            rows = connection.rows(*query, most=BATCH_ROWS, same=6)
+            self.handle.check_place()
+            history, upto, _, boot, deadline, trimmed = rows[0][:6]
             self._known.saw(history, upto, floor)
             self._version, self._looked_at = version, upto
             other_boot = deadline is not None and boot != self.boot
             self._next_deadline = -inf if other_boot else deadline
             if upto > since:
-                complete = trimmed <= since and len(rows) < TOUCHED_ROWS
-                keys = frozenset([row[6] for row in rows]) if complete else None
-                self._lookout.changed(since, upto, keys)
+                complete = trimmed <= since and len(rows) < BATCH_ROWS
+                changes = _changes(rows) if complete else None
+                generation = self.handle.generation
+                self._lookout.changed(News(since, upto, changes, trimmed, generation))
         self._expire_due()
 
     def _expire_due(self) -> None:
@@ -325,3 +352,13 @@ class Reader:
         if deadline is None:
             return False
         return bool(boot != self.boot or max(time_s, self._elapsed()) >= deadline)
+
+
+def _changes(rows: Rows) -> list[Changes]:
+    """What rows of `LOG` say, by commit."""
+    found: dict[int, list[Change]] = {}
+    for *_, at, key, value, created in rows:
+        if at is not None:
+            item = None if value is None else Item(key, value, created, at)
+            found.setdefault(at, []).append(Change(key, item))
+    return [Changes(at, tuple(each)) for at, each in found.items()]

@@ -203,9 +203,9 @@ LOG = (
     "FROM meta LEFT JOIN change ON change.revision > ? AND change.key >= ?{below} "
     "ORDER BY change.revision, change.n"
 )
-TOUCHED = (
-    f"SELECT {_STATE}, meta.trimmed, change.key "
-    "FROM meta LEFT JOIN change ON change.revision > ? LIMIT ?"
+HURRIED = (
+    "SELECT EXISTS (SELECT 1 FROM change "
+    "WHERE revision > ? AND NOT (key >= ? AND key < coalesce(?, x'')))"
 )
 COMMITS = (
     "SELECT txn.revision, txn.at, txn.by, txn.expiry, change.key, change.value, change.lease "
