@@ -23,8 +23,8 @@ NODES, CLIENTS, VISITS, ASKS = 12, 40, 2, 5
 SHARDS = 60
 MOST_TO_JOIN, MOST_MEANWHILE, MOST_TO_LEAVE = 3, 4, 8
 """Commits of a node that does not coordinate: its record and a retry or two; that its loop stood
-still on a busy machine and goes on, which no client causes; its status, its shards if nobody is there
-to hear of them (H10), and a try at leading while others leave."""
+still on a busy machine and goes on, which no client causes; its status, its shards if nobody is
+there to hear of them (H10), and a try at leading while others leave."""
 
 SETTINGS = Settings(
     shards=SHARDS, ask_timeout_s=60.0, balance_limit=1.0, balance_receiver=1.0, poison_deaths=1_000
