@@ -22,7 +22,7 @@ from domicile.stores.sqlite import Commit
 from domicile.testing import Event, HarnessError, History, Processes, check
 from domicile.testing.member_process import ImportPath, import_class, import_path
 from domicile.testing.member_signals import standing_still
-from domicile.testing.real_history import RealHistory, merge
+from domicile.testing.real_history import RealHistory, before, merge
 from domicile.testing.recorder import read_records
 
 ROLE = "default"
@@ -450,6 +450,23 @@ def test_a_history_ends_where_it_was_asked_for() -> None:
         Event(2.0, "expire", {"revision": 2, "deletes": [b"leader"]}),
         Event(3.0, "start", {}),
     ]
+
+
+def test_commits_that_waited_for_one_lock_are_told_in_the_order_of_their_revisions() -> None:
+    log = [
+        Commit(1, 3.0, "node-0", [], [b"one/a"], False),
+        Commit(2, 1.0, "node-1", [], [b"one/b"], False),
+        Commit(3, 4.0, "node-1", [], [b"one/c"], False),
+    ]
+    history = merge(log, [Event(2.0, "start", {})], Counter(), "one", 5.0)
+    told = [(event.at, event.kind, event.fields.get("revision")) for event in history.events]
+    assert told == [
+        (2.0, "start", None),
+        (3.0, "commit", 1),
+        (3.0, "commit", 2),
+        (4.0, "commit", 3),
+    ]
+    assert [event.at for event in before(history, 1.0).events] == [2.0, 3.0, 3.0]
 
 
 def test_a_store_that_has_forgotten_commits_is_not_judged() -> None:

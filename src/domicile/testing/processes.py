@@ -24,6 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, Self
 
+import apsw
 import msgspec
 
 from domicile.config import Settings
@@ -115,6 +116,7 @@ class Processes(RealFaults):
         self._journal = journal
         self._surroundings: Surroundings | None = None
         self._levers: Levers | None = None
+        self._stalling: apsw.Connection | None = None
         self._now = SystemClock().now
         self._lives = Lives()
         self._client_recorder: FileRecorder | None = None
@@ -240,6 +242,24 @@ class Processes(RealFaults):
         record = self._looked().members.leader
         process = None if record is None else self._process_of(record.incarnation)
         return None if process is None or not process.up else process.index
+
+    def led(self) -> bool:
+        """Whether the store names a coordinator, alive or not."""
+        return self._looked().members.leader is not None
+
+    def by_age(self) -> list[int]:
+        """The candidates that have a record, in the order in which they would lead (C1)."""
+        created = self._looked().members.created
+        known = [
+            (self.incarnation(node.index), node.index) for node in self.nodes if node.candidate
+        ]
+        aged = [(created[inc], node) for inc, node in known if inc in created]
+        return [node for _, node in sorted(aged)]
+
+    def status(self, incarnation: Incarnation) -> str | None:
+        """What the record of an incarnation says: up, leaving or evicted; None if it is gone."""
+        record = self._looked().members.nodes.get(incarnation)
+        return None if record is None else record.status
 
     def incarnation(self, node: int) -> Incarnation | None:
         """The newest incarnation of a node that has a record in the store, if its process lives."""
@@ -434,6 +454,7 @@ class Processes(RealFaults):
 
     async def _end(self, error: BaseException | None) -> None:
         """Nothing is left running afterwards, whatever happens."""
+        self.unstall_store()
         self.note_fault("shutdown")
         try:
             if self._lives.started:

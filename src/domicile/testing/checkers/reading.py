@@ -19,9 +19,10 @@ GRACE_S = 15.0
 """How long after a fault its effects may still show, and after `quiet` things may settle."""
 
 _ENDS = {
-    **dict.fromkeys(("block", "delay", "loss", "outage", "partition", "slow"), ("heal",)),
+    **dict.fromkeys(("block", "delay", "lag", "loss", "outage", "partition", "slow"), ("heal",)),
     "freeze": ("thaw", "crash"),
     "full": ("free",),
+    "stall": ("flow",),
 }
 """Faults that go on, and what ends them; `quiet` ends all. A freeze ends for its own process."""
 
