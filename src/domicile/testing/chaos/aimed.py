@@ -121,13 +121,14 @@ async def asleep(chaos: Chaos, random: Random) -> None:
         if aim is None:
             return
         load, cluster = chaos.load, chaos.cluster
-        cluster.delay(CLIENT, SLOW_S / 2, to=aim.owner)
+        # The flush arrives before the owner knows, what it returns then after the next home is.
+        cluster.delay(CLIENT, 0.6 * LATE_S, to=aim.owner)
         cluster.partition(aim.leader, aim.owner, one_way=True)
         cluster.lag(aim.owner, LATE_S)
-        for _ in range(12):
-            load.keep_busy(aim.rooms[0], 0.1)
-        pouring = _pour(chaos, aim, 1.2)
-        await asyncio.sleep(SLOW_S)
+        for _ in range(25):
+            load.keep_busy(aim.rooms[0], 0.05)
+        pouring = _pour(chaos, aim, 1.5)
+        await asyncio.sleep(0.6 * LATE_S + 0.05)
         await load.wish(aim.shard, aim.to)
         await pouring
         await until(_moved(chaos, aim), MOVED_S)

@@ -121,6 +121,8 @@ class _Round:
     def __init__(self, plan: RoundPlan, tally: Tally, stop: asyncio.Event) -> None:
         self.plan, self.tally, self.stop = plan, tally, stop
         self.found: list[Violation] = []
+        self.early: list[Violation] = []
+        """What was wrong while it went on; what comes later may excuse it, as the end does."""
         self.cluster = Processes(
             MIXED, nodes=plan.nodes, managers=plan.managers, directory=plan.directory,
             settings=replace(SETTINGS, fencing=plan.fencing), network=plan.network,
@@ -217,7 +219,9 @@ class _Round:
         """Judge what there is, again and again, and stop at the first violation."""
         while self.plan.eager and not self.stop.is_set():
             await asyncio.sleep(EAGER_S)
-            if await asyncio.to_thread(check, before(self.cluster.history(), UNWRITTEN_S)):
+            so_far = before(self.cluster.history(), UNWRITTEN_S)
+            self.early = await asyncio.to_thread(check, so_far)
+            if self.early:
                 self.stop.set()
 
     def count(self) -> None:
@@ -264,7 +268,7 @@ async def play(plan: RoundPlan, tally: Tally, stop: asyncio.Event) -> Result:
         log.removeHandler(told)
         told.close()
     history = one.cluster.history()
-    one.found += await asyncio.to_thread(check, history)
+    one.found += await asyncio.to_thread(check, history) or one.early
     tally.rounds += 1
     tally.events += len(history.events)
     for violation in one.found:
