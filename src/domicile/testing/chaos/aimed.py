@@ -252,8 +252,10 @@ async def contest(chaos: Chaos, random: Random) -> None:
             return
         cluster.kill(aim.leader)
         await until(lambda: not cluster.led(), 2.0, TICK_S)
-        # The first of them campaigns at once, the others one by one.
+        # The first of them campaigns at once, the others one by one; this one must have seen that
+        # nobody leads.
         late = mine[0]
+        await asyncio.sleep(random.uniform(0.03, 0.12))
         await chaos.freeze(late)
         try:
             await asyncio.sleep(random.uniform(0.5, 0.8))

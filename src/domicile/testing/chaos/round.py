@@ -103,7 +103,7 @@ def strikes(plan: RoundPlan) -> list[tuple[float, str]]:
     """When which kind of fault strikes: all kinds in turn, shuffled anew each time."""
     random = plan.stream("plan")
     kinds = [kind for kind in FAULTS if not plan.only or kind in plan.only]
-    gap_s = min(PACE_S, 0.8 * plan.faulty_s / len(kinds))
+    gap_s = min(PACE_S, 0.7 * plan.faulty_s / len(kinds))
     found: list[tuple[float, str]] = []
     at = gap_s / 2
     while at < 0.92 * plan.faulty_s:
