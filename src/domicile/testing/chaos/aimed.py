@@ -203,6 +203,8 @@ async def deaf_leader(chaos: Chaos, random: Random) -> None:
         if aim is None:
             return
         settings = chaos.cluster.settings
+        # Only a connection that is known to be broken can be missed for so long that it is given up.
+        chaos.cluster.cut(aim.leader, aim.owner)
         chaos.cluster.partition(aim.leader, aim.owner)
         long_s = max(settings.evict_after_s, settings.link_timeout_s) + 1.0
         await chaos.lasts(long_s / chaos.scale, (long_s + 1.0) / chaos.scale, random)
@@ -284,16 +286,27 @@ async def slow_store(chaos: Chaos, random: Random) -> None:
         await chaos.load.pour(rooms, settings.ttl_s + 0.3)
 
 
+def _repeated(fault: Fault, times: int) -> Fault:
+    """What is short, and needs several to be right at once, is tried more than once."""
+
+    async def strike(chaos: Chaos, random: Random) -> None:
+        for _ in range(times):
+            if not chaos.calm.is_set():
+                await fault(chaos, random)
+
+    return strike
+
+
 AIMED: dict[str, Fault] = {
     "slow move": slow_move,
-    "asleep": asleep,
-    "unheard": unheard,
+    "asleep": _repeated(asleep, 3),
+    "unheard": _repeated(unheard, 2),
     "severed": severed,
     "hostage": hostage,
     "deaf leader": deaf_leader,
     "stale leader": stale_leader,
     "cut leader": cut_leader,
-    "contest": contest,
+    "contest": _repeated(contest, 2),
     "slow store": slow_store,
 }
 
