@@ -202,6 +202,14 @@ def test_dead_senders_are_told_nothing(kind: str) -> None:
     accepted(tape.wait(12.0))
 
 
+def test_the_end_of_a_sender_excuses_nothing_that_was_due_before() -> None:
+    silent = Tape().submit(1).wait(11.5).note("ended", inc=C)
+    rejected(silent, "I6", "silent drop")
+    stuck = Tape().settle().submit(1).wait(3.0).outcome(1, "not_executed")
+    rejected(stuck.wait(0.1).note("ended", inc=C), "L", "not_executed")
+    accepted(Tape().settle().submit(1).wait(3.0).note("ended", inc=C).outcome(1, "not_executed"))
+
+
 def test_a_frozen_sender_is_told_after_its_thaw() -> None:
     tape = Tape().submit(1).fault("freeze", C).wait(20.0)
     accepted(tape)

@@ -247,6 +247,13 @@ class Processes(RealFaults):
         """Whether the store names a coordinator, alive or not."""
         return self._looked().members.leader is not None
 
+    def phase(self, node: int, shard: ShardKey) -> str:
+        """What a node last said of a shard: open, draining, released or closed."""
+        incarnation = self._known_incarnation(self._slot(node))
+        if incarnation is None:
+            return "closed"
+        return self._phases.get((incarnation, shard.role, shard.shard), ("closed", 0))[0]
+
     def by_age(self) -> list[int]:
         """The candidates that have a record, in the order in which they would lead (C1)."""
         created = self._looked().members.created
