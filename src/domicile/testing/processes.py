@@ -243,25 +243,12 @@ class Processes(RealFaults):
         process = None if record is None else self._process_of(record.incarnation)
         return None if process is None or not process.up else process.index
 
-    def led(self) -> bool:
-        """Whether the store names a coordinator, alive or not."""
-        return self._looked().members.leader is not None
-
     def phase(self, node: int, shard: ShardKey) -> str:
         """What a node last said of a shard: open, draining, released or closed."""
         incarnation = self._known_incarnation(self._slot(node))
         if incarnation is None:
             return "closed"
         return self._phases.get((incarnation, shard.role, shard.shard), ("closed", 0))[0]
-
-    def by_age(self) -> list[int]:
-        """The candidates that have a record, in the order in which they would lead (C1)."""
-        created = self._looked().members.created
-        known = [
-            (self.incarnation(node.index), node.index) for node in self.nodes if node.candidate
-        ]
-        aged = [(created[inc], node) for inc, node in known if inc in created]
-        return [node for _, node in sorted(aged)]
 
     def status(self, incarnation: Incarnation) -> str | None:
         """What the record of an incarnation says: up, leaving or evicted; None if it is gone."""
