@@ -179,6 +179,18 @@ async def severed(chaos: Chaos, random: Random) -> None:
         await pouring
 
 
+async def crossed(chaos: Chaos, random: Random) -> None:
+    """A release that crosses the order to stay, and leads to the same home again (H11, C4)."""
+    async with _aimed(chaos, random, "crossed") as aim:
+        if aim is None:
+            return
+        chaos.cluster.delay(aim.owner, SLOW_S, to=aim.leader)
+        await chaos.load.wish(aim.shard, aim.to)
+        await until(lambda: chaos.cluster.phase(aim.owner, aim.shard) == "released", 0.5)
+        await chaos.load.wish(aim.shard, aim.owner)
+        await asyncio.sleep(3 * SLOW_S)
+
+
 async def hostage(chaos: Chaos, random: Random) -> None:
     """A node that nobody reaches, though it reaches the store, until it is evicted (C5, C6)."""
     async with _aimed(chaos, random, "hostage") as aim:
@@ -296,6 +308,7 @@ AIMED: dict[str, Fault] = {
     "asleep": _repeated(asleep, 3),
     "unheard": _repeated(unheard, 2),
     "severed": severed,
+    "crossed": _repeated(crossed, 2),
     "hostage": hostage,
     "deaf leader": deaf_leader,
     "stale leader": stale_leader,

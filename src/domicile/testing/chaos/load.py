@@ -179,7 +179,7 @@ class Load:
         middle = self.hot[random.choice(list(self.hot))][random.randrange(1, ROOMS - 1)]
         paths = [(middle, [last]), (first, [middle]), (first, [last])]
         for room, path in paths:
-            self._keep(self._nested(room, path, random.random() * 0.03))
+            self._keep(self._nested(room, path, random.uniform(0.01, 0.12)))
 
     async def wish(self, shard: ShardKey, node: int | None) -> None:
         """Wish a shard's home, or take that back; in vain while the store takes nothing."""
