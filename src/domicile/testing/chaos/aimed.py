@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from random import Random
 
 from domicile.core.ids import ShardKey
-from domicile.testing.chaos.faults import LEAST_UP, LOOK_S, RANDOM, Chaos, Fault, until
+from domicile.testing.chaos.faults import LOOK_S, RANDOM, Chaos, Fault, until
 from domicile.testing.gates import CLIENT
 
 SLOW_S = 0.25
@@ -42,7 +42,7 @@ class Aim:
 def _aims(chaos: Chaos) -> list[Aim]:
     free = [node.index for node in chaos.free()]
     leader = chaos.cluster.leader()
-    if leader is None or leader in chaos.touched or len(free) <= LEAST_UP:
+    if leader is None or chaos.taken(leader):
         return []
     found: list[Aim] = []
     for shard, rooms in chaos.load.hot.items():
@@ -69,15 +69,14 @@ async def _aimed(chaos: Chaos, random: Random, kind: str) -> AsyncGenerator[Aim 
             return
         aim = random.choice(aims)
         nodes = (aim.owner, aim.to, aim.leader)
-        chaos.touched.update(dict.fromkeys(nodes))
+        chaos.aimed.update(dict.fromkeys(nodes))
         chaos.load.reserved[aim.shard] = None
         chaos.struck(kind)
         try:
             yield aim
         finally:
             chaos.cluster.heal()
-            for node in nodes:
-                chaos.touched.pop(node, None)
+            chaos.aimed.clear()
             chaos.load.reserved.pop(aim.shard, None)
 
 

@@ -43,6 +43,8 @@ class Chaos:
         """Held by whoever holds the store's write lock: nobody can be frozen then (S9)."""
         self.touched: dict[int, None] = {}
         """Nodes that a fault is at work on; nobody else may."""
+        self.aimed: dict[int, None] = {}
+        """Nodes that take part in what a fault is aimed at; nobody else may touch them either."""
         self._started: dict[int, float] = {}
 
     async def lasts(self, low_s: float, high_s: float, random: Random) -> None:
@@ -58,7 +60,11 @@ class Chaos:
         """
         started = self._started.get(node.index, float("-inf"))
         joined = self.joined(node) and self.cluster.now() > started + JOIN_S
-        return joined and node.index not in self.touched
+        return joined and not self.taken(node.index)
+
+    def taken(self, node: int) -> bool:
+        """Whether a node is some fault's business."""
+        return node in self.touched or node in self.aimed
 
     def joined(self, node: NodeProcess) -> bool:
         """Whether the process in a place runs and the store knows it."""
@@ -81,7 +87,8 @@ class Chaos:
         """A node to strike; None if the calm begins before one can be spared."""
         while not self.calm.is_set():
             free = self.free()
-            if len(free) > LEAST_UP:
+            # Those that a fault is aimed at are there, but for one of them at times.
+            if free and len(free) + len(self.aimed) > LEAST_UP:
                 leader = self.cluster.leader()
                 chosen: int | None = random.choice(free).index
                 if leader in [node.index for node in free] and random.random() < 0.3:

@@ -199,7 +199,7 @@ class _Round:
             for node in self.cluster.nodes:
                 if self.chaos.joined(node):
                     self._joined[node.name, node.runs] = None
-                if node.up or node.process is None or node.index in self.chaos.touched:
+                if node.up or node.process is None or self.chaos.taken(node.index):
                     continue
                 # One that could not join gives up, as it must: its first error is final.
                 if (node.name, node.runs) in self._joined:
