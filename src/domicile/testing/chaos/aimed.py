@@ -59,25 +59,30 @@ def _aims(chaos: Chaos) -> list[Aim]:
 @asynccontextmanager
 async def _aimed(chaos: Chaos, random: Random, kind: str) -> AsyncGenerator[Aim | None]:
     """The network to itself, and a hand-off that nobody else disturbs; None if it gets calm."""
-    async with chaos.network:
-        aims = _aims(chaos)
-        while not aims and not chaos.calm.is_set():
-            await asyncio.sleep(LOOK_S)
-            aims = _aims(chaos)
-        if chaos.calm.is_set():
-            yield None
-            return
-        aim = random.choice(aims)
-        nodes = (aim.owner, aim.to, aim.leader)
-        chaos.aimed.update(dict.fromkeys(nodes))
-        chaos.load.reserved[aim.shard] = None
-        chaos.struck(kind)
-        try:
-            yield aim
-        finally:
-            chaos.cluster.heal()
-            chaos.aimed.clear()
-            chaos.load.reserved.pop(aim.shard, None)
+    while not chaos.calm.is_set():
+        async with chaos.network:
+            aims = [] if chaos.calm.is_set() else _aims(chaos)
+            if aims:
+                aim = random.choice(aims)
+                async with _taking(chaos, aim, kind):
+                    yield aim
+                return
+        # Others may use the network meanwhile.
+        await asyncio.sleep(LOOK_S)
+    yield None
+
+
+@asynccontextmanager
+async def _taking(chaos: Chaos, aim: Aim, kind: str) -> AsyncGenerator[None]:
+    chaos.aimed.update(dict.fromkeys((aim.owner, aim.to, aim.leader)))
+    chaos.load.reserved[aim.shard] = None
+    chaos.struck(kind)
+    try:
+        yield
+    finally:
+        chaos.cluster.heal()
+        chaos.aimed.clear()
+        chaos.load.reserved.pop(aim.shard, None)
 
 
 def _moved(chaos: Chaos, aim: Aim) -> Callable[[], bool]:
@@ -304,7 +309,7 @@ def _repeated(fault: Fault, times: int) -> Fault:
 
 AIMED: dict[str, Fault] = {
     "slow move": slow_move,
-    "asleep": _repeated(asleep, 3),
+    "asleep": _repeated(asleep, 2),
     "unheard": _repeated(unheard, 2),
     "severed": severed,
     "crossed": _repeated(crossed, 2),

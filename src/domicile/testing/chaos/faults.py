@@ -199,7 +199,7 @@ async def _disturb(chaos: Chaos, random: Random, kind: str, strike: Callable[[],
             chaos.cluster.delay(random.choice(_indices(chaos)), 0.05, jitter_s=0.05)
             chaos.struck("delay")
         try:
-            await chaos.lasts(0.3, 5.0, random)
+            await chaos.lasts(0.3, 4.0, random)
         finally:
             chaos.cluster.heal()
 

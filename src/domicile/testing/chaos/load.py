@@ -154,6 +154,8 @@ class Load:
         while not self._over.is_set():
             shard = random.choice([shard for shard in self.hot if shard not in self.reserved])
             home = self.home(self.hot[shard][0])
+            self._tangle(shard, random)
+            await self._while(random.random() * 0.06)
             crowd = asyncio.ensure_future(self._crowd(shard, random))
             await self.wish(shard, random.randrange(len(cluster.nodes)))
             if random.random() < 0.6:
@@ -173,11 +175,12 @@ class Load:
             await self._while(random.random() * 0.01)
 
     def _tangle(self, shard: ShardKey, random: Random) -> None:
-        """One handler of a shard waits for a room elsewhere, behind one that asks into that shard:
-        neither chain says so (N5), and a drain that waits for the first waits for both."""
+        """One handler of a shard waits for a room elsewhere, behind one that asks into that shard
+        by a third: no chain says so (N5), and a drain that waits for the first waits for all."""
         first, *_, last = self.hot[shard]
-        middle = self.hot[random.choice(list(self.hot))][random.randrange(1, ROOMS - 1)]
-        paths = [(middle, [last]), (first, [middle]), (first, [last])]
+        away, far = random.sample([other for other in self.hot if other != shard], 2)
+        middle, third = self.hot[away][1], self.hot[far][2]
+        paths = [(middle, [third, last]), (first, [middle]), (first, [last])]
         for room, path in paths:
             self._keep(self._nested(room, path, random.uniform(0.01, 0.12)))
 
