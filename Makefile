@@ -30,7 +30,7 @@ ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
 endif
 
-.PHONY: help setup check format test golden sim sim-long chaos full-size search mutant mutants demo bench planner idle overload recovery rolling crowd soak docs lock clean
+.PHONY: help setup check format test golden sim sim-long chaos full-size search mutant mutants chaos-mutants demo bench planner idle overload recovery rolling crowd soak docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ mutant: setup ## plant a bug and see it found: PATCH=tests/mutants/name.patch
 
 mutants: setup ## all planted bugs, one after the other
 	$(PY) tests/mutants/run.py --all
+
+chaos-mutants: setup ## the planted bugs that real processes can show, each under chaos until found
+	$(PY) tests/mutants/run.py --chaos --all $(ARGS)
 
 demo: setup ## a small cluster of real processes under load; kill one, freeze one, see nothing lost
 	$(VENV)/bin/domicile demo

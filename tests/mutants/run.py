@@ -4,6 +4,7 @@
     python tests/mutants/run.py --all
     python tests/mutants/run.py --profile store tests/mutants/name.patch
     python tests/mutants/run.py --chaos tests/mutants/name.patch
+    python tests/mutants/run.py --chaos --all
 
 Each patch is applied to a copy of `src/`; seeds 0–199 run until the first bad one. Above its
 first difference a patch names the rule that it breaks, `Rule: S1`, and the profile in which that
@@ -11,9 +12,11 @@ is found, `Profile: store`; else it is the standard one. A mutant is found only 
 verdict on a seed that is clean without the patch; a crash or a hang does not count. Several
 patches run side by side, one process each. Exit code 0 if all are found.
 
-With `--chaos` the patch meets real processes instead: minutes of chaos (`--minutes`), one seed
-after the other, until a checker objects. Such a run does not repeat, so `make chaos` without a
-patch is what shows that nobody objects without reason.
+With `--chaos` the patch meets real processes instead: minutes of chaos (`--minutes`, or what the
+patch says as `Chaos-Minutes`), one seed after the other, until a checker objects. A patch says
+whether it can be found there: `Chaos: yes`, or `Chaos: no, ` and why not; with `--all` those that
+can are tried, one after the other, and a table of them ends the run. Such a run does not repeat, so
+`make chaos` without a patch is what shows that nobody objects without reason.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ MUTANTS = Path(__file__).resolve().parent
 
 SEEDS = "0:200"
 CHAOS_SEEDS = "1:4"
+CHAOS_MINUTES = 2.0
 CHAOS_SLOWER = 3.0
 """How much longer than its minutes a chaos run may take, with all that is around it."""
 
@@ -77,6 +81,24 @@ class Head(NamedTuple):
 
     rule: str
     profile: str
+    chaos: str = ""
+    """`yes`, or `no` and why real processes can't show it."""
+    chaos_minutes: float = CHAOS_MINUTES
+
+    @property
+    def chaotic(self) -> bool:
+        """Whether chaos must find it."""
+        return self.chaos == "yes"
+
+
+class Tried(NamedTuple):
+    """What became of a patch."""
+
+    patch: str
+    found: bool
+    seed: int | None
+    seconds: float
+    said: str
 
 
 def head_of(patch: Path) -> Head:
@@ -88,7 +110,12 @@ def head_of(patch: Path) -> Head:
         name, colon, value = line.partition(": ")
         if colon:
             told[name] = value.strip()
-    return Head(told.get("Rule", ""), told.get("Profile", "standard"))
+    return Head(
+        told.get("Rule", ""),
+        told.get("Profile", "standard"),
+        told.get("Chaos", ""),
+        float(told.get("Chaos-Minutes", CHAOS_MINUTES)),
+    )
 
 
 def probe(
@@ -108,14 +135,17 @@ def probe(
     return ran.returncode == 0, said
 
 
-def chaos(tree: Path, seeds: tuple[int, int], minutes: float) -> tuple[bool, list[str]]:
-    """Chaos on a source tree: whether a checker objected, and what was said."""
+def chaos(
+    tree: Path, seeds: tuple[int, int], minutes: float, only: Sequence[str] = ()
+) -> tuple[int | None, list[str]]:
+    """Chaos on a source tree: the seed with which a checker objected, and what was said."""
     sys.path.insert(0, str(ROOT / "src"))
     from domicile.testing.checkers import CHECKERS
 
     said: list[str] = []
     for seed in range(*seeds):
         arguments = ["--minutes", str(minutes), "--seed", str(seed), "--out", str(tree / "out")]
+        arguments += ["--eager", *(part for kind in only for part in ("--only", kind))]
         try:
             ran = subprocess.run(
                 [sys.executable, "-P", "-m", "domicile.testing.chaos", *arguments],
@@ -129,10 +159,12 @@ def chaos(tree: Path, seeds: tuple[int, int], minutes: float) -> tuple[bool, lis
         for line in ran.stdout.splitlines():
             verdict = re.match(r"(\w+) broken at", line)
             if verdict and verdict[1] in CHECKERS:
-                return True, [f"found with seed {seed}: {line}"]
+                return seed, [*said, f"found with seed {seed}: {line}"]
         other = [line for line in ran.stdout.splitlines() if " broken at " in line]
         said.append(f"seed {seed}: no checker objected{', but ' + other[0] if other else ''}")
-    return False, said
+        if not other and "chaos: seed" not in ran.stdout:
+            said[-1] = f"seed {seed}: the run broke: {ran.stderr.strip()[-300:]}"
+    return None, said
 
 
 def try_mutant(
@@ -140,11 +172,16 @@ def try_mutant(
     seeds: tuple[int, int],
     jobs: int,
     profile: str | None = None,
-    chaos_minutes: float = 0.0,
-) -> bool:
-    """Apply, run, tell. True if a checker found it."""
+    *,
+    chaotic: bool = False,
+    minutes: float | None = None,
+    only: Sequence[str] = (),
+) -> Tried:
+    """Apply, run, tell."""
     began = time.monotonic()
-    profile = profile or head_of(patch).profile
+    head = head_of(patch)
+    profile = "chaos" if chaotic else profile or head.profile
+    seed: int | None = None
     with tempfile.TemporaryDirectory(prefix="domicile-mutant-") as scratch:
         tree = Path(scratch)
         shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__"))
@@ -155,21 +192,41 @@ def try_mutant(
         )  # fmt: skip
         if applied.returncode:
             print(f"{patch.stem}: the patch no longer applies: {applied.stderr.strip()}")
-            return False
-        if chaos_minutes:
-            profile = "chaos"
-            found, said = chaos(tree, seeds, chaos_minutes)
+            return Tried(patch.stem, False, None, 0.0, "does not apply")
+        if chaotic:
+            seed, said = chaos(tree, seeds, minutes or head.chaos_minutes, only)
+            found = seed is not None
         else:
             found, said = probe(tree, seeds, jobs, profile)
-        if found and not chaos_minutes:
+        if found and not chaotic:
             seed = int(said[0].split()[1])
             shutil.rmtree(tree / "src")
             shutil.copytree(ROOT / "src", tree / "src")
             if probe(tree, (seed, seed + 1), 1, profile)[0]:
                 found = False
                 said.append(f"seed {seed} is bad without the patch too: this proves nothing")
-    print(f"{patch.stem}, {profile}: {said[-1]} ({time.monotonic() - began:.0f} s)", flush=True)
-    return found
+    took_s = time.monotonic() - began
+    print(f"{patch.stem}, {profile}: {said[-1]} ({took_s:.0f} s)", flush=True)
+    return Tried(patch.stem, found, seed, took_s, said[-1])
+
+
+def table(tried: Sequence[Tried]) -> str:
+    """What became of each, for people."""
+    lines = ["| mutant | seed | seconds | verdict |", "| --- | --- | --- | --- |"]
+    for one in tried:
+        broken = re.search(r"(\w+) broken at", one.said)
+        verdict = broken[1] if one.found and broken else "survived"
+        seed = "" if one.seed is None else str(one.seed)
+        lines.append(f"| `{one.patch}` | {seed} | {one.seconds:.0f} | {verdict} |")
+    return "\n".join(lines)
+
+
+def patches_of(*, chaotic: bool) -> list[Path]:
+    """All patches, or all that chaos must find."""
+    if not chaotic:
+        return sorted(MUTANTS.glob("*.patch"))
+    every = sorted([*MUTANTS.glob("*.patch"), *(MUTANTS / "chaos").glob("*.patch")])
+    return [patch for patch in every if head_of(patch).chaotic]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -181,9 +238,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--profile", help="of the campaign; default: what the patch says")
     parser.add_argument("--chaos", action="store_true", help="real processes, not the simulator")
-    parser.add_argument("--minutes", type=float, default=1.0, help="of chaos, per seed")
+    parser.add_argument("--minutes", type=float, help="of chaos, per seed")
+    parser.add_argument("--only", action="append", default=[], help="only this kind of fault")
     options = parser.parse_args(arguments)
-    patches: list[Path] = sorted(MUTANTS.glob("*.patch")) if options.all else options.patches
+    patches: list[Path] = patches_of(chaotic=options.chaos) if options.all else options.patches
     if not patches:
         parser.error("name a patch, or --all")
     missing = [str(patch) for patch in patches if not patch.is_file()]
@@ -195,13 +253,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     jobs = options.jobs if len(patches) == 1 else 1
     attempt = partial(
         try_mutant, seeds=(first, end), jobs=jobs, profile=options.profile,
-        chaos_minutes=options.minutes if options.chaos else 0.0,
+        chaotic=options.chaos, minutes=options.minutes, only=options.only,
     )  # fmt: skip
     # Real clusters take the machine each for itself.
     with ThreadPoolExecutor(1 if options.chaos else options.jobs) as pool:
-        found = list(pool.map(attempt, patches))
-    print(f"{sum(found)} of {len(found)} mutants found by a checker")
-    return 0 if all(found) else 1
+        tried = list(pool.map(attempt, patches))
+    if options.chaos:
+        print(f"\n{table(tried)}")
+    found = sum(one.found for one in tried)
+    print(f"{found} of {len(tried)} mutants found by a checker")
+    return 0 if found == len(tried) else 1
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from domicile.testing.chaos import __main__ as command
+from domicile.testing.chaos.aimed import FAULTS
 from domicile.testing.chaos.bundle import leave
-from domicile.testing.chaos.faults import FAULTS
 from domicile.testing.chaos.round import LONG_S, RoundPlan, strikes
 from domicile.testing.chaos.tally import CALLS, KINDS, Tally
 from domicile.testing.checkers import Violation
@@ -59,6 +59,14 @@ def test_seed_and_round_decide_what_strikes_when() -> None:
     assert strikes(plan(seed=2)) != strikes(plan())
     assert strikes(plan(number=2)) != strikes(plan())
     assert plan().stream("a").random() != plan().stream("b").random()
+
+
+def test_a_run_may_be_of_a_few_kinds_of_faults(tmp_path: Path) -> None:
+    options = command.parse(["--only", "contest", "--only", "slow move", "--eager"])
+    [one] = command.plans(options, tmp_path)
+    assert {kind for _, kind in strikes(one)} == {"contest", "slow move"}
+    assert one.eager
+    assert "--only 'contest' --only 'slow move'" in command.repeat(options, one)
 
 
 def test_a_long_run_is_made_of_rounds_that_can_be_repeated_one_by_one(tmp_path: Path) -> None:

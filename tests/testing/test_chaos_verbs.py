@@ -28,6 +28,7 @@ T = TypeVar("T")
 ROOT = sys.platform == "linux" and os.geteuid() == 0
 DISK_BYTES = 16 * 1024 * 1024
 HOUR_S = 3_600.0
+LAG_S = 0.5
 
 
 class Post(Entity, name="post"):
@@ -299,6 +300,55 @@ def test_a_store_that_one_node_cannot_use_is_there_for_the_others() -> None:
     run(scenario())
 
 
+def test_a_store_is_seen_late_by_one_node_and_stalls_for_all() -> None:
+    async def scenario() -> None:
+        settings = Settings(shards=4, ttl_s=3.0)
+        async with Processes([Post], nodes=3, settings=settings) as cluster:
+            before = [cluster.incarnation(node) for node in range(3)]
+            shard = cluster.shard(Post, "p0")
+            assert cluster.phase(cluster.owner(Post, "p0"), shard) == "open"
+
+            cluster.lag(0, LAG_S)
+            cluster.kill(2)
+            await cluster.wait_until(lambda: _learned(cluster, before[2]) >= {*before[:2]})
+            cluster.heal()
+
+            cluster.stall_store()
+            with pytest.raises(HarnessError, match="stalled already"):
+                cluster.stall_store()
+            wish = asyncio.ensure_future(cluster.wish(shard, 1))
+            done, _ = await asyncio.wait([wish], timeout=0.3)
+            assert not done, "a write went through a store that stalls"
+            cluster.unstall_store()
+            cluster.unstall_store()
+            await wish
+            await cluster.wait_until(cluster.settled)
+            assert [cluster.incarnation(node) for node in range(2)] == before[:2]
+            assert [cluster.status(inc) for inc in before if inc] == ["up", "up", None]
+            history = cluster.history()
+        assert check(history) == []
+        removed = f"nodes/{before[2]}".encode()
+        [gone_at] = [
+            event.at
+            for event in history.of("commit", "expire")
+            if removed in event.fields["deletes"]
+        ]
+        learned_at = {
+            event.fields["inc"]: event.at
+            for event in history.of("gone")
+            if event.fields["peer"] == before[2]
+        }
+        assert before[0] is not None
+        assert learned_at[before[0]] >= gone_at + LAG_S
+
+    run(scenario())
+
+
+def _learned(cluster: Processes, peer: Incarnation | None) -> set[Incarnation]:
+    gone = (event for event in cluster.recorded if event.kind == "gone")
+    return {event.fields["inc"] for event in gone if event.fields["peer"] == peer}
+
+
 # what checkers are told
 
 
@@ -307,8 +357,9 @@ def test_checkers_know_how_long_faults_last() -> None:
         return Event(at, "fault", {"fault": fault, "node": None, "inc": None})
 
     for fault, end in (
-        *((name, "heal") for name in ("partition", "block", "delay", "loss", "outage")),
+        *((name, "heal") for name in ("partition", "block", "delay", "lag", "loss", "outage")),
         ("full", "free"),
+        ("stall", "flow"),
     ):
         wrong = "free" if end == "heal" else "heal"
         events = [event(0.0, fault), event(100.0, wrong), event(200.0, end)]

@@ -120,6 +120,14 @@ def test_a_timeout_behind_a_running_handler_is_accepted_but_not_behind_nobody() 
     rejected(idle, "I5", "a gap without a fault")
 
 
+def test_a_tell_that_outlives_its_time_behind_a_running_handler_is_accepted() -> None:
+    accepted(Tape().start(1).submit(2, ask=False).accept(2).wait(10.0).lost(2))
+    early = Tape().start(1).submit(2, ask=False).accept(2).wait(9.0).lost(2)
+    rejected(early, "I5", "a gap without a fault")
+    idle = Tape().submit(2, ask=False).accept(2).wait(10.0).lost(2)
+    rejected(idle, "I5", "a gap without a fault")
+
+
 @pytest.mark.parametrize(("drained_s", "fine"), [(10.0, True), (3.0, False)])
 def test_a_handler_cancelled_at_the_drain_deadline_is_a_reason(
     drained_s: float, fine: bool
@@ -192,6 +200,14 @@ def test_dead_senders_are_told_nothing(kind: str) -> None:
     else:
         tape.note(kind, inc=C, reason="")
     accepted(tape.wait(12.0))
+
+
+def test_the_end_of_a_sender_excuses_nothing_that_was_due_before() -> None:
+    silent = Tape().submit(1).wait(11.5).note("ended", inc=C)
+    rejected(silent, "I6", "silent drop")
+    stuck = Tape().settle().submit(1).wait(3.0).outcome(1, "not_executed")
+    rejected(stuck.wait(0.1).note("ended", inc=C), "L", "not_executed")
+    accepted(Tape().settle().submit(1).wait(3.0).note("ended", inc=C).outcome(1, "not_executed"))
 
 
 def test_a_frozen_sender_is_told_after_its_thaw() -> None:

@@ -1,4 +1,5 @@
-"""What a test moves inside running member processes: wall clock, full disk, store out of reach.
+"""What a test moves inside running member processes: wall clock, full disk, store out of reach or
+seen late.
 
 One small file is mapped by the harness and by every member of its cluster. The harness pulls,
 members look; no message is needed, so that even a blocked loop is hit. Members `install` it before
@@ -20,12 +21,20 @@ import apsw
 
 from domicile.control.clock import SystemClock
 from domicile.stores.sqlite_file import Database, Row
+from domicile.stores.sqlite_schema import LOG
 
 _WALL = struct.Struct("=d")
 _FULL = _WALL.size
 _CUT = _FULL + 1
 PLACES = 1_024
 """How many members a cluster may have."""
+
+_LAG = _CUT + PLACES
+_SIZE = _LAG + PLACES
+_LAG_UNIT_S = 0.01
+_CHANGES = LOG.partition("{below}")[0]
+_REVISION = 6
+"""The column of a row of changes that says when; None if there is none."""
 
 
 class Levers:
@@ -34,9 +43,9 @@ class Levers:
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
         try:
-            if os.fstat(descriptor).st_size < _CUT + PLACES:
-                os.ftruncate(descriptor, _CUT + PLACES)
-            self._map = mmap.mmap(descriptor, _CUT + PLACES)
+            if os.fstat(descriptor).st_size < _SIZE:
+                os.ftruncate(descriptor, _SIZE)
+            self._map = mmap.mmap(descriptor, _SIZE)
         finally:
             os.close(descriptor)
 
@@ -66,6 +75,14 @@ class Levers:
         """Keep a member from the store, or no longer."""
         self._map[_CUT + place] = int(cut)
 
+    def lag_s(self, place: int) -> float:
+        """How late a member's watches learn of what others stored."""
+        return self._map[_LAG + place] * _LAG_UNIT_S
+
+    def lag(self, place: int, seconds: float) -> None:
+        """Have a member's watches learn of everything that much later; up to 2.5 s."""
+        self._map[_LAG + place] = min(round(seconds / _LAG_UNIT_S), 255)
+
     def close(self) -> None:
         """Let go of the file."""
         self._map.close()
@@ -77,7 +94,7 @@ def install(levers: Levers, place: int) -> None:
     The wall clock is what `time.time`, `time.time_ns` and an entity's `now()` say. As with a real
     step of the machine's clock, those that count from its boot, which leases and the embedded store
     use (S4), do not move. A full disk is SQLite's answer "full" to each write of the store; out of
-    reach, it answers nothing but "can't open".
+    reach, it answers nothing but "can't open". A member that lags gets every change so late.
     """
     time_s, time_ns, run, rows = time.time, time.time_ns, Database.run, Database.rows
 
@@ -103,7 +120,11 @@ def install(levers: Levers, place: int) -> None:
     ) -> list[Row]:
         if levers.is_cut(place):
             raise apsw.CantOpenError("CantOpenError: unable to open database file")
-        return rows(self, sql, values, most=most, same=same)
+        found = rows(self, sql, values, most=most, same=same)
+        lag_s = levers.lag_s(place)
+        if lag_s and sql.startswith(_CHANGES) and found[0][_REVISION] is not None:
+            time.sleep(lag_s)
+        return found
 
     setattr(time, "time", lambda: time_s() + levers.wall_s)  # noqa: B010
     setattr(time, "time_ns", lambda: time_ns() + int(levers.wall_s * 1e9))  # noqa: B010

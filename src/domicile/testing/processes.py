@@ -24,6 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, Self
 
+import apsw
 import msgspec
 
 from domicile.config import Settings
@@ -115,6 +116,7 @@ class Processes(RealFaults):
         self._journal = journal
         self._surroundings: Surroundings | None = None
         self._levers: Levers | None = None
+        self._stalling: apsw.Connection | None = None
         self._now = SystemClock().now
         self._lives = Lives()
         self._client_recorder: FileRecorder | None = None
@@ -240,6 +242,18 @@ class Processes(RealFaults):
         record = self._looked().members.leader
         process = None if record is None else self._process_of(record.incarnation)
         return None if process is None or not process.up else process.index
+
+    def phase(self, node: int, shard: ShardKey) -> str:
+        """What a node last said of a shard: open, draining, released or closed."""
+        incarnation = self._known_incarnation(self._slot(node))
+        if incarnation is None:
+            return "closed"
+        return self._phases.get((incarnation, shard.role, shard.shard), ("closed", 0))[0]
+
+    def status(self, incarnation: Incarnation) -> str | None:
+        """What the record of an incarnation says: up, leaving or evicted; None if it is gone."""
+        record = self._looked().members.nodes.get(incarnation)
+        return None if record is None else record.status
 
     def incarnation(self, node: int) -> Incarnation | None:
         """The newest incarnation of a node that has a record in the store, if its process lives."""
@@ -434,6 +448,7 @@ class Processes(RealFaults):
 
     async def _end(self, error: BaseException | None) -> None:
         """Nothing is left running afterwards, whatever happens."""
+        self.unstall_store()
         self.note_fault("shutdown")
         try:
             if self._lives.started:

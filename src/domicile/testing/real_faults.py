@@ -41,6 +41,7 @@ class RealFaults(Verbs):
     _now: Callable[[], float]
     _surroundings: Surroundings | None
     _levers: Levers | None
+    _stalling: apsw.Connection | None
 
     # processes
 
@@ -130,10 +131,17 @@ class RealFaults(Verbs):
         self.note_fault("outage", process)
         self._pulled().cut(node, True)
 
+    def lag(self, node: int, lag_s: float) -> None:
+        """A node learns of what others stored so much later, up to 2.5 s, until `heal`."""
+        process = self._up(node)
+        self.note_fault("lag", process)
+        self._pulled().lag(node, lag_s)
+
     def heal(self) -> None:
-        """End every partition, delay and loss, and every cut from the store."""
+        """End every partition, delay and loss, and every cut from the store and lag behind it."""
         for process in self.nodes:
             self._pulled().cut(process.index, False)
+            self._pulled().lag(process.index, 0.0)
         if self._surroundings is not None:
             self._surroundings.heal()
         self.note_fault("heal")
@@ -179,6 +187,29 @@ class RealFaults(Verbs):
         else:
             (disk / FILLER).unlink(missing_ok=True)
         self.note_fault("free")
+
+    def stall_store(self) -> None:
+        """Hold the store's only write lock: every write waits, until `unstall_store`."""
+        if self._stalling is not None:
+            raise HarnessError("the store is stalled already")
+        connection = apsw.Connection(str(self._database))
+        self.note_fault("stall")
+        try:
+            connection.set_busy_timeout(TRUNCATE_MS)
+            connection.execute("BEGIN IMMEDIATE")  # pyright: ignore[reportUnknownMemberType]
+        except apsw.Error as error:
+            connection.close(force=True)
+            self.note_fault("flow")
+            raise HarnessError(f"the store could not be stalled: {error}") from error
+        self._stalling = connection
+
+    def unstall_store(self) -> None:
+        """Writes go on; nothing if they never stood still."""
+        connection, self._stalling = self._stalling, None
+        if connection is not None:
+            connection.execute("ROLLBACK")  # pyright: ignore[reportUnknownMemberType]
+            connection.close(force=True)
+            self.note_fault("flow")
 
     @property
     def disk_is_real(self) -> bool:

@@ -16,6 +16,9 @@ from domicile.testing.history import Event, History
 SLACK_S = 0.5
 """How late a timer of a busy machine may be before checkers object."""
 
+WAIT_S = 10.0
+"""The longest that a statement waits for the store's lock; older ones have the wrong time."""
+
 
 class RealHistory(History):
     """A history in real time: complete from the beginning, and nothing can be added.
@@ -31,6 +34,13 @@ class RealHistory(History):
         self.closed = True
 
 
+def before(history: History, seconds: float) -> RealHistory:
+    """All but the last seconds of a history; of those something may not be written yet."""
+    events = history.events
+    until = (events[-1].at if events else 0.0) - seconds
+    return RealHistory([event for event in events if event.at <= until], history.counts)
+
+
 def merge(
     commits: Iterable[Commit],
     recorded: Iterable[Event],
@@ -40,10 +50,16 @@ def merge(
 ) -> RealHistory:
     """All events up to a time, in the order of their times; of equal times, commits come first.
 
-    A cut by time holds every cause of what it holds.
+    A cut by time holds every cause of what it holds. Commits come in the order of their revisions:
+    of those that waited for one lock, whoever was first in line need not have been first in.
     """
     prefix = f"{cluster}/".encode()
-    found = [*(_stored(commit, prefix) for commit in commits), *recorded]
+    found: list[Event] = []
+    at = float("-inf")
+    for commit in commits:
+        at = max(at, commit.at) if at - commit.at < WAIT_S else commit.at
+        found.append(_stored(commit, prefix)._replace(at=at))
+    found += recorded
     events = [event for event in found if event.at <= until]
     events.sort(key=lambda event: event.at)
     return RealHistory(events, counts)

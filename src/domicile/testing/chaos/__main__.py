@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from domicile.config import FENCINGS
 from domicile.testing.chaos.bundle import leave
 from domicile.testing.chaos.round import Result, RoundPlan, play
-from domicile.testing.chaos.tally import Tally
+from domicile.testing.chaos.tally import KINDS, Tally
 from domicile.testing.surroundings import Network
 
 ROUND_S = 120.0
@@ -52,6 +53,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="where a failing round leaves its bundle")
     parser.add_argument("--every", type=float, help="seconds between two live lines")
     parser.add_argument("--network", default="auto", choices=("auto", "namespaces", "loopback"))
+    parser.add_argument("--managers", type=int, default=0, help="coordinators of their own")
+    parser.add_argument("--fencing", default="lease", choices=FENCINGS)
+    parser.add_argument(
+        "--eager", action="store_true", help="judge while it goes on, end at the first violation"
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], choices=KINDS, metavar="KIND",
+        help="only faults of this kind; may be repeated",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     if options.minutes <= 0 or options.nodes < 3 or options.rate <= 0:
         parser.error("--minutes and --rate must be positive, and --nodes at least 3")
@@ -72,6 +82,10 @@ def plans(options: argparse.Namespace, out: Path) -> list[RoundPlan]:
             rate=options.rate,
             network=network,
             directory=out / f"seed-{options.seed}-round-{number}",
+            eager=options.eager,
+            only=tuple(options.only),
+            managers=options.managers,
+            fencing=options.fencing,
         )
         for number in range(1, count + 1)
         if options.round in (None, number)
@@ -83,7 +97,8 @@ def repeat(options: argparse.Namespace, plan: RoundPlan) -> str:
     return (
         f"python -m domicile.testing.chaos --minutes {options.minutes:g} --seed {plan.seed} "
         f"--nodes {plan.nodes} --rate {plan.rate:g} --network {options.network} "
-        f"--round {plan.number}"
+        f"--managers {plan.managers} --fencing {plan.fencing} --round {plan.number}"
+        + "".join(f" --only '{kind}'" for kind in plan.only)
     )
 
 

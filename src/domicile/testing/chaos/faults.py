@@ -1,7 +1,8 @@
-"""The faults of a chaos run, by kind: each strikes, waits, and mends what it broke.
+"""The faults of a chaos run that strike anywhere: each strikes, waits, and mends what it broke.
 
-Run by `domicile.testing.chaos.round`, several at once. They use the verbs of `Processes` only. What
-they strike is drawn from the seed; when exactly it hits is up to the machine.
+Those that wait for a certain step are in `domicile.testing.chaos.aimed`. Run by
+`domicile.testing.chaos.round`, several at once. They use the verbs of `Processes` only. What they
+strike is drawn from the seed; when exactly it hits is up to the machine.
 """
 
 from __future__ import annotations
@@ -38,8 +39,12 @@ class Chaos:
         self.network = asyncio.Lock()
         self.disk = asyncio.Lock()
         self.rolling = asyncio.Lock()
+        self.writing = asyncio.Lock()
+        """Held by whoever holds the store's write lock: nobody can be frozen then (S9)."""
         self.touched: dict[int, None] = {}
         """Nodes that a fault is at work on; nobody else may."""
+        self.aimed: dict[int, None] = {}
+        """Nodes that take part in what a fault is aimed at; nobody else may touch them either."""
         self._started: dict[int, float] = {}
 
     async def lasts(self, low_s: float, high_s: float, random: Random) -> None:
@@ -55,7 +60,11 @@ class Chaos:
         """
         started = self._started.get(node.index, float("-inf"))
         joined = self.joined(node) and self.cluster.now() > started + JOIN_S
-        return joined and node.index not in self.touched
+        return joined and not self.taken(node.index)
+
+    def taken(self, node: int) -> bool:
+        """Whether a node is some fault's business."""
+        return node in self.touched or node in self.aimed
 
     def joined(self, node: NodeProcess) -> bool:
         """Whether the process in a place runs and the store knows it."""
@@ -78,7 +87,8 @@ class Chaos:
         """A node to strike; None if the calm begins before one can be spared."""
         while not self.calm.is_set():
             free = self.free()
-            if len(free) > LEAST_UP:
+            # Those that a fault is aimed at are there, but for one of them at times.
+            if free and len(free) + len(self.aimed) > LEAST_UP:
                 leader = self.cluster.leader()
                 chosen: int | None = random.choice(free).index
                 if leader in [node.index for node in free] and random.random() < 0.3:
@@ -88,6 +98,17 @@ class Chaos:
                 return chosen
             await asyncio.sleep(LOOK_S)
         return None
+
+    async def freeze(self, node: int) -> None:
+        """Stop a process; it may have ended by itself."""
+        async with self.writing:
+            if self.cluster.nodes[node].up:
+                self.cluster.freeze(node)
+
+    def thaw(self, node: int) -> None:
+        """Let it go on, if it is there."""
+        if self.cluster.nodes[node].up:
+            self.cluster.thaw(node)
 
     def struck(self, kind: str) -> None:
         """A fault has struck."""
@@ -125,32 +146,40 @@ async def _freeze(chaos: Chaos, random: Random, kind: str, low_s: float, high_s:
         return
     # With handlers suspended and sockets full, so that the guards have something to refuse (L3).
     chaos.load.burst(BURST)
+    chaos.load.burst(BURST, chaos.load.rooms_at(node))
     await chaos.lasts(0.0, 0.1, random)
     process = chaos.cluster.nodes[node].process
     if random.random() < 0.6 and process is not None:
         await chaos.load.stand_still(node, BURST)
-        await _until(lambda: standing_still(process.pid), STAND_S + 0.1)
-    chaos.cluster.freeze(node)
+        await until(lambda: standing_still(process.pid), STAND_S + 0.1)
+    await chaos.freeze(node)
     chaos.struck(kind)
     chaos.load.burst(BURST)
+    chaos.load.burst(BURST, chaos.load.rooms_at(node))
     try:
         await chaos.lasts(low_s, high_s, random)
     finally:
-        chaos.cluster.thaw(node)
+        chaos.thaw(node)
         chaos.touched.pop(node, None)
 
 
-async def _until(condition: Callable[[], bool], limit_s: float) -> None:
+async def until(condition: Callable[[], bool], limit_s: float, tick_s: float = LOOK_S / 10) -> None:
     """Until it holds, or for so long."""
     deadline = asyncio.get_running_loop().time() + limit_s
     # A look at another process: nobody could set an event there.
     while not condition() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
-        await asyncio.sleep(LOOK_S / 10)
+        await asyncio.sleep(tick_s)
 
 
 async def freeze(chaos: Chaos, random: Random) -> None:
-    """SIGSTOP and SIGCONT, mostly within the lease."""
-    await _freeze(chaos, random, "freeze", 0.1, chaos.cluster.settings.ttl_s)
+    """SIGSTOP and SIGCONT: within the lease, or past its deadline but before it runs out, so that
+    nobody else knows and the sockets stay full."""
+    settings = chaos.cluster.settings
+    if random.random() < 0.5:
+        await _freeze(chaos, random, "freeze", 0.1, settings.ttl_s)
+        return
+    late_s = (settings.ttl_s - settings.margin_s) / chaos.scale
+    await _freeze(chaos, random, "freeze", late_s, late_s + settings.margin_s / chaos.scale)
 
 
 async def long_freeze(chaos: Chaos, random: Random) -> None:
@@ -170,7 +199,7 @@ async def _disturb(chaos: Chaos, random: Random, kind: str, strike: Callable[[],
             chaos.cluster.delay(random.choice(_indices(chaos)), 0.05, jitter_s=0.05)
             chaos.struck("delay")
         try:
-            await chaos.lasts(0.3, 6.0, random)
+            await chaos.lasts(0.3, 4.0, random)
         finally:
             chaos.cluster.heal()
 
@@ -234,14 +263,16 @@ async def clock_step(chaos: Chaos, random: Random) -> None:
 
 
 async def full_disk(chaos: Chaos, random: Random) -> None:
-    """The store can't write, mostly not for long enough to cost leases."""
+    """The store can't write, for long enough to cost all leases or not."""
+    ttl_s = chaos.cluster.settings.ttl_s
+    low_s = 0.2 if random.random() < 0.6 else ttl_s / chaos.scale
     async with chaos.disk:
         if chaos.calm.is_set():
             return
         chaos.cluster.fill_disk()
         chaos.struck("full disk")
         try:
-            await chaos.lasts(0.2, 1.5 * chaos.cluster.settings.ttl_s, random)
+            await chaos.lasts(low_s, max(1.5 * ttl_s, low_s + 1.0), random)
         finally:
             chaos.cluster.free_disk()
 
@@ -295,7 +326,7 @@ async def _replace(chaos: Chaos, node: int) -> None:
     chaos.start_again(node)
 
 
-FAULTS: dict[str, Fault] = {
+RANDOM: dict[str, Fault] = {
     "kill": kill,
     "freeze": freeze,
     "long freeze": long_freeze,
@@ -310,4 +341,4 @@ FAULTS: dict[str, Fault] = {
     "restart": restart,
     "roll": roll,
 }
-"""Every kind, in the order of `KINDS`."""
+"""Those that strike anywhere, in the order of `KINDS`."""

@@ -12,9 +12,10 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from random import Random
+from typing import Any
 
 from domicile.control.clock import SystemClock
 from domicile.core.ids import ShardKey
@@ -54,7 +55,11 @@ CROWD = 24
 CROWDED = 2
 """How many messages a shard gets while it moves, and for how many of its rooms."""
 
+TANGLES = 8
+"""One in so many of them comes with asks that wait for each other."""
+
 KEYS = 50
+POUR_S = 0.006
 STAND_S = 0.4
 """How late a node may still be told to stand still."""
 
@@ -69,7 +74,10 @@ class Load:
         self._gap_s = 1.0 / rate
         shards = cluster.settings.shards
         self.hot = rooms_by_shard(random, shards, min(HOT, shards), ROOMS)
-        self._rooms = [id for ids in self.hot.values() for id in ids]
+        # One of each shard, then another one of each: calls upwards come back to where they began.
+        self._rooms = [ids[row] for row in range(ROOMS) for ids in self.hot.values()]
+        self.reserved: dict[ShardKey, None] = {}
+        """Hot shards that a fault moves; they get no wishes from here."""
         self._over = asyncio.Event()
         self._calls: dict[asyncio.Task[None], None] = {}
 
@@ -86,11 +94,37 @@ class Load:
         """Stop a node in the middle of a turn, with so many messages right behind."""
         cluster, ids = self._cluster, (f"s{number}" for number in range(LOOKED))
         id = next((id for id in ids if self._home(Stander, id) == node), None)
-        rooms = [room for room in self._rooms if self._home(Room, room) == node]
+        rooms = self.rooms_at(node)
+        if id is None:
+            return
+        stander = cluster.ref(Stander, id)
+        # All of it begins in one turn, so that one frame brings it: what follows in the turn that
+        # stands still must not go on when the deadline has passed (L3).
+        order = asyncio.ensure_future(stander.tell(Stander.stand_still, cluster.now() + STAND_S))
+        self.burst(count, rooms)
         with suppress(DomicileError):
-            if id is not None:
-                await cluster.ref(Stander, id).tell(Stander.stand_still, cluster.now() + STAND_S)
-                self.burst(count, rooms)
+            await order
+
+    def rooms_at(self, node: int) -> list[str]:
+        """The rooms whose home a node is."""
+        return [room for room in self._rooms if self.home(room) == node]
+
+    async def pour(self, rooms: Sequence[str], seconds: float, *, slow: bool = False) -> None:
+        """Mail for some rooms without a pause, so that something is always on its way."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while loop.time() < until and not self._over.is_set():
+            self._begin(self._random, self._random.choice(rooms), slow=slow)
+            await self._while(POUR_S)
+
+    def keep_busy(self, room: str, seconds: float) -> None:
+        """Have a handler run for so long, so that its shard can't let go at once."""
+        if not self._over.is_set():
+            self._keep(self._held(room, seconds))
+
+    def home(self, room: str) -> int | None:
+        """The node that is home to a room; None between two homes."""
+        return self._home(Room, room)
 
     def _home(self, kind: type[Entity], id: str) -> int | None:
         try:
@@ -118,12 +152,16 @@ class Load:
         """Wish homes of hot shards, crowded ones, and take many wishes back under way."""
         cluster, random = self._cluster, self._random
         while not self._over.is_set():
-            shard = random.choice(list(self.hot))
+            shard = random.choice([shard for shard in self.hot if shard not in self.reserved])
+            home = self.home(self.hot[shard][0])
+            self._tangle(shard, random)
+            await self._while(random.random() * 0.06)
             crowd = asyncio.ensure_future(self._crowd(shard, random))
-            await self._wish(shard, random.randrange(len(cluster.nodes)))
+            await self.wish(shard, random.randrange(len(cluster.nodes)))
             if random.random() < 0.6:
                 await self._while(random.random() ** 2 * 0.2)
-                await self._wish(shard, None)
+                # To where it is just leaving, or to wherever.
+                await self.wish(shard, home if random.random() < 0.5 else None)
             await crowd
             await self._while(random.uniform(*MOVE_S))
 
@@ -132,9 +170,22 @@ class Load:
         rooms = self.hot[shard][:CROWDED]
         for number in range(CROWD):
             self._begin(random, random.choice(rooms), slow=number % 6 == 0)
+            if number % TANGLES == 0:
+                self._tangle(shard, random)
             await self._while(random.random() * 0.01)
 
-    async def _wish(self, shard: ShardKey, node: int | None) -> None:
+    def _tangle(self, shard: ShardKey, random: Random) -> None:
+        """One handler of a shard waits for a room elsewhere, behind one that asks into that shard
+        by a third: no chain says so (N5), and a drain that waits for the first waits for all."""
+        first, *_, last = self.hot[shard]
+        away, far = random.sample([other for other in self.hot if other != shard], 2)
+        middle, third = self.hot[away][1], self.hot[far][2]
+        paths = [(middle, [third, last]), (first, [middle]), (first, [last])]
+        for room, path in paths:
+            self._keep(self._nested(room, path, random.uniform(0.01, 0.12)))
+
+    async def wish(self, shard: ShardKey, node: int | None) -> None:
+        """Wish a shard's home, or take that back; in vain while the store takes nothing."""
         with suppress(StoreError, DomicileError):
             await self._cluster.wish(shard, node)
 
@@ -146,7 +197,9 @@ class Load:
             await asyncio.wait_for(self._over.wait(), seconds)
 
     def _begin(self, random: Random, room: str = "", *, slow: bool = False) -> None:
-        work = self._one(random, room, slow=slow)
+        self._keep(self._one(random, room, slow=slow))
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work, name="chaos-call")
         self._calls[task] = None
         task.add_done_callback(self._calls.pop)
@@ -185,9 +238,23 @@ class Load:
         return "event-sourced", ledger.ask(Ledger.note, random.randrange(-1, 1_000))
 
     async def _one(self, random: Random, room: str, *, slow: bool) -> None:
+        if room:
+            await self._counted(lambda: self._mail(random, room, slow=slow))
+        else:
+            await self._counted(lambda: self._call(random))
+
+    async def _nested(self, room: str, path: list[str], seconds: float) -> None:
+        there = self._cluster.ref(Room, room).options(timeout_s=PATIENCE_S)
+        await self._counted(lambda: ("nested", there.ask(Room.relay, seconds, path)))
+
+    async def _held(self, room: str, seconds: float) -> None:
+        there = self._cluster.ref(Room, room).options(timeout_s=PATIENCE_S)
+        await self._counted(lambda: ("ask", there.ask(Room.think, seconds)))
+
+    async def _counted(self, begin: Callable[[], tuple[str, Awaitable[object]]]) -> None:
         outcomes = self._tally.outcomes
         try:
-            kind, call = self._mail(random, room, slow=slow) if room else self._call(random)
+            kind, call = begin()
             self._tally.calls[kind] += 1
             await call
             outcomes["ok"] += 1

@@ -10,12 +10,13 @@ import asyncio
 import logging
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
 from domicile.config import Settings
-from domicile.testing.chaos.faults import FAULTS, Chaos, Fault
+from domicile.testing.chaos.aimed import FAULTS
+from domicile.testing.chaos.faults import Chaos, Fault
 from domicile.testing.chaos.load import MIXED, PATIENCE_S, Load
 from domicile.testing.chaos.tally import Tally
 from domicile.testing.checkers import Violation, check
@@ -23,6 +24,7 @@ from domicile.testing.checkers.liveness import STUCK_S
 from domicile.testing.checkers.reading import GRACE_S
 from domicile.testing.history import History
 from domicile.testing.processes import HarnessError, Processes
+from domicile.testing.real_history import before
 from domicile.testing.surroundings import Network
 
 log = logging.getLogger("domicile")
@@ -42,7 +44,16 @@ MENDING_S = 60.0
 TEND_S = 0.1
 COLLECT_S = 20.0
 DISK_BYTES = 64 * 1024 * 1024
-SETTINGS = Settings(shards=32, ttl_s=3.0, poison_deaths=1_000_000)
+SETTINGS = Settings(
+    shards=32, ttl_s=3.0, link_timeout_s=4.0, hold_timeout_s=1.0, poison_deaths=1_000_000
+)
+"""Short times, so that even those of a sender's patience (H6) end within a pause in a lease."""
+
+EAGER_S = 12.0
+"""How often an eager round is judged while it goes on."""
+
+UNWRITTEN_S = 1.0
+"""How long a busy process may take to write down what it has stamped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +67,13 @@ class RoundPlan:
     rate: float
     network: Network
     directory: Path
+    eager: bool = False
+    """End at the first violation: it is judged while it goes on."""
+    only: tuple[str, ...] = ()
+    """The kinds of faults that strike; empty for all."""
+    managers: int = 0
+    """Coordinators of their own; without any, nodes coordinate."""
+    fencing: str = "lease"
 
     @property
     def calm_s(self) -> float:
@@ -84,14 +102,15 @@ class Result:
 def strikes(plan: RoundPlan) -> list[tuple[float, str]]:
     """When which kind of fault strikes: all kinds in turn, shuffled anew each time."""
     random = plan.stream("plan")
-    gap_s = min(PACE_S, 0.8 * plan.faulty_s / len(FAULTS))
+    kinds = [kind for kind in FAULTS if not plan.only or kind in plan.only]
+    gap_s = min(PACE_S, 0.7 * plan.faulty_s / len(kinds))
     found: list[tuple[float, str]] = []
     at = gap_s / 2
     while at < 0.92 * plan.faulty_s:
-        # What takes long comes first, or a short round would end before it.
-        deck = sorted(FAULTS, key=lambda kind: kind not in ("roll", "long freeze") or bool(found))
-        if found:
-            random.shuffle(deck)
+        deck = random.sample(kinds, len(kinds))
+        if not found:
+            # What takes long comes first, or a short round would end before it.
+            deck.sort(key=lambda kind: kind not in ("roll", "long freeze"))
         for kind in deck:
             found.append((at, kind))
             at += random.uniform(0.4, 1.6) * gap_s
@@ -102,9 +121,12 @@ class _Round:
     def __init__(self, plan: RoundPlan, tally: Tally, stop: asyncio.Event) -> None:
         self.plan, self.tally, self.stop = plan, tally, stop
         self.found: list[Violation] = []
+        self.early: list[Violation] = []
+        """What was wrong while it went on; what comes later may excuse it, as the end does."""
         self.cluster = Processes(
-            MIXED, nodes=plan.nodes, settings=SETTINGS, directory=plan.directory,
-            network=plan.network, disk_bytes=DISK_BYTES, journal="memory://",
+            MIXED, nodes=plan.nodes, managers=plan.managers, directory=plan.directory,
+            settings=replace(SETTINGS, fencing=plan.fencing), network=plan.network,
+            disk_bytes=DISK_BYTES, journal="memory://",
             seed=plan.stream("gates").getrandbits(32),
         )  # fmt: skip
         scale = min(1.0, plan.faulty_s / LONG_S)
@@ -120,6 +142,7 @@ class _Round:
                 tending = group.create_task(self._tend())
                 calling = group.create_task(self.load.run())
                 moving = group.create_task(self.load.move())
+                looking = group.create_task(self._look_on())
                 await self._harm(began, group)
                 await self._settle()
                 await self._rest(self.plan.calm_s)
@@ -127,6 +150,7 @@ class _Round:
                 await self._ended("calls", calling, PATIENCE_S + 20.0)
                 await self._ended("wishes", moving, 40.0)
                 tending.cancel()
+                looking.cancel()
             self.count()
 
     # faults
@@ -159,6 +183,8 @@ class _Round:
         def served() -> bool:
             return self.cluster.settled() and all(node.up for node in self.cluster.nodes)
 
+        if self.plan.eager and self.stop.is_set():
+            return  # it is bad already
         try:
             await self.cluster.wait_until(served, timeout_s=SETTLE_S)
         except AssertionError as error:
@@ -173,7 +199,7 @@ class _Round:
             for node in self.cluster.nodes:
                 if self.chaos.joined(node):
                     self._joined[node.name, node.runs] = None
-                if node.up or node.process is None or node.index in self.chaos.touched:
+                if node.up or node.process is None or self.chaos.taken(node.index):
                     continue
                 # One that could not join gives up, as it must: its first error is final.
                 if (node.name, node.runs) in self._joined:
@@ -188,6 +214,15 @@ class _Round:
                 collected = asyncio.get_running_loop().time()
                 self.cluster.collect()
             await asyncio.sleep(TEND_S)
+
+    async def _look_on(self) -> None:
+        """Judge what there is, again and again, and stop at the first violation."""
+        while self.plan.eager and not self.stop.is_set():
+            await asyncio.sleep(EAGER_S)
+            so_far = before(self.cluster.history(), UNWRITTEN_S)
+            self.early = await asyncio.to_thread(check, so_far)
+            if self.early:
+                self.stop.set()
 
     def count(self) -> None:
         """Count what was recorded since the last look."""
@@ -233,7 +268,7 @@ async def play(plan: RoundPlan, tally: Tally, stop: asyncio.Event) -> Result:
         log.removeHandler(told)
         told.close()
     history = one.cluster.history()
-    one.found += await asyncio.to_thread(check, history)
+    one.found += await asyncio.to_thread(check, history) or one.early
     tally.rounds += 1
     tally.events += len(history.events)
     for violation in one.found:

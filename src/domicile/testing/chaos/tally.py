@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 KINDS = (
     "kill", "freeze", "long freeze", "partition", "one way", "cut", "delay", "loss",
     "clock step", "full disk", "store cut", "restart", "roll",
+    "slow move", "asleep", "unheard", "severed", "crossed", "hostage", "deaf leader",
+    "stale leader", "cut leader", "contest", "slow store",
 )  # fmt: skip
 """Every kind of fault; a run that misses one has not done its work."""
 

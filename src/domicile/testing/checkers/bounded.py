@@ -96,14 +96,13 @@ def _judge_silence(
     on: dict[tuple[str, str, str], int],
 ) -> None:
     inc = submit.fields["inc"]
-    if inc in reading.deaths:
-        return
     timeout_s = submit.fields["timeout"]
     due_at = submit.at + (GRACE_S if timeout_s is None else timeout_s)
     for start, end in reading.freezes.get(inc, ()):
         if start <= due_at:
             due_at = max(due_at, end)
-    if due_at + SLACK_S > reading.end:
+    death = reading.deaths.get(inc)
+    if due_at + SLACK_S > (reading.end if death is None else death.at):
         return
     if accepted and not submit.fields["ask"]:
         fields = accepted.fields

@@ -5,7 +5,7 @@ And an incarnation that can tell the time is fenced at its deadline, whether or 
 
 from __future__ import annotations
 
-from domicile.testing.checkers.reading import Reading, read
+from domicile.testing.checkers.reading import FRAME_S, Reading, read
 from domicile.testing.checkers.verdict import Findings, Violation
 from domicile.testing.history import Event, History
 
@@ -13,18 +13,23 @@ PROMPT_S = 1e-4
 """How late the timer at the deadline may come in virtual time; an answered renewal takes longer
 than this."""
 
+BETWEEN_S = 0.05
+"""How long a busy machine may keep a real process from noting what its guard has let pass."""
+
 _DEEDS = {"start": "started a handler", "resume": "resumed a handler", "reply": "answered"}
 
 
 def check_deadlines(history: History) -> list[Violation]:
     """L3: each start, resumption and reply lies strictly before `sent_at + ttl - margin`; L4: so
     does the fence, unless the process stood still. An infinite ttl (C9) sets no deadline, but a
-    fence ends it all the same."""
+    fence ends it all the same. Of a real process one deed may be noted just past it: the machine
+    may take its core away between a guard and that note."""
     reading = read(history)
     found = Findings("L3")
     valid_until: dict[str, float] = {}
     renewals: dict[str, Event] = {}
     fenced: dict[str, Event] = {}
+    passed: dict[str, Event] = {}
     for position, event in enumerate(history.events):
         kind = event.kind
         if kind in _DEEDS:
@@ -42,6 +47,10 @@ def check_deadlines(history: History) -> list[Violation]:
                 found.add(event.at, f"{who} without ever holding a lease", event)
             elif event.at >= valid_until[inc]:
                 late_s = event.at - valid_until[inc]
+                if reading.slack_s and late_s < BETWEEN_S:
+                    first = passed.setdefault(inc, event)
+                    if first is event or _one_frame(first, event):
+                        continue
                 message = f"{who} {late_s:.6f} s past its deadline {valid_until[inc]:.6f}"
                 found.add(event.at, message, renewals[inc], event)
             elif kind == "start":
@@ -81,6 +90,12 @@ def _judge_overdue(
             f"{valid_until[inc]:.6f}, though it did not stand still"
         )
         found.add(at, message, renewals[inc])
+
+
+def _one_frame(one: Event, other: Event) -> bool:
+    """Whether these are replies that one guard has let pass."""
+    senders = {one.fields["sender"], other.fields["sender"]}
+    return one.kind == other.kind == "reply" and len(senders) == 1 and other.at - one.at <= FRAME_S
 
 
 def _subject(event: Event) -> str:

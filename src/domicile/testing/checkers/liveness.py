@@ -174,7 +174,8 @@ def _judge_ask(
     waiting = outcome is None and took_s <= STUCK_S
     if refused or waiting or (answered and took_s <= STUCK_S):
         return
-    if submit.fields["inc"] in reading.deaths or slow.overlap(submit.at, until):
+    death = reading.deaths.get(submit.fields["inc"])
+    if (death is not None and death.at <= until) or slow.overlap(submit.at, until):
         return
     message = (
         f"stuck: {Message(*key)} to {submit.fields['type']}/{submit.fields['id']} was {told} "

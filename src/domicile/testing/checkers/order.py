@@ -180,8 +180,7 @@ class _Judge:
             return True
         timeout_s = submit.fields["timeout"]
         if (
-            submit.fields["ask"]
-            and timeout_s is not None
+            timeout_s is not None
             and event.at >= submit.at + timeout_s - self._epsilon_s
             and (fate.start is not None or self._behind_others(event, fate))
         ):

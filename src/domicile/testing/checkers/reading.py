@@ -19,13 +19,14 @@ GRACE_S = 15.0
 """How long after a fault its effects may still show, and after `quiet` things may settle."""
 
 _ENDS = {
-    **dict.fromkeys(("block", "delay", "loss", "outage", "partition", "slow"), ("heal",)),
+    **dict.fromkeys(("block", "delay", "lag", "loss", "outage", "partition", "slow"), ("heal",)),
     "freeze": ("thaw", "crash"),
     "full": ("free",),
+    "stall": ("flow",),
 }
 """Faults that go on, and what ends them; `quiet` ends all. A freeze ends for its own process."""
 
-_FRAME_S = 0.002
+FRAME_S = 0.002
 """The replies of one frame are noted within this time."""
 
 
@@ -146,7 +147,7 @@ class Reading:
                 woken = True
                 del pauses[inc][0]
             if kind == "reply" and woken:
-                frames[inc] = (fields["sender"], at + _FRAME_S)
+                frames[inc] = (fields["sender"], at + FRAME_S)
             elif kind != "reply" or frames.get(inc, ("", at))[0] != fields["sender"]:
                 frames.pop(inc, None)
             if (woken and kind in ("start", "resume")) or at <= frames.get(inc, ("", -1.0))[1]:
