@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import traceback
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -51,6 +53,10 @@ SETTINGS = Settings(
 
 EAGER_S = 12.0
 """How often an eager round is judged while it goes on."""
+
+PULSE_S = 0.1
+STARVED_S = 0.5
+"""A process that wakes up so much too late did not get its share of the machine."""
 
 UNWRITTEN_S = 1.0
 """How long a busy process may take to write down what it has stamped."""
@@ -133,25 +139,35 @@ class _Round:
         self.load = Load(self.cluster, tally, plan.stream("load"), plan.rate)
         self.chaos = Chaos(self.cluster, tally, self.load, scale=max(scale, 0.25))
         self._read = 0
+        self._quiet = False
         self._joined: dict[tuple[str, int], None] = {}
 
     async def play(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def late(since: float) -> None:
+            loop.call_soon_threadsafe(self.starved, since)
+
         async with self.cluster:
-            began = asyncio.get_running_loop().time()
-            async with asyncio.TaskGroup() as group:
-                tending = group.create_task(self._tend())
-                calling = group.create_task(self.load.run())
-                moving = group.create_task(self.load.move())
-                looking = group.create_task(self._look_on())
-                await self._harm(began, group)
-                await self._settle()
-                await self._rest(self.plan.calm_s)
-                self.load.end()
-                await self._ended("calls", calling, PATIENCE_S + 20.0)
-                await self._ended("wishes", moving, 40.0)
-                tending.cancel()
-                looking.cancel()
-            self.count()
+            with felt(self.cluster.now, late):
+                await self._play()
+
+    async def _play(self) -> None:
+        began = asyncio.get_running_loop().time()
+        async with asyncio.TaskGroup() as group:
+            tending = group.create_task(self._tend())
+            calling = group.create_task(self.load.run())
+            moving = group.create_task(self.load.move())
+            looking = group.create_task(self._look_on())
+            await self._harm(began, group)
+            await self._settle()
+            await self._rest(self.plan.calm_s)
+            self.load.end()
+            await self._ended("calls", calling, PATIENCE_S + 20.0)
+            await self._ended("wishes", moving, 40.0)
+            tending.cancel()
+            looking.cancel()
+        self.count()
 
     # faults
 
@@ -171,6 +187,7 @@ class _Round:
             for task in late:
                 task.cancel()
                 self.wrong("mend", f"{task.get_name()} did not end within {MENDING_S:g} s")
+        self._quiet = True
         self.cluster.note_quiet()
 
     async def _strike(self, kind: str, fault: Fault, random: Random) -> None:
@@ -215,6 +232,14 @@ class _Round:
                 self.cluster.collect()
             await asyncio.sleep(TEND_S)
 
+    def starved(self, since: float) -> None:
+        """The machine let nobody run since then: a lease that is lost by that is no violation."""
+        self.tally.starved += 1
+        self.cluster.note_fault("starved", at=since)
+        if self._quiet:
+            # Only from here on it is calm.
+            self.cluster.note_quiet()
+
     async def _look_on(self) -> None:
         """Judge what there is, again and again, and stop at the first violation."""
         while self.plan.eager and not self.stop.is_set():
@@ -250,6 +275,30 @@ class _Round:
     def wrong(self, rule: str, message: str) -> None:
         """Something that no checker can see."""
         self.found.append(Violation(rule, self.cluster.now(), message))
+
+
+@contextmanager
+def felt(now: Callable[[], float], late: Callable[[float], object]) -> Generator[None]:
+    """Feel whether the machine lets processes run, by a thread; `late` hears since when it did not.
+
+    In a thread of its own, so that a loop that is busy with histories is not taken for that.
+    """
+    over = threading.Event()
+
+    def feel() -> None:
+        asked = now()
+        while not over.wait(PULSE_S):
+            if now() > asked + PULSE_S + STARVED_S:
+                late(asked)
+            asked = now()
+
+    thread = threading.Thread(target=feel, name="chaos-pulse", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 async def play(plan: RoundPlan, tally: Tally, stop: asyncio.Event) -> Result:

@@ -27,6 +27,8 @@ class Tally:
     messages: int = 0
     moves: int = 0
     fences: int = 0
+    starved: int = 0
+    """How often the machine did not let the harness itself run."""
     restarts: int = 0
     """Processes that were started again, for whatever reason."""
     events: int = 0
@@ -38,7 +40,7 @@ class Tally:
 
     def add(self, other: Tally) -> None:
         """Take in another one."""
-        for name in ("rounds", "messages", "moves", "fences", "restarts", "events"):
+        for name in ("rounds", "messages", "moves", "fences", "starved", "restarts", "events"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("faults", "calls", "outcomes", "rules"):
             getattr(self, name).update(getattr(other, name))
@@ -68,6 +70,7 @@ class Tally:
             f"messages that ran     {self.messages:>9,}",
             f"moves                 {self.moves:>9,}",
             f"fences                {self.fences:>9,}",
+            f"times starved         {self.starved:>9,}",
             f"processes restarted   {self.restarts:>9,}",
             f"events judged         {self.events:>9,}",
             *_table("calls", self.calls, CALLS),

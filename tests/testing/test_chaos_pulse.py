@@ -1,0 +1,64 @@
+"""A chaos run knows when the machine starves it: leases that are lost by that are no violation."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from itertools import chain, count, repeat
+
+import pytest
+
+from domicile.testing.chaos import round as rounds
+from domicile.testing.chaos.round import STARVED_S, felt
+from domicile.testing.chaos.tally import Tally
+from domicile.testing.checkers.order import check_order
+from domicile.testing.history import Event
+from domicile.testing.real_history import RealHistory
+
+
+def test_only_what_comes_much_too_late_is_felt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "PULSE_S", 0.001)
+    heard: list[float] = []
+    enough = threading.Event()
+    # In pairs: when it was asked to wake up, and when it did.
+    late_s = chain([0.0, STARVED_S / 2, STARVED_S * 2, 0.0, STARVED_S * 3], repeat(0.0))
+    times = chain.from_iterable((at, at + 0.001 + late) for at, late in zip(count(), late_s))
+    lock = threading.Lock()
+
+    def now() -> float:
+        with lock:
+            at = next(times)
+            if at > 20:
+                enough.set()
+            return at
+
+    with felt(now, heard.append):
+        assert enough.wait(20.0)
+    # The thread asks for the time before its first rest, so its pairs are those above.
+    assert heard == [2, 4]
+    assert not [one for one in threading.enumerate() if one.name == "chaos-pulse"]
+
+
+def lost(*faults: Event) -> list[str]:
+    """What is said of a tell whose sender lost its lease, and of nothing else."""
+    names = {"inc": "a", "role": "default", "shard": 0, "n": 1}
+    submit = {**names, "type": "t", "id": "x", "method": "m", "ask": False, "chain": [], "held": 0}
+    events = [
+        Event(0.0, "life", {"inc": "a", "node": "", "hosts": False, "limits": {}}),
+        *faults,
+        Event(9.0, "submit", {**submit, "timeout": 6.0}),
+        Event(9.5, "fenced", {"inc": "a", "reason": "deadline passed"}),
+        Event(9.5, "lost", names),
+    ]
+    return [found.message for found in check_order(RealHistory(events, Counter()))]
+
+
+def test_a_starved_machine_excuses_a_lost_lease_and_nothing_else_does() -> None:
+    assert len(lost()) == 1
+    assert lost(Event(8.0, "fault", {"fault": "starved", "node": None, "inc": None})) == []
+
+
+def test_how_often_it_starved_is_told() -> None:
+    tally = Tally(starved=2)
+    tally.add(Tally(starved=1))
+    assert "times starved                 3" in tally.report()
