@@ -62,7 +62,7 @@ IDLE_PER_S = 2.0
 MOST_IN, MOST_OUT = 60, 60
 """What such a node may ask to get in, and to get out, whatever the others do."""
 
-RATE = 8.0
+RATE = 5.0
 """How many clients come in a second."""
 
 WAIT_S = 300.0
