@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from domicile.testing.chaos.tally import KINDS
 from domicile.testing.profiles import MIXED, PROFILES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,7 +44,7 @@ FAMILIES = "LHNCSJ"
 LEAST_OF_EACH = 3
 HEAD = re.compile(
     r"Rule: (?P<rule>[A-Z]\d*)\nProfile: (?P<profile>\w+)\nChaos: (?P<chaos>yes|no, .{10,})\n"
-    r"(Chaos-Minutes: (?P<minutes>\d+)\n)?diff "
+    r"(Chaos-Minutes: (?P<minutes>\d+)\n)?(Chaos-Only: (?P<only>.+)\n)?diff "
 )
 
 
@@ -76,6 +77,8 @@ def test_a_patch_says_whether_chaos_can_find_it(patch: Path) -> None:
     assert told.chaotic == told.chaos.startswith("yes")
     assert told.chaotic or patch not in CHAOTIC, "what no other suite tries must be found there"
     assert told.chaos_minutes == float(head(patch)["minutes"] or run.CHAOS_MINUTES)
+    assert ", ".join(told.chaos_only) == (head(patch)["only"] or "")
+    assert {*told.chaos_only} <= {*KINDS}
     assert (patch in run.patches_of(chaotic=True)) == told.chaotic
 
 

@@ -13,9 +13,10 @@ verdict on a seed that is clean without the patch; a crash or a hang does not co
 patches run side by side, one process each. Exit code 0 if all are found.
 
 With `--chaos` the patch meets real processes instead: minutes of chaos (`--minutes`, or what the
-patch says as `Chaos-Minutes`), one seed after the other, until a checker objects. A patch says
-whether it can be found there: `Chaos: yes`, or `Chaos: no, ` and why not; with `--all` those that
-can are tried, one after the other, and a table of them ends the run. Such a run does not repeat, so
+patch says as `Chaos-Minutes`), one seed after the other, until a checker objects; `--only`, or
+`Chaos-Only` in the patch, names the kinds of faults if not all are to strike. A patch says whether
+it can be found there: `Chaos: yes`, or `Chaos: no, ` and why not; with `--all` those that can are
+tried, one after the other, and a table of them ends the run. Such a run does not repeat, so
 `make chaos` without a patch is what shows that nobody objects without reason.
 """
 
@@ -84,6 +85,8 @@ class Head(NamedTuple):
     chaos: str = ""
     """`yes`, or `no` and why real processes can't show it."""
     chaos_minutes: float = CHAOS_MINUTES
+    chaos_only: tuple[str, ...] = ()
+    """The kinds of faults that show it, where all of them together hit too rarely."""
 
     @property
     def chaotic(self) -> bool:
@@ -115,6 +118,7 @@ def head_of(patch: Path) -> Head:
         told.get("Profile", "standard"),
         told.get("Chaos", ""),
         float(told.get("Chaos-Minutes", CHAOS_MINUTES)),
+        tuple(told["Chaos-Only"].split(", ")) if "Chaos-Only" in told else (),
     )
 
 
@@ -194,7 +198,7 @@ def try_mutant(
             print(f"{patch.stem}: the patch no longer applies: {applied.stderr.strip()}")
             return Tried(patch.stem, False, None, 0.0, "does not apply")
         if chaotic:
-            seed, said = chaos(tree, seeds, minutes or head.chaos_minutes, only)
+            seed, said = chaos(tree, seeds, minutes or head.chaos_minutes, only or head.chaos_only)
             found = seed is not None
         else:
             found, said = probe(tree, seeds, jobs, profile)
