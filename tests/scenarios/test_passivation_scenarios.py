@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from real_lab import LEDGER, enter, judge, nothing_lost, open_ledger, run
+from real_lab import LEDGER, balanced, enter, judge, nothing_lost, open_ledger, run
 
 from domicile import Entity, Settings, handler
 from domicile.control.clock import SystemClock
@@ -119,6 +119,7 @@ def test_real_processes_lose_no_message_to_a_stop(
 
     async def scenario() -> None:
         async with Processes([Sleepy], nodes=2, settings=Settings(shards=4)) as cluster:
+            await cluster.wait_until(lambda: balanced(cluster))
             sleepy = cluster.ref(Sleepy, "s")
             assert await sleepy.ask(Sleepy.put, 0) == 1
             await cluster.wait_until(lambda: read(ledger)[-1] == ("s", "stopped", 1))
@@ -215,6 +216,7 @@ def test_a_real_process_releases_after_the_stop_was_cancelled(
 
     async def scenario() -> None:
         async with Processes([Tenacious], nodes=2, settings=STUBBORN) as cluster:
+            await cluster.wait_until(lambda: balanced(cluster))
             epoch = await cluster.ref(Tenacious, "t").ask(Tenacious.hello)
             shard = cluster.shard(Tenacious, "t")
             await cluster.wish(shard, 1 - cluster.owner(Tenacious, "t"))

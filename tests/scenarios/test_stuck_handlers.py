@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import pytest
+from real_lab import balanced
 
 from domicile import Entity, MaybeExecuted, Settings, handler
 from domicile.core.breakglass import Picture
@@ -139,7 +140,7 @@ async def until_stuck(cluster: Processes, id: str) -> dict[str, Any]:
 def test_real_processes_name_stuck_handlers_and_are_freed_by_kicks() -> None:
     async def scenario() -> None:
         async with Processes([Jam], nodes=2, settings=REAL) as cluster:
-            await cluster.wait_until(cluster.settled)
+            await cluster.wait_until(lambda: balanced(cluster))
             task, behind = spawned(cluster, Jam.hang, "j"), spawned(cluster, Jam.hello, "j")
             one = await until_stuck(cluster, "j")
             assert (one["type"], one["handler"], one["queue"]) == ("stuck.jam", "hang", 1)
@@ -178,7 +179,7 @@ def test_real_processes_name_stuck_handlers_and_are_freed_by_kicks() -> None:
 def test_a_real_handler_that_holds_the_event_loop_is_named_meanwhile() -> None:
     async def scenario() -> None:
         async with Processes([Jam], nodes=2, settings=STEADY, record=False) as cluster:
-            await cluster.wait_until(cluster.settled)
+            await cluster.wait_until(lambda: balanced(cluster))
             seconds = 8.0
             task = asyncio.get_running_loop().create_task(
                 cluster.ref(Jam, "held").options(timeout_s=60).ask(Jam.block, seconds)
