@@ -17,7 +17,7 @@ from domicile.testing.chaos import __main__ as command
 from domicile.testing.chaos.aimed import FAULTS
 from domicile.testing.chaos.bundle import leave
 from domicile.testing.chaos.round import LONG_S, RoundPlan, strikes
-from domicile.testing.chaos.tally import CALLS, KINDS, Tally
+from domicile.testing.chaos.tally import AIMED, CALLS, KINDS, Tally
 from domicile.testing.checkers import Violation
 from domicile.testing.history import Event
 from domicile.testing.real_history import RealHistory
@@ -95,15 +95,17 @@ def whole() -> Tally:
 
 
 def test_a_run_is_good_only_if_everything_happened_and_nobody_objected() -> None:
-    assert command.verdict(whole()) == 0
+    assert command.verdict(whole(), 20.0) == 0
     for kind in KINDS:
         tally = whole()
         del tally.faults[kind]
         assert tally.missing() == [kind]
-        assert command.verdict(tally) == 1
+        assert command.verdict(tally, 20.0) == 1
+        assert command.verdict(tally, 2.0) == (kind not in AIMED)
+        assert command.verdict(tally, 20.0, ["roll"]) == (kind == "roll")
     tally = whole()
     tally.rules["I5"] += 1
-    assert command.verdict(tally) == 1
+    assert command.verdict(tally, 2.0) == 1
 
 
 def test_tallies_add_up_and_tell_everything() -> None:

@@ -21,11 +21,14 @@ from pathlib import Path
 from domicile.config import FENCINGS
 from domicile.testing.chaos.bundle import leave
 from domicile.testing.chaos.round import Result, RoundPlan, play
-from domicile.testing.chaos.tally import KINDS, Tally
+from domicile.testing.chaos.tally import AIMED, KINDS, Tally
 from domicile.testing.surroundings import Network
 
 ROUND_S = 120.0
 """How long a round is, about; also what a run's memory is bounded by."""
+
+LONG_MINUTES = 10.0
+"""In a run of so many every kind of fault must strike; aimed ones may miss in a shorter one."""
 
 RATE = 60.0
 """Calls per second; with nested asks about twice as many messages."""
@@ -148,12 +151,16 @@ async def _run(options: argparse.Namespace, out: Path) -> int:
     missing = done.missing()
     if missing:
         _say(f"never happened: {', '.join(missing)}")
-    return verdict(done)
+    return verdict(done, options.minutes, options.only)
 
 
-def verdict(tally: Tally) -> int:
-    """The exit code: 0 only if nobody objected and everything happened."""
-    return 1 if tally.violations or tally.missing() else 0
+def verdict(tally: Tally, minutes: float, only: Sequence[str] = ()) -> int:
+    """The exit code: 0 only if nobody objected and everything happened that had to."""
+    excused = [*AIMED] if minutes < LONG_MINUTES else []
+    if only:
+        excused = [kind for kind in KINDS if kind not in only]
+    missing = [kind for kind in tally.missing() if kind not in excused]
+    return 1 if tally.violations or missing else 0
 
 
 def _tell(result: Result, plan: RoundPlan, command: str) -> None:

@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-KINDS = (
+PLAIN = (
     "kill", "freeze", "long freeze", "partition", "one way", "cut", "delay", "loss",
     "clock step", "full disk", "store cut", "restart", "roll",
+)  # fmt: skip
+AIMED = (
     "slow move", "asleep", "unheard", "severed", "crossed", "hostage", "deaf leader",
     "stale leader", "cut leader", "contest", "slow store",
 )  # fmt: skip
+"""They wait for a moment that need not come within a few minutes."""
+
+KINDS = PLAIN + AIMED
 """Every kind of fault; a run that misses one has not done its work."""
 
 CALLS = ("ask", "tell", "nested", "event-sourced")
