@@ -107,6 +107,9 @@ def _judge_silence(
     if accepted and not submit.fields["ask"]:
         fields = accepted.fields
         owner = fields["inc"]
+        if death is not None:
+            # It was in its owner's hands, who may have stood still; who would hear of it is gone.
+            return
         if owner not in reading.deaths and on.get((owner, fields["type"], fields["id"]), 0) > 0:
             return
     what = "ask" if submit.fields["ask"] else "tell"
