@@ -102,14 +102,14 @@ def _judge_silence(
         if start <= due_at:
             due_at = max(due_at, end)
     death = reading.deaths.get(inc)
+    if death is not None and not submit.fields["ask"]:
+        # Nobody promises a tell an answer by some time: its owner may have stood still all along.
+        return
     if due_at + SLACK_S > (reading.end if death is None else death.at):
         return
     if accepted and not submit.fields["ask"]:
         fields = accepted.fields
         owner = fields["inc"]
-        if death is not None:
-            # It was in its owner's hands, who may have stood still; who would hear of it is gone.
-            return
         if owner not in reading.deaths and on.get((owner, fields["type"], fields["id"]), 0) > 0:
             return
     what = "ask" if submit.fields["ask"] else "tell"
