@@ -172,8 +172,12 @@ def _member(plan: MemberPlan, meter: FileRecorder | None) -> Node | Manager:
 
 
 async def _serve(member: Node | Manager) -> None:
+    # Others see its record before `run` listens to signals: one that comes in between counts, too.
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
     async with member:
-        await member.run()
+        if not asked.is_set():
+            await member.run()
 
 
 def enter_namespace(path: str) -> None:
