@@ -20,6 +20,7 @@ import pytest
 from member_lab import Tampered
 
 from domicile.config import Settings
+from domicile.control.beside import Renewals
 from domicile.control.clock import SystemClock
 from domicile.control.member import Member
 from domicile.core.ids import Incarnation, node_key
@@ -535,5 +536,25 @@ def test_who_has_no_shards_or_no_lease_needs_no_thread_to_renew(process: Process
             await wait_until(lambda: process.renewed >= 1)
             assert not threads()
             assert not process.store.sides
+
+    run(main())
+
+
+def test_the_loop_makes_room_for_the_thread_all_the_time(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    give_way = Renewals.give_way
+
+    def counted(renewals: Renewals) -> float:
+        asked.append(threading.get_ident())
+        return give_way(renewals)
+
+    monkeypatch.setattr(Renewals, "give_way", counted)
+
+    async def main() -> None:
+        async with process.running():
+            await wait_until(lambda: len(asked) >= 3 and process.renewed >= 3)
+        assert {*asked} == {threading.get_ident()}, "the loop's own thread"
 
     run(main())

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domicile.config import Settings
-from domicile.control.beside import AGAIN_S, MOST_RESTS, RESTS, Renewals
-from domicile.core.stall import LATE_S, is_late
+from domicile.control.beside import AGAIN_S, Renewals
+from domicile.core.stall import LATE_S, MOST_RESTS, RESTS, rests
 from domicile.ports.store import Kept
 
 SETTINGS = Settings(ttl_s=2.0)
@@ -95,6 +95,10 @@ def test_a_store_that_does_not_answer_holds_up_no_loop(monkeypatch: pytest.Monke
     assert len(rests) == MOST_RESTS + RESTS, "the next one has its own"
 
 
-@given(st.floats(0, 1e6), st.floats(0, 10))
-def test_late_is_what_was_due_a_while_ago(due: float, after_s: float) -> None:
-    assert is_late(due + after_s, due) == (due + after_s >= due + LATE_S)
+@given(st.floats(0, 1e6), st.floats(-10, 10), st.integers(0, MOST_RESTS))
+def test_nobody_rests_in_time_nor_too_often(due: float, after_s: float, rested: int) -> None:
+    now = due + after_s
+    many = rests(now, due, rested)
+    assert 0 <= many <= RESTS
+    assert many + rested <= MOST_RESTS
+    assert bool(many) == (now >= due + LATE_S and rested < MOST_RESTS)

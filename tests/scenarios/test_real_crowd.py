@@ -14,17 +14,18 @@ from random import Random
 from real_lab import ROLE, Diary, run
 
 from domicile import Settings, connect
+from domicile.core.ids import NODES as NODE_RECORDS
 from domicile.core.ids import ShardKey
+from domicile.core.records import NodeRecord, decode_record
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite import SqliteStore
 from domicile.testing import History, Processes
 
 NODES, CLIENTS, VISITS, ASKS = 12, 40, 2, 5
 SHARDS = 60
-MOST_TO_JOIN, MOST_MEANWHILE, MOST_TO_LEAVE = 3, 4, 8
-"""Commits of a node that does not coordinate: its record and a retry or two; that its loop stood
-still on a busy machine and goes on, which no client causes; its status, its shards if nobody is
-there to hear of them (H10), and a try at leading while others leave."""
+MOST_TO_JOIN, MOST_TO_LEAVE = 3, 8
+"""Commits of a node that does not coordinate: its record and a retry or two; its status, its shards
+if nobody is there to hear of them (H10), and a try at leading while others leave."""
 
 SETTINGS = Settings(
     shards=SHARDS, ask_timeout_s=60.0, balance_limit=1.0, balance_receiver=1.0, poison_deaths=1_000
@@ -50,8 +51,23 @@ def even(cluster: Processes) -> bool:
 
 
 def commits(history: History) -> Counter[str]:
-    """How often each process wrote."""
-    return Counter(event.fields["by"] for event in history.of("commit"))
+    """How often each process wrote, but for a node's word that its loop stood still, or goes on: a
+    busy machine makes it say so, and no client does."""
+    still: dict[bytes, bool] = {}
+    found: Counter[str] = Counter()
+    for event in history.of("commit"):
+        puts = event.fields["puts"]
+        records = [
+            (key, decode_record(value, NodeRecord)) for key, value, *_ in puts if is_node(key)
+        ]
+        turned = [key for key, record in records if record.stalled != still.get(key, False)]
+        still.update((key, record.stalled) for key, record in records)
+        found[event.fields["by"]] += not (turned and len(puts) == 1)
+    return found
+
+
+def is_node(key: bytes) -> bool:
+    return key.startswith(NODE_RECORDS)
 
 
 async def remaining(database: Path) -> list[bytes]:
@@ -78,8 +94,7 @@ def test_a_crowd_comes_and_goes_without_an_error_and_without_a_herd() -> None:
                     group.create_task(visit(cluster.store, f"client-{number}"))
             assert even(cluster), "clients move nothing"
             visited = commits(cluster.history())
-            wrote = max(visited[name] - started[name] for name in followers)
-            assert wrote <= MOST_MEANWHILE, "nor do nodes write because of them"
+            assert all(visited[name] == started[name] for name in followers), "nor write nodes"
             assert (visited - started).total() <= 2 * CLIENTS * VISITS
 
             await asyncio.gather(*(cluster.stop(node) for node in range(NODES)))

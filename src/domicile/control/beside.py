@@ -30,8 +30,8 @@ from domicile.core.stall import (
     LATE_S,
     Step,
     due_after,
-    is_late,
     next_look,
+    rests,
     stands_still,
     step,
 )
@@ -50,9 +50,7 @@ STOP_S = 1.0
 JITTER = 0.1
 
 REST_S = 0.0005
-RESTS, MOST_RESTS = 40, 200
-"""How long the loop rests at a time, and how often in one turn and for one renewal: a store that
-does not answer must not hold up the loop, too."""
+"""How long one rest of the loop is."""
 
 AGAIN_S = 0.05
 """How soon the loop looks again."""
@@ -103,12 +101,11 @@ class Renewals:
         due = self._due
         if due != self._rested_for:
             self._rested_for, self._rested = due, 0
-        if is_late(self._clock.now(), due):
-            for _ in range(min(RESTS, MOST_RESTS - self._rested)):
-                if self._due != due or self._over:
-                    break
-                self._rested += 1
-                time.sleep(REST_S)
+        for _ in range(rests(self._clock.now(), due, self._rested)):
+            if self._due != due or self._over:
+                break
+            self._rested += 1
+            time.sleep(REST_S)
         return max(self._due + LATE_S, self._clock.now() + AGAIN_S)
 
     def _run(self) -> None:

@@ -20,6 +20,10 @@ STILL = 1 / 3
 others about it, which is at half of it."""
 
 
+RESTS, MOST_RESTS = 40, 200
+"""How often a loop rests at a time, and for one renewal: a store that does not answer must not hold
+up the loop, too."""
+
 LATE_S = 0.1
 """A renewal that is not acknowledged so long after it was due may wait for the interpreter."""
 
@@ -61,9 +65,10 @@ def next_look(now: float, due: float, valid_until: float, evict_after_s: float) 
     return min((at for at in (due, valid_until) if now < at < soon), default=soon)
 
 
-def is_late(now: float, due: float) -> bool:
-    """Whether a loop that turns should make room for the thread that renews."""
-    return now >= due + LATE_S
+def rests(now: float, due: float, rested: int) -> int:
+    """How often a loop that turns should rest now to make room for the thread that renews, if it
+    did so `rested` times for this renewal."""
+    return min(RESTS, MOST_RESTS - rested) if now >= due + LATE_S else 0
 
 
 def stands_still(now: float, turned_at: float, evict_after_s: float) -> bool:

@@ -61,8 +61,8 @@ class Accepted(Side[AcceptedLink]):
         messages = self.link.take(session, frame)
         if messages:
             self.taken(self.key.sender, frame)
-            deliver = self.layer.events.on_requests
-            self.answering(partial(deliver, self.key, self.while_open(messages)))
+            take = partial(self.layer.events.on_requests, self.key)
+            self.answering(partial(self.deliver, messages, take))
         elif self.link.ready:
             self.layer.mark(self)
 

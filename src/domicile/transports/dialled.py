@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import msgspec
@@ -192,7 +193,7 @@ class Dialled(Side[DialledLink]):
         if self.link.ready:
             self.layer.mark(self)
         if messages:
-            self.layer.events.on_answers(self.peer.incarnation, self.while_open(messages))
+            self.deliver(messages, partial(self.layer.events.on_answers, self.peer.incarnation))
 
     def _expect_loss(self) -> None:
         if self._loss_timer is None:

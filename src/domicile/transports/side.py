@@ -165,14 +165,18 @@ class Side(Generic[End]):
         if self.link.owed:
             self.layer.mark(self)
 
-    def while_open(self, messages: tuple[M, ...]) -> Iterator[M]:
-        """Messages of a frame, as long as this link stands (I1b)."""
+    def deliver(self, messages: tuple[M, ...], take: Callable[[Iterator[M]], None]) -> None:
+        """Have the messages of a frame taken, as long as this link stands (I1b)."""
         if self.ended:
-            return iter(())
+            return
         # `end` empties the list, and with that the iterator has come to its end.
-        taken = list(messages)
-        self._taken = taken
-        return iter(taken)
+        left = list(messages)
+        self._taken = left
+        try:
+            take(iter(left))
+        finally:
+            # An idle link keeps nothing of its last frame.
+            left.clear()
 
     def answering(self, answer: Callable[[], None]) -> None:
         """Do something; what it queues here leaves at its end, in this turn."""
