@@ -120,6 +120,25 @@ def test_a_timeout_behind_a_running_handler_is_accepted_but_not_behind_nobody() 
     rejected(idle, "I5", "a gap without a fault")
 
 
+def test_a_timeout_on_the_way_is_accepted_but_not_long_after_it_left() -> None:
+    accepted(Tape().submit(1, timeout=0.001).write(1).wait(0.008).outcome(1, "maybe_executed"))
+    accepted(Tape().submit(1).wait(9.99).write(1).wait(0.01).outcome(1, "maybe_executed"))
+    late = Tape().submit(1).write(1).wait(10.0).outcome(1, "maybe_executed")
+    rejected(late, "I5", "a gap without a fault")
+    early = Tape().submit(1).write(1).wait(0.01).outcome(1, "maybe_executed")
+    rejected(early, "I5", "a gap without a fault")
+    there = Tape().submit(1, timeout=1.0).write(1).accept(1)
+    rejected(there.wait(1.0).outcome(1, "maybe_executed"), "I5", "a gap without a fault")
+
+
+@pytest.mark.parametrize("kind", ["return", "dropped"])
+def test_a_timeout_on_the_way_back_is_accepted_but_not_long_after_it_left(kind: str) -> None:
+    sent = Tape().submit(1).write(1).accept(1).wait(9.0)
+    accepted(sent.wait(0.99).message(kind, 1, why="link").wait(0.01).outcome(1, "maybe_executed"))
+    sent = Tape().submit(1).write(1).accept(1).wait(9.0).message(kind, 1, why="link").wait(1.0)
+    rejected(sent.outcome(1, "maybe_executed"), "I5", "a gap without a fault")
+
+
 def test_a_tell_that_outlives_its_time_behind_a_running_handler_is_accepted() -> None:
     accepted(Tape().start(1).submit(2, ask=False).accept(2).wait(10.0).lost(2))
     early = Tape().start(1).submit(2, ask=False).accept(2).wait(9.0).lost(2)

@@ -123,7 +123,7 @@ async def _run(options: argparse.Namespace, out: Path) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    done, bundles = Tally(), list[Path]()
+    done, wrong = Tally(), list[str]()
     rounds = plans(options, out)
     began = time.monotonic()
     for plan in rounds:
@@ -140,17 +140,18 @@ async def _run(options: argparse.Namespace, out: Path) -> int:
                 _say()
         done.add(result.tally)
         if result.violations:
-            _tell(result, plan, repeat(options, plan))
-            bundles.append(plan.directory)
+            wrong.append(_told(result, plan, repeat(options, plan)))
+            _say(wrong[-1])
         else:
             await asyncio.to_thread(shutil.rmtree, plan.directory, True)
     _say(f"\nchaos: seed {options.seed}, {time.monotonic() - began:.0f} s")
     _say(done.report())
-    for path in bundles:
-        _say(f"bundle: {path}")
     missing = done.missing()
     if missing:
         _say(f"never happened: {', '.join(missing)}")
+    for told in wrong:
+        # Again, since this end may be all that is kept of a long log.
+        _say(told)
     return verdict(done, options.minutes, options.only)
 
 
@@ -163,15 +164,16 @@ def verdict(tally: Tally, minutes: float, only: Sequence[str] = ()) -> int:
     return 1 if tally.violations or missing else 0
 
 
-def _tell(result: Result, plan: RoundPlan, command: str) -> None:
+def _told(result: Result, plan: RoundPlan, command: str) -> str:
+    """What was wrong with a round and where to find the rest, which is left there."""
     title = f"chaos, seed {plan.seed}, round {plan.number}"
     leave(plan.directory, result.history, result.violations, command, title)
-    for violation in result.violations[:SHOWN]:
-        _say(f"\n{violation}")
+    told = [str(violation) for violation in result.violations[:SHOWN]]
     more = len(result.violations) - SHOWN
     if more > 0:
-        _say(f"... and {more} more in {plan.directory / 'violations.txt'}")
-    _say(f"\nrepeat with: {command}")
+        told.append(f"... and {more} more in {plan.directory / 'violations.txt'}")
+    told.append(f"bundle: {plan.directory}\nrepeat with: {command}")
+    return "\n" + "\n\n".join(told)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

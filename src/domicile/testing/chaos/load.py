@@ -44,7 +44,9 @@ class Stander(Entity, name="stander"):
 
 
 MIXED: tuple[type[Entity], ...] = (*ENTITIES, Stander)
-PATIENCE_S = 6.0
+PATIENCE_S = 10.0
+"""How long a call may take: no less than what liveness is judged by (L)."""
+
 HOT = 8
 """Shards that the load is for; they move all the time."""
 

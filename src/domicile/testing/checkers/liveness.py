@@ -19,7 +19,7 @@ SLOW_S = 2.0
 PLACE_S = 9.0
 """The longest a stored entry may go without its owner acting on it, or a shard without a home."""
 
-PATIENT_S = 5.0
+PATIENT_S = STUCK_S
 """Asks with a shorter timeout may fail by their own impatience."""
 
 REFUSED_S = 1.0

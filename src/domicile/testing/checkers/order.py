@@ -17,6 +17,10 @@ DRAIN_S = 10.0
 BUSY_S = 1.0
 """An entity that finished a handler this recently was at work, not stuck."""
 
+UNDER_WAY_S = 0.05
+"""What left or arrived this recently, to its owner or back, need not have come further: if its time
+runs out then, its sender can't know whether it will run."""
+
 _EPSILON_S = 1e-6
 
 _Key = tuple[str, str, int, int]
@@ -25,11 +29,12 @@ _Key = tuple[str, str, int, int]
 class _Fate:
     """What became of one message so far."""
 
-    __slots__ = ("accepted", "finish", "resolved", "start", "submit")
+    __slots__ = ("accepted", "finish", "moved_at", "resolved", "start", "submit")
 
     def __init__(self) -> None:
         self.submit: Event | None = None
         self.accepted: Event | None = None
+        self.moved_at = float("-inf")
         self.start: Event | None = None
         self.finish: Event | None = None
         self.resolved: Event | None = None
@@ -40,6 +45,7 @@ def check_order(history: History) -> list[Violation]:
     judge = _Judge(read(history))
     verbs = {
         "submit": judge.submit,
+        "write": judge.write,
         "accept": judge.accept,
         "return": judge.withdraw,
         "dropped": judge.withdraw,
@@ -77,15 +83,21 @@ class _Judge:
     def submit(self, event: Event, fields: dict[str, Any]) -> None:
         self._fate((fields["inc"], fields["role"], fields["shard"], fields["n"])).submit = event
 
+    def write(self, event: Event, fields: dict[str, Any]) -> None:
+        key = (fields["inc"], fields["role"], fields["shard"], fields["n"])
+        self._fate(key).moved_at = event.at
+
     def accept(self, event: Event, fields: dict[str, Any]) -> None:
         key = (fields["sender"], fields["role"], fields["shard"], fields["n"])
         self._withdrawn.pop((fields["inc"], key), None)
-        self._fate(key).accepted = event
+        fate = self._fate(key)
+        fate.accepted, fate.moved_at = event, event.at
 
     def withdraw(self, event: Event, fields: dict[str, Any]) -> None:
         key = (fields["sender"], fields["role"], fields["shard"], fields["n"])
         self._withdrawn[fields["inc"], key] = event
-        self._fate(key).accepted = None
+        fate = self._fate(key)
+        fate.accepted, fate.moved_at = None, event.at
 
     def start(self, event: Event, fields: dict[str, Any]) -> None:
         entity = (fields["type"], fields["id"])
@@ -182,7 +194,7 @@ class _Judge:
         if (
             timeout_s is not None
             and event.at >= submit.at + timeout_s - self._epsilon_s
-            and (fate.start is not None or self._behind_others(event, fate))
+            and (fate.start or self._under_way(event, fate) or self._behind_others(event, fate))
         ):
             return True
         sender, role, shard, _ = key
@@ -199,6 +211,10 @@ class _Judge:
         return (
             drain_at is not None and ran_until >= drain_at + self._drain_s(owner) - self._epsilon_s
         )
+
+    def _under_way(self, event: Event, fate: _Fate) -> bool:
+        """It had just left or arrived, at its owner or on its way back."""
+        return event.at - fate.moved_at <= UNDER_WAY_S + self._epsilon_s
 
     def _behind_others(self, event: Event, fate: _Fate) -> bool:
         """It waited in the mailbox of an entity that was at work all along."""
