@@ -17,7 +17,7 @@ from domicile.testing.chaos import __main__ as command
 from domicile.testing.chaos.aimed import FAULTS
 from domicile.testing.chaos.bundle import leave
 from domicile.testing.chaos.round import LONG_S, RoundPlan, strikes
-from domicile.testing.chaos.tally import AIMED, CALLS, KINDS, Tally
+from domicile.testing.chaos.tally import AIMED, CALLS, KINDS, NONE, Tally
 from domicile.testing.checkers import Violation
 from domicile.testing.history import Event
 from domicile.testing.real_history import RealHistory
@@ -67,6 +67,14 @@ def test_a_run_may_be_of_a_few_kinds_of_faults(tmp_path: Path) -> None:
     assert {kind for _, kind in strikes(one)} == {"contest", "slow move"}
     assert one.eager
     assert "--only 'contest' --only 'slow move'" in command.repeat(options, one)
+
+
+def test_a_run_may_be_without_faults(tmp_path: Path) -> None:
+    options = command.parse(["--only", NONE, "--minutes", "4"])
+    one, other = command.plans(options, tmp_path)
+    assert strikes(one) == strikes(other) == []
+    assert command.verdict(Tally(calls=Counter(CALLS)), 20.0, options.only) == 0
+    assert command.verdict(Tally(), 20.0, options.only) == 1, "nobody called"
 
 
 def test_a_long_run_is_made_of_rounds_that_can_be_repeated_one_by_one(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class RoundPlan:
     eager: bool = False
     """End at the first violation: it is judged while it goes on."""
     only: tuple[str, ...] = ()
-    """The kinds of faults that strike; empty for all."""
+    """The kinds of faults that strike; empty for all, `NONE` for none."""
     managers: int = 0
     """Coordinators of their own; without any, nodes coordinate."""
     fencing: str = "lease"
@@ -109,6 +109,8 @@ def strikes(plan: RoundPlan) -> list[tuple[float, str]]:
     """When which kind of fault strikes: all kinds in turn, shuffled anew each time."""
     random = plan.stream("plan")
     kinds = [kind for kind in FAULTS if not plan.only or kind in plan.only]
+    if not kinds:
+        return []
     gap_s = min(PACE_S, 0.7 * plan.faulty_s / len(kinds))
     found: list[tuple[float, str]] = []
     at = gap_s / 2
@@ -174,7 +176,10 @@ class _Round:
     async def _harm(self, began: float, group: asyncio.TaskGroup) -> None:
         loop, chaos = asyncio.get_running_loop(), self.chaos
         running: list[asyncio.Task[None]] = []
-        for number, (at, kind) in enumerate(strikes(self.plan)):
+        planned = strikes(self.plan)
+        if not planned:
+            self._be_quiet()
+        for number, (at, kind) in enumerate(planned):
             await self._rest(began + at - loop.time())
             if self.stop.is_set():
                 break
@@ -187,6 +192,11 @@ class _Round:
             for task in late:
                 task.cancel()
                 self.wrong("mend", f"{task.get_name()} did not end within {MENDING_S:g} s")
+        if planned:
+            self._be_quiet()
+
+    def _be_quiet(self) -> None:
+        """From here on nothing breaks anything, and from a while later on all must go well."""
         self._quiet = True
         self.cluster.note_quiet()
 

@@ -21,6 +21,9 @@ AIMED = (
 KINDS = PLAIN + AIMED
 """Every kind of fault; a run that misses one has not done its work."""
 
+NONE = "none"
+"""No fault at all: then every gap counts, for nothing explains one."""
+
 CALLS = ("ask", "tell", "nested", "event-sourced")
 
 
