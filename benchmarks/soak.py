@@ -55,6 +55,9 @@ PICTURE = ROOT / "docs" / "pictures" / "soak.svg"
 STAYERS, COMERS = (0, 1), (2, 3, 4)
 SHARDS = 64
 SAMPLE_S = 4.0
+TOLD_S = 30.0
+"""How often a sample is taken, and a line on stderr tells how it goes."""
+
 AT_ONCE_S = 0.001
 """How close deaths must be to make a shard suspect: never so close, for they say nothing here."""
 
@@ -241,14 +244,31 @@ class Soak:
         self._began = time.monotonic()
 
     async def look(self) -> None:
-        """Again and again, until cancelled."""
+        """Again and again, until cancelled; now and then say how it goes."""
+        told_at = 0.0
         while True:
             await self.sample()
+            if self.seconds >= told_at + TOLD_S:
+                told_at = self.seconds
+                print(self.line(), file=sys.stderr, flush=True)
             await asyncio.sleep(SAMPLE_S)
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._began
+
+    def line(self) -> str:
+        """How it goes, in a line."""
+        [*_, (_, store_kb)] = self.series.found["store"]["store_kb"]
+        done = ", ".join(f"{kind} {count}" for kind, count in sorted(self._mischief.done.items()))
+        outcomes = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.outcomes.items()))
+        done = done or "no faults yet"
+        return f"[{self.seconds:6.0f} s] {done}; {outcomes}; store {store_kb:,.0f} KiB"
 
     async def sample(self) -> None:
         """Once."""
-        now = time.monotonic() - self._began
+        now = self.seconds
         for node in self._fleet.nodes:
             if node.process is None or not node.up or node.frozen:
                 continue
