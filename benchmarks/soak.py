@@ -27,6 +27,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import sys
 import tempfile
 import time
@@ -440,8 +441,10 @@ def main(given: Sequence[str] | None = None) -> int:
         wanted = Wanted(
             minutes, options.seed, options.every_s, options.rate, min(600.0, 60 * minutes / 3)
         )
-        with tempfile.TemporaryDirectory(prefix="domicile-soak-") as place:
-            found = asyncio.run(measure(wanted, Path(place)))
+        place = Path(tempfile.mkdtemp(prefix="domicile-soak-"))
+        found = asyncio.run(measure(wanted, place))
+        # A soak that failed leaves the logs and the store of its processes there.
+        shutil.rmtree(place)
         report = {
             "system": f"{platform.system()} {platform.machine()}", "cpus": os.cpu_count(),
             "python": platform.python_version(), "quick": options.quick, "found": found,
