@@ -69,7 +69,7 @@ def test_growth_beyond_the_allowance_is_told_and_noise_is_not(bench: Any) -> Non
 def test_growth_is_an_exit_code_and_a_row(
     bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], per_s: float, code: int
 ) -> None:
-    points = {name: samples(per_s) for name in ("fds", "tasks", "rss_kb", "objects")}
+    points = {name: samples(per_s) for name in ("fds", "tasks", "rss_kb", "blocks")}
     found = {
         "wanted": {"seed": 1, "warm_s": 60.0}, "seconds": 600.0, "faults": {"kill": 3},
         "outcomes": {"ok": 9}, "rows": judged(bench, per_s), "series": {"node-0.1": points},

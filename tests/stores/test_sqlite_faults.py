@@ -7,17 +7,21 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from sqlite_lab import opened, worker
 
-from domicile.core.txn import Committed, Put
+from domicile.core.txn import Committed, Put, Unknown
 from domicile.errors import StoreUnavailable
 from domicile.stores.sqlite import SqliteStore, commits
+from domicile.stores.sqlite_file import Handle
+from domicile.stores.sqlite_jobs import Reader
 from domicile.testing.suites.store import put
 
 NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
@@ -229,3 +233,58 @@ def test_a_watch_in_another_process_follows(tmp_path: Path) -> None:
             assert await asyncio.to_thread(follower.wait, 10) == 0
 
     run(path, scenario)
+
+
+class Shaken:
+    """Breaks a function once, in a thread of the store with this name."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        self.where = ""
+        original = getattr(owner, name)
+
+        def shaken(*args: Any) -> Any:
+            if self.where and threading.current_thread().name.startswith(self.where):
+                self.where = ""
+                raise SystemError("bad argument to internal function")
+            return original(*args)
+
+        monkeypatch.setattr(owner, name, shaken)
+
+
+def test_what_is_unexpected_is_no_answer_and_the_store_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shaken = Shaken(monkeypatch, Handle, "check_place")
+
+    async def scenario(store: SqliteStore) -> None:
+        last = await put(store, b"k", b"")
+        shaken.where = "domicile-store-read"
+        with pytest.raises(StoreUnavailable, match="unexpected"):
+            await store.list(b"")
+        assert (await store.list(b"")).revision == last
+        shaken.where = "domicile-store-write"
+        assert isinstance(await store.commit([], [Put(b"k", b"new")]), Unknown)
+        assert await put(store, b"k", b"newer") > last
+        assert len([record for record in caplog.records if record.exc_info]) == 2
+
+    run(tmp_path / "store.db", scenario)
+
+
+def test_a_look_for_changes_that_meets_the_unexpected_ends_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shaken = Shaken(monkeypatch, Reader, "_look")
+
+    async def scenario(store: SqliteStore) -> None:
+        last = await put(store, b"k", b"")
+        asked = asyncio.ensure_future(anext(store.watch(b"", last)))
+        shaken.where = "domicile-store-read"
+        with pytest.raises(StoreUnavailable, match="bad argument"):
+            await asyncio.wait_for(asked, 20)
+        await put(store, b"k", b"new")
+        assert (await store.list(b"")).revision == last + 1
+        again = store.watch(b"", last)
+        assert (await asyncio.wait_for(anext(again), 20)).revision == last + 1
+        assert "looking for changes" in caplog.text
+
+    run(tmp_path / "store.db", scenario)

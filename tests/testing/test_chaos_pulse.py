@@ -11,14 +11,20 @@ import pytest
 from domicile.testing.chaos import round as rounds
 from domicile.testing.chaos.round import STARVED_S, felt
 from domicile.testing.chaos.tally import Tally
+from domicile.testing.checkers.deadlines import check_deadlines
 from domicile.testing.checkers.order import check_order
+from domicile.testing.checkers.reading import STARVED
 from domicile.testing.history import Event
 from domicile.testing.real_history import RealHistory
 
 
 def test_only_what_comes_much_too_late_is_felt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "PULSE_S", 0.001)
-    heard: list[float] = []
+    heard: list[tuple[float, float]] = []
+
+    def late(since: float, until: float) -> None:
+        heard.append((since, until))
+
     enough = threading.Event()
     # In pairs: when it was asked to wake up, and when it did.
     late_s = chain([0.0, STARVED_S / 2, STARVED_S * 2, 0.0, STARVED_S * 3], repeat(0.0))
@@ -32,10 +38,10 @@ def test_only_what_comes_much_too_late_is_felt(monkeypatch: pytest.MonkeyPatch) 
                 enough.set()
             return at
 
-    with felt(now, heard.append):
+    with felt(now, late):
         assert enough.wait(20.0)
     # The thread asks for the time before its first rest, so its pairs are those above.
-    assert heard == [2, 4]
+    assert heard == [(2, 2.001 + STARVED_S * 2), (4, 4.001 + STARVED_S * 3)]
     assert not [one for one in threading.enumerate() if one.name == "chaos-pulse"]
 
 
@@ -55,7 +61,30 @@ def lost(*faults: Event) -> list[str]:
 
 def test_a_starved_machine_excuses_a_lost_lease_and_nothing_else_does() -> None:
     assert len(lost()) == 1
-    assert lost(Event(8.0, "fault", {"fault": "starved", "node": None, "inc": None})) == []
+    assert lost(starved(8.0, 8.5)) == []
+
+
+def starved(since: float, until: float) -> Event:
+    fields = {"fault": STARVED, "node": None, "inc": None, "until": until}
+    return Event(since, "fault", fields)
+
+
+def overdue(*faults: Event) -> list[str]:
+    """What is said of a fence two seconds after the deadline."""
+    renewed = {"inc": "a", "sent_at": 0.0, "ttl": 3.0, "margin": 0.6}
+    events = [
+        Event(0.0, "life", {"inc": "a", "node": "", "hosts": False, "limits": {}}),
+        Event(0.0, "renewed", renewed),
+        *faults,
+        Event(4.4, "fenced", {"inc": "a", "reason": "deadline passed"}),
+    ]
+    return [found.message for found in check_deadlines(RealHistory(events, Counter()))]
+
+
+def test_a_machine_that_let_nobody_run_delays_a_fence_until_its_end() -> None:
+    assert len(overdue()) == 1
+    assert overdue(starved(1.0, 4.2)) == []
+    assert len(overdue(starved(1.0, 3.0))) == 1
 
 
 def test_how_often_it_starved_is_told() -> None:

@@ -38,7 +38,7 @@ from domicile.core.txn import (
     Write,
     check_limits,
 )
-from domicile.errors import StoreError, StoreRewound, StoreUnavailable
+from domicile.errors import ConfigError, StoreError, StoreRewound, StoreUnavailable
 from domicile.ports.meter import Meter, NoMeter
 from domicile.stores.sqlite_beside import SqliteBeside
 from domicile.stores.sqlite_file import (
@@ -247,6 +247,12 @@ class SqliteStore:
                 "look at the load and the health of its disk"
             )
             raise (StoreUnavailable if future.cancelled() else OutcomeUnknown)(text) from None
+        except (StoreError, ConfigError, OutcomeUnknown):
+            raise
+        except Exception as error:
+            log.exception("the store %s met something unexpected", self._path)
+            text = f"the store {self._path} met something unexpected ({error!r}); it is asked again"
+            raise OutcomeUnknown(text) from error
 
     def _open(self) -> tuple[Desk, Desk]:
         if self._closed:

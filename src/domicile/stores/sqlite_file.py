@@ -218,7 +218,9 @@ class Handle:
             self.drop()
 
     def _look_beside(self) -> tuple[tuple[int, int] | None, ...]:
-        return tuple(_identity(f"{self._path}{end}") for end in ("-wal", "-shm"))
+        # No generator: the tuple that CPython makes of one breaks if another thread calls
+        # gc.get_objects() meanwhile, as tools that look for leaks do.
+        return _identity(f"{self._path}-wal"), _identity(f"{self._path}-shm")
 
     def drop(self) -> None:
         """Close the connection; the next use opens another."""

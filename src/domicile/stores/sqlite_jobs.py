@@ -6,6 +6,7 @@ Every method runs in its thread, and none touches the event loop. Used by
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -39,6 +40,8 @@ from domicile.stores.sqlite_schema import (
     ranged,
 )
 from domicile.stores.sqlite_threads import Bell, ring_file
+
+log = logging.getLogger("domicile")
 
 BATCH_ROWS = 256
 """About how many changes are read at once; if there are more, each watch reads for itself."""
@@ -262,6 +265,11 @@ class Reader:
         except apsw.Error as error:
             self._broken(self.handle.failed(error, 0.0))
         except (StoreError, ConfigError) as error:
+            self._broken(error)
+        except Exception as error:
+            # Without this thread nothing would be read any more, so it begins afresh.
+            log.exception("looking for changes in the store %s failed", self._path)
+            self.handle.drop()
             self._broken(error)
         return self._rest_s()
 

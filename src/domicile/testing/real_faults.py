@@ -12,6 +12,7 @@ import signal
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import apsw
 from msgspec.structs import replace
@@ -244,14 +245,20 @@ class RealFaults(Verbs):
             await self.wait_until(joined, timeout_s=timeout_s)
 
     def note_fault(
-        self, fault: str, process: NodeProcess | None = None, at: float | None = None
+        self,
+        fault: str,
+        process: NodeProcess | None = None,
+        at: float | None = None,
+        until: float | None = None,
     ) -> None:
-        """Tell the checkers that something was done to the cluster."""
-        fields = {
+        """Tell the checkers that something was done to the cluster; `until` if it is over."""
+        fields: dict[str, Any] = {
             "fault": fault,
             "node": None if process is None else process.index,
             "inc": None if process is None else self._known_incarnation(process),
         }
+        if until is not None:
+            fields["until"] = until
         self._events.append(Event(self._now() if at is None else at, "fault", fields))
 
     # inside

@@ -7,6 +7,7 @@ lives for a minute or two, is judged as a whole by the checkers, and is forgotte
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 import traceback
@@ -23,7 +24,7 @@ from domicile.testing.chaos.load import MIXED, PATIENCE_S, Load
 from domicile.testing.chaos.tally import Tally
 from domicile.testing.checkers import Violation, check
 from domicile.testing.checkers.liveness import STUCK_S
-from domicile.testing.checkers.reading import GRACE_S
+from domicile.testing.checkers.reading import GRACE_S, STARVED
 from domicile.testing.history import History
 from domicile.testing.processes import HarnessError, Processes
 from domicile.testing.real_history import before
@@ -147,8 +148,8 @@ class _Round:
     async def play(self) -> None:
         loop = asyncio.get_running_loop()
 
-        def late(since: float) -> None:
-            loop.call_soon_threadsafe(self.starved, since)
+        def late(since: float, until: float) -> None:
+            loop.call_soon_threadsafe(self.starved, since, until)
 
         async with self.cluster:
             with felt(self.cluster.now, late):
@@ -240,12 +241,14 @@ class _Round:
             if asyncio.get_running_loop().time() - collected > COLLECT_S:
                 collected = asyncio.get_running_loop().time()
                 self.cluster.collect()
+                # To go through all that was recorded again and again would stop this process.
+                gc.freeze()
             await asyncio.sleep(TEND_S)
 
-    def starved(self, since: float) -> None:
-        """The machine let nobody run since then: a lease that is lost by that is no violation."""
+    def starved(self, since: float, until: float) -> None:
+        """The machine let nobody run meanwhile: a lease that is lost by that is no violation."""
         self.tally.starved += 1
-        self.cluster.note_fault("starved", at=since)
+        self.cluster.note_fault(STARVED, at=since, until=until)
         if self._quiet:
             # Only from here on it is calm.
             self.cluster.note_quiet()
@@ -288,8 +291,8 @@ class _Round:
 
 
 @contextmanager
-def felt(now: Callable[[], float], late: Callable[[float], object]) -> Generator[None]:
-    """Feel whether the machine lets processes run, by a thread; `late` hears since when it did not.
+def felt(now: Callable[[], float], late: Callable[[float, float], object]) -> Generator[None]:
+    """Feel whether the machine lets processes run, by a thread; `late` hears when it did not.
 
     In a thread of its own, so that a loop that is busy with histories is not taken for that.
     """
@@ -298,8 +301,8 @@ def felt(now: Callable[[], float], late: Callable[[float], object]) -> Generator
     def feel() -> None:
         asked = now()
         while not over.wait(PULSE_S):
-            if now() > asked + PULSE_S + STARVED_S:
-                late(asked)
+            if (at := now()) > asked + PULSE_S + STARVED_S:
+                late(asked, at)
             asked = now()
 
     thread = threading.Thread(target=feel, name="chaos-pulse", daemon=True)
@@ -324,6 +327,7 @@ async def play(plan: RoundPlan, tally: Tally, stop: asyncio.Event) -> Result:
         # Whatever went wrong with the harness, what the processes did can still be judged.
         one.wrong("harness", "".join(traceback.format_exception(errors)))
     finally:
+        gc.unfreeze()
         log.removeHandler(told)
         told.close()
     history = one.cluster.history()

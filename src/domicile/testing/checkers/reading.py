@@ -26,6 +26,9 @@ _ENDS = {
 }
 """Faults that go on, and what ends them; `quiet` ends all. A freeze ends for its own process."""
 
+STARVED = "starved"
+"""A stretch of time in which the machine let nobody run: a pause of everyone."""
+
 FRAME_S = 0.002
 """The replies of one frame are noted within this time."""
 
@@ -83,7 +86,8 @@ class Reading:
         self.deaths: dict[str, Event] = {}
         """Per incarnation the crash, fence or end after which it owes nobody anything."""
         self.freezes: dict[str, list[tuple[float, float]]] = {}
-        """Per incarnation its pauses; one that never thawed lasts to the end."""
+        """Per incarnation its pauses; one that never thawed lasts to the end, and a machine that
+        let nobody run paused all that had begun by then."""
         self.quiet_at: float | None = None
         self.rewound_at: float | None = None
         """When the store last went back to an earlier state (S5)."""
@@ -160,6 +164,12 @@ class Reading:
         lasting: dict[tuple[str, str], float],
     ) -> None:
         fault, inc = str(event.fields["fault"]), str(event.fields.get("inc") or "")
+        if fault == STARVED:
+            span = (event.at, float(event.fields["until"]))
+            spans.append(span)
+            for one in self.lives:
+                self.freezes.setdefault(one, []).append(span)
+            return
         if fault == "crash":
             self.deaths.setdefault(inc, event)
         if fault in _ENDS:
