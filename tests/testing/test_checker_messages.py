@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 from test_checkers import A, B, C, Tape, accepted, entry, rejected
+
+from domicile.testing.checkers.order import check_order
+from domicile.testing.real_history import RealHistory
 
 # --- I5
 
@@ -137,6 +141,23 @@ def test_a_timeout_on_the_way_back_is_accepted_but_not_long_after_it_left(kind: 
     accepted(sent.wait(0.99).message(kind, 1, why="link").wait(0.01).outcome(1, "maybe_executed"))
     sent = Tape().submit(1).write(1).accept(1).wait(9.0).message(kind, 1, why="link").wait(1.0)
     rejected(sent.outcome(1, "maybe_executed"), "I5", "a gap without a fault")
+
+
+def test_what_a_pause_kept_from_starting_is_out_of_order_in_real_time_only_once() -> None:
+    def paused() -> Tape:
+        tape = Tape().submit(0).submit(1).accept(1).fault("freeze", A).wait(1.0, renew=False)
+        tape.outcome(1, "maybe_executed").submit(2).start(2, inc=B, epoch=2)
+        return tape.wait(1.0, renew=False).fault("thaw", A).start(1)
+
+    def judged(tape: Tape) -> list[str]:
+        real = RealHistory(tape.history.events, Counter())
+        return [found.message for found in check_order(real)]
+
+    rejected(paused(), "I5", "started after message 2")
+    assert judged(paused()) == []
+    [message] = judged(paused().start(0))
+    assert "message 0" in message
+    assert "started after message 2" in message
 
 
 def test_a_tell_that_outlives_its_time_behind_a_running_handler_is_accepted() -> None:

@@ -55,9 +55,10 @@ def check_order(history: History) -> list[Violation]:
         "outcome": judge.outcome,
         "lost": judge.lost,
     }
-    for event in history.events:
+    for position, event in enumerate(history.events):
         verb = verbs.get(event.kind)
         if verb is not None:
+            judge.position = position
             verb(event, event.fields)
     return judge.found.violations
 
@@ -65,6 +66,7 @@ def check_order(history: History) -> list[Violation]:
 class _Judge:
     def __init__(self, reading: Reading) -> None:
         self.found = Findings("I5")
+        self.position = 0
         self._reading = reading
         self._epsilon_s = _EPSILON_S + reading.slack_s
         self._fates: dict[_Key, _Fate] = {}
@@ -120,6 +122,10 @@ class _Judge:
         if told and told.fields.get("outcome") == "not_executed":
             why = "started after its sender was told that it never will"
             self._wrong_start(event, key, why, told)
+        if self.position in self._reading.rest_of_turn:
+            # I1c: a pause fell between its guard and its start, and others may have gone on; it can
+            # store nothing, and its sender hears nothing of it.
+            return
         last = self._last.get((sender, *entity))
         if last is not None and n <= last.fields["n"]:
             why = f"started after message {last.fields['n']} of the same sender"
