@@ -214,9 +214,34 @@ def position(events: list[Event], kind: str, **fields: object) -> int:
     raise AssertionError(f"no {kind} with {fields}")
 
 
+def the_release(events: list[Event], done: dict[str, Incarnation]) -> int:
+    """Of the shard that was moved; others may have been handed over when nodes joined."""
+    return next(
+        index
+        for index, event in enumerate(events)
+        if event.kind == "released"
+        and event.fields["inc"] == done["moved from"]
+        and opened_after(events, event, done["moved to"])
+    )
+
+
+def opened_after(events: list[Event], released: Event, inc: Incarnation) -> int:
+    """Where the next home of a released shard opened it; 0 if that was another one."""
+    shard, epoch = released.fields["shard"], released.fields["epoch"] + 1
+    names = {"inc": inc, "shard": shard, "epoch": epoch}
+    return next(
+        (
+            index
+            for index, event in enumerate(events)
+            if event.kind == "open" and names.items() <= event.fields.items()
+        ),
+        0,
+    )
+
+
 def run_at_the_old_home(events: list[Event], done: dict[str, Incarnation]) -> None:
     """The first handler after a move runs where the shard was before."""
-    released = position(events, "released", inc=done["moved from"])
+    released = the_release(events, done)
     shard = events[released].fields["shard"]
     starts = [
         index
@@ -228,17 +253,12 @@ def run_at_the_old_home(events: list[Event], done: dict[str, Incarnation]) -> No
 
 
 def forget_a_release(events: list[Event], done: dict[str, Incarnation]) -> None:
-    del events[position(events, "released", inc=done["moved from"])]
+    del events[the_release(events, done)]
 
 
 def forget_a_commit(events: list[Event], done: dict[str, Incarnation]) -> None:
     """The one that gave the moved shard away: its new home opens by nobody's word."""
-    opened = position(
-        events,
-        "open",
-        inc=done["moved to"],
-        epoch=1 + events[position(events, "released", inc=done["moved from"])].fields["epoch"],
-    )
+    opened = opened_after(events, events[the_release(events, done)], done["moved to"])
     last = max(
         index
         for index, event in enumerate(events[:opened])
@@ -276,7 +296,7 @@ def drop_an_ask(events: list[Event], done: dict[str, Incarnation]) -> None:
 
 
 def stop_an_entity_after_the_release(events: list[Event], done: dict[str, Incarnation]) -> None:
-    index = position(events, "released", inc=done["moved from"])
+    index = the_release(events, done)
     fields = {**events[index].fields, "sender": "", "n": 0, "type": "bell", "id": "x"}
     events.insert(index + 1, Event(events[index].at, "stopped", fields))
 
