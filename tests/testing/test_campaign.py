@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import re
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
@@ -127,6 +128,21 @@ def test_a_seed_leaves_the_garbage_collector_as_it_was(
         assert gc.isenabled() is enabled
     finally:
         (gc.enable if was else gc.disable)()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_world_that_ended_in_the_middle_of_its_calls_is_forgotten(
+    seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No cycle runs through what the collector does not look at (`gc=False`)."""
+    caplog.set_level(logging.CRITICAL, "domicile")  # what is logged keeps frames
+    run = Profile(seed, profile_of("mixed", seed))
+    history = weakref.ref(run.sim.history)
+    campaign.judge(run)
+    run.sim.close()
+    del run
+    gc.collect()
+    assert history() is None
 
 
 async def _at_once(_: Profile) -> None:

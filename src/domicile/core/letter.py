@@ -19,7 +19,7 @@ class Home(NamedTuple):
     epoch: int
 
 
-class Letter(msgspec.Struct, eq=False, gc=False):
+class Letter(msgspec.Struct, eq=False):
     """One message at its sender. `load` is the shell's business."""
 
     n: int

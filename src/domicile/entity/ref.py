@@ -45,7 +45,7 @@ class Route:
         self.host = self.cell = None
 
 
-class Call(msgspec.Struct, gc=False):
+class Call(msgspec.Struct):
     """One tell or ask on its way out. `timeout_s` None: the sender's setting."""
 
     entity: EntityKey

@@ -71,7 +71,7 @@ SWEEP_S = 0.5
 """How often tells that wait past their time are given up."""
 
 
-class Outgoing(msgspec.Struct, eq=False, gc=False):
+class Outgoing(msgspec.Struct, eq=False):
     """What the shell knows of a letter: what it says, who waits for it, and until when."""
 
     request: Request
