@@ -75,6 +75,8 @@ def test_a_run_may_be_without_faults(tmp_path: Path) -> None:
     assert strikes(one) == strikes(other) == []
     assert command.verdict(Tally(calls=Counter(CALLS)), 20.0, options.only) == 0
     assert command.verdict(Tally(), 20.0, options.only) == 1, "nobody called"
+    assert not {*CALLS} & {*command.unwanted(options.only)}, "and that is told"
+    assert command.unwanted([]) == []
 
 
 def test_a_long_run_is_made_of_rounds_that_can_be_repeated_one_by_one(tmp_path: Path) -> None:

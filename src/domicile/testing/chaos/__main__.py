@@ -146,7 +146,7 @@ async def _run(options: argparse.Namespace, out: Path) -> int:
             await asyncio.to_thread(shutil.rmtree, plan.directory, True)
     _say(f"\nchaos: seed {options.seed}, {time.monotonic() - began:.0f} s")
     _say(done.report())
-    missing = [kind for kind in done.missing() if not options.only or kind in options.only]
+    missing = [what for what in done.missing() if what not in unwanted(options.only)]
     if missing:
         _say(f"never happened: {', '.join(missing)}")
     for told in wrong:
@@ -157,11 +157,16 @@ async def _run(options: argparse.Namespace, out: Path) -> int:
 
 def verdict(tally: Tally, minutes: float, only: Sequence[str] = ()) -> int:
     """The exit code: 0 only if nobody objected and everything happened that had to."""
-    excused = [*AIMED] if minutes < LONG_MINUTES else []
-    if only:
-        excused = [kind for kind in KINDS if kind not in only]
-    missing = [kind for kind in tally.missing() if kind not in excused]
+    excused = [*unwanted(only)]
+    if minutes < LONG_MINUTES and not only:
+        excused += AIMED
+    missing = [what for what in tally.missing() if what not in excused]
     return 1 if tally.violations or missing else 0
+
+
+def unwanted(only: Sequence[str]) -> list[str]:
+    """Kinds of faults that were not asked for."""
+    return [kind for kind in KINDS if only and kind not in only]
 
 
 def _told(result: Result, plan: RoundPlan, command: str) -> str:
