@@ -17,6 +17,7 @@ SEEDS ?= 0:3000
 PROFILE ?= mixed
 UNTIL ?= 100000
 JOBS ?= 2
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN || echo 2); [ $$n -lt 8 ] || n=8; echo $$n)
 MINUTES ?= 20
 SEED ?= 1
 HOURS ?= 2
@@ -64,8 +65,8 @@ format: setup ## let ruff rewrite what it can
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-test: setup ## the test suite (ARGS="-k lease" for a part of it)
-	$(PY) -m pytest $(ARGS)
+test: setup ## the test suite (ARGS="-k lease" for a part of it, WORKERS=0 for one process)
+	$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 golden: setup ## rewrite the golden digests after an intended change of runs
 	$(PY) tests/golden/update.py

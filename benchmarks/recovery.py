@@ -38,12 +38,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import recovery_peer
+from benchmarks import command, recovery_peer
 from benchmarks.fleet import Fleet
 from benchmarks.plot import Row, rows
 from benchmarks.processes import ROOT
 from benchmarks.report import fill, grid
-from domicile import DomicileError, Settings
+from domicile import ConfigError, DomicileError, Settings
 from domicile.testing.workload import Room
 
 PAGE = ROOT / "docs" / "explanation" / "performance.md"
@@ -334,17 +334,22 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.recovery", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--runs", type=int, default=RUNS, help="of each fault and ttl")
+    parser.add_argument("--runs", type=command.count, default=RUNS, help="of each fault and ttl")
     parser.add_argument("--only", choices=list(FAULTS), action="append")
-    parser.add_argument("--ttl", type=float, action="append", metavar="S")
+    parser.add_argument("--ttl", type=command.positive, action="append", metavar="S")
     parser.add_argument("--peer", action="store_true", help="measure casty too")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--from", type=Path, dest="earlier", action="append", metavar="FILE")
+    parser.add_argument(
+        "--from", type=command.report, dest="earlier", action="append", metavar="FILE"
+    )
     parser.add_argument("--write-docs", action="store_true")
     options = parser.parse_args(given)
-    if options.runs < 1:
-        parser.error("--runs must be at least 1")
+    for ttl_s in options.ttl or ():
+        try:
+            Settings(ttl_s=ttl_s)
+        except ConfigError as error:
+            parser.error(f"--ttl {ttl_s:g}: {error}")
     if options.quick:
         options.runs, options.ttl = min(options.runs, 2), options.ttl or [2.0]
         if options.write_docs:
@@ -365,4 +370,4 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

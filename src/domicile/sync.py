@@ -30,6 +30,7 @@ E = TypeVar("E", bound=Entity)
 _KEEP: Any = object()
 
 _LONGEST_S = 3600.0
+_LOOK_S = 0.5
 
 
 class SyncClient:
@@ -252,7 +253,7 @@ class _Portal:
             future = asyncio.run_coroutine_threadsafe(work(), self._loop)
             self._pending[future] = None
         try:
-            error = future.exception()
+            error = _outcome(future)
             if error is None:
                 return future.result()
         except CancelledError:
@@ -311,6 +312,19 @@ class _Portal:
             # From here on the loop takes no more calls; those it has are cancelled.
             with self._lock:
                 self._ended = True
+
+
+def _outcome(future: Future[Any]) -> BaseException | None:
+    """Wait for what a future ends with, and look up now and then.
+
+    A signal that comes just before a thread begins to wait does not end that wait: Python runs its
+    handler afterwards, and Ctrl-C would be heard once the answer is there.
+    """
+    while True:
+        try:
+            return future.exception(_LOOK_S)
+        except TimeoutError:
+            continue
 
 
 def _throw(error: BaseException) -> NoReturn:

@@ -377,6 +377,38 @@ def test_a_store_that_is_away_is_asked_again(process: Process) -> None:
     run(main())
 
 
+def test_what_nobody_expected_costs_a_renewal_and_not_the_lease(
+    process: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        def broken() -> Kept:
+            raise SystemError("bad argument to internal function")
+
+        process.store.side.answer = broken
+        async with process.running():
+            await wait_until(lambda: process.store.side.asked == 2)
+            assert process.renewed == 1, "the registration's"
+            process.store.side.answer = process.store.side.found
+            await wait_until(lambda: process.renewed == 2)
+            assert process.member.guard()
+        assert caplog.text.count("it is tried again") == 2
+
+    run(main())
+
+
+def test_what_nobody_expected_time_and_again_costs_the_lease(process: Process) -> None:
+    async def main() -> None:
+        def broken() -> Kept:
+            raise SystemError("bad argument to internal function")
+
+        async with process.running() as running:
+            process.store.side.answer = broken
+            await running
+            assert [reason for _, reason in process.fenced] == ["deadline passed"]
+
+    run(main())
+
+
 def test_an_acknowledgement_that_comes_after_a_fence_brings_nothing_back(process: Process) -> None:
     async def main() -> None:
         process.store.side.pending = []

@@ -314,6 +314,29 @@ def test_a_real_loop_is_seen_to_turn_to_stand_and_to_turn(
     assert len(caplog.records) == 2
 
 
+def test_a_look_that_fails_ends_no_watch(caplog: pytest.LogCaptureFixture) -> None:
+    """The lease hangs on this thread: without it the loop would count as blocked."""
+    failures: list[None] = [None] * 3
+
+    def running() -> None:
+        if failures:
+            failures.pop()
+            raise SystemError("bad argument to internal function")
+
+    async def main() -> None:
+        watch = watching(running, Counts())
+        watch.start()
+        try:
+            first = watch.turned_at()
+            await wait_until(lambda: not failures and watch.turned_at() > first)
+        finally:
+            watch.stop()
+        assert not watches()
+
+    run(main())
+    assert len(caplog.records) == 1, "said once"
+
+
 def test_a_loop_that_is_closed_ends_the_watch(caplog: pytest.LogCaptureFixture) -> None:
     watch = watching(lambda: "always", Counts())
 

@@ -19,12 +19,12 @@ def clients(count: int) -> dict[Incarnation, None]:
 def test_a_client_that_seems_dead_is_looked_at_alone_and_at_once() -> None:
     lookout, known = Lookout(ME), clients(3)
     assert lookout.due(NODES, known, 0.0) == [*NODES[1:], *known]
-    assert lookout.rest_s(0.25) == 0.75
+    assert lookout.next_rest_s(0.25) == 0.75
     lookout.suspect(Incarnation("c0001"))
-    assert lookout.rest_s(0.25) == 0.0
+    assert lookout.next_rest_s(0.25) == 0.0
     assert lookout.due(NODES, known, 0.25) == [Incarnation("c0001")]
     assert lookout.due(NODES, known, 0.25) == []
-    assert lookout.rest_s(0.25) == 0.75, "and the next look at everybody is not put off"
+    assert lookout.next_rest_s(0.25) == 0.75, "and the next look at everybody is not put off"
     lookout.suspect(Incarnation("c0001"))
     assert lookout.due(NODES, {}, 0.25) == [], "its record is gone meanwhile"
 
@@ -36,7 +36,7 @@ def test_a_sign_of_a_dead_node_has_all_nodes_looked_at_as_often() -> None:
     now = 0.0
     for _ in range(LOOKS):
         assert lookout.due(NODES, {}, now) == NODES[1:]
-        now += lookout.rest_s(now)
+        now += lookout.next_rest_s(now)
     assert lookout.due(NODES, {}, now - PROBE_S / 2) == []
 
 
@@ -60,7 +60,7 @@ def test_whatever_parts_everybody_is_looked_at_every_second(
     lookout.due(NODES, known, now)
     for sign, after_s in [*signs, ("", 0.0), ("", 0.0)]:
         ends = now + after_s
-        while (rest_s := lookout.rest_s(now)) < ends - now:
+        while (rest_s := lookout.next_rest_s(now)) < ends - now:
             now += rest_s
             last = now if len(lookout.due(NODES, known, now)) > 4 else last
             assert now - last <= PROBE_S

@@ -7,6 +7,7 @@ import contextlib
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,8 +46,11 @@ class Jam(Entity, name="stuck.jam"):
                 await self.never()
 
     @handler
-    async def block(self, seconds: float) -> None:
-        time.sleep(seconds)  # noqa: ASYNC251
+    async def block(self, until: str) -> None:
+        """Hold the event loop until there is such a file, and no longer than the node can bear."""
+        limit = time.monotonic() + 25.0
+        while not Path(until).exists() and time.monotonic() < limit:  # noqa: ASYNC240
+            time.sleep(0.02)  # noqa: ASYNC251
 
     async def never(self) -> None:
         await asyncio.get_running_loop().create_future()
@@ -176,19 +180,20 @@ def test_real_processes_name_stuck_handlers_and_are_freed_by_kicks() -> None:
 
 
 @pytest.mark.scenario("DX-09")
-def test_a_real_handler_that_holds_the_event_loop_is_named_meanwhile() -> None:
+def test_a_real_handler_that_holds_the_event_loop_is_named_meanwhile(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Processes([Jam], nodes=2, settings=STEADY, record=False) as cluster:
             await cluster.wait_until(lambda: balanced(cluster))
-            seconds = 8.0
+            enough = tmp_path / "enough"
             task = asyncio.get_running_loop().create_task(
-                cluster.ref(Jam, "held").options(timeout_s=60).ask(Jam.block, seconds)
+                cluster.ref(Jam, "held").options(timeout_s=60).ask(Jam.block, str(enough))
             )
             one = await until_stuck(cluster, "held")
             assert (one["kind"], one["handler"]) == ("runs", "block")
             assert one["node"] == f"node-{cluster.owner(Jam, 'held')}"
             assert any("Jam.block" in step for step in one["stack"])
             assert not task.done()
+            enough.touch()
             await task
             async with asyncio.timeout(30):
                 while json.loads(await domicile(cluster, "status", "--json"))["stuck"]:

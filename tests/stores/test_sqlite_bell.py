@@ -12,7 +12,7 @@ from sqlite_lab import until
 from domicile import Settings
 from domicile.core.ids import Incarnation, client_key, node_key
 from domicile.core.txn import Put
-from domicile.stores import sqlite_jobs
+from domicile.stores import sqlite_jobs, sqlite_threads
 from domicile.stores.sqlite import SqliteStore
 from domicile.stores.sqlite_jobs import Reader
 from domicile.wiring import backends
@@ -193,4 +193,42 @@ def test_records_of_clients_are_what_nobody_hurries_for(
             await store.close()
 
     monkeypatch.setattr(sqlite_jobs, "ring_file", rings.append)
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("what", ["removed", "replaced", "out of reach at first"])
+def test_a_bell_that_is_not_heard_is_listened_to_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Without it every watch would look 50 times a second, or hear of commits a second late."""
+    bell = tmp_path / "s.db-bell"
+    made = sqlite_threads._inotify
+    tries: list[int] = []
+
+    def first_fails(path: Path) -> int:
+        tries.append(-1 if what == "out of reach at first" and not tries else made(path))
+        return tries[-1]
+
+    monkeypatch.setattr(sqlite_threads, "_inotify", first_fails)
+
+    async def scenario() -> None:
+        store = SqliteStore(tmp_path / "s.db", by="a")
+        try:
+            await store.commit((), (Put(b"k", b"0"),))
+            told = asyncio.ensure_future(anext(aiter(store.watch(b"", 1))))
+            await until(lambda: bool(tries))
+            if what == "removed":
+                bell.unlink()
+            elif what == "replaced":
+                (tmp_path / "other").touch()
+                (tmp_path / "other").replace(bell)
+            await until(lambda: len(tries) == 2)
+            assert tries[1] >= 0
+            await until(lambda: store._reader._hears)
+            assert bell.exists()
+            assert not told.done()
+            told.cancel()
+        finally:
+            await store.close()
+
     asyncio.run(scenario())

@@ -15,13 +15,14 @@ from random import Random
 from typing import Any
 
 import pytest
-from sqlite_lab import opened, worker
+from sqlite_lab import Disk, opened, worker
 
 from domicile.core.txn import Committed, Put, Unknown
 from domicile.errors import StoreUnavailable
 from domicile.stores.sqlite import SqliteStore, commits
 from domicile.stores.sqlite_file import Handle
 from domicile.stores.sqlite_jobs import Reader
+from domicile.stores.sqlite_threads import Bell
 from domicile.testing.suites.store import put
 
 NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
@@ -288,3 +289,84 @@ def test_a_look_for_changes_that_meets_the_unexpected_ends_no_thread(
         assert "looking for changes" in caplog.text
 
     run(tmp_path / "store.db", scenario)
+
+
+def test_a_thread_that_the_disk_keeps_holds_up_no_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """I6: a process on a frozen disk can still leave; the thread goes when the disk lets it."""
+
+    async def main() -> None:
+        disk = Disk()
+        stall = threading.Event()
+        store = SqliteStore(tmp_path / "store.db", by="test", op_timeout_s=0.5)
+        try:
+            await put(store, b"k", b"")
+            disk.stalls["test"] = stall
+            assert isinstance(await store.commit([], [Put(b"k", b"")]), Unknown)
+            async with asyncio.timeout(8):
+                await store.close()
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(store.close(), 0.01)
+            assert "stuck in its disk" in caplog.text
+        finally:
+            stall.set()
+            await store.close()
+            disk.unregister()
+        assert not [one for one in threading.enumerate() if one.name.endswith(" test")]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", ["domicile-store-read", "domicile-store-write"])
+def test_a_thread_that_stumbles_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    monkeypatch.setattr("domicile.stores.sqlite_threads.STUMBLE_S", 0.001)
+    shaken = Shaken(monkeypatch, Bell, "wait")
+
+    async def scenario(store: SqliteStore) -> None:
+        last = await put(store, b"k", b"")
+        shaken.where = where
+        for number in range(3):
+            await put(store, b"k", b"%d" % number)
+            assert (await store.list(b"")).revision == last + number + 1
+        assert not shaken.where
+        assert "stumbled and goes on" in caplog.text
+
+    run(tmp_path / "store.db", scenario)
+
+
+@pytest.mark.parametrize("of", ["descriptors", "threads"])
+def test_a_store_that_can_not_start_leaves_nothing_behind_and_starts_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    owner, name = (os, "pipe") if of == "descriptors" else (threading.Thread, "start")
+    original: Callable[..., Any] = getattr(owner, name)
+    left = 0
+
+    def scarce(*args: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(24, "Too many open files") if of == "descriptors" else RuntimeError("no")
+        return original(*args)
+
+    async def main() -> None:
+        nonlocal left
+        threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+        store = SqliteStore(tmp_path / "store.db", by="test")
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, scarce)
+            for allowed in (0, 1, 1):
+                left = allowed
+                with pytest.raises(StoreUnavailable, match="file descriptors and threads"):
+                    await store.get(b"k")
+        async with asyncio.timeout(10):
+            while threading.active_count() > threads:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert len(os.listdir("/proc/self/fd")) == files
+        assert await store.get(b"k") is None
+        await store.close()
+
+    asyncio.run(main())

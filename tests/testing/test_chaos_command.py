@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
+import io
 import os
 import signal
 import subprocess
@@ -90,11 +92,57 @@ def test_a_long_run_is_made_of_rounds_that_can_be_repeated_one_by_one(tmp_path: 
     assert fourth == rounds[3]
 
 
-@pytest.mark.parametrize("wrong", [["--minutes", "0"], ["--nodes", "2"], ["--rate", "-1"]])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--minutes", "0"], ["--minutes", "nan"], ["--minutes", "inf"], ["--nodes", "2"],
+        ["--rate", "-1"], ["--every", "0"], ["--managers", "-1"], ["--round", "0"],
+        ["--minutes", "20", "--round", "11"], ["--only", "bad luck"],
+    ],
+)  # fmt: skip
 def test_nonsense_is_a_mistake_of_usage(wrong: list[str]) -> None:
     with pytest.raises(SystemExit) as told:
         command.parse(wrong)
     assert told.value.code == 2
+
+
+def test_a_place_for_bundles_that_is_none_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert command.main(["--out", str(tmp_path / "file")]) == 2
+    assert "name another by --out" in capsys.readouterr().out
+
+
+def test_the_help_names_every_kind_of_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.parse(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert all(kind in said for kind in KINDS)
+
+
+# the live line
+
+
+def test_on_a_terminal_the_live_line_fits_into_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    async def scenario() -> None:
+        showing = asyncio.create_task(command._live(whole(), Tally(), "round 10/10", 0.001))
+        async with asyncio.timeout(30):
+            while terminal.getvalue().count("\r") < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        showing.cancel()
+
+    asyncio.run(scenario())
+    _, *lines = terminal.getvalue().split("\r")
+    for line in lines:
+        shown = line.removesuffix("\x1b[K")
+        assert shown.startswith("round 10/10   0 s | violations 0 | messages 0 moves 0 faults 24 |")
+        assert len(shown) < 80
 
 
 # the verdict
@@ -130,7 +178,7 @@ def test_tallies_add_up_and_tell_everything() -> None:
         assert f"  {kind:<20}        2" in report
         assert f"{kind.replace(' ', '-')} 2" in line
     assert "I1c" in report
-    assert line.endswith("violations 3")
+    assert line.startswith("round 1 | violations 3 | messages 10 moves 4 faults 48 | ")
 
 
 def test_a_bundle_holds_the_history_the_timeline_and_the_command(tmp_path: Path) -> None:
@@ -183,6 +231,29 @@ def test_an_interrupted_run_reports_and_leaves_nothing(tmp_path: Path) -> None:
     assert "never happened:" in said, "not every kind of fault can have struck by then"
     assert ran.returncode == 1
     assert [*tmp_path.iterdir()] == []
+
+
+def test_who_is_interrupted_twice_ends_at_once(tmp_path: Path) -> None:
+    ran = start("--seed", "3", "--nodes", "3", "--every", "0.2", "--out", str(tmp_path))
+    try:
+        assert ran.stdout is not None
+        line = ""
+        while "| messages" not in line or "messages 0 " in line:
+            line = ran.stdout.readline()
+            assert ran.poll() is None, "it ended before it began"
+        ran.send_signal(signal.SIGINT)
+        while "asked once more" not in line:
+            line = ran.stdout.readline()
+            assert line, "it ended before it was asked again"
+        ran.send_signal(signal.SIGINT)
+        said, _ = ran.communicate(timeout=90)
+    finally:
+        ran.kill()
+        ran.wait()
+    assert f"what there is of it is in {tmp_path}" in said
+    assert "Traceback" not in said
+    assert ran.returncode == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["seed-3-round-1"]
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)

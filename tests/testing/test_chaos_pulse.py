@@ -13,7 +13,7 @@ from domicile.testing.chaos.round import STARVED_S, felt
 from domicile.testing.chaos.tally import Tally
 from domicile.testing.checkers.deadlines import check_deadlines
 from domicile.testing.checkers.order import check_order
-from domicile.testing.checkers.reading import STARVED
+from domicile.testing.checkers.reading import STARVED, read
 from domicile.testing.history import Event
 from domicile.testing.real_history import RealHistory
 
@@ -91,3 +91,19 @@ def test_how_often_it_starved_is_told() -> None:
     tally = Tally(starved=2)
     tally.add(Tally(starved=1))
     assert "times starved                 3" in tally.report()
+
+
+def test_how_many_rounds_were_judged_for_liveness_is_told() -> None:
+    """A machine that starves in the calm begins it anew, perhaps too late to be judged (L)."""
+    tally = Tally(rounds=2, calm=1)
+    tally.add(Tally(rounds=1, calm=1))
+    assert "rounds                        3\n  judged for liveness         2\n" in tally.report()
+
+
+def test_a_calm_that_begins_anew_too_late_is_not_judged() -> None:
+    def unjudged(*quiet: float) -> bool:
+        events = [Event(at, "quiet", {}) for at in quiet]
+        return read(RealHistory([*events, Event(40.0, "gone", {})], Counter())).settled_at() is None
+
+    assert not unjudged(10.0)
+    assert unjudged(10.0, 30.0)

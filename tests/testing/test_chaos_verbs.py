@@ -21,7 +21,7 @@ from domicile.core.records import NodeRecord, decode_record
 from domicile.testing import Event, HarnessError, Processes, check
 from domicile.testing.checkers.reading import read
 from domicile.testing.real_history import RealHistory
-from domicile.testing.surroundings import Network
+from domicile.testing.surroundings import Network, claim
 
 T = TypeVar("T")
 
@@ -165,6 +165,21 @@ def test_the_network_is_cut_slowed_and_healed(kind: str) -> None:
         {"delay": 1, "cut": 1, "block": 1, "partition": 2, "loss": 1, "heal": 5, "shutdown": 1}
     )
     assert not any(True for _ in history.of("fenced")), "the store was there all along"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets")
+def test_no_two_clusters_of_a_machine_have_the_same_network() -> None:
+    names = [f"test-{os.getpid()}-{number}" for number in range(2)]
+    first, held = claim(names)
+    second, also = claim(names)
+    assert [first, second] == names
+    with pytest.raises(HarnessError, match="other clusters"):
+        claim(names)
+    held.close()
+    again, once_more = claim(names)
+    assert again == first
+    once_more.close()
+    also.close()
 
 
 def test_verbs_of_the_network_need_one() -> None:

@@ -76,7 +76,7 @@ def test_a_withdrawn_message_that_starts_is_rejected(kind: str) -> None:
 
 def test_two_outcomes_are_rejected() -> None:
     rejected(Tape().ask(1).outcome(1), "I5", "two outcomes")
-    tell = Tape().fault("cut").submit(1, ask=False).lost(1).outcome(1, "not_executed")
+    tell = Tape().fault("partition").submit(1, ask=False).lost(1).outcome(1, "not_executed")
     rejected(tell, "I5", "two outcomes")
 
 
@@ -91,20 +91,21 @@ def _tell(tape: Tape) -> Tape:
 @pytest.mark.parametrize("send", [_ask, _tell])
 def test_a_gap_without_a_fault_is_rejected(send: Any) -> None:
     rejected(send(Tape()), "I5", "a gap without a fault")
-    rejected(send(Tape().fault("cut").wait(15.1)), "I5", "a gap without a fault")
+    healed = Tape().fault("partition").fault("heal").wait(15.1)
+    rejected(send(healed), "I5", "a gap without a fault")
 
 
 @pytest.mark.parametrize("send", [_ask, _tell])
 def test_a_gap_after_a_fault_is_accepted(send: Any) -> None:
-    accepted(send(Tape().fault("cut").wait(14.9)))
+    accepted(send(Tape().fault("partition").fault("heal").wait(14.9)))
 
 
 @pytest.mark.parametrize(("begin", "end"), [("freeze", "thaw"), ("partition", "heal")])
 def test_a_lasting_fault_excuses_until_it_ends(begin: str, end: str) -> None:
-    accepted(_tell(Tape().fault(begin, B).wait(100.0)))
-    accepted(_tell(Tape().fault(begin, B).wait(100.0).fault(end, B).wait(14.0)))
-    rejected(_tell(Tape().fault(begin, B).wait(9.0).fault(end, B).wait(16.0)), "I5", "gap")
-    rejected(_tell(Tape().fault(begin, B).wait(9.0).note("quiet").wait(16.0)), "I5", "gap")
+    accepted(_tell(Tape().fault(begin, A).wait(100.0)))
+    accepted(_tell(Tape().fault(begin, A).wait(100.0).fault(end, A).wait(14.0)))
+    rejected(_tell(Tape().fault(begin, A).wait(9.0).fault(end, A).wait(16.0)), "I5", "gap")
+    rejected(_tell(Tape().fault(begin, A).wait(9.0).note("quiet").wait(16.0)), "I5", "gap")
 
 
 def test_a_later_fault_excuses_nothing() -> None:
@@ -153,7 +154,7 @@ def test_what_a_pause_kept_from_starting_is_out_of_order_in_real_time_only_once(
         real = RealHistory(tape.history.events, Counter())
         return [found.message for found in check_order(real)]
 
-    rejected(paused(), "I5", "started after message 2")
+    rejected(paused(), "I5", "started after message 2", "I1c")
     assert judged(paused()) == []
     [message] = judged(paused().start(0))
     assert "message 0" in message

@@ -506,6 +506,10 @@ def test_without_records_the_verbs_still_work(tmp_path: Path) -> None:
             await cluster.ref(Bell, "b").ask(Bell.ring)
             victim = cluster.incarnation(0)
             cluster.crash(0)
+            cluster.start(0)
+            assert cluster.incarnation(0) is None, "the dead process's record is not the new one's"
+            await cluster.wait_until(lambda: cluster.incarnation(0) is not None)
+            assert cluster.incarnation(0) != victim
             await cluster.wait_until(cluster.settled)
             assert cluster.counts(1) == {}
             kinds = {event.kind for event in cluster.history().events}

@@ -156,3 +156,64 @@ def test_a_fenced_link_layer_withholds_what_waits(loop: str) -> None:
             await host.transport.close()
 
     run(loop, body())
+
+
+class Faulty(Host):
+    """Fails on a message, by what nobody expected."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self.fails_at = 0
+        self.lost: list[str] = []
+        self.gone: list[LinkKey] = []
+
+    def on_request(self, link: LinkKey, message: ToOwner) -> None:
+        self._fail_at(message)
+        super().on_request(link, message)
+
+    def on_answer(self, peer: Incarnation, message: ToSender) -> None:
+        self._fail_at(message)
+        super().on_answer(peer, message)
+
+    def _fail_at(self, message: ToOwner | ToSender) -> None:
+        assert isinstance(message, Request | Reply)
+        if message.n == self.fails_at:
+            self.fails_at = 0
+            raise SystemError("nobody expected this")
+
+    def on_link_lost(self, peer: Incarnation, reason: str, unsent: tuple[ToOwner, ...]) -> None:
+        self.lost.append(reason)
+
+    def on_link_gone(self, link: LinkKey) -> None:
+        self.gone.append(link)
+
+
+@on_both_loops
+@pytest.mark.parametrize("where", ["at the owner", "at the sender"])
+def test_a_frame_that_is_not_taken_to_its_end_costs_the_link(loop: str, where: str) -> None:
+    """I6: it counts as received, so its rest would be missing and nobody be told."""
+
+    async def body() -> None:
+        near, far = Faulty(Random(1)), Faulty(Random(2))
+        try:
+            for host in (near, far):
+                await host.listen()
+            near.send(far, 1)
+            await until(lambda: near.replies)
+            (far if where == "at the owner" else near).fails_at = 3
+            for n in range(2, 6):
+                near.send(far, n)
+            await until(lambda: near.lost or len(near.replies) == 5)
+            assert len(near.lost) == 1
+            assert 3 not in near.replies
+            near.send(far, 6)
+            await until(lambda: near.replies[-1] == 6)
+            assert not {3, 4, 5}.intersection(near.replies)
+            assert far.requests == ([1, 2, 6] if where == "at the owner" else [1, 2, 3, 4, 5, 6])
+            assert len(far.gone) == 1
+        finally:
+            for host in (near, far):
+                host.layer.abort()
+                await host.transport.close()
+
+    run(loop, body())

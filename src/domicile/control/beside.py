@@ -109,12 +109,18 @@ class Renewals:
         return max(self._due + LATE_S, self._clock.now() + AGAIN_S)
 
     def _run(self) -> None:
-        try:
-            while not self._over and self._act():
-                pass
-        except Exception:
-            # Nothing is renewed any more, so the lease runs out and a new life begins (L5).
-            log.exception("the thread that renews lease %s failed", self._lease)
+        while not self._over:
+            try:
+                if not self._act():
+                    return
+            except Exception:
+                # It counts for nothing (L1), but the next one may go well; if none does, the lease
+                # runs out and a new life begins (L5).
+                log.exception("a renewal of lease %s failed, it is tried again", self._lease)
+                self._due = due_after(
+                    self._clock.now(), self._settings.renew_s, 1.0, acknowledged=False
+                )
+                self._wait(self._due - self._clock.now())
 
     def _act(self) -> bool:
         """One look at the clock and the loop; False when there is nothing left to renew."""

@@ -131,7 +131,7 @@ class Deaths:
             return f"its health port calls it dead, but can't say why ({error})"
 
     async def _rest(self) -> None:
-        rest_s = self._lookout.rest_s(self._clock.now())
+        rest_s = self._lookout.next_rest_s(self._clock.now())
         self._woken.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(rest_s):

@@ -119,6 +119,7 @@ class LoopWatch:
         self._caught: Held | None = None
         self._said = False
         self._said_at: dict[tuple[str, str], float] = {}
+        self._failed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._home = 0
         # A lock that is let go of at the end: to wait for it costs half of what an event does.
@@ -144,14 +145,18 @@ class LoopWatch:
             self._thread.join(STOP_S)
 
     def _run(self) -> None:
-        try:
-            while not self._over.acquire(timeout=self._pause_s()):
+        while not self._over.acquire(timeout=self._pause_s()):
+            try:
                 self._look()
-            self._over.release()
-        except Exception:
-            # Then the loop counts as blocked, and the lease runs out: better than never.
-            if self._loop is not None and not self._loop.is_closed():
-                log.exception("the thread that watches the event loop failed", extra=self._tags)
+            except Exception:
+                if self._loop is None or self._loop.is_closed():
+                    return
+                # Once: it may fail at each look. If none shows that the loop turns, the loop counts
+                # as blocked, and the lease runs out: better than never.
+                if not self._failed:
+                    log.exception("a look at the event loop failed", extra=self._tags)
+                self._failed = True
+        self._over.release()
 
     def _pause_s(self) -> float:
         busy = self._suspect is not None and self._asked_at is not None

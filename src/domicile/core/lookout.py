@@ -66,7 +66,7 @@ class Lookout:
         found.update({one: None for one in suspects if one in clients})
         return list(found)
 
-    def rest_s(self, now: float) -> float:
+    def next_rest_s(self, now: float) -> float:
         """How long to wait for the next look, unless something happens."""
         left_s = 0.0 if self._suspects else max(0.0, self._round_at - now)
         if not self._rests:

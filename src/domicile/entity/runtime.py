@@ -521,6 +521,8 @@ class Runtime:
         self.sending.fail_all("this process left the cluster")
         self.carrier.close()
         self.blocking.shut()
+        # Here, not in a task that may be cancelled before it runs.
+        self.workers.cancel_all()
         stuck, threads = await asyncio.gather(
             self.workers.close(self.settings.stop_budget_s),
             self.blocking.close(self.settings.stop_budget_s),

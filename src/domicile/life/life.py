@@ -57,6 +57,7 @@ from domicile.entity.inspect import handler_of
 from domicile.entity.runtime import Runtime
 from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.life.backends import Backends, Plan
+from domicile.life.ending import in_turn, stop_handlers, stop_leading
 from domicile.life.errands import Errands
 from domicile.life.reach import Reach
 from domicile.life.stuck import StuckHandlers
@@ -316,25 +317,22 @@ class Life:
         health, watchdog = self._backends.health, self._backends.watchdog
         self._end_links()
         self._reach.close()
-        # Each step also when the one before was cancelled: nothing may be left open.
         try:
-            await self._errands.close()
-            await self._stuck.close()
-            stuck = await self.runtime.close()
-            if watchdog is not None:
-                if stuck:
-                    watchdog.stuck(stuck)
-                watchdog.rest()
+            await in_turn(
+                self._errands.close,
+                self._stuck.close,
+                partial(stop_handlers, self.runtime, watchdog),
+                self._transport.close,
+                partial(stop_leading, self.elected, rewound=self.rewound),
+                self._give_back,
+            )
         finally:
-            try:
-                await self._transport.close()
-            finally:
-                try:
-                    if not self._revoked:
-                        self._gone = await self.member.leave()
-                finally:
-                    if health is not None:
-                        let_go(health, self.me, gone=self._gone)
+            if health is not None:
+                let_go(health, self.me, gone=self._gone)
+
+    async def _give_back(self) -> None:
+        if not self._revoked:
+            self._gone = await self.member.leave()
 
     async def _until(self, condition: Callable[[], bool], limit_s: float) -> None:
         """Wait for a condition, for a while, unless this incarnation ends first."""
@@ -401,9 +399,9 @@ class Life:
         self.rewound = self.rewound or self.member.rewound
         if not self._left:
             log.warning("fenced, joining anew: %s", reason, extra=self.tags)
+        self._over.set()  # first: whatever fails below must not keep this life from its end
         self.runtime.fence(reason)
         self._end_links()
-        self._over.set()
 
     # what links report
 

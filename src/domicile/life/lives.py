@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, cast
 
 from domicile.entity.ref import Call
 from domicile.errors import ConfigError, StoreError, StoreRewound, Unavailable
@@ -16,6 +16,11 @@ log = logging.getLogger("domicile")
 
 REJOIN_S = 1.0
 """How long a node that could not join anew waits before it tries again."""
+
+MOST_FAILED = 3
+STEADY_S = 60.0
+"""Of lives that ended by something unexpected, so many may follow on each other, each after less
+than this time; with one more it ends for good, and whoever runs the process learns it."""
 
 
 class Lives:
@@ -48,7 +53,7 @@ class Lives:
         if supervisor is None or not supervisor.done() or supervisor.cancelled():
             return ""
         error = supervisor.exception()
-        return "" if error is None else f"{type(error).__name__}: {error}"
+        return "" if error is None else _why(error)
 
     async def start(self, backends: Backends, plan: Plan) -> None:
         """Join; returns once the first life is registered."""
@@ -94,6 +99,11 @@ class Lives:
 
     def _running(self) -> Life:
         if self.current is None:
+            if self.failed:
+                raise Unavailable(
+                    f"this process left its cluster for good after an error ({self.failed}); look "
+                    "at its log and start it anew"
+                )
             raise Unavailable(
                 "this process is not part of a cluster now: enter it with `async with` first, or "
                 "retry soon if it is joining anew after losing its lease"
@@ -103,10 +113,12 @@ class Lives:
     async def _supervise(
         self, backends: Backends, plan: Plan, joined: asyncio.Future[None]
     ) -> None:
+        now = backends.clock.now
+        rewound, again, owed, failures = False, False, tuple[str, ...](), 0
         try:
-            rewound, again, owed = False, False, tuple[str, ...]()
             while not self._stopping:
-                life = Life(backends, plan, rewound=rewound, owed=owed)
+                life, since = Life(backends, plan, rewound=rewound, owed=owed), now()
+                pause_s = 0.0
                 try:
                     began = await life.begin()
                 except (StoreError, ConfigError, OSError) as error:
@@ -126,15 +138,36 @@ class Lives:
                         joined.set_result(None)
                 try:
                     await life.run()
+                except Exception as error:
+                    # It ends this incarnation (L5). Whatever it was, most likely it passes.
+                    failures = failures + 1 if now() - since < STEADY_S else 1
+                    if not joined.done() or failures > MOST_FAILED or self._stopping:
+                        raise
+                    self._report(error, life)
+                    pause_s = REJOIN_S
                 finally:
                     self.current = None
                     rewound, again, owed = life.rewound, True, life.owed
+                if pause_s:
+                    await asyncio.sleep(pause_s)
         except Exception as error:
             if joined.done():
+                if not self._stopping:
+                    log.error("ended for good, start it anew: %s", _why(error))
                 raise
             joined.set_exception(error)
         finally:
-            await backends.store.close()
+            try:
+                await backends.store.close()
+            finally:
+                if not joined.done():
+                    joined.set_exception(Unavailable("it was ended before it had joined"))
+
+    def _report(self, error: Exception, life: Life) -> None:
+        """What nobody expected must not pass unseen: not in a log, not in a simulation."""
+        log.error("this incarnation failed, joining anew: %s", _why(error), extra=life.tags)
+        context = {"message": "an incarnation failed", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(context)
 
     async def _ended(self) -> None:
         supervisor, me = self._supervisor, asyncio.current_task()
@@ -145,3 +178,10 @@ class Lives:
             except asyncio.CancelledError:
                 if not supervisor.cancelled() or me.cancelling() > wanted:
                     raise
+
+
+def _why(error: BaseException) -> str:
+    """What happened; a group says no more than that there is something in it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return f"{type(error).__name__}: {error}"

@@ -41,7 +41,8 @@ class FileLocks:
     """Implements `domicile.ports.health.Health` by files in a directory, one per incarnation."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        # As the store's file: this process may change its directory.
+        self._directory = directory.absolute()
         self._held: dict[Incarnation, int] = {}
         _all.add(self)
 

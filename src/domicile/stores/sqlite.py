@@ -125,7 +125,9 @@ class SqliteStore:
             raise ValueError(f"kept_commits is {kept_commits}; keep at least one commit")
         if not (isfinite(op_timeout_s) and op_timeout_s > 0):
             raise ValueError(f"op_timeout_s is {op_timeout_s}; it must be above 0")
-        self._path = path
+        # Wherever this process goes: by a relative path it would find another file there, and make
+        # one, and with it a second home for every shard (I1).
+        self._path = path = path.absolute()
         self._op_timeout_s = op_timeout_s
         self._meter = NoMeter() if meter is None else meter
         self._known = Known(path, self._noticed)
@@ -202,7 +204,17 @@ class SqliteStore:
             for desk in self._desks:
                 desk.stop()
             for desk in self._desks:
-                await asyncio.to_thread(desk.join)
+                await self._see_off(desk)
+
+    async def _see_off(self, desk: Desk) -> None:
+        """Until the job in hand is done and the thread is gone, unless the disk keeps it (I6)."""
+        try:
+            async with asyncio.timeout(self._op_timeout_s + GRACE_S):
+                await asyncio.wrap_future(desk.gone)
+        except TimeoutError:
+            log.warning("a thread of the store %s is stuck in its disk and left alone", self._path)
+        else:
+            desk.join()
 
     async def _lease(self, name: str, **fields: object) -> Result:
         try:
@@ -266,14 +278,27 @@ class SqliteStore:
         if self._desks is None:
             self._pid = os.getpid()
             self._writer.boot = self._reader.boot = boot_id()
-            writer = Desk(f"domicile-store-write {self._writer.by}", self._writer.handle.drop)
-            reader = Desk(
-                f"domicile-store-read {self._writer.by}",
-                self._reader.handle.drop,
-                self._reader.between,
-            )
-            self._desks = (writer, reader)
+            self._desks = self._start()
         return self._desks
+
+    def _start(self) -> tuple[Desk, Desk]:
+        started: list[Desk] = []
+        reader = self._reader
+        try:
+            started.append(
+                Desk(f"domicile-store-write {self._writer.by}", self._writer.handle.drop)
+            )
+            started.append(
+                Desk(f"domicile-store-read {self._writer.by}", reader.handle.drop, reader.between)
+            )
+        except (OSError, RuntimeError) as error:
+            for desk in started:
+                desk.stop()
+            raise StoreUnavailable(
+                f"the threads of the store {self._path} can't be started ({error}); see that this "
+                "process has file descriptors and threads left, then try again"
+            ) from error
+        return started[0], started[1]
 
     def wait(self, watch: _Watch) -> None:
         """A watch has seen all; it is told of what comes."""

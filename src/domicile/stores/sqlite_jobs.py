@@ -208,6 +208,7 @@ class Reader:
     ) -> None:
         self.handle = Handle(path, known)
         self._path = path
+        self._bell = path.with_name(path.name + BELL)
         self._known = known
         self._lookout = lookout
         self._op_timeout_s = op_timeout_s
@@ -215,6 +216,7 @@ class Reader:
         self._real_time = elapsed is None
         self._listens_to: Database | None = None
         self._hears = False
+        self._listen_at = 0.0
         self._version: object = -1
         self._looked_at = -1
         self._next_deadline: float | None = None
@@ -279,9 +281,7 @@ class Reader:
         connection = self.handle.use(time.monotonic() + patience_s)
         if connection is not self._listens_to:
             self._listens_to, self._version, self._looked_at = connection, -1, -1
-            path = self._path.with_name(self._path.name + BELL)
-            ring_file(path)
-            self._hears = bell.listen(path)
+        self._listen(bell)
         version = connection.pragma("data_version")
         if version != self._version:
             since, (_, floor) = self._looked_at, self._known.now()
@@ -300,6 +300,16 @@ class Reader:
                 generation = self.handle.generation
                 self._lookout.changed(News(since, upto, changes, trimmed, generation))
         self._expire_due()
+
+    def _listen(self, bell: Bell) -> None:
+        """See that it hears of others' writes; a file that was removed is made anew."""
+        if bell.hears(self._bell):
+            return
+        now = time.monotonic()
+        if self._hears or now >= self._listen_at:
+            self._listen_at = now + IDLE_LOOK_S
+            ring_file(self._bell)
+            self._hears = bell.listen(self._bell)
 
     def _expire_due(self) -> None:
         now = time.monotonic()

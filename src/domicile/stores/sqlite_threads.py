@@ -7,10 +7,12 @@ for another process's write to a file. Used by `domicile.stores.sqlite` alone.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import select
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -21,6 +23,11 @@ from typing import TypeVar
 from domicile.errors import StoreUnavailable
 
 T = TypeVar("T")
+
+log = logging.getLogger("domicile")
+
+STUMBLE_S = 0.1
+"""How long a thread rests after an error that nobody expected, for it may come again at once."""
 
 _IN_MODIFY = 0x2
 
@@ -35,6 +42,7 @@ class Bell:
         self._poll = select.poll()
         self._poll.register(self._out, select.POLLIN)
         self._inotify = -1
+        self._listens_to: tuple[int, int] | None = None
 
     def ring(self) -> None:
         """End the wait, or the next one."""
@@ -59,6 +67,8 @@ class Bell:
 
     def listen(self, path: Path | None) -> bool:
         """Wait for writes to this file from now on; False if this system can't tell of them."""
+        # First of all: if another file takes its place meanwhile, that is noticed later.
+        self._listens_to = None if path is None else _identity(path)
         if self._inotify >= 0:
             self._poll.unregister(self._inotify)
             os.close(self._inotify)
@@ -66,6 +76,10 @@ class Bell:
         if self._inotify >= 0:
             self._poll.register(self._inotify, select.POLLIN)
         return self._inotify >= 0
+
+    def hears(self, path: Path) -> bool:
+        """Whether it is the file at this path now that it listens to."""
+        return self._inotify >= 0 and _identity(path) == self._listens_to
 
     def close(self) -> None:
         """Let go of everything."""
@@ -82,6 +96,14 @@ def ring_file(path: Path) -> None:
             os.pwrite(descriptor, b"\0", 0)
         finally:
             os.close(descriptor)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _inotify(path: Path) -> int:
@@ -115,10 +137,17 @@ class Desk:
         self._end = end
         self._jobs: deque[tuple[Future[object], Callable[[], object]]] = deque()
         self._ended = False
+        self.gone: Future[None] = Future()
+        """Done once the thread touches nothing any more."""
+        self.gone.set_running_or_notify_cancel()  # whoever gives up waiting cancels nothing
         self._lock = threading.Lock()
         # A daemon: a program that forgot to close its store can still exit.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self.bell.close()
+            raise
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Have a job done; cancelling its future works until it begins."""
@@ -145,23 +174,33 @@ class Desk:
             self.bell.ring()
 
     def join(self) -> None:
-        """Until the job in hand is done and the thread is gone; after `stop`."""
+        """Until the thread has ended; after `gone`, so that this takes no time."""
         self._thread.join()
 
     def _run(self) -> None:
         modified = False
-        while not self._ended:
-            if self._jobs:
-                future, job = self._jobs.popleft()
-                _do(future, job)
-                del future, job
-            wait_s = self._between(self.bell, modified)
-            modified = self.bell.wait(0 if self._jobs else wait_s)
-        while self._jobs:
-            _do(self._jobs.popleft()[0], _refuse)
-        self._end()
-        with self._lock:
-            self.bell.close()
+        try:
+            while not self._ended:
+                try:
+                    modified = self._turn(modified)
+                except Exception:
+                    # Without this thread nothing would be answered any more.
+                    log.exception("the thread %s stumbled and goes on", self._thread.name)
+                    time.sleep(STUMBLE_S)
+            while self._jobs:
+                _do(self._jobs.popleft()[0], _refuse)
+            self._end()
+        finally:
+            with self._lock:
+                self._ended = True
+                self.bell.close()
+            self.gone.set_result(None)
+
+    def _turn(self, modified: bool) -> bool:
+        if self._jobs:
+            _do(*self._jobs.popleft())
+        wait_s = self._between(self.bell, modified)
+        return self.bell.wait(0 if self._jobs else wait_s)
 
 
 def _refuse() -> object:

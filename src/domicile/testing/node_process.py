@@ -38,6 +38,8 @@ class NodeProcess:
         self.reader: RecordReader | None = None
         self.incarnation: Incarnation | None = None
         """The newest incarnation that its records tell of."""
+        self.earlier: frozenset[Incarnation] = frozenset()
+        """Incarnations of that name whose records stood when its newest process was started."""
 
     @property
     def up(self) -> bool:

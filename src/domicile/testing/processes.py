@@ -256,7 +256,7 @@ class Processes(RealFaults):
         return None if record is None else record.status
 
     def incarnation(self, node: int) -> Incarnation | None:
-        """The newest incarnation of a node that has a record in the store, if its process lives."""
+        """The newest incarnation of a node's living process that has a record in the store."""
         process = self._slot(node)
         return self._registered(process) if process.up else None
 
@@ -354,7 +354,11 @@ class Processes(RealFaults):
 
     def _registered(self, process: NodeProcess) -> Incarnation | None:
         members = self._looked().members
-        mine = [inc for inc, record in members.nodes.items() if record.node == process.name]
+        mine = [
+            incarnation
+            for incarnation, record in members.nodes.items()
+            if record.node == process.name and incarnation not in process.earlier
+        ]
         return max(mine, key=members.created.__getitem__) if mine else None
 
     def _known_incarnation(self, process: NodeProcess) -> Incarnation | None:
@@ -381,6 +385,12 @@ class Processes(RealFaults):
         process.runs += 1
         process.frozen = False
         process.incarnation = None
+        if self._view is not None:
+            # The record of a process that was killed may stand for a while yet.
+            nodes = self._looked().members.nodes
+            process.earlier = frozenset(
+                incarnation for incarnation, record in nodes.items() if record.node == process.name
+            )
         run = f"{process.name}.{process.runs}"
         place = self._surroundings.places[process.index] if self._surroundings else Place("", "")
         records = self.directory / f"{run}.events" if self._record else None

@@ -114,6 +114,7 @@ class SimFaults(Verbs):
 
     def store_back(self) -> None:
         """End a `store_outage`."""
+        self.note_fault("back")
         self.servers.back()
 
     def rewind(self, seconds: float) -> float:

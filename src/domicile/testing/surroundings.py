@@ -7,11 +7,14 @@ Orders block until they are done: a few milliseconds.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import select
+import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -27,9 +30,35 @@ Network = Literal["auto", "namespaces", "loopback"]
 START_S = 30.0
 ORDER_S = 10.0
 CLOSE_S = 5.0
+SUBNETS = 512
+"""How many networks of 256 addresses there are for tests: 198.18.0.0/15 is set aside for them."""
+
 _RUN = "from domicile.testing.surroundings_process import main; main()"
 _DONE = msgspec.json.Decoder(Done)
 _READY = msgspec.json.Decoder(Ready)
+
+
+def claim(names: Iterable[str]) -> tuple[str, socket.socket]:
+    """The first of these names that nobody on this machine holds, and what holds it from now on.
+
+    By an abstract socket, which is closed with its process however that ends. Linux only.
+    """
+    for name in names:
+        held = socket.socket(socket.AF_UNIX)
+        try:
+            held.bind(f"\0domicile-{name}")
+        except OSError as error:
+            held.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return name, held
+    raise HarnessError("no network for the cluster: other clusters on this machine have them all")
+
+
+def _subnets() -> list[str]:
+    numbers = secrets.SystemRandom().sample(range(SUBNETS), SUBNETS)
+    return [f"198.{18 + number // 256}.{number % 256}" for number in numbers]
 
 
 class Surroundings:
@@ -48,6 +77,7 @@ class Surroundings:
         self._disk_bytes = disk_bytes
         self._wanted: Network = network
         self._process: subprocess.Popen[bytes] | None = None
+        self._held: socket.socket | None = None
         self.kind = ""
         """`namespaces` or `loopback`."""
         self.places: list[Place] = []
@@ -70,8 +100,10 @@ class Surroundings:
             raise HarnessError(f"no network for the cluster: {error}")
 
     def _try(self, *, namespaces: bool) -> str:
-        first, second = secrets.randbelow(250), secrets.randbelow(250)
-        subnet = f"198.18.{second}" if namespaces else f"127.{first + 1}.{second}"
+        if namespaces:
+            subnet, self._held = claim(_subnets())
+        else:
+            subnet = f"127.{1 + secrets.randbelow(250)}.{secrets.randbelow(250)}"
         small = namespaces and self._disk_bytes
         layout = Layout(
             self._nodes, namespaces, subnet, self._seed,
@@ -131,6 +163,9 @@ class Surroundings:
             process.wait()
         if process.stdout is not None:
             process.stdout.close()
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
     def _order(self, order: Order) -> Done:
         process = self._process

@@ -81,6 +81,10 @@ class Accepted(Side[AcceptedLink]):
         patience_s = 2 * self.layer.settings.link_timeout_s
         self._gone_timer = self.layer.later(patience_s, self._on_gone)
 
+    def give_up(self, reason: str) -> None:
+        """As `Side.give_up`: the sender is told when it resumes, and may start a new one."""
+        self._drop(self)
+
     def end(self) -> None:
         """Stop for good; the connection is closed first."""
         super().end()

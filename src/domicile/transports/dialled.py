@@ -122,6 +122,10 @@ class Dialled(Side[DialledLink]):
         delay_s = self._random.uniform(BACKOFF_MIN_S, longest_s)
         self._redial_timer = self.layer.later(delay_s, self._on_redial)
 
+    def give_up(self, reason: str) -> None:
+        """As `Side.give_up`."""
+        self._lose(self, reason)
+
     def end(self) -> None:
         """Stop for good."""
         self._leave()

@@ -41,6 +41,9 @@ log = logging.getLogger("domicile")
 DIAL_TIMEOUT_S = 3.0
 """A dial that takes longer has failed, name look-up included."""
 
+LOOK_UP_S = 10.0
+"""How long looking up the host to listen at may take."""
+
 BACKLOG = 512
 ACCEPT_AT_ONCE = 32
 ACCEPT_PAUSE_S = 0.5
@@ -101,8 +104,7 @@ class TcpTransport:
 
     async def listen(self, accept: Callable[[], ConnectionHandler]) -> str:
         """Start to accept; the address that peers can dial. Raises `ConfigError`."""
-        loop = asyncio.get_running_loop()
-        _refuse_blind(loop)
+        _refuse_blind(asyncio.get_running_loop())
         if isinstance(self._listen, Path):
             sock, path = await bind_path(self._listen, BACKLOG)
             own(sock)
@@ -111,13 +113,14 @@ class TcpTransport:
             return here if self._advertise is None else parse_advertised(self._advertise, 0)
         span = self._listen
         try:
-            found = await loop.getaddrinfo(span.host, None, type=socket.SOCK_STREAM)
+            family, where = await _look_up_own(span.host)
         except (OSError, UnicodeError) as error:
+            # `TimeoutError` is one of these.
+            why = str(error) or f"it could not be looked up within {LOOK_UP_S:g} s"
             raise ConfigError(
-                f"cannot listen at {span.host!r}: this host is not known here ({error}). Name an "
+                f"cannot listen at {span.host!r}: this host is not known here ({why}). Name an "
                 "address of this machine, or 0.0.0.0 for all of them"
             ) from error
-        family, *_, where = found[0]
         self._refuse_strangers(span.host, str(where[0]))
         if self._closed:
             raise ConfigError(_CLOSED)
@@ -378,6 +381,20 @@ class _Dial:
         self._over = True
         self._let_go()
         self._dials.pop(self, None)
+
+
+async def _look_up_own(host: str) -> Resolved:
+    """The first address of a host to listen at; raises `OSError` or `UnicodeError`."""
+    if is_numeric(host):
+        # Not in the loop's threads, which the program may keep busy while its node joins anew.
+        flags = socket.AI_NUMERICHOST
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=flags)
+    else:
+        async with asyncio.timeout(LOOK_UP_S):
+            loop = asyncio.get_running_loop()
+            found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    family, *_, where = found[0]
+    return family, where
 
 
 def _running() -> asyncio.AbstractEventLoop | None:

@@ -38,7 +38,9 @@ class Certificates:
     def __init__(
         self, cert: str, key: str, ca: str, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._files = {"tls_cert": cert, "tls_key": key, "tls_ca": ca}
+        files = {"tls_cert": cert, "tls_key": key, "tls_ca": ca}
+        # They are looked at as long as the process runs, and it may change its directory.
+        self._files = {name: os.path.abspath(path) for name, path in files.items()}
         self._now = now
         self._look_at = 0.0
         self._contexts: Contexts | None = None

@@ -1,14 +1,17 @@
-"""The command: `python -m domicile.testing.chaos --minutes 20 --seed 1`, or `make chaos`.
+"""Random faults on a cluster of real processes under load, judged by the simulator's checkers.
+
+    python -m domicile.testing.chaos --minutes 20 --seed 1        or: make chaos MINUTES=20 SEED=1
 
 Prints a live line of counts and a report in the end. Exit code 0 only if no checker objected and
 every kind of fault and of call happened; a failing round leaves a bundle, and its name is printed.
-Ctrl-C ends the round that is under way, judges it and reports.
+Ctrl-C ends the round that is under way, judges it and reports; a second one ends it all at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import shutil
 import signal
 import sys
@@ -34,6 +37,9 @@ RATE = 60.0
 """Calls per second; with nested asks about twice as many messages."""
 
 SHOWN = 5
+INTERRUPTED = 130
+"""The exit code of whoever is interrupted twice, as shells have it for SIGINT."""
+
 LINE_S = 10.0
 """How often the live line comes, unless said, where it can't be overwritten."""
 
@@ -46,35 +52,56 @@ def _say(text: str = "", end: str = "\n") -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options; a mistake ends the program with exit code 2."""
     parser = argparse.ArgumentParser(
-        prog="python -m domicile.testing.chaos", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--minutes", type=float, default=2.0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--nodes", type=int, default=5)
-    parser.add_argument("--rate", type=float, default=RATE, help="calls per second")
-    parser.add_argument("--round", type=int, help="only this round of the run")
-    parser.add_argument("--out", type=Path, help="where a failing round leaves its bundle")
-    parser.add_argument("--every", type=float, help="seconds between two live lines")
-    parser.add_argument("--network", default="auto", choices=("auto", "namespaces", "loopback"))
-    parser.add_argument("--managers", type=int, default=0, help="coordinators of their own")
-    parser.add_argument("--fencing", default="lease", choices=FENCINGS)
-    parser.add_argument(
-        "--eager", action="store_true", help="judge while it goes on, end at the first violation"
-    )
-    parser.add_argument(
+        prog="python -m domicile.testing.chaos", description=(__doc__ or "").splitlines()[0],
+        epilog=f"Kinds of faults: {', '.join(KINDS)}.",
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--minutes", type=_positive, default=2.0, help="how long, in rounds of about two")
+    add("--seed", type=int, default=1, help="what faults and load are drawn from")
+    add("--nodes", type=int, default=5, help="at least 3")
+    add("--rate", type=_positive, default=RATE, help="calls per second")
+    add("--round", type=int, help="only this round of the run")
+    add("--out", type=Path, help="where a failing round leaves its bundle")
+    add("--every", type=_positive, help="seconds between two live lines")
+    add(
+        "--network", default="auto", choices=("auto", "namespaces", "loopback"),
+        help="namespaces need root; auto takes them where it can",
+    )  # fmt: skip
+    add("--managers", type=int, default=0, help="coordinators of their own; default: nodes are")
+    add("--fencing", default="lease", choices=FENCINGS)
+    add("--eager", action="store_true", help="judge while it goes on, end at the first violation")
+    add(
         "--only", action="append", default=[], choices=(*KINDS, NONE), metavar="KIND",
         help="only faults of this kind; may be repeated; 'none': load and moves alone",
     )  # fmt: skip
     options = parser.parse_args(arguments)
-    if options.minutes <= 0 or options.nodes < 3 or options.rate <= 0:
-        parser.error("--minutes and --rate must be positive, and --nodes at least 3")
+    if options.nodes < 3:
+        parser.error("--nodes must be at least 3")
+    if options.managers < 0:
+        parser.error("--managers must not be negative")
+    rounds = _rounds(options.minutes)
+    if options.round is not None and not 1 <= options.round <= rounds:
+        parser.error(f"--round must be from 1 to {rounds}: a run of {options.minutes:g} minutes")
     return options
+
+
+def _positive(text: str) -> float:
+    """A number above 0, for argparse."""
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def _rounds(minutes: float) -> int:
+    """How many rounds a run has."""
+    return max(1, round(minutes * 60.0 / ROUND_S))
 
 
 def plans(options: argparse.Namespace, out: Path) -> list[RoundPlan]:
     """The rounds of a run: all of the same length."""
     total_s = options.minutes * 60.0
-    count = max(1, round(total_s / ROUND_S))
+    count = _rounds(options.minutes)
     network: Network = options.network
     return [
         RoundPlan(
@@ -106,7 +133,7 @@ def repeat(options: argparse.Namespace, plan: RoundPlan) -> str:
 
 
 async def _live(tally: Tally, done: Tally, head: str, every_s: float | None) -> None:
-    """The live line: overwritten on a terminal, now and then elsewhere."""
+    """The live line: overwritten on a terminal, as far as it fits, now and then elsewhere."""
     terminal = sys.stdout.isatty()
     every_s = every_s or (1.0 if terminal else LINE_S)
     began = time.monotonic()
@@ -116,13 +143,25 @@ async def _live(tally: Tally, done: Tally, head: str, every_s: float | None) -> 
         shown.add(done)
         shown.add(tally)
         line = shown.line(f"{head} {time.monotonic() - began:3.0f} s")
+        if terminal:
+            # One that wraps could not be overwritten.
+            line = line[: shutil.get_terminal_size().columns - 1]
         _say(f"\r{line}\x1b[K" if terminal else line, end="" if terminal else "\n")
 
 
 async def _run(options: argparse.Namespace, out: Path) -> int:
-    stop = asyncio.Event()
+    stop, whole = asyncio.Event(), asyncio.current_task()
+    assert whole is not None
+
+    def asked() -> None:
+        if stop.is_set():
+            whole.cancel()
+        else:
+            _say("\nends this round and judges it; asked once more, ends at once")
+        stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, asked)
     done, wrong = Tally(), list[str]()
     rounds = plans(options, out)
     began = time.monotonic()
@@ -186,9 +225,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     given: Path | None = options.out
     out = Path(tempfile.mkdtemp(prefix="domicile-chaos-")) if given is None else given
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _say(f"{out} can't be a directory for bundles ({error.strerror}); name another by --out")
+        return 2
     try:
         return asyncio.run(_run(options, out))
+    except asyncio.CancelledError:
+        _say(f"\nended at once, without a verdict; what there is of it is in {out}")
+        return INTERRUPTED
     finally:
         if given is None:
             with suppress(OSError):

@@ -24,7 +24,7 @@ from domicile.testing.chaos.load import MIXED, PATIENCE_S, Load
 from domicile.testing.chaos.tally import Tally
 from domicile.testing.checkers import Violation, check
 from domicile.testing.checkers.liveness import STUCK_S
-from domicile.testing.checkers.reading import GRACE_S, STARVED
+from domicile.testing.checkers.reading import GRACE_S, STARVED, read
 from domicile.testing.history import History
 from domicile.testing.processes import HarnessError, Processes
 from domicile.testing.real_history import before
@@ -282,8 +282,10 @@ class _Round:
             task.cancel()
 
     async def _rest(self, seconds: float) -> None:
+        # Not `wait_for`: on Python 3.11 it forgets a cancellation that comes with its event.
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.stop.wait(), max(seconds, 0.0))
+            async with asyncio.timeout(max(seconds, 0.0)):
+                await self.stop.wait()
 
     def wrong(self, rule: str, message: str) -> None:
         """Something that no checker can see."""
@@ -333,6 +335,7 @@ async def play(plan: RoundPlan, tally: Tally, stop: asyncio.Event) -> Result:
     history = one.cluster.history()
     one.found += await asyncio.to_thread(check, history) or one.early
     tally.rounds += 1
+    tally.calm += read(history).settled_at() is not None
     tally.events += len(history.events)
     for violation in one.found:
         tally.rules[violation.rule] += 1

@@ -32,6 +32,8 @@ class Tally:
     """Counts of a run, or of one round."""
 
     rounds: int = 0
+    calm: int = 0
+    """Rounds that ended in a calm long enough that liveness was judged (L)."""
     messages: int = 0
     moves: int = 0
     fences: int = 0
@@ -48,7 +50,9 @@ class Tally:
 
     def add(self, other: Tally) -> None:
         """Take in another one."""
-        for name in ("rounds", "messages", "moves", "fences", "starved", "restarts", "events"):
+        for name in (
+            "rounds", "calm", "messages", "moves", "fences", "starved", "restarts", "events",
+        ):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("faults", "calls", "outcomes", "rules"):
             getattr(self, name).update(getattr(other, name))
@@ -64,17 +68,18 @@ class Tally:
         return [kind for kind in KINDS if not self.faults[kind]] + calls
 
     def line(self, head: str) -> str:
-        """The live line."""
+        """The live line; what matters most comes first, for a terminal may be narrow."""
         faults = " ".join(f"{kind.replace(' ', '-')} {self.faults[kind]}" for kind in KINDS)
         return (
-            f"{head} | messages {self.messages:,} moves {self.moves:,} | {faults} | "
-            f"violations {self.violations}"
+            f"{head} | violations {self.violations} | messages {self.messages:,} "
+            f"moves {self.moves:,} faults {self.faults.total():,} | {faults}"
         )
 
     def report(self) -> str:
         """All counts, for people."""
         lines = [
             f"rounds                {self.rounds:>9,}",
+            f"  judged for liveness {self.calm:>9,}",
             f"messages that ran     {self.messages:>9,}",
             f"moves                 {self.moves:>9,}",
             f"fences                {self.fences:>9,}",

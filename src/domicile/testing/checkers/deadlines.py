@@ -5,6 +5,8 @@ And an incarnation that can tell the time is fenced at its deadline, whether or 
 
 from __future__ import annotations
 
+from math import inf
+
 from domicile.testing.checkers.reading import FRAME_S, Reading, read
 from domicile.testing.checkers.verdict import Findings, Violation
 from domicile.testing.history import Event, History
@@ -15,6 +17,9 @@ than this."""
 
 BETWEEN_S = 0.05
 """How long a busy machine may keep a real process from noting what its guard has let pass."""
+
+_SIGNS = ("accept", "submit", "write")
+"""What else shows that a process still stands."""
 
 _DEEDS = {"start": "started a handler", "resume": "resumed a handler", "reply": "answered"}
 
@@ -30,14 +35,17 @@ def check_deadlines(history: History) -> list[Violation]:
     renewals: dict[str, Event] = {}
     fenced: dict[str, Event] = {}
     passed: dict[str, Event] = {}
+    late: dict[str, None] = {}
     for position, event in enumerate(history.events):
         kind = event.kind
         if kind in _DEEDS:
             inc = event.fields["inc"]
-            if position in reading.rest_of_turn and inc not in fenced:
-                continue
             life = reading.lives.get(inc)
             hosts = life is None or life.fields["hosts"]
+            # The guard of what a pause delayed came later than what was heard before.
+            guarded_at = reading.rest_of_turn.get(position, inf)
+            if hosts and inc not in fenced and guarded_at < valid_until.get(inc, guarded_at):
+                continue
             if hosts and inc not in fenced and event.at < valid_until.get(inc, event.at):
                 continue
             who = f"{reading.name(inc)} {_DEEDS[kind]} ({_subject(event)})"
@@ -66,6 +74,14 @@ def check_deadlines(history: History) -> list[Violation]:
             inc = event.fields["inc"]
             _judge_overdue(found, reading, inc, valid_until, event.at, renewals)
             fenced.setdefault(inc, event)
+        elif kind in _SIGNS:
+            inc = event.fields["inc"]
+            if event.at > valid_until.get(inc, inf) and inc not in fenced and inc not in late:
+                death = reading.deaths.get(inc)
+                if (death is None or death.at > event.at) and _judge_overdue(
+                    found, reading, inc, valid_until, event.at, renewals
+                ):
+                    late[inc] = None
     return found.violations
 
 
@@ -76,20 +92,22 @@ def _judge_overdue(
     valid_until: dict[str, float],
     at: float,
     renewals: dict[str, Event],
-) -> None:
+) -> bool:
     """L4: at the deadline it is over, at once; only a pause delays that, until its end."""
     if inc not in valid_until:
-        return
+        return False
     due_at = valid_until[inc]
     for start, end in sorted(reading.freezes.get(inc, ())):
         if start <= due_at:
             due_at = max(due_at, end)
-    if at > due_at + PROMPT_S + reading.slack_s:
-        message = (
-            f"{reading.name(inc)} still stood {at - due_at:.6f} s past its deadline "
-            f"{valid_until[inc]:.6f}, though it did not stand still"
-        )
-        found.add(at, message, renewals[inc])
+    if at <= due_at + PROMPT_S + reading.slack_s:
+        return False
+    message = (
+        f"{reading.name(inc)} still stood {at - due_at:.6f} s past its deadline "
+        f"{valid_until[inc]:.6f}, though it did not stand still"
+    )
+    found.add(at, message, renewals[inc])
+    return True
 
 
 def _one_frame(one: Event, other: Event) -> bool:

@@ -132,12 +132,10 @@ def _judge_asks(
     written: dict[_Key, float] = {}
     refused: dict[tuple[str, int], float] = {}
     for event in history.of("submit", "write", "outcome", "claim"):
-        if event.at < settled_at:
-            continue
         fields = event.fields
         if event.kind == "claim":
             # S5: after a rewind a journal may know a newer epoch; its shard finds out on first use.
-            if not fields["ok"] and reading.rewound_at is not None:
+            if not fields["ok"] and reading.rewound_at is not None and event.at >= settled_at:
                 refused[fields["role"], fields["shard"]] = event.at
             continue
         key = (fields["inc"], fields["role"], fields["shard"], fields["n"])
@@ -150,10 +148,13 @@ def _judge_asks(
             written[key] = event.at
             continue
         submit = asks.pop(key, None)
-        if submit is not None and refused.get(key[1:3], submit.at - 1.0) < submit.at:
-            _judge_ask(found, reading, key, submit, event, slow, written.get(key, submit.at))
+        if submit is None or event.at < settled_at:
+            continue
+        if refused.get(key[1:3], submit.at - 1.0) < submit.at:
+            written_at = written.pop(key, submit.at)
+            _judge_ask(found, reading, key, submit, event, slow, written_at, settled_at)
     for key, submit in asks.items():
-        _judge_ask(found, reading, key, submit, None, slow, submit.at)
+        _judge_ask(found, reading, key, submit, None, slow, submit.at, settled_at)
 
 
 def _judge_ask(
@@ -164,18 +165,24 @@ def _judge_ask(
     outcome: Event | None,
     slow: Spans,
     written_at: float,
+    settled_at: float,
 ) -> None:
     until = outcome.at if outcome else reading.end
     took_s = until - submit.at
     told = outcome.fields["outcome"] if outcome else "unanswered"
-    answered = told in ("ok", "rejected", "failed")
-    # A full mailbox refuses what a move had held back as soon as it is written.
-    refused = told == "not_executed" and until - written_at <= REFUSED_S
-    waiting = outcome is None and took_s <= STUCK_S
-    if refused or waiting or (answered and took_s <= STUCK_S):
+    # A full mailbox refuses what a move had held back as soon as it is written. What a fault is to
+    # blame for may come out later.
+    over = (
+        outcome is None
+        or told in ("ok", "rejected", "failed")
+        or (told == "not_executed" and until - written_at <= REFUSED_S)
+        or submit.at < settled_at
+    )
+    waited_s = slow.outside(max(submit.at, settled_at), until)
+    if waited_s <= STUCK_S and (over or slow.overlap(submit.at, until)):
         return
     death = reading.deaths.get(submit.fields["inc"])
-    if (death is not None and death.at <= until) or slow.overlap(submit.at, until):
+    if death is not None and death.at <= until:
         return
     message = (
         f"stuck: {Message(*key)} to {submit.fields['type']}/{submit.fields['id']} was {told} "
@@ -188,7 +195,10 @@ def _judge_shards(
     found: Findings, history: History, reading: Reading, settled_at: float, slow: Spans
 ) -> None:
     phases: dict[_Shard, Event] = {}
+    until = reading.calm_until
     for event in history.of("open", "draining", "released", "closed"):
+        if event.at > until:
+            break
         fields = event.fields
         home = (fields["inc"], fields["role"], fields["shard"])
         phase = phases.get(home)
@@ -196,19 +206,24 @@ def _judge_shards(
         if phase and phase.kind == "draining":
             _judge_drain(found, reading, phase, event, settled_at, slow)
     for (inc, _, _), phase in phases.items():
-        if phase.kind == "draining" and inc not in reading.deaths:
+        if phase.kind == "draining" and not reading.dead(inc, until):
             _judge_drain(found, reading, phase, None, settled_at, slow)
-    last = {stored.shard: stored for changes in reading.stored.values() for stored in changes}
+    last = {
+        stored.shard: stored
+        for changes in reading.stored.values()
+        for stored in changes
+        if stored.event.at <= until
+    }
     for stored in last.values():
         event, shard, entry = stored.event, stored.shard, stored.after
-        if reading.end - event.at <= PLACE_S or slow.overlap(event.at, reading.end):
+        if slow.outside(event.at, until) <= PLACE_S:
             continue
         where = f"shard {shard.role}/{shard.shard}"
         if entry.state == "moving":
-            since_s = reading.end - event.at
+            since_s = until - event.at
             message = f"stuck: {where} has been moving for {since_s:.3f} s at the end"
-            found.add(reading.end, message, event)
-        elif entry.state == "serving" and entry.owner in reading.deaths:
+            found.add(until, message, event)
+        elif entry.state == "serving" and reading.dead(entry.owner, until):
             _judge_hostage(found, history, reading, stored, settled_at)
         elif entry.state == "serving":
             phase = phases.get((entry.owner, shard.role, shard.shard))
@@ -218,7 +233,7 @@ def _judge_shards(
                 f"stuck: {where} is stored as served by {reading.name(entry.owner)} in epoch "
                 f"{entry.epoch}, but at the end it is not open there"
             )
-            found.add(reading.end, message, event, phase)
+            found.add(until, message, event, phase)
 
 
 def _judge_hostage(
@@ -235,13 +250,14 @@ def _judge_hostage(
         for event in history.of("open")
         if event.fields["role"] == shard.role and event.at <= free_at
     ]
-    if reading.end - free_at <= PLACE_S or all(inc in reading.deaths for inc in others):
+    until = reading.calm_until
+    if until - free_at <= PLACE_S or all(reading.dead(inc, until) for inc in others):
         return
     message = (
         f"stuck: shard {shard.role}/{shard.shard} is still stored as served by "
-        f"{reading.name(owner)}, which was over {reading.end - death.at:.3f} s before the end"
+        f"{reading.name(owner)}, which was over {until - death.at:.3f} s before the end"
     )
-    found.add(reading.end, message, death, stored.event)
+    found.add(until, message, death, stored.event)
 
 
 def _judge_drain(
@@ -253,8 +269,8 @@ def _judge_drain(
     slow: Spans,
 ) -> None:
     since = max(draining.at, settled_at)
-    until = after.at if after else reading.end
-    if until - since <= STUCK_S or slow.overlap(draining.at, until):
+    until = after.at if after else reading.calm_until
+    if slow.outside(since, until) <= STUCK_S:
         return
     shard = ShardKey(draining.fields["role"], draining.fields["shard"])
     message = (

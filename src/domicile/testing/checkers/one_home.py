@@ -13,12 +13,15 @@ from domicile.testing.checkers.reading import Message, Reading, Stored, read
 from domicile.testing.checkers.verdict import Findings, Violation
 from domicile.testing.history import Event, History
 
+_SIGNS = ("accept", "reply", "resume", "start", "submit", "write")
+"""Events of the living."""
+
 
 def check_stored(history: History) -> list[Violation]:
     """I1a: epochs and changes only rise, one owner each, new owners only by C4, one writer.
 
     And a node's record goes only after it stopped, or its deadline passed (C5); one without a
-    deadline (C9) only after it stopped.
+    deadline (C9) only after it stopped. Who does something later had not.
     """
     reading = read(history)
     found = Findings("I1a")
@@ -30,6 +33,13 @@ def check_stored(history: History) -> list[Violation]:
     valid_until: dict[str, float] = {}
     for position, event in enumerate(history.events):
         kind, fields = event.kind, event.fields
+        if removed and kind in _SIGNS:
+            inc = fields["inc"]
+            early = None if inc in stopped else removed.get(inc)
+            if early is not None and event.at > early.at + reading.slack_s:
+                del removed[inc]
+                message = f"the record of {reading.name(inc)} went while it lived (C5)"
+                found.add(early.at, message, early, event)
         if kind == "released":
             shard = ShardKey(fields["role"], fields["shard"])
             released[fields["inc"], shard, fields["epoch"]] = None
@@ -217,31 +227,37 @@ class _Handlers:
         self._on: dict[_Entity, dict[_Key, Event]] = {}
         self._over: dict[_Run, Event] = {}
         self._valid_until: dict[str, float] = {}
+        self._ttl_s: dict[str, float] = {}
         self._rewound_at = float("-inf")
 
     def renewed(self, event: Event) -> None:
         fields = event.fields
         until = fields["sent_at"] + fields["ttl"] - fields["margin"]
+        self._ttl_s[fields["inc"]] = fields["ttl"]
         self._valid_until[fields["inc"]] = max(until, self._valid_until.get(fields["inc"], until))
 
     def rewound(self, event: Event) -> None:
-        """A3 failed: epochs begin anew, and who lived before is not judged until it fences (S5)."""
+        """A3 failed: epochs begin anew, and who lived before is not judged while it may not know,
+        which is no longer than its lease (S5)."""
         self._newest.clear()
         self._firsts.clear()
         self._rewound_at = event.at
 
-    def _of_this_history(self, inc: str) -> bool:
+    def _of_this_history(self, inc: str, at: float) -> bool:
         life = self._reading.lives.get(inc)
-        return life is None or life.at >= self._rewound_at
+        if life is None or life.at >= self._rewound_at:
+            return True
+        return at > self._rewound_at + self._ttl_s.get(inc, inf)
 
     def runs(self, event: Event, shard: tuple[str, int], *, rest: bool) -> None:
         """No start or resumption after a start of another incarnation in this or a higher epoch.
 
-        But for the `rest` of a turn that a pause cut in two.
+        But for the `rest` of a turn that a pause cut in two, if the other one waited for the
+        deadline of this one (A4). Without a deadline (C9) no pause explains a second home.
         """
         fields = event.fields
         inc, epoch = fields["inc"], fields["epoch"]
-        if not self._of_this_history(inc):
+        if not self._of_this_history(inc, event.at):
             return
         newest = self._newest.get(shard)
         if newest is None or epoch > newest.fields["epoch"]:
@@ -251,8 +267,9 @@ class _Handlers:
             return
         if epoch == newest.fields["epoch"] and inc == newest.fields["inc"]:
             return
+        until = self._valid_until.get(inc, inf)
         for other, first in self._firsts[shard].items():
-            if rest or other == inc or first.fields["epoch"] < epoch or self._excused(event):
+            if other == inc or first.fields["epoch"] < epoch or (rest and first.at >= until):
                 continue
             message = (
                 f"{self._reading.name(inc)} ran {fields['type']}/{fields['id']} in epoch {epoch} "
@@ -261,15 +278,6 @@ class _Handlers:
             )
             self._found.add(event.at, message, first, event)
             return
-
-    def _excused(self, event: Event) -> bool:
-        """After a pause that broke A4: the rest of one loop turn, within the lease.
-
-        Without a deadline (C9) no pause explains a second home: only a death frees shards.
-        """
-        inc = event.fields["inc"]
-        thawed = any(end == event.at for _, end in self._reading.freezes.get(inc, ()))
-        return thawed and event.at < self._valid_until.get(inc, 0.0) < inf
 
     def start(self, event: Event) -> None:
         """An exclusive handler runs alone, shared ones only beside each other."""

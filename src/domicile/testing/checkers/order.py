@@ -14,12 +14,18 @@ from domicile.testing.history import Event, History
 DRAIN_S = 10.0
 """The drain deadline (H10), unless a process names its own as `drain` among its limits."""
 
-BUSY_S = 1.0
+LEAVE_S = 6.0
+"""A sender that gives up at its drain deadline is gone soon after: it lingers for 5 s (H14)."""
+
+BUSY_S = 0.1
 """An entity that finished a handler this recently was at work, not stuck."""
 
 UNDER_WAY_S = 0.05
 """What left or arrived this recently, to its owner or back, need not have come further: if its time
 runs out then, its sender can't know whether it will run."""
+
+EARLY_S = 0.05
+"""How much too early a timer of a real process may seem: it is set before its cause is noted."""
 
 _EPSILON_S = 1e-6
 
@@ -29,7 +35,7 @@ _Key = tuple[str, str, int, int]
 class _Fate:
     """What became of one message so far."""
 
-    __slots__ = ("accepted", "finish", "moved_at", "resolved", "start", "submit")
+    __slots__ = ("accepted", "finish", "homes", "moved_at", "resolved", "start", "submit")
 
     def __init__(self) -> None:
         self.submit: Event | None = None
@@ -38,6 +44,8 @@ class _Fate:
         self.start: Event | None = None
         self.finish: Event | None = None
         self.resolved: Event | None = None
+        self.homes: dict[str, None] = {}
+        """Whom it was written to, and who took it."""
 
 
 def check_order(history: History) -> list[Violation]:
@@ -52,6 +60,7 @@ def check_order(history: History) -> list[Violation]:
         "start": judge.start,
         "finish": judge.finish,
         "draining": judge.draining,
+        "open": judge.open,
         "outcome": judge.outcome,
         "lost": judge.lost,
     }
@@ -68,13 +77,14 @@ class _Judge:
         self.found = Findings("I5")
         self.position = 0
         self._reading = reading
-        self._epsilon_s = _EPSILON_S + reading.slack_s
+        self._late_s = _EPSILON_S + reading.slack_s
+        self._early_s = EARLY_S if reading.slack_s else _EPSILON_S
         self._fates: dict[_Key, _Fate] = {}
         self._withdrawn: dict[tuple[str, _Key], Event] = {}
         self._last: dict[tuple[str, str, str], Event] = {}
-        self._on: dict[tuple[str, str], int] = {}
-        self._worked: dict[tuple[str, str], float] = {}
-        self._drains: dict[tuple[str, str, int], float] = {}
+        self._on: dict[tuple[str, str, str], int] = {}
+        self._worked: dict[tuple[str, str, str], float] = {}
+        self._drains: dict[tuple[str, str, int, int], float] = {}
 
     def _fate(self, key: _Key) -> _Fate:
         fate = self._fates.get(key)
@@ -87,13 +97,16 @@ class _Judge:
 
     def write(self, event: Event, fields: dict[str, Any]) -> None:
         key = (fields["inc"], fields["role"], fields["shard"], fields["n"])
-        self._fate(key).moved_at = event.at
+        fate = self._fate(key)
+        fate.moved_at = event.at
+        fate.homes[fields["to"]] = None
 
     def accept(self, event: Event, fields: dict[str, Any]) -> None:
         key = (fields["sender"], fields["role"], fields["shard"], fields["n"])
         self._withdrawn.pop((fields["inc"], key), None)
         fate = self._fate(key)
         fate.accepted, fate.moved_at = event, event.at
+        fate.homes[fields["inc"]] = None
 
     def withdraw(self, event: Event, fields: dict[str, Any]) -> None:
         key = (fields["sender"], fields["role"], fields["shard"], fields["n"])
@@ -103,7 +116,8 @@ class _Judge:
 
     def start(self, event: Event, fields: dict[str, Any]) -> None:
         entity = (fields["type"], fields["id"])
-        self._on[entity] = self._on.get(entity, 0) + 1
+        home = (fields["inc"], *entity)
+        self._on[home] = self._on.get(home, 0) + 1
         sender, n = fields["sender"], fields["n"]
         if not sender:
             return
@@ -122,31 +136,49 @@ class _Judge:
         if told and told.fields.get("outcome") == "not_executed":
             why = "started after its sender was told that it never will"
             self._wrong_start(event, key, why, told)
-        if self.position in self._reading.rest_of_turn:
-            # I1c: a pause fell between its guard and its start, and others may have gone on; it can
-            # store nothing, and its sender hears nothing of it.
-            return
         last = self._last.get((sender, *entity))
         if last is not None and n <= last.fields["n"]:
+            if self._overtaken(event, fate, last):
+                return
             why = f"started after message {last.fields['n']} of the same sender"
             self._wrong_start(event, key, why, last)
         else:
             self._last[(sender, *entity)] = event
+
+    def _overtaken(self, event: Event, fate: _Fate, last: Event) -> bool:
+        """I1c: a pause fell between its guard and its start, and a new home has gone on meanwhile.
+
+        It can store nothing, and its sender, who was told before, hears nothing of it.
+        """
+        heard_at = self._reading.rest_of_turn.get(self.position)
+        return (
+            heard_at is not None
+            and last.fields["inc"] != event.fields["inc"]
+            and last.fields["epoch"] > event.fields["epoch"]
+            and last.at > heard_at
+            and fate.resolved is not None
+        )
 
     def _wrong_start(self, event: Event, key: _Key, why: str, earlier: Event) -> None:
         entity = f"{event.fields['type']}/{event.fields['id']}"
         self.found.add(event.at, f"{Message(*key)} to {entity} {why}", earlier, event)
 
     def finish(self, event: Event, fields: dict[str, Any]) -> None:
-        entity = (fields["type"], fields["id"])
-        self._on[entity] = self._on.get(entity, 0) - 1
-        self._worked[entity] = event.at
+        home = (fields["inc"], fields["type"], fields["id"])
+        self._on[home] = self._on.get(home, 0) - 1
+        self._worked[home] = event.at
         if fields["sender"]:
             key = (fields["sender"], fields["role"], fields["shard"], fields["n"])
             self._fate(key).finish = event
 
     def draining(self, event: Event, fields: dict[str, Any]) -> None:
-        self._drains[fields["inc"], fields["role"], fields["shard"]] = event.at
+        home = (fields["inc"], fields["role"], fields["shard"], fields["epoch"])
+        self._drains[home] = event.at
+
+    def open(self, event: Event, fields: dict[str, Any]) -> None:
+        """H11: a move that was taken back has no deadline any more."""
+        home = (fields["inc"], fields["role"], fields["shard"], fields["epoch"])
+        self._drains.pop(home, None)
 
     def outcome(self, event: Event, fields: dict[str, Any]) -> None:
         key = (fields["inc"], fields["role"], fields["shard"], fields["n"])
@@ -191,46 +223,47 @@ class _Judge:
         self.found.add(event.at, message, fate.submit, fate.start, event)
 
     def _excused(self, event: Event, key: _Key, fate: _Fate, submit: Event) -> bool:
-        if self._reading.disturbed.overlap(submit.at, event.at) or event.fields.get("cancelled"):
+        if event.fields.get("cancelled"):
             return True
         if fate.finish and fate.finish.fields["how"] == "failed":
             # It ran, so there is no gap: what it stored is unknown (J4), or fenced (I2).
             return True
-        timeout_s = submit.fields["timeout"]
-        if (
-            timeout_s is not None
-            and event.at >= submit.at + timeout_s - self._epsilon_s
-            and (fate.start or self._under_way(event, fate) or self._behind_others(event, fate))
-        ):
+        if self._reading.may_lose(submit.at, event.at, (key[0], *fate.homes)):
             return True
+        timeout_s = submit.fields["timeout"]
+        if timeout_s is not None and event.at >= submit.at + timeout_s - self._early_s:
+            # Whatever disturbs anybody may keep a shard from having a home in time.
+            if self._reading.disturbed.overlap(submit.at, event.at):
+                return True
+            if fate.start or self._under_way(event, fate) or self._behind_others(event, fate):
+                return True
         sender, role, shard, _ = key
         death = self._reading.deaths.get(sender)
-        drain_s = self._drain_s(sender)
-        if death and death.kind == "ended" and event.at >= submit.at + drain_s - self._epsilon_s:
-            return True
+        if death and death.kind == "ended" and death.at - event.at <= LEAVE_S + self._late_s:
+            drain_s = self._drain_s(sender)
+            if event.at >= submit.at + drain_s - self._early_s:
+                return True
         start, finish = fate.start, fate.finish
         if start is None or (finish and finish.fields["how"] not in ("cancelled", "abandoned")):
             return False
         owner = start.fields["inc"]
-        drain_at = self._drains.get((owner, role, shard))
+        drain_at = self._drains.get((owner, role, shard, start.fields["epoch"]))
         ran_until = finish.at if finish else event.at
-        return (
-            drain_at is not None and ran_until >= drain_at + self._drain_s(owner) - self._epsilon_s
-        )
+        return drain_at is not None and ran_until >= drain_at + self._drain_s(owner) - self._early_s
 
     def _under_way(self, event: Event, fate: _Fate) -> bool:
         """It had just left or arrived, at its owner or on its way back."""
-        return event.at - fate.moved_at <= UNDER_WAY_S + self._epsilon_s
+        return event.at - fate.moved_at <= UNDER_WAY_S + self._late_s
 
     def _behind_others(self, event: Event, fate: _Fate) -> bool:
         """It waited in the mailbox of an entity that was at work all along."""
         if fate.accepted is None:
             return False
         fields = fate.accepted.fields
-        entity = (fields["type"], fields["id"])
-        if self._on.get(entity, 0) > 0:
+        home = (fields["inc"], fields["type"], fields["id"])
+        if self._on.get(home, 0) > 0:
             return True
-        return event.at - self._worked.get(entity, float("-inf")) <= BUSY_S
+        return event.at - self._worked.get(home, float("-inf")) <= BUSY_S + self._late_s
 
     def _drain_s(self, inc: str) -> float:
         return float(self._reading.limits(inc).get("drain", DRAIN_S))

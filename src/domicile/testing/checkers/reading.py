@@ -7,6 +7,8 @@ which processes lived when and when the cluster was disturbed.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -18,19 +20,38 @@ from domicile.testing.real_history import RealHistory
 GRACE_S = 15.0
 """How long after a fault its effects may still show, and after `quiet` things may settle."""
 
+HEAL = "heal"
 _ENDS = {
-    **dict.fromkeys(("block", "delay", "lag", "loss", "outage", "partition", "slow"), ("heal",)),
+    **dict.fromkeys(("block", "delay", "lag", "loss", "partition"), (HEAL,)),
     "freeze": ("thaw", "crash"),
     "full": ("free",),
+    "outage": ("back", HEAL),
+    "slow": ("fast", HEAL),
     "stall": ("flow",),
 }
-"""Faults that go on, and what ends them; `quiet` ends all. A freeze ends for its own process."""
+"""Faults that go on, and what ends them; `quiet` ends all. But for `heal` each ends its own."""
+
+_OF_ONE = ("crash", "freeze", "stop", "thaw")
+"""Faults of one process: they cost nobody a message that it neither sent nor was sent."""
+
+_HARMLESS = (
+    "back", "cut", "duplicate", "fast", "flow", "free", "full", HEAL, "lag", "linger",
+    "lost replies", "outage", "rewind", "stall",
+)  # fmt: skip
+"""Faults that cost no message by themselves, or ends of others: a link that breaks resumes, and who
+loses its lease for want of the store is fenced."""
 
 STARVED = "starved"
 """A stretch of time in which the machine let nobody run: a pause of everyone."""
 
+SHUTDOWN = "shutdown"
+"""The cluster as a whole is ended: nobody has to take over any more."""
+
 FRAME_S = 0.002
 """The replies of one frame are noted within this time."""
+
+STILL_S = 0.1
+"""Who notes something more often than this runs, however starved the machine is."""
 
 
 class Stored(NamedTuple):
@@ -40,6 +61,15 @@ class Stored(NamedTuple):
     shard: ShardKey
     before: Entry
     after: Entry
+
+
+class _Fault(NamedTuple):
+    """A fault, whose it is if it is of one process, and how long it lasted."""
+
+    fault: str
+    inc: str
+    start: float
+    end: float
 
 
 class Message(NamedTuple):
@@ -74,12 +104,25 @@ class Spans:
         index = bisect_left(self._ends, start)
         return index < len(self._ends) and self._starts[index] <= end
 
+    def outside(self, start: float, end: float) -> float:
+        """How much of [start, end] lies in no stretch."""
+        if end <= start:
+            return 0.0
+        free_s = end - start
+        for index in range(bisect_left(self._ends, start), len(self._ends)):
+            if self._starts[index] >= end:
+                break
+            free_s -= min(self._ends[index], end) - max(self._starts[index], start)
+        return free_s
+
 
 class Reading:
     """A history with its commits decoded and its lives and faults listed."""
 
     def __init__(self, history: History) -> None:
         self.end = history.events[-1].at if history.events else 0.0
+        self.calm_until = self.end
+        """Until when shards have homes: those who end a cluster end it all."""
         self.stored: dict[int, list[Stored]] = {}
         """Changed map entries, by the position of their commit in the history."""
         self.lives: dict[str, Event] = {}
@@ -87,15 +130,17 @@ class Reading:
         """Per incarnation the crash, fence or end after which it owes nobody anything."""
         self.freezes: dict[str, list[tuple[float, float]]] = {}
         """Per incarnation its pauses; one that never thawed lasts to the end, and a machine that
-        let nobody run paused all that had begun by then."""
+        let nobody run paused all that had begun by then and noted nothing meanwhile."""
         self.quiet_at: float | None = None
         self.rewound_at: float | None = None
         """When the store last went back to an earlier state (S5)."""
         self.slack_s = history.slack_s if isinstance(history, RealHistory) else 0.0
         """How late timers may be: not at all in virtual time."""
-        self.rest_of_turn: dict[int, None] = {}
-        """Positions of what a real process did between a pause and its next guard."""
-        spans: list[tuple[float, float]] = []
+        self.rest_of_turn: dict[int, float] = {}
+        """Positions of what a real process did between a pause and its next guard, and when it was
+        last heard of before: that guard came later than this."""
+        self._starved: list[tuple[float, float]] = []
+        spans: list[_Fault] = []
         lasting: dict[tuple[str, str], float] = {}
         blocks: dict[bytes, tuple[Entry, ...]] = {}
         for position, event in enumerate(history.events):
@@ -120,67 +165,130 @@ class Reading:
             elif kind in ("fenced", "ended"):
                 self.deaths.setdefault(fields["inc"], event)
             elif kind == "fault":
-                spans.append((at, at))
+                spans.append(_Fault(fields["fault"], fields.get("inc") or "", at, at))
                 self._fault(event, spans, lasting)
             elif kind == "quiet":
                 self.quiet_at = at
-                spans.extend((start, at) for start in lasting.values())
+                spans.extend(_Fault(*fault, start, at) for fault, start in lasting.items())
                 lasting.clear()
-        spans.extend((start, self.end) for start in lasting.values())
+        spans.extend(_Fault(*fault, start, self.end) for fault, start in lasting.items())
         for (fault, inc), start in lasting.items():
             if fault == "freeze":
                 self.freezes.setdefault(inc, []).append((start, self.end))
-        self.disturbed = Spans([(start, end + GRACE_S) for start, end in spans])
+        self.disturbed = Spans([(start, end + GRACE_S) for _, _, start, end in spans])
+        self._find_losses(spans)
+        wakings = {inc: [end for _, end in pauses] for inc, pauses in self.freezes.items()}
+        if self._starved:
+            self._find_starved(history, wakings)
         if isinstance(history, RealHistory):
-            self._find_rests(history)
+            self._find_rests(history, wakings)
 
-    def _find_rests(self, history: History) -> None:
+    def _find_losses(self, faults: list[_Fault]) -> None:
+        """What may cost messages: of everyone, or of one process, which may also have ended."""
+        lossy: list[tuple[float, float]] = []
+        losers = {inc: [(death.at, death.at + GRACE_S)] for inc, death in self.deaths.items()}
+        for fault, inc, start, end in faults:
+            if inc and fault in _OF_ONE:
+                losers.setdefault(inc, []).append((start, end + GRACE_S))
+            elif fault not in _HARMLESS:
+                lossy.append((start, end + GRACE_S))
+        self._lossy = Spans(lossy)
+        self._losers = {inc: Spans(spans) for inc, spans in losers.items()}
+
+    def may_lose(self, start: float, end: float, ends: Iterable[str]) -> bool:
+        """Whether a fault may have cost a message of that time between these processes."""
+        if not self.disturbed.overlap(start, end):
+            return False
+        spans = (self._losers.get(inc) for inc in ends)
+        return self._lossy.overlap(start, end) or any(
+            one is not None and one.overlap(start, end) for one in spans
+        )
+
+    def _find_starved(self, history: History, wakings: dict[str, list[float]]) -> None:
+        """A starved stretch is a pause only of those who noted nothing, and only while they did.
+
+        Whoever felt it may have been kept from running alone, by what else its own process does.
+        Renewals say nothing: they come from beside the loop.
+        """
+        for since, until in self._starved:
+            heard = {inc: [since] for inc, life in self.lives.items() if life.at <= since}
+            for at, kind, fields in history.events:
+                inc = fields.get("inc")
+                if since < at < until and inc in heard and kind not in ("fault", "renewed"):
+                    heard[inc].append(at)
+            for inc, times in heard.items():
+                still = [
+                    (start, end)
+                    for start, end in pairwise([*times, until])
+                    if end - start >= STILL_S
+                ]
+                self.freezes.setdefault(inc, []).extend(still)
+                if still and still[-1][1] == until:
+                    wakings.setdefault(inc, []).append(until)
+
+    def _find_rests(self, history: History, wakings: dict[str, list[float]]) -> None:
         """I1c: a pause may fall between a guard and its deed, and then that deed comes late.
 
         One guard is good for one start, one resumption, or the replies of one frame, and nothing
-        is noted in between: so it can only be the first that is heard of a process after a pause.
+        is noted in between: so it can only be the first that is heard of a process after a pause,
+        and it is heard as soon as the machine lets it.
         """
-        pauses = {inc: [end for _, end in sorted(all)] for inc, all in self.freezes.items()}
-        frames: dict[str, tuple[str, float]] = {}
+        for ends in wakings.values():
+            ends.sort(reverse=True)
+        heard: dict[str, float] = {}
+        frames: dict[str, tuple[str, float, float]] = {}
         for position, (at, kind, fields) in enumerate(history.events):
             inc = fields.get("inc")
-            if inc not in pauses or kind == "fault":
+            if inc not in wakings or kind == "fault":
                 continue
-            woken = False
-            while pauses[inc] and pauses[inc][0] <= at:
-                woken = True
-                del pauses[inc][0]
-            if kind == "reply" and woken:
-                frames[inc] = (fields["sender"], at + FRAME_S)
-            elif kind != "reply" or frames.get(inc, ("", at))[0] != fields["sender"]:
+            woken_at = float("-inf")
+            while wakings[inc] and wakings[inc][-1] <= at:
+                woken_at = wakings[inc].pop()
+            before, heard[inc] = heard.get(inc, float("-inf")), at
+            woken = at - woken_at <= self.slack_s
+            if woken and kind in ("start", "resume"):
+                self.rest_of_turn[position] = before
+            elif woken and kind == "reply":
+                self.rest_of_turn[position] = before
+                frames[inc] = (fields["sender"], at + FRAME_S, before)
+            elif kind == "reply" and inc in frames:
+                sender, until, before = frames[inc]
+                if fields["sender"] == sender and at <= until:
+                    self.rest_of_turn[position] = before
+                    continue
+            if kind != "reply" or not woken:
                 frames.pop(inc, None)
-            if (woken and kind in ("start", "resume")) or at <= frames.get(inc, ("", -1.0))[1]:
-                self.rest_of_turn[position] = None
 
     def _fault(
         self,
         event: Event,
-        spans: list[tuple[float, float]],
+        spans: list[_Fault],
         lasting: dict[tuple[str, str], float],
     ) -> None:
         fault, inc = str(event.fields["fault"]), str(event.fields.get("inc") or "")
         if fault == STARVED:
-            span = (event.at, float(event.fields["until"]))
-            spans.append(span)
-            for one in self.lives:
-                self.freezes.setdefault(one, []).append(span)
+            until = float(event.fields["until"])
+            spans.append(_Fault(fault, "", event.at, until))
+            self._starved.append((event.at, until))
             return
+        if fault == SHUTDOWN:
+            self.calm_until = min(self.calm_until, event.at)
         if fault == "crash":
             self.deaths.setdefault(inc, event)
         if fault in _ENDS:
             lasting.setdefault((fault, inc), event.at)
             return
         for (name, whose), start in list(lasting.items()):
-            if fault in _ENDS[name] and (name != "freeze" or whose == inc):
+            if fault in _ENDS[name] and (fault == HEAL or whose == inc):
                 del lasting[name, whose]
-                spans.append((start, event.at))
+                spans.append(_Fault(name, whose, start, event.at))
                 if name == "freeze":
                     self.freezes.setdefault(whose, []).append((start, event.at))
+
+    def dead(self, inc: str, at: float) -> bool:
+        """Whether a process was over at that time."""
+        death = self.deaths.get(inc)
+        return death is not None and death.at <= at
 
     def settled_at(self) -> float | None:
         """From when on everything must go smoothly; None if that never comes in this history."""
