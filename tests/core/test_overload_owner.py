@@ -12,11 +12,11 @@ from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.letter import Letter, Limits, Write
 from domicile.core.owner import (
     PARKED,
+    Accepted,
     FlushAsked,
     Mail,
     Owner,
     Refuse,
-    SendBack,
     Source,
 )
 from domicile.core.sender import Sender
@@ -94,16 +94,16 @@ def test_a_full_node_refuses_and_says_that_it_is_the_node() -> None:
     assert admission.count == 5
 
 
-def test_parked_mail_is_bounded_in_bytes_and_goes_back_in_order() -> None:
+def test_parked_mail_is_bounded_in_bytes_and_what_is_beyond_is_refused() -> None:
     owner = opened(Admission(Bounds(10_000, 1_000_000, 1_000, 2.0)))
     ahead = [mail(SOURCES[0], n, size_bytes=300, epoch=2) for n in range(5)]
     for one in ahead[:3]:
         owner.request(one)
-    assert owner.request(ahead[3]) == (SendBack(SOURCES[0], (ahead[3],)),)
+    assert owner.request(ahead[3]) == (Refuse(ahead[3], by_node=True),)
     assert len(owner.parked[SOURCES[0]]) == 3 < PARKED
     owner.see(Entry(ME, 2, "serving", change=2))
-    back = owner.request(ahead[4])
-    assert back == (SendBack(SOURCES[0], (ahead[4],)),), "the gate stays until the flush (H7)"
+    assert owner.start(ahead[0].entity) is ahead[0]
+    assert Accepted(ahead[4], 3) in owner.request(ahead[4])
 
 
 # the sender

@@ -42,9 +42,9 @@ class NoReturnOnFlush(Owner):
 
     __slots__ = ()
 
-    def _flush(self, asked: FlushAsked, out: list[OwnerEffect]) -> None:
+    def flush(self, asked: FlushAsked) -> tuple[OwnerEffect, ...]:
         self.gates.pop(asked.source, None)
-        out.append(AnswerFlush(asked.source, asked.id))
+        return (AnswerFlush(asked.source, asked.id),)
 
 
 class ReleasedReopens(Owner):

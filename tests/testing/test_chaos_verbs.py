@@ -20,6 +20,7 @@ from domicile.core.ids import Incarnation
 from domicile.core.records import NodeRecord, decode_record
 from domicile.testing import Event, HarnessError, Processes, check
 from domicile.testing.checkers.reading import read
+from domicile.testing.real_faults import next_version
 from domicile.testing.real_history import RealHistory
 from domicile.testing.surroundings import Network, claim
 
@@ -208,6 +209,10 @@ def test_what_makes_no_sense_is_refused() -> None:
                 cluster.partition(0, 7)
             with pytest.raises(HarnessError, match="from 0 to 1"):
                 cluster.loss(0, 1.5)
+            cluster.freeze(0)
+            with pytest.raises(HarnessError, match="thaw it first"):
+                await cluster.restart(0)
+            cluster.thaw(0)
 
     run(scenario())
 
@@ -282,8 +287,9 @@ def test_nodes_are_replaced_one_by_one_and_by_versions() -> None:
             await cluster.wait_until(lambda: cluster.incarnation(0) not in (None, first))
             await cluster.wait_until(cluster.settled)
             second = cluster.incarnation(0)
-            await cluster.restart(0, version="3")
+            await cluster.restart(0, version="3.1")
             await cluster.wait_until(lambda: cluster.incarnation(0) not in (None, second))
+            assert next_version(cluster.nodes) == "4"
         return cluster
 
     cluster = run(scenario())
@@ -295,7 +301,7 @@ def test_nodes_are_replaced_one_by_one_and_by_versions() -> None:
         for key, value, _ in event.fields["puts"]
         if key.startswith(b"nodes/")
     }
-    assert versions == {"", "2", "3"}
+    assert versions == {"", "2", "3.1"}
 
 
 def test_a_store_that_one_node_cannot_use_is_there_for_the_others() -> None:

@@ -101,11 +101,10 @@ class Admission:
 
     def too_heavy(self, sender: Incarnation, size_bytes: int) -> bool:
         """Whether a sender's mail would have too many bytes, of its own or with all others'."""
+        if self.size_bytes + size_bytes > NESTED * self.bounds.size_bytes:
+            return True
         share = self.shares.get(sender)
-        return share is not None and (
-            share.size_bytes + size_bytes > self.bounds.sender_bytes
-            or self.size_bytes + size_bytes > NESTED * self.bounds.size_bytes
-        )
+        return share is not None and share.size_bytes + size_bytes > self.bounds.sender_bytes
 
     def enter(self, sender: Incarnation, size_bytes: int) -> None:
         """A message waits from here on."""

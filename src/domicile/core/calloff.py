@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from domicile.core.ids import EntityKey
-from domicile.core.owner import FlushAsked, Mail, Owner, Source
+from domicile.core.owner import Mail, Owner, Source
 
 CalledOff = Mapping[tuple[Source, int], None]
 """The messages, by the link that they came on and their number."""
@@ -45,8 +45,8 @@ def call_off(owner: Owner, wanted: CalledOff) -> tuple[list[Mail], list[EntityKe
     return found, ready
 
 
-def _is_among(mail: Mail | FlushAsked, wanted: CalledOff, found: list[Mail]) -> bool:
-    if isinstance(mail, FlushAsked) or (mail.source, mail.n) not in wanted:
+def _is_among(mail: Mail, wanted: CalledOff, found: list[Mail]) -> bool:
+    if (mail.source, mail.n) not in wanted:
         return False
     found.append(mail)
     return True

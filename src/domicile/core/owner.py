@@ -8,7 +8,7 @@ never forwards: mail that may not run here goes back to its sender, in order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -51,7 +51,7 @@ class Mail(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class FlushAsked:
-    """A `Flush` as it arrived, so that it can wait behind parked mail."""
+    """A `Flush` as it arrived."""
 
     source: Source
     id: int
@@ -151,7 +151,7 @@ class Owner:
         self.gates: dict[Source, None] = {}
         self.latest: dict[Incarnation, str] = {}
         self.boxes: dict[EntityKey, Box] = {}
-        self.parked: dict[Source, deque[Mail | FlushAsked]] = {}
+        self.parked: dict[Source, deque[Mail]] = {}
 
     @property
     def released(self) -> bool:
@@ -202,19 +202,18 @@ class Owner:
         """A message arrives (H7)."""
         out: list[Effect] = []
         waiting = self.parked.get(mail.source)
-        if waiting is not None and (len(waiting) >= PARKED or self._too_heavy(mail)):
-            # Behind the gate everything parked goes back too, so the order holds.
-            self.gates[mail.source] = None
-            out.append(SendBack(mail.source, (mail,)))
+        if waiting is None and not self._ahead(mail):
+            self._admit(mail, out)
+        elif self._too_heavy(mail) or (waiting is not None and len(waiting) >= PARKED):
+            # Sent back it would soon be here again.
+            out.append(Refuse(mail, by_node=True))
         elif waiting is not None:
             waiting.append(mail)
             self._enter(mail)
-        elif self._ahead(mail):
+        else:
             self.parked[mail.source] = deque((mail,))
             self._enter(mail)
             out.append(ReadRecord())
-        else:
-            self._admit(mail, out)
         return tuple(out)
 
     def clear(self, source: Source, entity: EntityKey, epoch: int, change: int) -> bool:
@@ -244,23 +243,22 @@ class Owner:
             box.writer = True
 
     def flush(self, asked: FlushAsked) -> tuple[Effect, ...]:
-        """A `Flush` arrives; it waits behind parked mail of its link."""
-        waiting = self.parked.get(asked.source)
-        if waiting is not None:
-            # One flush of a shard is out at a time (H4), so only a peer that breaks it comes here.
-            if len(waiting) < 2 * PARKED:
-                waiting.append(asked)
-            return ()
+        """H8: return all unstarted mail of that link, open its gate, say so.
+
+        What is parked goes back, too: the record that it waits for may be long in coming.
+        """
         out: list[Effect] = []
-        self._flush(asked, out)
+        self.latest[asked.source.sender] = asked.source.link
+        parked = self._take_parked(asked.source)
+        self._remove(lambda mail, _: mail.source.sender == asked.source.sender, out, parked)
+        self.gates.pop(asked.source, None)
+        out.append(AnswerFlush(asked.source, asked.id))
         return tuple(out)
 
     def link_gone(self, source: Source) -> None:
         """The link's state was dropped: its gate is void, parked mail never counted as accepted."""
         self.gates.pop(source, None)
-        for waiting in self.parked.pop(source, ()):
-            if isinstance(waiting, Mail):
-                self.left(waiting)
+        self._take_parked(source)
         if self.latest.get(source.sender) == source.link:
             del self.latest[source.sender]
 
@@ -352,20 +350,17 @@ class Owner:
         self._enter(mail)
         return box
 
-    def _flush(self, asked: FlushAsked, out: list[Effect]) -> None:
-        """H8: return all unstarted mail of that link, open its gate, say so."""
-        self.latest[asked.source.sender] = asked.source.link
-        self._remove(lambda mail, _: mail.source.sender == asked.source.sender, out)
-        self.gates.pop(asked.source, None)
-        out.append(AnswerFlush(asked.source, asked.id))
-
     def _cut(self, out: list[Effect]) -> None:
         """H9: keep each mailbox up to its last finishing message, return the rest."""
         self._remove(lambda _, after_last_finishing: after_last_finishing, out)
 
-    def _remove(self, wanted: Callable[[Mail, bool], bool], out: list[Effect]) -> None:
+    def _remove(
+        self, wanted: Callable[[Mail, bool], bool], out: list[Effect], parked: Iterable[Mail] = ()
+    ) -> None:
         """Send mail back to its link (gating it), or discard it if that link is lost."""
         back, lost, ready = remove(self.boxes, self.latest, wanted, self.left)
+        for mail in parked:
+            back.setdefault(mail.source, []).append(mail)
         out.extend([Wake(entity) for entity in ready])
         for source, mails in back.items():
             self.gates[source] = None
@@ -381,18 +376,19 @@ class Owner:
             if box.idle():
                 del self.boxes[entity]
 
+    def _take_parked(self, source: Source) -> tuple[Mail, ...]:
+        parked = tuple(self.parked.pop(source, ()))
+        for mail in parked:
+            self.left(mail)
+        return parked
+
     def _unpark(self, source: Source, out: list[Effect]) -> None:
         waiting = self.parked[source]
         while waiting:
-            head = waiting[0]
-            if isinstance(head, FlushAsked):
-                waiting.popleft()
-                self._flush(head, out)
-            elif self._ahead(head):
+            if self._ahead(waiting[0]):
                 out.append(ReadRecord())
                 return
-            else:
-                waiting.popleft()
-                self.left(head)
-                self._admit(head, out)
+            mail = waiting.popleft()
+            self.left(mail)
+            self._admit(mail, out)
         del self.parked[source]

@@ -202,6 +202,8 @@ class Processes(RealFaults):
         """SIGTERM: the node leaves in an orderly way (H14); returns once its process is gone."""
         process = self._up(node)
         assert process.process is not None
+        if process.frozen:
+            raise HarnessError(f"node {node} is frozen and can't leave: thaw it first")
         process.process.send_signal(signal.SIGTERM)
         settings = self.settings
         limit_s = settings.drain_deadline_s + settings.linger_s + 3 * settings.op_timeout_s + REAP_S

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -232,7 +233,7 @@ class RealFaults(Verbs):
         The next one leaves once the one before it has joined and every shard has a home. Places
         whose process is gone are skipped.
         """
-        version = _next_version(self.nodes) if version is None else version
+        version = next_version(self.nodes) if version is None else version
         for process in self.nodes:
             if process.manager or not process.up or process.frozen:
                 continue
@@ -347,6 +348,7 @@ def _fill(path: Path) -> None:
         os.close(file)
 
 
-def _next_version(nodes: Sequence[NodeProcess]) -> str:
-    known = [int(node.version) for node in nodes if node.version.isdecimal()]
-    return str(max(known, default=1) + 1)
+def next_version(nodes: Sequence[NodeProcess]) -> str:
+    """One that every version of whole numbers or of PEP 440 is older than."""
+    numbers = [re.match(r"[0-9]+", node.version) for node in nodes]
+    return str(max((int(number[0]) for number in numbers if number), default=1) + 1)
