@@ -9,7 +9,7 @@ from math import inf
 import pytest
 from test_checkers import A, B, C, Tape, accepted, entry, rejected
 
-from domicile.core.ids import node_key
+from domicile.core.ids import client_key, node_key
 from domicile.testing.checkers import check
 from domicile.testing.checkers.reading import STARVED, Spans
 from domicile.testing.history import Event
@@ -192,6 +192,23 @@ def test_a_link_that_resumes_and_a_store_that_is_away_cost_no_message(fault: str
 def test_a_fence_alone_explains_no_gap() -> None:
     fenced = Tape().note("fenced", inc=A, reason="its lease is over")
     rejected(told_early(fenced), "I5", "a gap without a fault")
+
+
+def test_a_lease_that_ran_out_in_the_store_explains_a_gap_before_its_holder_knows() -> None:
+    """Seeds 4493 and 4871 of health, where a client's lease sets it no deadline."""
+
+    def tape(key: bytes, *faults: str) -> Tape:
+        begun = Tape()
+        for fault in faults:
+            begun.fault(fault)
+        begun.expire(key)
+        return told_early(begun)
+
+    for key in (client_key(C), node_key(A)):
+        accepted(tape(key, "outage"))
+        rejected(tape(key), "I5", "a gap without a fault")
+    rejected(tape(node_key(B), "outage"), "I5", "a gap without a fault")
+    rejected(tape(client_key(B), "outage"), "I5", "a gap without a fault")
 
 
 @pytest.mark.parametrize(("begin", "end"), [("outage", "back"), ("slow", "fast")])

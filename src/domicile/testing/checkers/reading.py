@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from domicile.core.ids import MAP, ShardKey
+from domicile.core.ids import CLIENTS, MAP, NODES, ShardKey
 from domicile.core.shardmap import BLOCK_SIZE, FREE, Entry, decode_block, parse_block_key
 from domicile.testing.history import Event, History
 from domicile.testing.real_history import RealHistory
@@ -128,6 +128,9 @@ class Reading:
         self.lives: dict[str, Event] = {}
         self.deaths: dict[str, Event] = {}
         """Per incarnation the crash, fence or end after which it owes nobody anything."""
+        self._unlisted: dict[str, float] = {}
+        """Per incarnation when its record left the store, and with it its links at its peers; it
+        may itself learn of that later, where its lease sets no deadline (C9)."""
         self.freezes: dict[str, list[tuple[float, float]]] = {}
         """Per incarnation its pauses; one that never thawed lasts to the end, and a machine that
         let nobody run paused all that had begun by then and noted nothing meanwhile."""
@@ -145,6 +148,8 @@ class Reading:
         blocks: dict[bytes, tuple[Entry, ...]] = {}
         for position, event in enumerate(history.events):
             at, kind, fields = event
+            if kind in ("commit", "expire"):
+                self._note_unlisted(at, fields.get("deletes", ()))
             if kind == "commit":
                 changed = [
                     change
@@ -183,10 +188,18 @@ class Reading:
         if isinstance(history, RealHistory):
             self._find_rests(history, wakings)
 
+    def _note_unlisted(self, at: float, deletes: Iterable[bytes]) -> None:
+        for key in deletes:
+            for prefix in (NODES, CLIENTS):
+                if key.startswith(prefix):
+                    self._unlisted.setdefault(key[len(prefix) :].decode(), at)
+
     def _find_losses(self, faults: list[_Fault]) -> None:
         """What may cost messages: of everyone, or of one process, which may also have ended."""
         lossy: list[tuple[float, float]] = []
         losers = {inc: [(death.at, death.at + GRACE_S)] for inc, death in self.deaths.items()}
+        for inc, at in self._unlisted.items():
+            losers.setdefault(inc, []).append((at, at + GRACE_S))
         for fault, inc, start, end in faults:
             if inc and fault in _OF_ONE:
                 losers.setdefault(inc, []).append((start, end + GRACE_S))
