@@ -294,6 +294,23 @@ def test_another_incarnation_at_the_address_is_the_wrong_door() -> None:
     simulate(test)
 
 
+def test_who_greets_too_early_comes_again_soon() -> None:
+    """A record is seen before its process knows of its lease; silence cost 2 s then (SM-14)."""
+
+    async def test(lab: Lab) -> None:
+        p, q = await lab.pair()
+        q.valid = False
+        p.send(q, 1)
+        await asyncio.sleep(0.02)
+        assert q.all_requests() == []
+        q.valid = True
+        await asyncio.sleep(q.layer.settings.heard_s / 4)
+        assert q.all_requests() == [1]
+        assert p.lost == []
+
+    simulate(test)
+
+
 def test_past_the_guard_nothing_is_sent_ever() -> None:
     async def test(lab: Lab) -> None:
         p, q = await lab.pair()

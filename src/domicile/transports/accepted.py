@@ -147,7 +147,13 @@ class Caller:
 
     def received(self, data: bytes) -> None:
         """One packet."""
-        if self._over or not self._layer.alive():
+        if self._over:
+            return
+        if not self._layer.alive():
+            if self._side is None:
+                # A record is seen before its own process knows that its lease counts: who greets it
+                # then comes again soon, where silence would keep it waiting.
+                self.end()
             return
         packet = self._layer.decode(self.connection, data)
         try:
