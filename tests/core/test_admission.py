@@ -182,3 +182,14 @@ def test_homes_that_nothing_goes_to_are_forgotten() -> None:
         outflow.to(Incarnation(str(number)))
     assert len(outflow.homes) <= MOST_HOMES
     assert outflow.homes[A].open == 1
+
+
+def test_a_home_that_is_gone_is_forgotten_with_its_flow() -> None:
+    outflow = Outflow(most=100)
+    flow = outflow.to(A)
+    flow.open = 100
+    flow.pause()
+    outflow.forget(A)
+    outflow.forget(A)
+    assert A not in outflow.homes
+    assert outflow.takes(A, 10, nested=False), "nothing is known of it"

@@ -79,6 +79,16 @@ def test_a_departing_node_waits_a_moment_for_a_newcomer_of_the_newest_version() 
     assert heard.moves == (move(0, C),)
 
 
+def test_the_last_of_the_old_nodes_waits_for_the_last_of_the_new_ones() -> None:
+    """SM-14: all that stay are of one version, and yet what they got would move once more."""
+    nodes = (node(A, "leaving", version="1"), node(B, version="2"), node(C, version="2"))
+    since = {"known_since": {C: NOW - 0.1}, "departing_since": {A: NOW - 0.1}}
+    assert decide([serving(A)], *nodes, unheard=(C,), **since) == Plan()
+    assert decide([serving(A)], *nodes, **since).moves == (move(0, B),), "it was heard"
+    same = (node(A, "leaving", version="2"), *nodes[1:])
+    assert decide([serving(A)], *same, unheard=(C,), **since).moves == (move(0, B),)
+
+
 def test_a_departing_node_waits_for_newcomers_only_so_long_in_all() -> None:
     """Whoever crashes and registers anew, again and again, must not keep it from leaving."""
     nodes = (node(A, "leaving", version="1"), node(B, version="1"), node(C, version="2"))

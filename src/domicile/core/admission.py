@@ -132,7 +132,8 @@ UNIT_BYTES = 4_096
 
 
 MOST_HOMES = 1_024
-"""Homes that are remembered; with more, those that nothing is on its way to are forgotten."""
+"""Homes that are remembered; with more, those that nothing is on its way to are forgotten. Those
+whose record is gone are, at once."""
 
 
 @dataclass(slots=True)
@@ -179,6 +180,10 @@ class Outflow:
                 self.homes = {name: other for name, other in self.homes.items() if other.open}
             flow = self.homes[home] = Flow(self.most, self.most)
         return flow
+
+    def forget(self, home: Incarnation) -> None:
+        """It is gone, and nothing goes there any more; what is on its way counts for itself."""
+        self.homes.pop(home, None)
 
     def takes(self, home: Incarnation, size_bytes: int, nested: bool) -> bool:
         """Whether one more message may be on its way to a home, or wait for one."""

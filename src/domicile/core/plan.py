@@ -291,7 +291,7 @@ class _Round:
 
     def _empty(self) -> list[Move]:
         """Leaving and drained nodes give everything away, without a limit."""
-        new = self._mixed and planning.fresh(self._view, self._willing, self._now, self._settings)
+        new = planning.fresh(self._view, self._role, self._willing, self._now, self._settings)
         waiting = planning.patient(self._view, self._now, self._settings) if new else {}
         departing = {n: None for n in self._departing if n not in waiting}
         chosen: dict[int, Incarnation] = {}

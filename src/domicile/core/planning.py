@@ -119,12 +119,19 @@ def heard(view: View, node: Incarnation, now: float, heard_s: float) -> bool:
 
 
 def fresh(
-    view: View, willing: Mapping[Incarnation, NodeRecord], now: float, settings: Settings
+    view: View,
+    role: str,
+    willing: Mapping[Incarnation, NodeRecord],
+    now: float,
+    settings: Settings,
 ) -> bool:
     """Whether a node of the target version has just registered and was not heard yet (SM-14).
 
-    What a departing node gave to an old one meanwhile would have to move once more.
+    What a departing node gave to others meanwhile would have to move once more. Those who leave
+    count among the versions: the last of the old ones waits, too.
     """
+    if not versions.mixed(one.version for one in view.nodes.values() if role in one.roles):
+        return False
     allowed = versions.target((record.version for record in willing.values()), view.target)
     return any(
         record.version in allowed

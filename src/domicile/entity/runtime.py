@@ -48,6 +48,7 @@ from domicile.entity.ref import Call, Ref, Route
 from domicile.entity.residents import Residents
 from domicile.entity.sending import Sending
 from domicile.entity.shard import ShardHost
+from domicile.entity.stops import Stops
 from domicile.entity.turns import NOT_HERE
 from domicile.entity.workers import Worker, Workers
 from domicile.ports.clock import Clock, Timer
@@ -150,6 +151,7 @@ class Runtime:
             lambda cell: cell.host.passivate(cell), self._trim_soon, meter, clock.now(),
             limit=settings.residents, by=settings.residents_policy,
         )  # fmt: skip
+        self.stops = Stops(self.loop, guard)
         self.carrier = Carrier(me, clock, meter, settings, self)
         self.sending = Sending(self)
         self.hosts: dict[ShardKey, ShardHost] = {}
@@ -215,6 +217,10 @@ class Runtime:
         """Someone waits in line here now: what must finish first may go on (N3)."""
         self._look = True
         self._end_turn_soon()
+
+    def on_gone(self, peer: Incarnation) -> None:
+        """A record is gone, and its incarnation with it."""
+        self.sending.forget(peer)
 
     def on_map_changed(self) -> None:
         """After a batch of entries or nodes: other shards' queues may go on (N3)."""

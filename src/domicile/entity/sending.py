@@ -366,6 +366,10 @@ class Sending:
             if sender.queue:
                 self._carry_out(sender, sender.look(now))
 
+    def forget(self, peer: Incarnation) -> None:
+        """It is gone: whatever is known of its pace is of no use."""
+        self._outflow.forget(peer)
+
     def link_lost(self, peer: Incarnation, unsent: Iterable[ToOwner]) -> None:
         """H6, for every shard."""
         now = self._now()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -236,19 +236,44 @@ class ShardHost(Turns):
         if self.owner.phase is not Phase.DRAINING or self.owner.boxes or self._settling:
             return
         self._settling = True
-        for cell in list(self.cells.values()):
-            self._stop(cell, moves=True)
+        go_on = partial(self._settle, iter(list(self.cells.values())))
+        if not go_on():
+            self.runtime.stops.later(go_on)
+
+    def _settle(self, cells: Iterator[Cell]) -> bool:
+        """Stop as many as this turn of the event loop allows; True if there are no more."""
+        while self.owner.phase is Phase.DRAINING:
+            if not self.runtime.stops.take():
+                return False
+            cell = next(cells, None)
+            if cell is None:
+                break
+            if cell.resident:
+                self._stop(cell, moves=True)
         self._settling = False
-        if not self.owner.boxes and not self.cells and not self._stopping:
-            self._carry_out(self.owner.happen(OwnerEvent.EMPTY))
+        if self.owner.phase is Phase.DRAINING and not self.owner.boxes and not self._stopping:
+            if self.cells:
+                # Something else came and started them meanwhile.
+                self.settle()
+            else:
+                self._carry_out(self.owner.happen(OwnerEvent.EMPTY))
+        return True
 
     def _stop(self, cell: Cell, *, moves: bool = False) -> bool:
         """Stop an entity that runs nothing; False if something runs in it."""
+        plain = cell.kind.cls.on_stop is Entity.on_stop
+        if plain and cell.key not in self.owner.boxes:
+            # It is over before anything could come between, so nobody has to be kept out.
+            cell.silence()
+            self._let_go(cell, moves)
+            if not self._settling:
+                self.settle()
+            return True
         if not self.owner.hold(cell.key):
             return False
         cell.wants_stop = False
         cell.silence()
-        if cell.kind.cls.on_stop is Entity.on_stop:
+        if plain:
             self._stopped(cell, moves)
         else:
             self._stopping += 1
@@ -286,17 +311,21 @@ class ShardHost(Turns):
         self._stopped(cell, moves)
 
     def _stopped(self, cell: Cell, moves: bool) -> None:
-        if self.cells.get(cell.key) is cell:
-            self._leave(cell)
-            fields = cell.kind.fields
-            if moves and fields is not None and cell.entity is not None:
-                self.runtime.carrier.stopped(self.shard, cell.key, fields, cell.entity)
-            # Refs remember cells, and must not keep what an entity had in memory.
-            cell.entity = None
+        if cell.resident:
+            self._let_go(cell, moves)
         if self.owner.finish(cell.key, False):
             self._wake(cell.key)
         elif self.owner.phase is Phase.DRAINING and not self.owner.boxes:
             self.settle()
+
+    def _let_go(self, cell: Cell, moves: bool) -> None:
+        """It has stopped; what it takes along is kept."""
+        self._leave(cell)
+        fields = cell.kind.fields
+        if moves and fields is not None and cell.entity is not None:
+            self.runtime.carrier.stopped(self.shard, cell.key, fields, cell.entity)
+        # Refs remember cells, and must not keep what an entity had in memory.
+        cell.entity = None
 
     def restart(self, cell: Cell) -> None:
         """Forget an entity's memory at once: its durable state is in doubt (J4)."""

@@ -357,6 +357,7 @@ class Life:
                 self._backends.meter.event("gone", inc=self.me, peer=incarnation)
                 assert self._links is not None
                 self._links.forget(incarnation)
+                self.runtime.on_gone(incarnation)
                 self._goodbyes.pop(incarnation, None)
             case NodeChanged(record) if record.status == "leaving":
                 self._hurry(record.incarnation)

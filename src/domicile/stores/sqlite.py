@@ -49,9 +49,9 @@ from domicile.stores.sqlite_file import (
     elapsed_s,
     explain,
 )
-from domicile.stores.sqlite_jobs import Log, News, Reader, Result, Writer
+from domicile.stores.sqlite_jobs import CommitJob, Log, News, Reader, Result, Writer
 from domicile.stores.sqlite_recent import Recent
-from domicile.stores.sqlite_schema import COMMITS, packed
+from domicile.stores.sqlite_schema import COMMITS
 from domicile.stores.sqlite_threads import Desk
 
 log = logging.getLogger("domicile")
@@ -154,9 +154,8 @@ class SqliteStore:
         """As `Store.commit`. Writes that change nothing raise no revision."""
         check_limits(conditions, writes)
         operations = (*conditions, *writes)
-        ops, data = packed(conditions, writes)
         try:
-            result = await self._write("commit", ops=ops, data=data)
+            result = await self._commit(tuple(conditions), tuple(writes))
         except OutcomeUnknown as error:
             self._meter.count("store.unknown")
             log.warning("whether a commit happened is unknown: %s", error)
@@ -222,12 +221,22 @@ class SqliteStore:
         except OutcomeUnknown as error:
             raise StoreUnavailable(str(error)) from error
 
+    async def _commit(self, conditions: tuple[Condition, ...], writes: tuple[Write, ...]) -> Result:
+        desk, _ = self._open()
+        deadline = time.monotonic() + self._op_timeout_s
+        commit = CommitJob(conditions, writes, self._generation, deadline)
+        return await self._written(desk.join_in(commit, self._writer.commit))
+
     async def _write(self, name: str, **fields: object) -> Result:
-        writer, reader = self._open()
+        desk, _ = self._open()
         deadline = time.monotonic() + self._op_timeout_s
         job = partial(self._writer.run, name, fields, self._generation, deadline)
-        result = await self._answer(writer.submit(job))
+        return await self._written(desk.submit(job))
+
+    async def _written(self, future: Future[Result]) -> Result:
+        result = await self._answer(future)
         if self._watches:
+            _, reader = self._open()
             reader.nudge()
         return result
 

@@ -17,8 +17,7 @@ from domicile.core.txn import At, Committed, Conflict, Item, Outcome, Put, Unkno
 from domicile.errors import DomicileError, StoreUnavailable
 from domicile.ports.store import Kept
 from domicile.stores.sqlite_file import OutcomeUnknown
-from domicile.stores.sqlite_jobs import Reader, Result, Writer
-from domicile.stores.sqlite_schema import packed
+from domicile.stores.sqlite_jobs import CommitJob, Reader, Result, Writer
 from domicile.stores.sqlite_threads import Desk
 
 T = TypeVar("T")
@@ -70,7 +69,7 @@ class SqliteBeside:
         conditions = [At(self._prefix + key, revision)] if revision else []
         writes = [Put(self._prefix + key, value, lease)]
         check_limits(conditions, writes)
-        ops, data = packed(conditions, writes)
+        commit = CommitJob(conditions, writes, self._generation, deadline)
         outcome: Future[Outcome] = Future()
 
         def written(result: Result) -> None:
@@ -84,7 +83,9 @@ class SqliteBeside:
             else:
                 outcome.set_exception(error)
 
-        job = self._write("commit", deadline, ops=ops, data=data)
+        def job() -> Result:
+            return self._writer.commit([commit])[0]
+
         self._do(self._writing, job, outcome, written, failed)
         return outcome
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from math import inf
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 import apsw
 
-from domicile.core.txn import Change, Changes, Item, Listing
+from domicile.core.txn import Change, Changes, Condition, Item, Listing, Put, Write
 from domicile.errors import ConfigError, StoreError, StoreRewound, StoreUnavailable, WatchCompacted
 from domicile.stores.sqlite_file import (
     Database,
@@ -30,13 +30,16 @@ from domicile.stores.sqlite_file import (
 )
 from domicile.stores.sqlite_schema import (
     CALLS,
+    COLUMNS,
     GET,
     HURRIED,
     LIST,
     LOG,
     OUTCOME,
+    OUTCOMES,
     PREPARE,
     above,
+    packed,
     ranged,
 )
 from domicile.stores.sqlite_threads import Bell, ring_file
@@ -45,6 +48,10 @@ log = logging.getLogger("domicile")
 
 BATCH_ROWS = 256
 """About how many changes are read at once; if there are more, each watch reads for itself."""
+
+MOST_COMMITS = 32
+MOST_BYTES = 256 * 1024
+"""How much goes to the disk in one transaction: a process that stops in it holds up all (S9)."""
 
 LOOK_S = 0.02
 """How often watches look for changes where the system does not tell of writes to the file."""
@@ -78,6 +85,28 @@ class Result(NamedTuple):
     revision: int
     conflict: int | None
     ttl_s: float | None
+
+
+class CommitJob(NamedTuple):
+    """A commit as the writing thread gets it; those that wait side by side go together."""
+
+    conditions: Sequence[Condition]
+    writes: Sequence[Write]
+    generation: int
+    deadline: float
+
+    @property
+    def size_bytes(self) -> int:
+        """What it writes."""
+        return sum(len(write.value) for write in self.writes if isinstance(write, Put))
+
+    def joins(self, others: Sequence[CommitJob]) -> bool:
+        """Whether it may go with those before it, so that the file is not locked for long (S9)."""
+        return (
+            len(others) < MOST_COMMITS
+            and self.generation == others[0].generation
+            and self.size_bytes + sum(one.size_bytes for one in others) <= MOST_BYTES
+        )
 
 
 class Log(NamedTuple):
@@ -140,7 +169,27 @@ class Writer:
         self._elapsed = elapsed
 
     def run(self, name: str, fields: dict[str, object], generation: int, deadline: float) -> Result:
-        """One write."""
+        """One write that is no commit."""
+        (result,) = self._call(name, fields, OUTCOME, (), generation, deadline)
+        return result
+
+    def commit(self, commits: Sequence[CommitJob]) -> list[Result]:
+        """Commits of one generation, one after the other, and one wait for the disk."""
+        ops, data = packed([(one.conditions, one.writes) for one in commits])
+        deadline = min(one.deadline for one in commits)
+        fields: dict[str, object] = {"ops": ops, "data": data}
+        count = len(commits)
+        return self._call("commit", fields, OUTCOMES, (count,), commits[0].generation, deadline)
+
+    def _call(
+        self,
+        name: str,
+        fields: dict[str, object],
+        outcome: str,
+        parameters: tuple[object, ...],
+        generation: int,
+        deadline: float,
+    ) -> list[Result]:
         known, started = self._known, time.monotonic()
         known.check(generation)
         try:
@@ -150,7 +199,7 @@ class Writer:
             raise self.handle.failed(error, time.monotonic() - started) from error
         history, floor = known.now()
         values: dict[str, object] = {
-            **dict.fromkeys(("lease", "ttl_s", "ops", "data", "upto")),
+            **dict.fromkeys(COLUMNS),
             **{"history": history, "floor": floor, "boot": self.boot},
             **{"elapsed": self._elapsed(), "by": self.by, "kept": self._kept},
             **fields,
@@ -170,15 +219,16 @@ class Writer:
             if isinstance(error, _REFUSALS):
                 raise raised from error
             raise OutcomeUnknown(str(raised)) from error
-        result = Result(*connection.one(OUTCOME))
+        results = [Result(*row) for row in connection.rows(outcome, parameters)]
         # Written to a file that was replaced meanwhile, it is lost (S5).
         self.handle.check_place()
-        known.saw(history, result.revision, floor)
+        newest = results[-1].revision
+        known.saw(history, newest, floor)
         # Leases alone concern nobody, but whoever writes may find something expired, which is a
         # commit (S3).
-        if result.revision > floor and self._hurried(connection, floor):
+        if newest > floor and self._hurried(connection, floor):
             ring_file(self._bell)
-        return result
+        return results
 
     def _hurried(self, connection: Database, since: int) -> bool:
         """Whether others should hear at once of what was committed after a revision."""

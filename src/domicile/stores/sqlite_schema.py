@@ -2,14 +2,16 @@
 
 Each write is one INSERT into a view of the connection's own temp schema, whose trigger does all
 the work: SQLite takes the write lock, works and commits without handing control back to Python.
-What came of it is left in the temp table `now`, which no other connection can see or change.
+What came of it is left in temp tables, `now` and (of commits) `outcome`, which no other connection
+can see or change. Several commits may be the rows of one such INSERT: each is judged by itself and
+gets its own revision, and the disk is waited for once.
 Used by `domicile.stores.sqlite` alone.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from domicile.core.txn import Absent, At, Condition, Put, Write
 
@@ -56,13 +58,14 @@ CREATE TABLE change (
 
 COLUMNS = (
     *("history", "floor", "boot", "elapsed", "by", "kept"),
-    *("lease", "ttl_s", "ops", "data", "upto"),
+    *("lease", "ttl_s", "n", "ops", "data", "upto"),
 )
 
 _SCRATCH = f"""
 CREATE TEMP TABLE now (
     id INTEGER PRIMARY KEY, rebooted, at, revision, wrote, conflict, ttl_s
 );
+CREATE TEMP TABLE outcome (n INTEGER PRIMARY KEY, revision, conflict);
 CREATE TEMP TABLE due (id TEXT PRIMARY KEY);
 CREATE TEMP TABLE op (n INTEGER PRIMARY KEY, kind, key, value, lease, revision);
 CREATE TEMP VIEW call AS SELECT {", ".join(f"NULL AS {name}" for name in COLUMNS)};
@@ -137,6 +140,7 @@ _COMMIT = """
         ON CONFLICT (key) DO UPDATE SET
             value = excluded.value, revision = excluded.revision, lease = excluded.lease;
     DELETE FROM op;
+    INSERT OR REPLACE INTO outcome SELECT NEW.n, revision, conflict FROM now;
 """
 
 _GRANT = """
@@ -185,7 +189,14 @@ CALLS = {
 }
 """The one statement of each kind of write."""
 
+_EACH = {"n": "each.key", "ops": "each.value"}
+CALLS["commit"] = (
+    f"INSERT INTO commit_call SELECT {', '.join(_EACH.get(name, f':{name}') for name in COLUMNS)} "
+    "FROM json_each(:ops) AS each ORDER BY each.key"
+)
+
 OUTCOME = "SELECT revision, conflict, ttl_s FROM temp.now"
+OUTCOMES = "SELECT revision, conflict, NULL FROM temp.outcome WHERE n < ? ORDER BY n"
 
 _STATE = "meta.history, meta.revision, meta.time, meta.boot, (SELECT min(deadline) FROM lease)"
 
@@ -228,8 +239,8 @@ def ranged(query: str, prefix: bytes, *before: object) -> tuple[str, tuple[objec
     return query.format(below=below), (*before, prefix, end)
 
 
-def packed(conditions: Sequence[Condition], writes: Sequence[Write]) -> tuple[str, bytes]:
-    """The operations of a commit as JSON with positions in one blob: JSON can't hold bytes."""
+def packed(commits: Iterable[tuple[Sequence[Condition], Sequence[Write]]]) -> tuple[str, bytes]:
+    """The operations of commits as JSON with positions in one blob: JSON can't hold bytes."""
     # A leading byte, because SQLite makes NULL of a piece of an empty blob.
     data = bytearray(b"\0")
 
@@ -237,15 +248,18 @@ def packed(conditions: Sequence[Condition], writes: Sequence[Write]) -> tuple[st
         data.extend(piece)
         return len(data) - len(piece) + 1, len(piece)
 
-    ops: list[tuple[object, ...]] = []
-    for condition in conditions:
-        revision = condition.revision if isinstance(condition, At) else None
-        kind = "at" if revision is not None else "present"
-        kind = "absent" if isinstance(condition, Absent) else kind
-        ops.append((kind, *place(condition.key), None, None, None, revision))
-    for write in writes:
-        if isinstance(write, Put):
-            ops.append(("put", *place(write.key), *place(write.value), write.lease, None))
-        else:
-            ops.append(("delete", *place(write.key), None, None, None, None))
-    return json.dumps(ops), bytes(data)
+    def operations(
+        conditions: Sequence[Condition], writes: Sequence[Write]
+    ) -> Iterator[tuple[object, ...]]:
+        for condition in conditions:
+            revision = condition.revision if isinstance(condition, At) else None
+            kind = "at" if revision is not None else "present"
+            kind = "absent" if isinstance(condition, Absent) else kind
+            yield (kind, *place(condition.key), None, None, None, revision)
+        for write in writes:
+            if isinstance(write, Put):
+                yield ("put", *place(write.key), *place(write.value), write.lease, None)
+            else:
+                yield ("delete", *place(write.key), None, None, None, None)
+
+    return json.dumps([[*operations(*commit)] for commit in commits]), bytes(data)

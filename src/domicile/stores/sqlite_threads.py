@@ -14,15 +14,17 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from domicile.errors import StoreUnavailable
 
 T = TypeVar("T")
+P = TypeVar("P", bound="Part")
 
 log = logging.getLogger("domicile")
 
@@ -120,6 +122,22 @@ def _inotify(path: Path) -> int:
     return descriptor
 
 
+class Part(Protocol):
+    """What may be done together with others of its kind."""
+
+    def joins(self, others: Sequence[Any]) -> bool:
+        """Whether it may be done with these, which come before it."""
+        ...
+
+
+class Joint(NamedTuple):
+    """A job that is a part of a larger one, if others wait right behind it."""
+
+    part: Part
+    run: Callable[[Sequence[Any]], Sequence[object]]
+    """Does parts in order; a result each."""
+
+
 class Desk:
     """A thread that does jobs in order. `between` runs before each wait and says how long it is.
 
@@ -135,7 +153,7 @@ class Desk:
         self.bell = Bell()
         self._between = between
         self._end = end
-        self._jobs: deque[tuple[Future[object], Callable[[], object]]] = deque()
+        self._jobs: deque[tuple[Future[object], Callable[[], object] | Joint]] = deque()
         self._ended = False
         self.gone: Future[None] = Future()
         """Done once the thread touches nothing any more."""
@@ -152,12 +170,21 @@ class Desk:
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Have a job done; cancelling its future works until it begins."""
         future: Future[T] = Future()
+        self._put(future, job)
+        return future
+
+    def join_in(self, part: P, run: Callable[[Sequence[P]], Sequence[T]]) -> Future[T]:
+        """As `submit`, with those parts that wait right before and behind it."""
+        future: Future[T] = Future()
+        self._put(future, Joint(part, run))
+        return future
+
+    def _put(self, future: Future[Any], job: Callable[[], object] | Joint) -> None:
         with self._lock:
             if self._ended:
                 raise StoreUnavailable("the store is closed; make another one")
-            self._jobs.append((future, job))  # type: ignore[arg-type]
+            self._jobs.append((future, job))
             self.bell.ring()
-        return future
 
     def nudge(self) -> None:
         """Have `between` run soon."""
@@ -198,9 +225,38 @@ class Desk:
 
     def _turn(self, modified: bool) -> bool:
         if self._jobs:
-            _do(*self._jobs.popleft())
+            future, job = self._jobs.popleft()
+            if isinstance(job, Joint):
+                self._do_with_others(future, job)
+            else:
+                _do(future, job)
         wait_s = self._between(self.bell, modified)
         return self.bell.wait(0 if self._jobs else wait_s)
+
+    def _do_with_others(self, future: Future[object], job: Joint) -> None:
+        futures: list[Future[object]] = []
+        parts: list[Part] = []
+        while True:
+            if future.set_running_or_notify_cancel():
+                futures.append(future)
+                parts.append(job.part)
+            if not self._jobs:
+                break
+            following = self._jobs[0][1]
+            if not isinstance(following, Joint) or (parts and not following.part.joins(parts)):
+                break
+            future, job = self._jobs.popleft()[0], following
+        if not parts:
+            return
+        try:
+            results = job.run(parts)
+        except BaseException as error:
+            for each in futures:
+                # Of its own: an error that is raised twice would chain its tracebacks.
+                each.set_exception(copy(error))
+        else:
+            for each, result in zip(futures, results, strict=True):
+                each.set_result(result)
 
 
 def _refuse() -> object:

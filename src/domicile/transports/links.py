@@ -16,6 +16,7 @@ from random import Random
 import msgspec
 
 from domicile.config import Settings
+from domicile.core.gone import Gone
 from domicile.core.ids import Incarnation
 from domicile.core.messages import (
     Flush,
@@ -49,11 +50,6 @@ from domicile.transports.strangers import (
     plain,
 )
 from domicile.transports.token import check_hello, prove_welcome
-
-MOST_FORGOTTEN = 65_536
-"""I6: incarnations known to be gone (I1b). The oldest are dropped: their records went before those
-of so many others, so their leases ended long ago and their own guards let nothing leave (L3); what
-the network still holds of them carries epochs that are over (H7); no name is ever used again."""
 
 UNPROVED = (
     "this cluster has a token and the caller proves none that is good here: give it the "
@@ -95,7 +91,7 @@ class LinkLayer(Layer):
         self._lobby: Room[Caller] = Room(MOST_STRANGERS, MOST_OF_ONE_HOST)
         self._unregistered: Room[Incarnation] = Room(MOST_UNREGISTERED)
         self._sessions: dict[Incarnation, int] = {}
-        self._forgotten: dict[Incarnation, None] = {}
+        self._forgotten = Gone()
         self._hurried: dict[Incarnation, None] = {}
         self._reporting: dict[Incarnation, tuple[ToOwner, ...]] = {}
 
@@ -149,9 +145,7 @@ class LinkLayer(Layer):
         """
         if self.aborted or peer in self._forgotten:
             return
-        self._forgotten[peer] = None
-        if len(self._forgotten) > MOST_FORGOTTEN:
-            del self._forgotten[next(iter(self._forgotten))]
+        self._forgotten.add(peer)
         self._sessions.pop(peer, None)
         self._hurried.pop(peer, None)
         side = self._out.pop(peer, None)

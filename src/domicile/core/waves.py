@@ -1,0 +1,69 @@
+"""How many shards of a departing node move at a time, so that none waits for all others.
+
+Asked by the coordinator about what the planner wants, before anything of it is committed. Once the
+store says that a shard moves its senders hold their messages, until it has its next home: if all
+shards of a node were to move at once, each of them would be away for as long as all of them take.
+A shard that takes long to empty does not count for long, so that slow ones hold up nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.planning import Decision, Move, View, departing
+
+WAVE = 64
+"""So many shards of one node may be on the move at a time, and more only of those that are slow."""
+
+WAVES = 8
+"""A node that has very many gives away this part of them at a time: it leaves within so many times
+`WAVE_S`, if all of them are slow."""
+
+WAVE_S = 0.1
+"""Who has not released a shard after this time is slow."""
+
+NEVER = float("inf")
+
+
+class Waves:
+    """What moves away from departing nodes, and since when."""
+
+    def __init__(self) -> None:
+        self._since: dict[ShardKey, float] = {}
+        self.at = NEVER
+        """When more may move although nothing happened; never if nothing was held back."""
+
+    def pace(self, view: View, decisions: Iterable[Decision], now: float) -> tuple[Decision, ...]:
+        """Those decisions that may be carried out now."""
+        self.at = NEVER
+        leaving = departing(view.nodes, view.drains)
+        before, self._since = self._since, {}
+        if not leaving:
+            return tuple(decisions)
+        homes = dict.fromkeys(leaving, 0)
+        swift: dict[Incarnation, list[float]] = {node: [] for node in leaving}
+        for role, part in view.roles.items():
+            for number, entry in enumerate(part.entries):
+                if entry.owner not in leaving:
+                    continue
+                homes[entry.owner] += 1
+                if entry.state == "moving" and number not in part.released:
+                    shard = ShardKey(role, number)
+                    since = self._since[shard] = before.get(shard, now)
+                    if now < since + WAVE_S:
+                        swift[entry.owner].append(since)
+        paced: list[Decision] = []
+        for decision in decisions:
+            if isinstance(decision, Move):
+                role, number = decision.shard
+                owner = view.roles[role].entries[number].owner
+                if owner in leaving:
+                    under_way = swift[owner]
+                    if len(under_way) >= max(WAVE, homes[owner] // WAVES):
+                        self.at = min(self.at, min(under_way) + WAVE_S)
+                        continue
+                    under_way.append(now)
+                    self._since[decision.shard] = now
+            paced.append(decision)
+        return tuple(paced)
