@@ -12,7 +12,7 @@ import pytest
 from manager_lab import Diary, Stored, stored
 
 from domicile import Settings
-from domicile.core.ids import TARGET_KEY, ShardKey
+from domicile.core.ids import TARGET_KEY, Incarnation, ShardKey, node_key
 from domicile.core.strategies import Situation
 from domicile.core.txn import Put
 from domicile.testing import Sim, simulated
@@ -140,14 +140,27 @@ async def test_thirty_nodes_one_by_one_end_balanced_with_every_shard_assigned(si
 # SM-13, SM-14: versions
 
 
-async def roll(sim: Sim, version: str, count: int) -> None:
-    """A rolling update in surge style: start a new one, then stop an old one."""
+async def roll(sim: Sim, version: str, count: int, *, unheard: bool = False) -> None:
+    """A rolling update in surge style: start a new one, then stop an old one.
+
+    If the new one is `unheard`, it has registered but answers nobody before the old one departs.
+    """
     old = [node.index for node in sim.nodes if node.up and node.version != version]
     for index in old[:count]:
-        sim.add(version=version)
-        await sim.advance(1.5)
+        others = [node.index for node in sim.nodes if node.up]
+        new = sim.nodes[sim.add(version=version)]
+        if unheard:
+            sim.partition([new.index], others)
+            await sim.wait_until(lambda new=new: _registered(sim, new.incarnation))  # type: ignore[misc]
+            sim.loop.call_later(0.5, sim.heal)
+        else:
+            await sim.advance(1.5)
         await sim.stop(index)
         await sim.wait_until(sim.settled, timeout_s=30)
+
+
+def _registered(sim: Sim, incarnation: Incarnation | None) -> bool:
+    return incarnation is not None and sim.servers.store.peek(node_key(incarnation)) is not None
 
 
 def mixed(seed: int, body: Callable[[Sim], Coroutine[Any, Any, None]], version: str) -> None:
@@ -190,6 +203,21 @@ def test_a_rolling_update_moves_each_shard_once(seed: int) -> None:
         await sim.wait_until(lambda: at_rest(sim), timeout_s=60)
         await sim.advance(10)
         count.report("SM-14, rolling update of 5 nodes", 100, 0)
+        assert sorted(count.moved) == list(range(100))
+
+    mixed(seed, body, "1")
+
+
+@pytest.mark.scenario("SM-14")
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rolling_update_in_haste_moves_each_shard_once(seed: int) -> None:
+    """Newcomers have registered but were not heard yet when an old node departs: the last, too."""
+
+    async def body(sim: Sim) -> None:
+        count = Count(sim)
+        await roll(sim, "2", 5, unheard=True)
+        await sim.wait_until(lambda: at_rest(sim), timeout_s=60)
+        await sim.advance(10)
         assert sorted(count.moved) == list(range(100))
 
     mixed(seed, body, "1")

@@ -135,6 +135,32 @@ def test_a_rolling_update_fails_no_ask_and_moves_each_shard_once(
     run(scenario())
 
 
+@pytest.mark.scenario("SM-14")
+def test_a_rolling_update_in_haste_moves_each_shard_once() -> None:
+    """Each old node is told to go in the moment in which the new one has registered."""
+
+    async def scenario() -> None:
+        cluster = Processes([Desk], nodes=3, settings=SETTINGS)
+        for node in cluster.nodes:
+            node.version = "1.9"
+        async with cluster:
+            await until_shared(cluster, [0, 1, 2])
+            before = epochs(cluster)
+            for old in range(3):
+                new = add(cluster, "1.10")
+                await cluster.wait_until(
+                    lambda new=new: cluster.incarnation(new) is not None,  # type: ignore[misc]
+                    timeout_s=60,
+                )
+                await cluster.stop(old)
+            await until_shared(cluster, [3, 4, 5])
+            assert moves(before, epochs(cluster)) == {1: SHARDS}
+            history = cluster.history()
+        judge(history)
+
+    run(scenario())
+
+
 @pytest.mark.scenario("RG-27")
 def test_a_cluster_that_grows_is_drained_and_shrinks_fails_no_ask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
