@@ -14,12 +14,12 @@ import pytest
 
 from domicile import ConfigError, Entity, Node, Settings, handler
 from domicile.control.elected import Elected
+from domicile.core.failures import MOST_FAILED
 from domicile.core.ids import Incarnation
 from domicile.entity.runtime import Runtime
 from domicile.errors import MaybeExecuted, Unavailable
 from domicile.life import Life
 from domicile.life.errands import Errands
-from domicile.life.lives import MOST_FAILED
 from domicile.ports.health import Verdict
 from domicile.ports.transport import ConnectionHandler
 from domicile.stores.locks import FileLocks

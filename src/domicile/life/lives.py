@@ -7,6 +7,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, cast
 
+from domicile.core.failures import Failures
 from domicile.entity.ref import Call
 from domicile.errors import ConfigError, StoreError, StoreRewound, Unavailable
 from domicile.life.backends import Backends, Plan
@@ -16,11 +17,6 @@ log = logging.getLogger("domicile")
 
 REJOIN_S = 1.0
 """How long a node that could not join anew waits before it tries again."""
-
-MOST_FAILED = 3
-STEADY_S = 60.0
-"""Of lives that ended by something unexpected, so many may follow on each other, each after less
-than this time; with one more it ends for good, and whoever runs the process learns it."""
 
 
 class Lives:
@@ -114,7 +110,7 @@ class Lives:
         self, backends: Backends, plan: Plan, joined: asyncio.Future[None]
     ) -> None:
         now = backends.clock.now
-        rewound, again, owed, failures = False, False, tuple[str, ...](), 0
+        rewound, again, owed, failures = False, False, tuple[str, ...](), Failures()
         try:
             while not self._stopping:
                 life, since = Life(backends, plan, rewound=rewound, owed=owed), now()
@@ -140,8 +136,8 @@ class Lives:
                     await life.run()
                 except Exception as error:
                     # It ends this incarnation (L5). Whatever it was, most likely it passes.
-                    failures = failures + 1 if now() - since < STEADY_S else 1
-                    if not joined.done() or failures > MOST_FAILED or self._stopping:
+                    lives_on = failures.again(now() - since)
+                    if not joined.done() or not lives_on or self._stopping:
                         raise
                     self._report(error, life)
                     pause_s = REJOIN_S
