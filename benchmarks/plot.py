@@ -11,6 +11,9 @@ from benchmarks.chart import STYLE, WIDTH
 
 LEFT, RIGHT, TOP, PLOT, GAP = 64, 16, 34, 130, 40
 ROW, LABEL = 26, 300
+LONG_S = 600.0
+"""What takes longer is told in minutes."""
+
 MORE_STYLE = """\
 .axis { stroke: #afb8c1; stroke-width: 1 }
 .shade { fill: #0f766e; opacity: 0.12 }
@@ -131,11 +134,18 @@ def _curves(one: Curves, top: int) -> list[str]:
         )
     for step in range(5):
         at = first + (last - first) * step / 4
+        # The last one would not fit if it stood in the middle.
+        anchor = "end" if step == 4 else "middle"
         parts.append(
-            f'<text class="faint small" x="{x(at):.1f}" y="{bottom + 16}" text-anchor="middle">'
-            f"{at - first:.0f} s</text>"
+            f'<text class="faint small" x="{x(at):.1f}" y="{bottom + 16}" text-anchor="{anchor}">'
+            f"{_duration(at - first, last - first)}</text>"
         )
     return parts
+
+
+def _duration(seconds: float, of_s: float) -> str:
+    """A point in time, in the unit that suits the whole."""
+    return f"{seconds / 60:.0f} min" if of_s >= LONG_S else f"{seconds:.0f} s"
 
 
 def _title(title: str, note: str, y: int) -> str:
