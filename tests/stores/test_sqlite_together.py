@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import apsw
 import pytest
 
-from domicile.core.txn import Absent, At, Committed, Condition, Conflict, Outcome, Put, Write
+from domicile.core.txn import (
+    Absent,
+    At,
+    Committed,
+    Condition,
+    Conflict,
+    Outcome,
+    Put,
+    Unknown,
+    Write,
+)
 from domicile.errors import StoreUnavailable
 from domicile.stores.sqlite import SqliteStore, commits
 from domicile.stores.sqlite_file import Database
-from domicile.stores.sqlite_jobs import MOST_BYTES, MOST_COMMITS, CommitJob
+from domicile.stores.sqlite_jobs import MOST_BYTES, MOST_COMMITS, TOGETHER_S, CommitJob
 from domicile.stores.sqlite_schema import CALLS
 from domicile.stores.sqlite_threads import Desk
 
@@ -26,7 +37,7 @@ class Statements:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        self.fails = False
+        self.fails: apsw.Error | None = None
         run = Database.run
 
         def counted(
@@ -34,8 +45,8 @@ class Statements:
         ) -> None:
             if sql == CALLS["commit"]:
                 self.count += 1
-                if self.fails:
-                    raise apsw.FullError("FullError: database or disk is full")
+                if self.fails is not None:
+                    raise self.fails
             run(database, sql, values)
 
         monkeypatch.setattr(Database, "run", counted)
@@ -114,14 +125,29 @@ def test_if_the_disk_is_full_for_all_of_them_none_has_happened(
     statements = Statements(monkeypatch)
 
     async def scenario(store: SqliteStore) -> None:
-        statements.count, statements.fails = 0, True
+        statements.count, statements.fails = 0, apsw.FullError("database or disk is full")
         found = await at_once(store, [([], [Put(b"k%d" % number, b"")]) for number in range(3)])
         assert [type(one) for one in found] == [StoreUnavailable] * 3
         assert len({id(one) for one in found}) == 3, "each caller has an error of its own"
         assert statements.count == 1
-        statements.fails = False
+        statements.fails = None
         assert await store.commit((), [Put(b"k", b"")]) == Committed(2)
         assert len((await store.list(b"k")).items) == 1
+
+    run(tmp_path, scenario)
+
+
+def test_if_the_disk_fails_it_is_unknown_of_each_whether_it_happened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statements = Statements(monkeypatch)
+
+    async def scenario(store: SqliteStore) -> None:
+        statements.fails = apsw.IOError("disk I/O error")
+        found = await at_once(store, [([], [Put(b"k%d" % number, b"")]) for number in range(3)])
+        assert found == [Unknown()] * 3
+        statements.fails = None
+        assert await store.commit((), [Put(b"k", b"")]) == Committed(2)
 
     run(tmp_path, scenario)
 
@@ -166,14 +192,18 @@ def test_nobody_overtakes_another_kind_of_write(tmp_path: Path) -> None:
 
 
 def test_only_so_many_and_so_much_go_together() -> None:
-    def job(size: int, generation: int = 0) -> CommitJob:
-        return CommitJob((), (Put(b"k", b"x" * size),), generation, 1.0)
+    soon = time.monotonic() + 60.0
+
+    def job(size: int, generation: int = 0, deadline: float = soon) -> CommitJob:
+        return CommitJob((), (Put(b"k", b"x" * size),), generation, deadline)
 
     assert job(1).joins([job(1)] * (MOST_COMMITS - 1))
     assert not job(1).joins([job(1)] * MOST_COMMITS)
     assert job(MOST_BYTES // 2).joins([job(MOST_BYTES // 2)])
     assert not job(MOST_BYTES // 2).joins([job(MOST_BYTES // 2 + 1)])
     assert not job(1, generation=1).joins([job(1)]), "the file was another one then"
+    assert not job(1).joins([job(1, deadline=0.0)]), "it came too late, and alone"
+    assert not job(1).joins([job(1, deadline=soon - TOGETHER_S - 0.1)]), "nor has it as little time"
 
 
 def test_a_thread_that_ends_refuses_parts_too() -> None:

@@ -43,6 +43,7 @@ from domicile.core.planning import patience_ends, silent
 from domicile.core.reach import UNREACHED, Reach
 from domicile.core.settle import Settle
 from domicile.core.shardmap import Entry
+from domicile.core.stages import Stages
 from domicile.core.strikes import Strikes, forgiven
 from domicile.core.txn import (
     At,
@@ -54,7 +55,6 @@ from domicile.core.txn import (
     Outcome,
 )
 from domicile.core.view import CROWDS, BlockKey, Draft, Forgive, Stored, StoreView, block_of, draft
-from domicile.core.waves import Waves
 
 __all__ = [
     "Advised",
@@ -111,7 +111,7 @@ class Coordinator:
         self._settle = Settle(settings)
         self._strikes = Strikes(settings.poison_window_s)
         self._chores = Chores(self._leader)
-        self._waves = Waves()
+        self._stages = Stages()
         self._strategy, self._counsel = strategy, Counsel(settings)
         self._listed = self._over = self._dirty = self._balance_due = False
         self._listen_until = self._balance_at = self._reach_at = 0.0
@@ -336,7 +336,7 @@ class Coordinator:
         self._dirty = False
         self._balance_due = self._balance_due and self._counsel.waiting
         wanted: dict[BlockKey, list[Decision | Forgive]] = {}
-        decisions = self._waves.pace(view, plan(view, now, self._settings).decisions, now)
+        decisions = self._stages.pace(view, plan(view, now, self._settings).decisions, now)
         for decision in (*decisions, *forgiven(view, decisions)):
             wanted.setdefault(block_of(decision.shard), []).append(decision)
         effects += [
@@ -387,7 +387,7 @@ class Coordinator:
     def _times(self) -> list[float]:
         """When something besides the look around falls due."""
         times = [self._balance_at, self._batch_at, self._settle.at, self._strikes.at]
-        times += [self._patience_ends_at, self._waves.at, *self._holds.times]
+        times += [self._patience_ends_at, self._stages.at, *self._holds.times]
         return [*times, self._listen_until] if self._dirty else times
 
     def _arm(self) -> list[Effect]:

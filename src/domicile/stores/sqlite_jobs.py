@@ -53,6 +53,9 @@ MOST_COMMITS = 32
 MOST_BYTES = 256 * 1024
 """How much goes to the disk in one transaction: a process that stops in it holds up all (S9)."""
 
+TOGETHER_S = 0.5
+"""How far apart commits may have been asked for that go together."""
+
 LOOK_S = 0.02
 """How often watches look for changes where the system does not tell of writes to the file."""
 
@@ -101,10 +104,14 @@ class CommitJob(NamedTuple):
         return sum(len(write.value) for write in self.writes if isinstance(write, Put))
 
     def joins(self, others: Sequence[CommitJob]) -> bool:
-        """Whether it may go with those before it, so that the file is not locked for long (S9)."""
+        """Whether it may go with those before it: not with one that came too late or much earlier,
+        whose end all would share, nor so that the file is locked for long (S9)."""
+        first = others[0]
         return (
             len(others) < MOST_COMMITS
-            and self.generation == others[0].generation
+            and self.generation == first.generation
+            and time.monotonic() < first.deadline
+            and self.deadline - first.deadline <= TOGETHER_S
             and self.size_bytes + sum(one.size_bytes for one in others) <= MOST_BYTES
         )
 

@@ -251,7 +251,8 @@ class Desk:
         try:
             results = job.run(parts)
         except BaseException as error:
-            for each in futures:
+            futures[0].set_exception(error)
+            for each in futures[1:]:
                 # Of its own: an error that is raised twice would chain its tracebacks.
                 each.set_exception(copy(error))
         else:

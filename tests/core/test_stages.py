@@ -1,4 +1,4 @@
-"""Shards of a departing node move in waves: few at a time, all of them in the end, slow or not."""
+"""Shards of a departing node move in stages: few at a time, all of them in the end, slow or not."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from plan_lab import NOW, SETTINGS, A, B, C, decide, move, moving, node, seen, s
 from domicile.core.plan import Move, plan
 from domicile.core.planning import View
 from domicile.core.shardmap import Entry
-from domicile.core.waves import NEVER, WAVE, WAVE_S, WAVES, Waves
+from domicile.core.stages import NEVER, STAGE, STAGE_S, STAGES, Stages
 
 NODES = (node(A, "leaving"), node(B), node(C))
 
 
-def moves(view: View, waves: Waves, now: float) -> list[Move]:
+def moves(view: View, stages: Stages, now: float) -> list[Move]:
     # All are heard all the time.
-    paced = waves.pace(view, plan(view, NOW, SETTINGS).decisions, now)
+    paced = stages.pace(view, plan(view, NOW, SETTINGS).decisions, now)
     return [decision for decision in paced if isinstance(decision, Move)]
 
 
@@ -28,55 +28,55 @@ def under_way(entries: list[Entry], decisions: list[Move]) -> list[Entry]:
 
 
 def test_so_many_move_at_a_time_and_others_follow_as_those_are_released() -> None:
-    waves, entries = Waves(), [serving(A)] * 300
-    first = moves(seen(entries, *NODES), waves, NOW)
-    assert len(first) == WAVE
-    assert waves.at == NOW + WAVE_S, "somebody has to look again"
+    stages, entries = Stages(), [serving(A)] * 300
+    first = moves(seen(entries, *NODES), stages, NOW)
+    assert len(first) == STAGE
+    assert stages.at == NOW + STAGE_S, "somebody has to look again"
     entries = under_way(entries, first)
-    assert moves(seen(entries, *NODES), waves, NOW + 0.01) == []
+    assert moves(seen(entries, *NODES), stages, NOW + 0.01) == []
     released = {first[0].shard.shard: 1, first[5].shard.shard: 1}
-    again = moves(seen(entries, *NODES, released=released), waves, NOW + 0.02)
+    again = moves(seen(entries, *NODES, released=released), stages, NOW + 0.02)
     assert len(again) == 2
-    assert waves.at == NOW + WAVE_S
+    assert stages.at == NOW + STAGE_S
 
 
 def test_those_that_are_slow_hold_up_nobody() -> None:
-    waves, entries = Waves(), [serving(A)] * 300
-    entries = under_way(entries, moves(seen(entries, *NODES), waves, NOW))
-    moves(seen(entries, *NODES), waves, NOW)
-    later = NOW + WAVE_S
-    assert len(moves(seen(entries, *NODES), waves, later)) == WAVE
-    assert waves.at == later + WAVE_S
+    stages, entries = Stages(), [serving(A)] * 300
+    entries = under_way(entries, moves(seen(entries, *NODES), stages, NOW))
+    moves(seen(entries, *NODES), stages, NOW)
+    later = NOW + STAGE_S
+    assert len(moves(seen(entries, *NODES), stages, later)) == STAGE
+    assert stages.at == later + STAGE_S
 
 
 def test_few_shards_move_at_once_and_nobody_has_to_look_again() -> None:
-    waves, entries = Waves(), [serving(A)] * WAVE
-    assert len(moves(seen(entries, *NODES), waves, NOW)) == WAVE
-    assert waves.at == NEVER
+    stages, entries = Stages(), [serving(A)] * STAGE
+    assert len(moves(seen(entries, *NODES), stages, NOW)) == STAGE
+    assert stages.at == NEVER
 
 
 def test_of_very_many_a_part_moves_at_a_time() -> None:
-    many = 2 * WAVE * WAVES
-    assert len(moves(seen([serving(A)] * many, *NODES), Waves(), NOW)) == many // WAVES
+    many = 2 * STAGE * STAGES
+    assert len(moves(seen([serving(A)] * many, *NODES), Stages(), NOW)) == many // STAGES
 
 
 def test_a_node_that_is_drained_is_paced_too_and_each_by_itself() -> None:
     entries = [serving(A)] * 100 + [serving(B)] * 100
     nodes = (node(A), node(B, "leaving"), node(C))
-    found = moves(seen(entries, *nodes, drains=("node-a",)), Waves(), NOW)
-    assert sum(one.shard.shard < 100 for one in found) == WAVE
-    assert sum(one.shard.shard >= 100 for one in found) == WAVE
+    found = moves(seen(entries, *nodes, drains=("node-a",)), Stages(), NOW)
+    assert sum(one.shard.shard < 100 for one in found) == STAGE
+    assert sum(one.shard.shard >= 100 for one in found) == STAGE
 
 
 def test_who_stays_is_not_paced_and_what_has_no_home_gets_one() -> None:
-    waves = Waves()
+    stages = Stages()
     wished = dict.fromkeys(range(200), "node-c")
-    found = waves.pace(seen([serving(B)] * 200, *NODES, wishes=wished),
+    found = stages.pace(seen([serving(B)] * 200, *NODES, wishes=wished),
                        [move(number, C) for number in range(200)], NOW)  # fmt: skip
     assert len(found) == 200
     gone = (node(B), node(C, "leaving"))
     owns = decide([serving(A)] * 300, *gone).owns
-    assert waves.pace(seen([serving(A)] * 300, *gone), owns, NOW) == owns
+    assert stages.pace(seen([serving(A)] * 300, *gone), owns, NOW) == owns
 
 
 @given(
@@ -87,7 +87,7 @@ def test_all_have_left_in_the_end_and_never_many_swift_ones_at_a_time(
     count: int, steps: list[tuple[float, int]]
 ) -> None:
     """Releases come as they like, and time passes as the machine itself asks for."""
-    waves, entries, now = Waves(), [serving(A)] * count, NOW
+    stages, entries, now = Stages(), [serving(A)] * count, NOW
     since: dict[int, float] = {}
     turn = 0
     while any(entry.owner == A for entry in entries):
@@ -95,15 +95,15 @@ def test_all_have_left_in_the_end_and_never_many_swift_ones_at_a_time(
         turn += 1
         assert turn < 2_000, "it comes to an end"
         had = sum(entry.owner == A for entry in entries)
-        found = moves(seen(entries, *NODES), waves, now)
+        found = moves(seen(entries, *NODES), stages, now)
         since |= {one.shard.shard: now for one in found}
         entries = under_way(entries, found)
         swift = [at for number, at in since.items() if entries[number].owner == A]
-        assert sum(now < at + WAVE_S for at in swift) <= max(WAVE, had // WAVES)
+        assert sum(now < at + STAGE_S for at in swift) <= max(STAGE, had // STAGES)
         for number in [n for n, entry in enumerate(entries) if entry.state == "moving"][:releases]:
             entries[number] = serving(B, epoch=2)
         held = any(entry.owner == A and entry.state == "serving" for entry in entries)
-        assert not held or waves.at <= now + WAVE_S
-        now = min(now + pause_s, waves.at) if releases else waves.at if held else now + pause_s
+        assert not held or stages.at <= now + STAGE_S
+        now = min(now + pause_s, stages.at) if releases else stages.at if held else now + pause_s
         if not held and not releases:
             break

@@ -1,5 +1,5 @@
-"""A node that empties does so in small steps (H9, H10): its shards move in waves, its entities stop
-a few per turn of the event loop, and what runs, waits or comes meanwhile finds its way.
+"""A node that empties does so in small steps (H9, H10): its shards move in stages, its entities
+stop a few per turn of the event loop, and what runs, waits or comes meanwhile finds its way.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 from manager_lab import stored
 
 from domicile import Entity, Settings, handler
-from domicile.core import waves
+from domicile.core import stages
 from domicile.core.ids import ShardKey
 from domicile.entity import stops
 from domicile.testing import Sim, simulated
@@ -57,20 +57,20 @@ def most_moving(sim: Sim) -> int:
 
 
 @simulated(entities=[Counter], nodes=3, seeds=2, settings=Settings(shards=450))
-async def test_a_node_that_leaves_gives_its_shards_away_in_waves(sim: Sim) -> None:
+async def test_a_node_that_leaves_gives_its_shards_away_in_stages(sim: Sim) -> None:
     await sim.wait_until(sim.settled)
     await sim.stop(2)
     await sim.wait_until(sim.settled)
-    # Those that are released and wait for their commit come on top; without waves it would be all.
-    assert 0 < most_moving(sim) <= 2 * waves.WAVE < 450 // 3
+    # Those that are released and wait for their commit come on top; without stages it would be all.
+    assert 0 < most_moving(sim) <= 2 * stages.STAGE < 450 // 3
 
 
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were thousands of entities and hundreds of shards."""
     monkeypatch.setattr(stops, "STOPS", 2)
-    monkeypatch.setattr(waves, "WAVE", 2)
-    monkeypatch.setattr(waves, "WAVES", 100)
+    monkeypatch.setattr(stages, "STAGE", 2)
+    monkeypatch.setattr(stages, "STAGES", 100)
 
 
 @pytest.mark.usefixtures("small_steps")

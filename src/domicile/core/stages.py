@@ -13,20 +13,20 @@ from collections.abc import Iterable
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.planning import Decision, Move, View, departing
 
-WAVE = 64
+STAGE = 64
 """So many shards of one node may be on the move at a time, and more only of those that are slow."""
 
-WAVES = 8
+STAGES = 8
 """A node that has very many gives away this part of them at a time: it leaves within so many times
-`WAVE_S`, if all of them are slow."""
+`STAGE_S`, if all of them are slow."""
 
-WAVE_S = 0.1
+STAGE_S = 0.1
 """Who has not released a shard after this time is slow."""
 
 NEVER = float("inf")
 
 
-class Waves:
+class Stages:
     """What moves away from departing nodes, and since when."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Waves:
                 if entry.state == "moving" and number not in part.released:
                     shard = ShardKey(role, number)
                     since = self._since[shard] = before.get(shard, now)
-                    if now < since + WAVE_S:
+                    if now < since + STAGE_S:
                         swift[entry.owner].append(since)
         paced: list[Decision] = []
         for decision in decisions:
@@ -60,8 +60,8 @@ class Waves:
                 owner = view.roles[role].entries[number].owner
                 if owner in leaving:
                     under_way = swift[owner]
-                    if len(under_way) >= max(WAVE, homes[owner] // WAVES):
-                        self.at = min(self.at, min(under_way) + WAVE_S)
+                    if len(under_way) >= max(STAGE, homes[owner] // STAGES):
+                        self.at = min(self.at, min(under_way) + STAGE_S)
                         continue
                     under_way.append(now)
                     self._since[decision.shard] = now
