@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_lab import NOW, SETTINGS, A, B, C, decide, move, moving, node, seen, serving
+from tiny_store import TinyStore
 
+from domicile.core.coordinator import Arm, Changed, Coordinator, Event, Heard, Listed, Tick
+from domicile.core.ids import Incarnation
 from domicile.core.plan import Move, plan
 from domicile.core.planning import View
-from domicile.core.shardmap import Entry
+from domicile.core.shardmap import Block, Entry, block_key, encode_block
 from domicile.core.stages import NEVER, STAGE, STAGE_S, STAGES, Stages
 
 NODES = (node(A, "leaving"), node(B), node(C))
@@ -107,3 +112,34 @@ def test_all_have_left_in_the_end_and_never_many_swift_ones_at_a_time(
         now = min(now + pause_s, stages.at) if releases else stages.at if held else now + pause_s
         if not held and not releases:
             break
+
+
+def test_a_coordinator_that_only_listens_does_not_look_again_and_again() -> None:
+    """Found by seed 754: a stage was over while nothing may be placed, and the time stood still."""
+    store, new = TinyStore(2 * STAGE), Incarnation("new")
+    for one in (A, B):
+        store.join(one)
+    for block in (0, 1):
+        store.put(block_key("r", block), encode_block(Block("", (serving(A),) * 64)))
+    machine = Coordinator(B, store.lead(B), SETTINGS, Random(1))
+    machine.step(Heard(A), NOW)
+    machine.step(Listed(store.listing()), NOW)
+    settled = NOW + 1.0
+    armed: list[float] = []
+
+    def step(event: Event, now: float) -> None:
+        armed.extend(effect.at for effect in machine.step(event, now) if isinstance(effect, Arm))
+
+    store.join(A, "leaving")
+    step(Changed(store.log[-1]), NOW)
+    store.join(new)
+    step(Changed(store.log[-1]), NOW + 0.01)
+    now = NOW
+    for _ in range(100):
+        if now > settled:
+            break
+        assert armed, "somebody has to look again"
+        assert armed[-1] > now, "but not in this very moment"
+        now = armed[-1]
+        step(Tick(), now)
+    assert now > settled

@@ -324,7 +324,7 @@ class Coordinator:
         return [*probes, *(commit for commit in exiles if commit is not None)]
 
     def _decide(self, now: float) -> list[Effect]:
-        self._batch_at = NEVER
+        self._batch_at = self._stages.at = NEVER
         view = self._planned_view(now)
         self._patience_ends_at = patience_ends(view, now, self._settings)
         if now < self._listen_until and silent(view, now, self._settings.heard_s):
