@@ -290,10 +290,10 @@ class _Round:
         return Own(ShardKey(self._role, shard), node, gone, strikes)
 
     def _empty(self) -> list[Move]:
-        """Leaving and drained nodes give everything away, without a limit."""
-        new = planning.fresh(self._view, self._role, self._willing, self._now, self._settings)
-        waiting = planning.patient(self._view, self._now, self._settings) if new else {}
-        departing = {n: None for n in self._departing if n not in waiting}
+        """Leaving and drained nodes give everything away."""
+        departing = planning.emptying(
+            self._view, self._role, self._departing, self._willing, self._now, self._settings
+        )
         chosen: dict[int, Incarnation] = {}
         rest: list[int] = []
         for shard in self._serving if departing else ():

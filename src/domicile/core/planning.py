@@ -151,6 +151,21 @@ def patient(view: View, now: float, settings: Settings) -> dict[Incarnation, flo
     return {node: end for node, end in ends.items() if now < end}
 
 
+def emptying(
+    view: View,
+    role: str,
+    leaving: Mapping[Incarnation, None],
+    willing: Mapping[Incarnation, NodeRecord],
+    now: float,
+    settings: Settings,
+) -> Mapping[Incarnation, None]:
+    """Those of the departing nodes that wait for no newcomer (SM-14)."""
+    if not leaving or not fresh(view, role, willing, now, settings):
+        return leaving
+    waiting = patient(view, now, settings)
+    return {node: None for node in leaving if node not in waiting}
+
+
 def patience_ends(view: View, now: float, settings: Settings) -> float:
     """When a departing node that may be waiting for a newcomer goes on without it."""
     if not any(

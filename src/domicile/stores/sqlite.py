@@ -235,9 +235,8 @@ class SqliteStore:
 
     async def _written(self, future: Future[Result]) -> Result:
         result = await self._answer(future)
-        if self._watches:
-            _, reader = self._open()
-            reader.nudge()
+        if self._watches and self._desks is not None:
+            self._desks[1].nudge()
         return result
 
     async def _read(self, read: Callable[[int, float], tuple[bool, T]]) -> T:
