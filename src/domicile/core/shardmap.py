@@ -91,9 +91,12 @@ def encode_block(block: Block) -> bytes:
     return _encoder.encode((block.txn, b"".join(packed.values()), names, rows))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def decode_block(value: bytes) -> Block:
-    """A block from its stored form. Blocks are frozen, so one is shared by all who read it."""
+    """A block from its stored form. Blocks are frozen, so one is shared by all who read it.
+
+    They do so one right after the other; whatever is kept for longer is of the past.
+    """
     packed = _decoder.decode(value)
     digits = packed.incarnations.hex()
     names = ["", *(digits[at : at + 32] for at in range(0, len(digits), 32)), *packed.names]
