@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import sys
 import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from domicile.testing import Sim
 from domicile.testing.loop import SimLoop, SimulationError, World
 
 
@@ -304,3 +306,18 @@ def test_run_leaves_the_interpreter_as_it_was(world: World, driver: SimLoop) -> 
 
 
 # Errors.
+
+
+def test_the_end_of_a_whole_cluster_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Lives that are cut short complain of it, and in a report on a failed test that misleads."""
+    sim = Sim(0, entities=[], nodes=2)
+
+    async def main() -> None:
+        async with sim:
+            await sim.wait_until(sim.settled)
+            caplog.clear()
+
+    sim.world.run(main(), sim.loop)
+    sim.close()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+    assert not logging.getLogger("domicile").disabled

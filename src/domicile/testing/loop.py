@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import sys
 import warnings
 from collections import deque
@@ -350,6 +351,8 @@ class World:
         self._agenda.closed = True
         # A coroutine that awaits in a finally block protests when it is closed. Nobody cares now.
         reported, sys.unraisablehook = sys.unraisablehook, _say_nothing
+        log = logging.getLogger("domicile")
+        muted, log.disabled = log.disabled, True
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
@@ -358,7 +361,7 @@ class World:
                 # Where nobody else collects, all that the run left is in the youngest generation.
                 gc.collect(2 if gc.isenabled() else 0)
         finally:
-            sys.unraisablehook = reported
+            sys.unraisablehook, log.disabled = reported, muted
 
     def _drive(self, task: asyncio.Task[Any], watched: Watched[Any], stuck_after_s: float) -> None:
         agenda = self._agenda
