@@ -11,7 +11,7 @@ Used by `domicile.stores.sqlite` alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from domicile.core.txn import Absent, At, Condition, Put, Write
 
@@ -189,7 +189,11 @@ CALLS = {
 }
 """The one statement of each kind of write."""
 
-_EACH = {"n": "each.key", "ops": "each.value"}
+_EACH = {
+    "n": "each.key",
+    "ops": "each.value -> 2",
+    "data": "substr(:data, each.value ->> 0, each.value ->> 1)",
+}
 CALLS["commit"] = (
     f"INSERT INTO commit_call SELECT {', '.join(_EACH.get(name, f':{name}') for name in COLUMNS)} "
     "FROM json_each(:ops) AS each ORDER BY each.key"
@@ -240,7 +244,20 @@ def ranged(query: str, prefix: bytes, *before: object) -> tuple[str, tuple[objec
 
 
 def packed(commits: Iterable[tuple[Sequence[Condition], Sequence[Write]]]) -> tuple[str, bytes]:
-    """The operations of commits as JSON with positions in one blob: JSON can't hold bytes."""
+    """Commits as JSON, and a blob of which each has a piece: JSON can't hold bytes."""
+    places: list[tuple[int, int, list[tuple[object, ...]]]] = []
+    blob = bytearray()
+    for conditions, writes in commits:
+        ops, data = _packed(conditions, writes)
+        places.append((len(blob) + 1, len(data), ops))
+        blob += data
+    return json.dumps(places), bytes(blob)
+
+
+def _packed(
+    conditions: Sequence[Condition], writes: Sequence[Write]
+) -> tuple[list[tuple[object, ...]], bytearray]:
+    """The operations of a commit, with positions of keys and values in its piece of the blob."""
     # A leading byte, because SQLite makes NULL of a piece of an empty blob.
     data = bytearray(b"\0")
 
@@ -248,18 +265,15 @@ def packed(commits: Iterable[tuple[Sequence[Condition], Sequence[Write]]]) -> tu
         data.extend(piece)
         return len(data) - len(piece) + 1, len(piece)
 
-    def operations(
-        conditions: Sequence[Condition], writes: Sequence[Write]
-    ) -> Iterator[tuple[object, ...]]:
-        for condition in conditions:
-            revision = condition.revision if isinstance(condition, At) else None
-            kind = "at" if revision is not None else "present"
-            kind = "absent" if isinstance(condition, Absent) else kind
-            yield (kind, *place(condition.key), None, None, None, revision)
-        for write in writes:
-            if isinstance(write, Put):
-                yield ("put", *place(write.key), *place(write.value), write.lease, None)
-            else:
-                yield ("delete", *place(write.key), None, None, None, None)
-
-    return json.dumps([[*operations(*commit)] for commit in commits]), bytes(data)
+    ops: list[tuple[object, ...]] = []
+    for condition in conditions:
+        revision = condition.revision if isinstance(condition, At) else None
+        kind = "at" if revision is not None else "present"
+        kind = "absent" if isinstance(condition, Absent) else kind
+        ops.append((kind, *place(condition.key), None, None, None, revision))
+    for write in writes:
+        if isinstance(write, Put):
+            ops.append(("put", *place(write.key), *place(write.value), write.lease, None))
+        else:
+            ops.append(("delete", *place(write.key), None, None, None, None))
+    return ops, data
