@@ -15,6 +15,7 @@ from domicile.core import stages
 from domicile.core.ids import ShardKey
 from domicile.entity import stops
 from domicile.testing import Sim, simulated
+from domicile.testing.campaign import run_seed
 
 
 class Counter(Entity, name="counter", carry=True):
@@ -65,16 +66,16 @@ async def test_a_node_that_leaves_gives_its_shards_away_in_stages(sim: Sim) -> N
     assert 0 < most_moving(sim) <= 2 * stages.STAGE < 450 // 3
 
 
-@pytest.fixture
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=[1, 2])
+def small_steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were thousands of entities and hundreds of shards."""
-    monkeypatch.setattr(stops, "STOPS", 2)
-    monkeypatch.setattr(stages, "STAGE", 2)
+    monkeypatch.setattr(stops, "STOPS", request.param)
+    monkeypatch.setattr(stages, "STAGE", request.param)
     monkeypatch.setattr(stages, "STAGES", 100)
 
 
 @pytest.mark.usefixtures("small_steps")
-@simulated(entities=[Counter], nodes=3, seeds=20, settings=Settings(shards=12))
+@simulated(entities=[Counter], nodes=3, seeds=10, settings=Settings(shards=12))
 async def test_in_small_steps_nothing_is_lost_reordered_or_forgotten(sim: Sim) -> None:
     """The checkers judge order and homes; what entities took along says that each ran once."""
     await sim.wait_until(sim.settled)
@@ -119,3 +120,14 @@ async def test_in_small_steps_nothing_is_lost_reordered_or_forgotten(sim: Sim) -
     found = {id: await sim.ref(Counter, id).ask(Counter.add, 0) for id in ids}
     assert found == wanted
     assert sum(found.values()) > 500
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize(
+    ("profile", "seed"),
+    [("mixed", 754), *(("rolling", seed) for seed in range(4)), ("standard", 1)],
+)
+def test_in_small_steps_no_rule_is_broken_under_faults(profile: str, seed: int) -> None:
+    """Seed 754 once made the coordinator look for its next stage again and again."""
+    result = run_seed(seed, profile)
+    assert (result.violations, result.error) == ([], "")
