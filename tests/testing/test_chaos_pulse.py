@@ -15,7 +15,7 @@ from domicile.testing.checkers.deadlines import check_deadlines
 from domicile.testing.checkers.order import check_order
 from domicile.testing.checkers.reading import STARVED, read
 from domicile.testing.history import Event
-from domicile.testing.real_history import RealHistory
+from domicile.testing.real_history import SLACK_S, RealHistory
 
 
 def test_only_what_comes_much_too_late_is_felt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,6 +43,13 @@ def test_only_what_comes_much_too_late_is_felt(monkeypatch: pytest.MonkeyPatch) 
     # The thread asks for the time before its first rest, so its pairs are those above.
     assert heard == [(2, 2.001 + STARVED_S * 2), (4, 4.001 + STARVED_S * 3)]
     assert not [one for one in threading.enumerate() if one.name == "chaos-pulse"]
+
+
+@pytest.mark.parametrize("began", [0.0, 0.02, 0.05, 0.099])
+def test_what_stands_still_for_longer_than_checkers_allow_is_felt(began: float) -> None:
+    """However long after the thread that feels it has asked to be woken up."""
+    assert rounds.too_late(0.0, began + SLACK_S + 0.001)
+    assert not rounds.too_late(0.0, rounds.PULSE_S + began)
 
 
 def lost(*faults: Event) -> list[str]:

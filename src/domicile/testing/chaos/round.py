@@ -27,7 +27,7 @@ from domicile.testing.checkers.liveness import STUCK_S
 from domicile.testing.checkers.reading import GRACE_S, STARVED, read
 from domicile.testing.history import History
 from domicile.testing.processes import HarnessError, Processes
-from domicile.testing.real_history import before
+from domicile.testing.real_history import SLACK_S, before
 from domicile.testing.surroundings import Network
 
 log = logging.getLogger("domicile")
@@ -56,8 +56,10 @@ EAGER_S = 12.0
 """How often an eager round is judged while it goes on."""
 
 PULSE_S = 0.1
-STARVED_S = 0.5
-"""A process that wakes up so much too late did not get its share of the machine."""
+STARVED_S = SLACK_S - PULSE_S
+"""A process that wakes up so much too late did not get its share of the machine. One that stands
+still just after it was to wake up is seen only by so much less: whatever lasts longer than checkers
+allow must be felt."""
 
 UNWRITTEN_S = 1.0
 """How long a busy process may take to write down what it has stamped."""
@@ -292,6 +294,11 @@ class _Round:
         self.found.append(Violation(rule, self.cluster.now(), message))
 
 
+def too_late(asked: float, at: float) -> bool:
+    """Whether who asked to wake up after `PULSE_S` did so too late."""
+    return at > asked + PULSE_S + STARVED_S
+
+
 @contextmanager
 def felt(now: Callable[[], float], late: Callable[[float, float], object]) -> Generator[None]:
     """Feel whether the machine lets processes run, by a thread; `late` hears when it did not.
@@ -303,7 +310,7 @@ def felt(now: Callable[[], float], late: Callable[[float, float], object]) -> Ge
     def feel() -> None:
         asked = now()
         while not over.wait(PULSE_S):
-            if (at := now()) > asked + PULSE_S + STARVED_S:
+            if too_late(asked, at := now()):
                 late(asked, at)
             asked = now()
 
