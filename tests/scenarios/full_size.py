@@ -129,8 +129,15 @@ class Run:
         )
         complete = load.count - nested == self._wanted
         if error is not None:
-            print(f"failed: {type(error).__name__}: {error}")
+            print(f"failed: {type(cause := first_of(error)).__name__}: {cause}")
         return error is None and found.sound and complete and self._moves > 0
+
+
+def first_of(error: BaseException) -> BaseException:
+    """What happened; a group says no more than that there is something in it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def positive(text: str) -> int:
