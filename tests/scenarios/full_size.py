@@ -33,8 +33,8 @@ from domicile import Client, Settings
 from domicile.core.ids import ShardKey
 from domicile.testing import Processes
 
-SETTINGS = Settings(shards=16, ask_timeout_s=120.0)
-"""Patient, so that a busy machine makes no ask fail by its own impatience."""
+SETTINGS = Settings(shards=16, ask_timeout_s=120.0, node_wait_s=60.0)
+"""Patient, so that a busy machine makes no ask fail: neither callers nor nodes give up early."""
 
 NODES = 3
 IN_FLIGHT = 64
