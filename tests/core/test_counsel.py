@@ -12,10 +12,11 @@ from domicile.core.strategies import Situation
 ROLES = ("one", "two")
 
 
-def view(*, balance: bool) -> View:
+def view(*, balance: bool, homes: tuple[Incarnation, ...] = (A, B), drains: str = "") -> View:
     nodes = {inc: node(inc, roles=ROLES) for inc in (A, B)}
-    parts = {role: RoleView((serving(A), serving(B))) for role in ROLES}
-    return View(Incarnation("me"), nodes, dict.fromkeys(nodes, NOW), (), parts, balance, "custom")
+    parts = {role: RoleView(tuple(serving(home) for home in homes)) for role in ROLES}
+    heard, gone = dict.fromkeys(nodes, NOW), (drains,) if drains else ()
+    return View(Incarnation("me"), nodes, heard, gone, parts, balance, "custom")
 
 
 def round_of_balancing(counsel: Counsel) -> list[Situation]:
@@ -57,3 +58,20 @@ def test_answers_of_a_round_that_still_waits_are_used_by_its_roles() -> None:
     questions, seen = counsel.hear(view(balance=True), NOW)
     assert not questions
     assert seen.roles["two"].advice == {1: "node-a"}
+
+
+def test_while_a_drained_node_is_home_to_something_each_change_is_asked_about_once() -> None:
+    """In between rounds, too: it empties in stages, and each of them changes the situation."""
+    counsel = Counsel(SETTINGS)
+    round_of_balancing(counsel)
+    for homes in ((A, A, B), (A, B, B)):
+        drained = view(balance=False, homes=homes, drains="node-a")
+        questions, _ = counsel.hear(drained, NOW)
+        assert [one.role for one in questions] == ["one", "two"]
+        for question in questions:
+            counsel.advised(question, {0: "node-b"})
+        questions, seen = counsel.hear(drained, NOW)
+        assert questions == []
+        assert seen.roles["one"].advice == {0: "node-b"}
+    questions, _ = counsel.hear(view(balance=False, homes=(B, B, B), drains="node-a"), NOW)
+    assert questions == [], "the next round is soon enough"

@@ -10,7 +10,7 @@ from plan_lab import NOW, SETTINGS, A, B, C, decide, move, moving, node, seen, s
 from tiny_store import TinyStore
 
 from domicile.core.coordinator import Arm, Changed, Coordinator, Event, Heard, Listed, Tick
-from domicile.core.ids import Incarnation
+from domicile.core.ids import NOBODY, Incarnation
 from domicile.core.plan import Move, plan
 from domicile.core.planning import View
 from domicile.core.shardmap import Block, Entry, block_key, encode_block
@@ -71,6 +71,14 @@ def test_a_node_that_is_drained_is_paced_too_and_each_by_itself() -> None:
     found = moves(seen(entries, *nodes, drains=("node-a",)), Stages(), NOW)
     assert sum(one.shard.shard < 100 for one in found) == STAGE
     assert sum(one.shard.shard >= 100 for one in found) == STAGE
+
+
+def test_what_gets_no_home_is_not_paced() -> None:
+    """Nobody waits for it, and whoever paces may be among those that leave."""
+    stages, leaving = Stages(), (node(A, "leaving"), node(B, "leaving"))
+    found = moves(seen([serving(A)] * 300, *leaving), stages, NOW)
+    assert [one.to for one in found] == [NOBODY] * 300
+    assert stages.at == NEVER
 
 
 def test_who_stays_is_not_paced_and_what_has_no_home_gets_one() -> None:

@@ -279,6 +279,29 @@ def test_forgetting_a_peer_loses_both_ways_at_once_and_is_told_later() -> None:
     simulate(test)
 
 
+def test_who_is_registered_is_not_gone_whatever_is_remembered() -> None:
+    """Another one with its hash may be gone: without this, mail for it went round and round."""
+
+    async def test(lab: Lab) -> None:
+        p, q = await lab.pair()
+        p.layer._forgotten.add(q.inc)
+        p.layer._registered = {q.inc: None}.__contains__
+        p.send(q, 1)
+        q.send(p, 2)
+        await asyncio.sleep(0.1)
+        assert (q.all_requests(), p.all_requests()) == ([1], [2])
+        assert p.lost == q.lost == []
+        p.layer._registered = {}.__contains__
+        p.do(lambda: p.layer.forget(q.inc))
+        await asyncio.sleep(0.1)
+        assert [peer for peer, _ in p.lost] == [q.inc], "and its end is seen"
+        p.send(q, 3)
+        await asyncio.sleep(10)
+        assert q.all_requests() == [1]
+
+    simulate(test)
+
+
 def test_another_incarnation_at_the_address_is_the_wrong_door() -> None:
     async def test(lab: Lab) -> None:
         p, q = await lab.pair()

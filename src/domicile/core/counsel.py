@@ -59,7 +59,8 @@ class Counsel:
                     del self._fresh[role]
                     self._served[role] = None
                 continue
-            if role not in self._asked and (due or "" in present.homes):
+            emptying = any(home in view.drains for home in present.homes)
+            if role not in self._asked and (due or emptying or "" in present.homes):
                 self._asked[role] = present
                 questions.append(present)
             roles[role] = replace(part, undecided=True)

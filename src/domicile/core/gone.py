@@ -4,9 +4,9 @@ Kept by the link layer for as long as its own incarnation lives. A process that 
 sees many come and go, so nothing may be kept of one but a number: two sorted arrays of hashes, of
 which the older one is dropped when the newer one is full.
 
-One that never was here is taken for gone only if 64 bits of its hash are those of another: with as
-many remembered as may be, once in 280 trillion newcomers. It is refused then, and a new life of it
-has a new name.
+One that never was here is found only if 64 bits of its hash are those of another: with as many
+remembered as may be, once in 280 trillion newcomers. The link layer believes the record of whoever
+is registered before it believes this memory, so that such a one is refused only until it is known.
 """
 
 from __future__ import annotations

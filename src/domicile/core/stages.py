@@ -3,14 +3,17 @@
 Asked by the coordinator about what the planner wants, before anything of it is committed. Once the
 store says that a shard moves its senders hold their messages, until it has its next home: if all
 shards of a node were to move at once, each of them would be away for as long as all of them take.
-A shard that takes long to empty does not count for long, so that slow ones hold up nobody.
+A shard that takes long to empty does not count for long, so that slow ones hold up nobody. Shards
+that get no home, since everybody leaves, go all at once: nobody waits for them, and whoever could
+tell them later may be gone by then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from domicile.core.ids import Incarnation, ShardKey
+from domicile.config import Settings
+from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.planning import Decision, Move, View, departing
 
 STAGE = 64
@@ -24,6 +27,15 @@ STAGE_S = 0.1
 """Who has not released a shard after this time is slow."""
 
 NEVER = float("inf")
+
+
+def late_s(settings: Settings) -> float:
+    """How much later than its node began to leave a shard may have ended (H10, H14).
+
+    Its stage comes late, perhaps after a wait for a newcomer (SM-14), and has its whole deadline
+    from there on; as much time as all stages take is for what it does at its end.
+    """
+    return settings.heard_s + 2 * STAGES * STAGE_S
 
 
 class Stages:
@@ -54,16 +66,18 @@ class Stages:
                     if now < since + STAGE_S:
                         swift[entry.owner].append(since)
         paced: list[Decision] = []
+        full: dict[Incarnation, None] = {}
         for decision in decisions:
-            if isinstance(decision, Move):
+            if isinstance(decision, Move) and decision.to != NOBODY:
                 role, number = decision.shard
                 owner = view.roles[role].entries[number].owner
                 if owner in leaving:
                     under_way = swift[owner]
                     if len(under_way) >= max(STAGE, homes[owner] // STAGES):
-                        self.at = min(self.at, min(under_way) + STAGE_S)
+                        full[owner] = None
                         continue
                     under_way.append(now)
                     self._since[decision.shard] = now
             paced.append(decision)
+        self.at = min((min(swift[owner]) + STAGE_S for owner in full), default=NEVER)
         return tuple(paced)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from domicile.config import Settings
 from domicile.core.admission import UNIT_BYTES, Admission, Bounds
+from domicile.core.handoff import Phase
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.lease import Lease
 from domicile.core.letter import Home
@@ -493,6 +494,11 @@ class Runtime:
         """H14: nothing left to release, nothing sent that is still open."""
         released = not any(host.unsettled for host in self.hosts.values())
         return released and not self.sending.waiting() and not self._here
+
+    @property
+    def draining(self) -> bool:
+        """Whether some shard is being emptied, which ends by its deadline (H10)."""
+        return any(host.owner.phase is Phase.DRAINING for host in self.hosts.values())
 
     def repeat_released(self) -> None:
         """H10: on each leader change, and every second while the store lags behind."""

@@ -67,6 +67,7 @@ class ShardHost(Turns):
     def flush(self, source: Source, flush: Flush) -> None:
         """A sender wants its unstarted mail back."""
         self._carry_out(self.owner.flush(FlushAsked(source, flush.id)))
+        self.settle()
 
     def call_off(self, wanted: CalledOff) -> None:
         """Callers wait no more: what has not started is not started."""

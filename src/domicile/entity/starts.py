@@ -9,7 +9,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from domicile.core.ids import EntityKey, ShardKey
 from domicile.core.owner import Owner
@@ -54,12 +54,18 @@ class Starts(ABC):
     def tags(self, epoch: int | None = None) -> dict[str, object]:
         """What every log record about this shard carries."""
 
+    @abstractmethod
+    def note(self, kind: str, what: Turn, **more: Any) -> None:
+        """A history event about one message."""
+
     async def _started_cell(self, turn: Turn) -> Cell:
         key = turn.entity
         now = self.runtime.clock.now()
         if now >= turn.expires_at:
             raise NotStarted(Unavailable(f"its time ran out before {name_of(key)} could start it"))
         cell = self.cells.get(key)
+        if cell is None or not cell.started:
+            self.note("waking", turn)
         if cell is None:
             kind = self.runtime.catalogue.get(key.type)
             if kind is None:

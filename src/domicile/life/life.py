@@ -51,6 +51,7 @@ from domicile.core.messages import (
 from domicile.core.owner import Source
 from domicile.core.records import ClientRecord, NodeRecord
 from domicile.core.shardmap import Entry
+from domicile.core.stages import late_s
 from domicile.core.txn import Changes, Listing
 from domicile.entity.cell import Turn
 from domicile.entity.inspect import handler_of
@@ -248,6 +249,9 @@ class Life:
             self.elected.stand_aside()
             await self.member.set_status("leaving")
         await self._until(self.runtime.settled, settings.drain_deadline_s)
+        if self.runtime.draining:
+            # Each has a deadline of its own, and some began later than this node to leave (H10).
+            await self._until(self.runtime.settled, late_s(settings))
         links = self._links
         if links is not None and self.member.guard():
             for link in self._incoming:
@@ -291,8 +295,7 @@ class Life:
         return Deaths(
             store=self._backends.store, health=health, clock=self._backends.clock,
             meter=self._backends.meter, settings=self._plan.settings, members=self._members,
-            me=self.me,
-            lease=self.member.lease_id, guard=self.member.guard,
+            me=self.me, lease=self.member.lease_id, guard=self.member.guard,
         )  # fmt: skip
 
     @property
@@ -336,8 +339,7 @@ class Life:
 
     async def _until(self, condition: Callable[[], bool], limit_s: float) -> None:
         """Wait for a condition, for a while, unless this incarnation ends first."""
-        deadline = self._backends.clock.now() + limit_s
-        clock = self._backends.clock
+        clock, deadline = self._backends.clock, self._backends.clock.now() + limit_s
         # Several conditions without a common event, looked at rarely and only while leaving.
         while not condition() and clock.now() < deadline and not self._over.is_set():  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)

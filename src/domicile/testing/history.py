@@ -40,6 +40,7 @@ closed         inc, role, shard, epoch — dropped without a release
 accept         inc, role, shard, epoch, sender, n, type, id, depth (mailbox length after it)
 return         inc, role, shard, epoch, sender, n
 dropped        inc, role, shard, sender, n, why — mail of a lost link, never to run
+waking         inc, role, shard, epoch, sender, n, type, id — first of all its entity starts
 start          inc, role, shard, epoch, sender, n, type, id, method, shared (bool)
 resume         inc, role, shard, epoch, sender, n, type, id — a suspended handler goes on
 stopped        inc, role, shard, epoch, sender, n, type, id — `on_stop` ended, not cut short

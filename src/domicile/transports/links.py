@@ -101,7 +101,7 @@ class LinkLayer(Layer):
             return
         side = self._out.get(peer.incarnation)
         if side is None:
-            if peer.incarnation in self._forgotten:
+            if self._is_gone(peer.incarnation):
                 self._report_soon(peer.incarnation, () if control else (message,))
                 return
             side = self._out[peer.incarnation] = self._dialled(peer)
@@ -143,7 +143,7 @@ class LinkLayer(Layer):
 
         The events follow in a later turn, never inside this call.
         """
-        if self.aborted or peer in self._forgotten:
+        if self.aborted:
             return
         self._forgotten.add(peer)
         self._sessions.pop(peer, None)
@@ -154,6 +154,10 @@ class LinkLayer(Layer):
             side.end()
             self._report_soon(peer, unsent)
         self._shut(peer)
+
+    def _is_gone(self, peer: Incarnation) -> bool:
+        """Remembered as gone; whose record is there only shares its hash with one that is."""
+        return peer in self._forgotten and not self._registered(peer)
 
     def _shut(self, peer: Incarnation) -> None:
         """Keep nothing of a peer's links to here; the event follows in a later turn."""
@@ -320,7 +324,7 @@ class LinkLayer(Layer):
         here, there = self.protocols, protocols_of(hello)
         if not common_protocol(here, there):
             return no_common_protocol(here, there)
-        if hello.sender in self._forgotten:
+        if self._is_gone(hello.sender):
             return f"the record of incarnation {hello.sender} is gone (I1b)"
         return ""
 

@@ -30,7 +30,7 @@ def check_drained(history: History) -> list[Violation]:
             finishing[fields["inc"], fields["role"], fields["shard"], fields["n"]] = fields[
                 "finishing"
             ]
-        elif kind in ("accept", "return", "dropped", "start"):
+        elif kind in ("accept", "return", "dropped", "waking", "start"):
             home, key = _names(fields)
             cut = due_back[home].pop(key, None) if home in due_back else None
             entity = (fields["type"], fields["id"])
@@ -40,7 +40,7 @@ def check_drained(history: History) -> list[Violation]:
             box = boxes[home].get(entity) if home in boxes else None
             if box is not None:
                 box.pop(key, None)
-            if kind == "start" and cut is not None:
+            if kind in ("waking", "start") and cut is not None:
                 message = (
                     f"{reading.name(home[0])} started {Message(*key)} "
                     "though its shard moves and nothing that must finish was behind it"

@@ -1,0 +1,175 @@
+"""Nodes that leave or are drained in several stages, where handlers, strategies or coordinators
+make it hard: all entities are stopped, nothing counts as a death, nobody waits for a round (H14).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from domicile import Entity, MaybeExecuted, Settings, handler
+from domicile.core.handoff import Phase
+from domicile.core.ids import ShardKey
+from domicile.core.messages import Flush, Request
+from domicile.core.shardmap import Entry
+from domicile.core.stages import STAGE
+from domicile.core.strategies import Situation
+from domicile.entity.shard import ShardHost
+from domicile.testing import Sim, simulated
+
+ROLE = "default"
+SHARDS = 5 * STAGE
+"""Several stages for each of two nodes."""
+
+
+class Clerk(Entity, name="clerk"):
+    """Works for as long as it is told, and puts its things away in the end."""
+
+    @handler
+    async def work(self, seconds: float) -> None:
+        """Slowly."""
+        await asyncio.sleep(seconds)
+
+    async def on_stop(self) -> None:
+        """Takes a while, too."""
+        await asyncio.sleep(0.3)
+
+
+class Reader(Entity, name="reader"):
+    """Has to find its place first."""
+
+    async def on_start(self) -> None:
+        """Takes a while."""
+        await asyncio.sleep(0.3)
+
+    @handler
+    async def read(self) -> None:
+        """At once."""
+
+
+def entries(sim: Sim) -> list[Entry]:
+    return [sim.entry(ShardKey(ROLE, number)) for number in range(sim.settings.shards)]
+
+
+def one_each(sim: Sim, node: int) -> list[str]:
+    """A clerk in each shard of a node."""
+    had = sum(entry.owner == sim.nodes[node].incarnation for entry in entries(sim))
+    found: dict[ShardKey, str] = {}
+    number = 0
+    while len(found) < had:
+        id = f"c{number}"
+        number += 1
+        if sim.owner(Clerk, id) == node:
+            found.setdefault(sim.shard(Clerk, id), id)
+    return list(found.values())
+
+
+@simulated(entities=[Clerk], nodes=2, seeds=1, settings=Settings(shards=SHARDS))
+async def test_whoever_outlasts_the_deadline_is_cancelled_and_stopped_in_the_last_stage_too(
+    sim: Sim,
+) -> None:
+    """H10: once the last stages had their deadlines behind the end of their node, so that shards
+    were lost with it. That is a death in the eyes of the coordinator, three of which make a
+    quarantine."""
+    await sim.wait_until(sim.settled)
+    ids = one_each(sim, 1)
+    assert len(ids) > 2 * STAGE
+    asks = [
+        asyncio.ensure_future(sim.ref(Clerk, id).options(timeout_s=60).ask(Clerk.work, 30.0))
+        for id in ids
+    ]
+    await sim.advance(0.5)
+    await sim.stop(1)
+    found = await asyncio.gather(*asks, return_exceptions=True)
+    assert all(isinstance(one, MaybeExecuted) and "drain deadline" in str(one) for one in found)
+    assert len(list(sim.history.of("stopped"))) == len(ids)
+    await sim.wait_until(sim.settled)
+    assert not any(entry.strikes for entry in entries(sim))
+
+
+@simulated(entities=[Clerk], nodes=2, seeds=2, settings=Settings(shards=SHARDS), candidates=[0])
+async def test_if_all_leave_nobody_waits_for_a_coordinator_that_left_first(sim: Sim) -> None:
+    """Whoever has no next home need not be paced; who could tell it later is gone by then."""
+    await sim.wait_until(sim.settled)
+    ids = one_each(sim, 1)
+    for id in ids:
+        await sim.ref(Clerk, id).ask(Clerk.work, 0.0)
+    began = sim.loop.time()
+    await asyncio.gather(sim.stop(0), sim.stop(1))
+    assert len(list(sim.history.of("stopped"))) == len(ids)
+    ended = [event.at for event in sim.history.of("ended")]
+    assert ended[-1] - began < sim.settings.drain_deadline_s
+
+
+def in_turn(situation: Situation) -> dict[int, str]:
+    """A user's own idea of where shards belong."""
+    seats = [seat.node for seat in situation.seats]
+    return {number: seats[number % len(seats)] for number in range(len(situation.homes))}
+
+
+@simulated(
+    entities=[Clerk], nodes=2, seeds=2, strategy=in_turn,
+    settings=Settings(shards=SHARDS, balance_interval_s=60.0),
+)  # fmt: skip
+async def test_a_strategy_of_ones_own_is_asked_for_every_stage_of_a_drain(sim: Sim) -> None:
+    """Not only once per round of balancing, which may be a minute away."""
+    await sim.wait_until(sim.settled)
+    drained = sim.nodes[1].incarnation
+    assert sum(entry.owner == drained for entry in entries(sim)) > 2 * STAGE
+    began = sim.loop.time()
+    await sim.drain(1)
+    await sim.wait_until(lambda: all(entry.owner != drained for entry in entries(sim)))
+    assert sim.loop.time() - began < 5.0
+
+
+@simulated(entities=[Reader], nodes=3, seeds=5, settings=Settings(shards=12))
+async def test_who_is_starting_when_its_shard_moves_has_left_its_mailbox(sim: Sim) -> None:
+    """The checkers agree: it was not to go back (H9)."""
+    await sim.wait_until(sim.settled)
+    id = next(f"r{number}" for number in range(100) if sim.owner(Reader, f"r{number}") == 1)
+    asked = asyncio.ensure_future(sim.ref(Reader, id).ask(Reader.read))
+    await sim.advance(0.1)
+    await sim.drain(1)
+    await asked
+    await sim.wait_until(sim.settled)
+    kinds = [event.kind for event in sim.history.events if event.fields.get("id") == id]
+    assert kinds.index("waking") < kinds.index("start")
+
+
+@simulated(entities=[Clerk], nodes=3, seeds=1, settings=Settings(shards=12))
+async def test_a_flush_that_takes_back_the_last_mail_ends_the_drain(
+    sim: Sim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finishing message waits in a busy turn, so the cut keeps it; then its sender wants it back
+    and is never heard of again."""
+    await sim.wait_until(sim.settled)
+    id = one_each(sim, 1)[0]
+    await sim.ref(Clerk, id).ask(Clerk.work, 0.0)
+    shard, life, client = sim.shard(Clerk, id), sim.node(1).life, sim.client_life
+    assert life is not None
+    assert client is not None
+    host, see = life.runtime.hosts[shard], ShardHost.see
+    source = next(one for one in life._incoming.values() if one.sender == client.me)
+    taken_back = asyncio.Event()
+
+    def cut_in_a_busy_turn(self: ShardHost, entry: Entry) -> None:
+        cut = self is host and entry.state == "moving" and self.owner.phase is Phase.OPEN
+        if cut:
+            mail = Request(
+                *shard, 1_000_000, self.owner.epoch, self.owner.entry.change, "clerk", id, "work",
+                b"\x91\x00", True, True, 5.0,
+            )  # fmt: skip
+            self._request(source, mail, life.runtime.clock.now())
+        see(self, entry)
+        if cut:
+            assert self.owner.boxes, "it was kept"
+            self.flush(source, Flush(*shard, 7))
+            taken_back.set()
+
+    monkeypatch.setattr(ShardHost, "see", cut_in_a_busy_turn)
+    began = sim.loop.time()
+    await sim.drain(1)
+    await sim.wait_until(lambda: sim.entry(shard).owner != life.me)
+    assert taken_back.is_set()
+    assert sim.loop.time() - began < 1.0
