@@ -34,7 +34,7 @@ endif
 .PHONY: help setup check format test golden sim sim-long chaos full-size search mutant mutants chaos-mutants demo bench planner idle overload recovery rolling crowd soak docs lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv with the locked tools and this package
 

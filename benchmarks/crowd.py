@@ -2,6 +2,7 @@
 
     python -m benchmarks.crowd                            50 nodes, 200 clients, about a minute
     python -m benchmarks.crowd --rate 3                   3 clients a second come
+    python -m benchmarks.crowd --at-once                  all clients come at the same moment
     python -m benchmarks.crowd --nodes 12 --clients 40
     python -m benchmarks.crowd --quick                    a smoke test; its figures mean nothing
     python -m benchmarks.crowd --write-docs               also into docs/explanation/performance.md
@@ -10,10 +11,12 @@ All nodes start at the same moment on one embedded store and are left alone for 
 clients come, ask and go, in random order; then all nodes are asked to leave at the same moment.
 What each process asks of the store is counted where it calls it, as in `benchmarks.idle`. Exits
 with 1 if an ask or a process failed, if shards are not spread evenly at the end, if something is
-left in the store, or if there was a herd: a node that asks for more than a few things a second
-while nothing happens, or for more than a bounded number of things to get in and out. Importing
-Python's modules for 50 processes takes two processors a while; times count from the first start.
-A client connects to the homes of what it asks, and all nodes learn that it came and went.
+left in the store, or if there was a herd (`benchmarks.crowd_verdict`): a node, the coordinator or
+all together ask for more than they may to get in and out, while nothing happens or while clients
+come. Importing Python's modules for 50 processes takes two processors a while; times count from the
+first start. A client connects to the homes of what it asks, and all nodes learn that it came and
+went. All clients at once are for a run by hand: on few processors that is slow, and leases may be
+lost; the report says how long asks took and how many visits failed.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -36,13 +39,14 @@ from random import Random
 from typing import Any, Self
 
 from benchmarks import command
+from benchmarks.crowd_verdict import SHARDS, page, told_first, verdict
 from benchmarks.home import Echo
 from benchmarks.idle import Counting
 from benchmarks.openloop import quantile
 from benchmarks.part import Options
 from benchmarks.part import Part as PartOf
 from benchmarks.processes import ROOT, Part
-from benchmarks.report import fill, grid
+from benchmarks.report import fill
 from domicile import Client, DomicileError, Node, Settings
 from domicile.entity.ref import Outbound
 from domicile.life import Backends, Lives, Plan
@@ -54,20 +58,12 @@ from domicile.wiring import backends, token_of
 
 PAGE = ROOT / "docs" / "explanation" / "performance.md"
 CLUSTER = "domicile"
-SHARDS = 256
 SAMPLE_S = 0.25
 PEAK_S = 1.0
-IDLE_PER_S = 2.0
-"""What a node that does not coordinate may ask of the store while nothing happens (I8)."""
-
-MOST_IN, MOST_OUT = 60, 60
-"""What such a node may ask to get in, and to get out, whatever the others do."""
-
 RATE = 5.0
 """How many clients come in a second."""
 
 WAIT_S = 300.0
-TOLD = 5
 
 
 def settings() -> Settings:
@@ -179,8 +175,8 @@ class Visitors:
                 group.create_task(self._visits(wanted))
         return {
             "errors": dict(self._errors), "asks": len(self._took_s),
-            "p50_s": quantile(sorted(self._took_s), 0.5),
-            "p99_s": quantile(sorted(self._took_s), 0.99),
+            "p50_s": quantile(sorted(self._took_s) or [0.0], 0.5),
+            "p99_s": quantile(sorted(self._took_s) or [0.0], 0.99),
             "seconds": time.monotonic() - began, "kinds": dict(self._counts),
         }  # fmt: skip
 
@@ -246,7 +242,13 @@ class Wanted:
     asks: int = 20
     stay_s: float = 5.0
     per_s: float = RATE
+    """0: all at once."""
     idle_s: float = 10.0
+
+    @property
+    def spread_s(self) -> float:
+        """Within which time all of them come."""
+        return self.clients / self.per_s if self.per_s else 0.0
 
     def shares(self) -> list[int]:
         """How many clients are in each of their processes: all of them, and none has none."""
@@ -365,7 +367,7 @@ async def measure(wanted: Wanted) -> dict[str, Any]:
                 asyncio.to_thread(
                     one.run, system="crowd", clients=share,
                     visits=wanted.visits, asks=wanted.asks,
-                    spread_s=wanted.clients / wanted.per_s,
+                    spread_s=wanted.spread_s,
                     pause_s=wanted.stay_s / wanted.asks,
                 )
                 for one, share in zip(visitors, shares, strict=True)
@@ -376,11 +378,19 @@ async def measure(wanted: Wanted) -> dict[str, Any]:
         loads = dict(watched.loads())
         in_order = watched.balanced(wanted.nodes)
         asked = [await asyncio.to_thread(one.run, system="crowd") for one in nodes]
-        for one in [*visitors, *nodes]:
-            one.ask_to_leave()
-        leaving = time.monotonic()
-        codes = [await asyncio.to_thread(one.left, leaving + WAIT_S) for one in [*visitors, *nodes]]
-        left = time.monotonic()
+        heirs = list(leaders)
+        noting = asyncio.create_task(watched.note_leaders(heirs))
+        everyone = [*visitors, *nodes]
+        try:
+            for one in everyone:
+                one.ask_to_leave()
+            leaving = time.monotonic()
+            codes = [await asyncio.to_thread(one.left, leaving + WAIT_S) for one in everyone]
+            left = time.monotonic()
+        finally:
+            noting.cancel()
+            with suppress(asyncio.CancelledError):
+                await noting
         await watched.until(lambda: not watched.view.members.nodes)
         remaining = len(watched.view.members.nodes) + len(watched.view.members.clients)
         totals = [int((place / f"node-{n}.total").read_text("ascii")) for n in range(wanted.nodes)]
@@ -399,9 +409,12 @@ async def measure(wanted: Wanted) -> dict[str, Any]:
         for name, span in spans.items()
     }
     rates["out"] = [
-        {"requests": total - one["samples"][-1][1], "peak_per_s": 0.0, "leads": was["leads"]}
-        for total, one, was in zip(totals, asked, rates["in"], strict=True)
-    ]
+        {
+            "requests": total - one["samples"][-1][1], "peak_per_s": 0.0,
+            "leads": float(f"node-{number}" in heirs),
+        }
+        for number, (total, one) in enumerate(zip(totals, asked, strict=True))
+    ]  # fmt: skip
     return {
         "nodes": wanted.nodes, "clients": wanted.clients, "visits": wanted.visits,
         "per_s": wanted.per_s,
@@ -409,126 +422,8 @@ async def measure(wanted: Wanted) -> dict[str, Any]:
         "idle_s": idle_until - idle_since, "visits_s": gone - idle_until, "left_s": left - leaving,
         "balanced": in_order, "loads": sorted(loads.values()), "remaining": remaining,
         "codes": codes, "complaints": complaints, "rates": rates, "visitors": told,
-        "kinds": [one["kinds"] for one in asked], "leaders": leaders,
+        "kinds": [one["kinds"] for one in asked], "leaders": heirs,
     }  # fmt: skip
-
-
-# telling
-
-
-def is_error(line: str) -> bool:
-    """Whether a logged line is more than a warning, or says that a lease was lost."""
-    return "ERROR" in line or "CRITICAL" in line or "Traceback" in line or "fenced" in line
-
-
-def told_first(lines: Iterable[str]) -> list[tuple[str, int]]:
-    """Some of the lines and how often they came: errors before what came most often."""
-    counted = Counter(lines).most_common()
-    return sorted(counted, key=lambda one: not is_error(one[0]))[:TOLD]
-
-
-def verdict(found: dict[str, Any]) -> tuple[bool, list[str]]:
-    """What went wrong."""
-    wrong: list[str] = []
-    errors = Counter[str]()
-    for one in found["visitors"]:
-        errors.update(one["errors"])
-    if errors:
-        wrong.append(f"{errors.total()} visits failed: {errors.most_common(1)[0][0]}")
-    if not found["balanced"]:
-        wrong.append(f"shards are not spread evenly: {found['loads']}")
-    if found["remaining"]:
-        wrong.append(f"{found['remaining']} records are left in the store")
-    if any(code != 0 for code in found["codes"]):
-        wrong.append(f"exit codes {found['codes']} (None: it did not leave in time)")
-    errors_logged = [line for line, _ in found["complaints"] if is_error(line)]
-    if errors_logged:
-        wrong.append(f"logged: {errors_logged[0]}")
-    for name, most in (("in", MOST_IN), ("out", MOST_OUT)):
-        worst = max(one["requests"] for one in followers(found, name))
-        if worst > most:
-            wrong.append(f"a herd: a node asked {worst:.0f} things to get {name} (at most {most})")
-    worst = max(one["requests"] for one in followers(found, "idle")) / found["idle_s"]
-    if worst > IDLE_PER_S:
-        wrong.append(f"a herd: an idle node asks {worst:.2f} things a second")
-    return not wrong, wrong
-
-
-def worked_s(found: dict[str, Any], name: str) -> float:
-    """How long a node worked in a phase, on average."""
-    each = [one["worked_s"] for one in found["rates"][name]]
-    return float(sum(each) / len(each))
-
-
-def visit_cost_s(found: dict[str, Any]) -> float:
-    """How much longer a node works because one client came, asked and went."""
-    idle_s = worked_s(found, "idle") * found["visits_s"] / found["idle_s"]
-    more_s = worked_s(found, "clients") - idle_s
-    return more_s / (found["clients"] * found["visits"])
-
-
-def followers(found: dict[str, Any], name: str) -> list[dict[str, float]]:
-    """Those that do not coordinate; those that do, if there are no others."""
-    rates: list[dict[str, float]] = found["rates"][name]
-    return [one for one in rates if not one["leads"]] or rates
-
-
-def table(found: dict[str, Any]) -> str:
-    """A row per phase."""
-    took = {
-        "in": found["balanced_s"], "idle": found["idle_s"], "clients": found["visits_s"],
-        "out": found["left_s"],
-    }  # fmt: skip
-    titles = {
-        "in": f"{found['nodes']} nodes start", "idle": "nothing happens",
-        "clients": f"{found['clients'] * found['visits']} clients come, ask and go",
-        "out": "all nodes leave",
-    }  # fmt: skip
-    rows: list[list[str]] = []
-    for name, title in titles.items():
-        rates = found["rates"][name]
-        each = [one["requests"] for one in followers(found, name)]
-        leads = [one["requests"] for one in rates if one["leads"]]
-        total = sum(one["requests"] for one in rates)
-        highest = max(one["peak_per_s"] for one in rates)
-        rows.append([
-            title, f"{took[name]:.1f}", f"{total:,.0f}", f"{total / took[name]:,.0f}",
-            f"{sum(each) / len(each):.1f} ({max(each):.0f})",
-            f"{sum(leads):.0f}" if leads else "", f"{highest:.0f}" if highest else "",
-        ])  # fmt: skip
-    head = ["phase", "s", "requests of nodes", "per s, all nodes", "per follower (most)",
-            "the coordinator", "most per s, one node"]  # fmt: skip
-    return grid(head, rows)
-
-
-def page(report: dict[str, Any]) -> str:
-    """The table and what to make of it."""
-    found = report["found"]
-    met, wrong = verdict(found)
-    asks = sum(one["asks"] for one in found["visitors"])
-    kinds: Counter[str] = Counter()
-    for one in found["visitors"]:
-        kinds.update(one["kinds"])
-    visits = found["clients"] * found["visits"]
-    lines = [
-        table(found),
-        f"All registered after {found['ready_s']:.1f} s, every shard served after "
-        f"{found['served_s']:.1f} s, spread evenly after {found['balanced_s']:.1f} s (from the "
-        f"first start, imports included); all gone {found['left_s']:.1f} s after they were asked "
-        f"to leave. {asks:,} asks in {visits} visits, p50 "
-        f"{1e3 * max(one['p50_s'] for one in found['visitors']):.0f} ms, p99 "
-        f"{1e3 * max(one['p99_s'] for one in found['visitors']):.0f} ms; the clients asked "
-        f"{kinds.total() / visits:.1f} things of the store per visit. {found['per_s']:g} clients "
-        f"came per second; each of them cost each node {1e3 * visit_cost_s(found):.1f} ms of a "
-        f"processor, the answers included; an idle node works "
-        f"{1e3 * worked_s(found, 'idle') / found['idle_s']:.1f} ms per second.",
-        f"{'met' if met else 'MISSED: ' + '; '.join(wrong)}. {report['system']}, "
-        f"{report['cpus']} CPUs, Python {report['python']}, {SHARDS} shards, one SQLite store.",
-    ]
-    lines += [f"Logged {count}×: {line}" for line, count in found["complaints"]]
-    if report["quick"]:
-        lines.append("This was a smoke test: none of its figures means anything.")
-    return "\n\n".join(lines) + "\n"
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -539,6 +434,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--nodes", type=command.count, default=Wanted().nodes)
     parser.add_argument("--clients", type=command.count, default=Wanted().clients)
     parser.add_argument("--rate", type=command.positive, default=RATE, metavar="PER_S")
+    parser.add_argument("--at-once", action="store_true", help="all clients come at once")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--from", type=command.report, dest="earlier", metavar="FILE")
@@ -552,6 +448,8 @@ def main(given: Sequence[str] | None = None) -> int:
         wanted = Wanted(nodes=options.nodes, clients=options.clients, per_s=options.rate)
         if options.quick:
             wanted = QUICK
+        if options.at_once:
+            wanted = replace(wanted, per_s=0.0)
         report = {
             "system": f"{platform.system()} {platform.machine()}", "cpus": os.cpu_count(),
             "python": platform.python_version(), "quick": options.quick,

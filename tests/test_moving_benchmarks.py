@@ -15,7 +15,10 @@ from xml.etree import ElementTree
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MODULES = ("command", "crowd", "fleet", "openloop", "plot", "recovery", "report", "rolling", "soak")
+MODULES = (
+    *("command", "crowd", "crowd_verdict", "fleet", "openloop", "plot", "recovery", "report"),
+    *("rolling", "soak", "soak_verdict"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +43,12 @@ def samples(per_s: float, noise: float = 3.0, seconds: int = 600) -> list[tuple[
 
 
 def test_a_slope_is_the_median_of_slopes_and_a_leap_does_not_bend_it(bench: Any) -> None:
-    rising, surely = bench.soak.slope(samples(0.05))
+    rising, surely = bench.soak_verdict.slope(samples(0.05))
     assert rising == pytest.approx(0.05, abs=0.01)
     assert 0.03 < surely < rising
     wild = [*samples(0.0)[:-3], (592.0, 9_000.0), (596.0, 9_000.0), (600.0, 9_000.0)]
-    assert bench.soak.slope(wild)[0] == pytest.approx(0.0, abs=0.01)
-    assert bench.soak.slope(samples(0.0)[:2]) == (0.0, 0.0), "too little to say anything"
+    assert bench.soak_verdict.slope(wild)[0] == pytest.approx(0.0, abs=0.01)
+    assert bench.soak_verdict.slope(samples(0.0)[:2]) == (0.0, 0.0), "too little to say anything"
 
 
 def judged(bench: Any, per_s: float, *, until: int = 600) -> list[dict[str, Any]]:
@@ -82,8 +85,9 @@ def soaked(bench: Any, directory: Path, per_s: float, others: tuple[str, ...]) -
     points = {name: samples(per_s) for name in ("fds", "tasks", "rss_kb", "blocks")}
     flat = [{**row, "process": one} for one in others for row in judged(bench, 0.0)]
     found = {
-        "wanted": {"seed": 1, "warm_s": 60.0}, "seconds": 600.0, "faults": {"kill": 3},
-        "outcomes": {"ok": 9}, "rows": judged(bench, per_s) + flat, "series": {"node-0.1": points},
+        "wanted": {"seed": 1, "warm_s": 60.0, "minutes": 10.0, "rate": 2.0}, "seconds": 600.0,
+        "faults": dict.fromkeys(bench.soak.KINDS, 3), "outcomes": {"ok": 1_200, "visit": 9},
+        "rows": judged(bench, per_s) + flat, "series": {"node-0.1": points},
     }  # fmt: skip
     report = {"system": "Linux", "cpus": 2, "python": "3", "quick": False, "found": found}
     file = directory / "soak.json"
@@ -200,12 +204,16 @@ def test_peaks_and_totals_are_read_off_looks(bench: Any) -> None:
 )
 def test_what_a_crowd_must_not_do_is_a_miss(bench: Any, change: dict[str, Any], said: str) -> None:
     herd = change.get("herd", 5)
-    rates = [{"requests": 20, "leads": 1.0}, {"requests": herd, "leads": 0.0}]
-    quiet = [{"requests": 9, "leads": 1.0}, {"requests": 13, "leads": 0.0}]
+    quiet = [
+        {"requests": 9, "leads": 1.0, "peak_per_s": 3},
+        {"requests": 13, "leads": 0.0, "peak_per_s": 2},
+    ]
+    rates = [{**quiet[0], "requests": 20}, {**quiet[1], "requests": herd}]
     found = {
         "visitors": [{"errors": {}}], "balanced": True, "loads": [5, 5], "remaining": 0,
         "codes": [0, 0], "complaints": [("WARNING:domicile:slow", 1)], "idle_s": 10.0,
-        "rates": {"in": rates, "out": rates, "idle": quiet}, **change,
+        "visits_s": 10.0, "rates": {"in": rates, "out": rates, "idle": quiet, "clients": quiet},
+        **change,
     }  # fmt: skip
     met, wrong = bench.crowd.verdict(found)
     assert met is not bool(said)
@@ -216,7 +224,7 @@ def test_an_error_is_told_however_many_warnings_there_are(bench: Any) -> None:
     warnings = [f"WARNING:domicile:{n}" for n in range(9) for _ in range(3)]
     told = bench.crowd.told_first([*warnings, "ERROR:domicile:ouch"])
     assert told[0] == ("ERROR:domicile:ouch", 1)
-    assert len(told) == bench.crowd.TOLD
+    assert len(told) == bench.crowd_verdict.TOLD
 
 
 @pytest.mark.parametrize(
