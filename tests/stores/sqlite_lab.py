@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import pytest
 
 from domicile.core.txn import Condition, Outcome, Write
 from domicile.ports.store import Store
 from domicile.stores.sqlite import SqliteStore
+from domicile.stores.sqlite_jobs import CommitJob, Result, Writer
+
+Ask = tuple[Sequence[Condition], Sequence[Write]]
 
 WORKER = Path(__file__).with_name("sqlite_worker.py")
 
@@ -140,6 +144,41 @@ class SqliteStores:
             self._blocker.close()
         for client in self.clients:
             await client.close()
+
+
+@contextmanager
+def held(store: SqliteStore, desk: int = 0) -> Iterator[None]:
+    """The writing (0) or reading (1) thread is stuck meanwhile, and all that is asked waits."""
+    begun, over = threading.Event(), threading.Event()
+    assert store._desks is not None
+    store._desks[desk].submit(lambda: (begun.set(), over.wait(10)))
+    assert begun.wait(10)
+    try:
+        yield
+    finally:
+        over.set()
+
+
+async def at_once(store: SqliteStore, asks: Sequence[Ask]) -> list[Outcome | BaseException]:
+    """Ask for all while the writing thread is busy with something else."""
+    with held(store):
+        tasks = [asyncio.ensure_future(store.commit(*ask)) for ask in asks]
+        await asyncio.sleep(0)
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Batches:
+    """How many commits went to the file together, each time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes: list[int] = []
+        commit = Writer.commit
+
+        def counted(writer: Writer, commits: Sequence[CommitJob]) -> list[Result]:
+            self.sizes.append(len(commits))
+            return commit(writer, commits)
+
+        monkeypatch.setattr(Writer, "commit", counted)
 
 
 @asynccontextmanager

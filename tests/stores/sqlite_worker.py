@@ -91,6 +91,22 @@ async def attempt(path: Path, count: int) -> None:
     await store.close()
 
 
+async def flood(path: Path, count: int) -> None:
+    """That many at once commit without end, and say which commit got which revision."""
+    store = SqliteStore(path, by="flood", kept_commits=10**6)
+
+    async def one(name: str) -> None:
+        number = 0
+        while True:
+            number += 1
+            key = f"{name}/{number}".encode()
+            outcome = await store.commit([Absent(key)], [Put(key, b""), Put(key + b"*", b"")])
+            assert isinstance(outcome, Committed)
+            say(key.decode(), outcome.revision)
+
+    await asyncio.gather(*[one(f"{os.getpid()}/{index}") for index in range(count)])
+
+
 def lock(path: Path, count: int) -> None:
     """Take the write lock and keep it until killed."""
     database = Database(path)
@@ -104,4 +120,5 @@ if __name__ == "__main__":
     if what in ("lock", "crowd"):
         {"lock": lock, "crowd": crowd}[what](file, number)
     else:
-        asyncio.run({"add": add, "follow": follow, "attempt": attempt}[what](file, number))
+        works = {"add": add, "follow": follow, "attempt": attempt, "flood": flood}
+        asyncio.run(works[what](file, number))

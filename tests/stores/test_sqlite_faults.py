@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from sqlite_lab import Disk, opened, worker
 
-from domicile.core.txn import Committed, Put, Unknown
+from domicile.core.txn import Committed, Conflict, Put, Unknown
 from domicile.errors import StoreUnavailable
 from domicile.stores.sqlite import SqliteStore, commits
 from domicile.stores.sqlite_file import Handle
-from domicile.stores.sqlite_jobs import Reader
+from domicile.stores.sqlite_jobs import Reader, Writer
 from domicile.stores.sqlite_threads import Bell
 from domicile.testing.suites.store import put
 
@@ -269,6 +269,36 @@ def test_what_is_unexpected_is_no_answer_and_the_store_goes_on(
         assert len([record for record in caplog.records if record.exc_info]) == 2
 
     run(tmp_path / "store.db", scenario)
+
+
+def test_what_fails_beside_the_loop_once_it_has_begun_may_have_happened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S1: as it is with `commit`."""
+    shaken = Shaken(monkeypatch, Writer, "_hurried")
+
+    async def scenario(store: SqliteStore) -> None:
+        await store.grant("l", 60.0)
+        side = store.beside()
+        disk.bad_syncs["test"] = True
+        assert side.rewrite(b"k", 0, b"lost", "l").result(20) == Unknown()
+        with pytest.raises(StoreUnavailable, match=r"store\.db"):
+            side.keep("l", b"k").result(20)
+        disk.bad_syncs.clear()
+        assert not caplog.records
+        shaken.where = "domicile-store-write"
+        assert side.rewrite(b"k", 0, b"there", "l").result(20) == Unknown()
+        assert "unexpected" in caplog.text
+        item = await store.get(b"k")
+        assert item is not None
+        assert item.value == b"there"
+        assert side.rewrite(b"k", 1, b"", "l").result(20) == Conflict(b"k")
+
+    disk = Disk()
+    try:
+        run(tmp_path / "store.db", scenario)
+    finally:
+        disk.unregister()
 
 
 def test_a_look_for_changes_that_meets_the_unexpected_ends_no_thread(

@@ -10,17 +10,15 @@ from pathlib import Path
 
 import apsw
 import pytest
+from sqlite_lab import Ask, at_once
 
 from domicile.core.txn import (
     Absent,
     At,
     Committed,
-    Condition,
     Conflict,
-    Outcome,
     Put,
     Unknown,
-    Write,
 )
 from domicile.errors import StoreUnavailable
 from domicile.stores.sqlite import SqliteStore, commits
@@ -28,8 +26,6 @@ from domicile.stores.sqlite_file import Database
 from domicile.stores.sqlite_jobs import MOST_BYTES, MOST_COMMITS, TOGETHER_S, CommitJob
 from domicile.stores.sqlite_schema import CALLS
 from domicile.stores.sqlite_threads import Desk
-
-Ask = tuple[Sequence[Condition], Sequence[Write]]
 
 
 class Statements:
@@ -50,17 +46,6 @@ class Statements:
             run(database, sql, values)
 
         monkeypatch.setattr(Database, "run", counted)
-
-
-async def at_once(store: SqliteStore, asks: Sequence[Ask]) -> list[Outcome | BaseException]:
-    """Ask for all while the writing thread is busy with something else."""
-    busy = threading.Event()
-    assert store._desks is not None
-    store._desks[0].submit(lambda: busy.wait(10))
-    tasks = [asyncio.ensure_future(store.commit(*ask)) for ask in asks]
-    await asyncio.sleep(0)
-    busy.set()
-    return await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def run(path: Path, scenario: Callable[[SqliteStore], Awaitable[None]]) -> None:
@@ -195,7 +180,7 @@ def test_only_so_many_and_so_much_go_together() -> None:
     soon = time.monotonic() + 60.0
 
     def job(size: int, generation: int = 0, deadline: float = soon) -> CommitJob:
-        return CommitJob((), (Put(b"k", b"x" * size),), generation, deadline)
+        return CommitJob("", b"x" * size, generation, deadline)
 
     assert job(1).joins([job(1)] * (MOST_COMMITS - 1))
     assert not job(1).joins([job(1)] * MOST_COMMITS)
@@ -210,7 +195,7 @@ def test_a_thread_that_ends_refuses_parts_too() -> None:
     busy = threading.Event()
     desk = Desk("test", lambda: None)
     desk.submit(lambda: busy.wait(10))
-    part = desk.join_in(CommitJob((), (), 0, 1.0), lambda parts: [None for _ in parts])
+    part = desk.join_in(CommitJob("[]", b"", 0, 1.0), lambda parts: [None for _ in parts])
     desk.stop()
     busy.set()
     with pytest.raises(StoreUnavailable):

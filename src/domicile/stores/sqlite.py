@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
@@ -51,7 +52,7 @@ from domicile.stores.sqlite_file import (
 )
 from domicile.stores.sqlite_jobs import CommitJob, Log, News, Reader, Result, Writer
 from domicile.stores.sqlite_recent import Recent
-from domicile.stores.sqlite_schema import COMMITS
+from domicile.stores.sqlite_schema import COMMITS, packed
 from domicile.stores.sqlite_threads import Desk
 
 log = logging.getLogger("domicile")
@@ -224,7 +225,7 @@ class SqliteStore:
     async def _commit(self, conditions: tuple[Condition, ...], writes: tuple[Write, ...]) -> Result:
         desk, _ = self._open()
         deadline = time.monotonic() + self._op_timeout_s
-        commit = CommitJob(conditions, writes, self._generation, deadline)
+        commit = CommitJob(*packed(conditions, writes), self._generation, deadline)
         return await self._written(desk.join_in(commit, self._writer.commit))
 
     async def _write(self, name: str, **fields: object) -> Result:
@@ -378,12 +379,14 @@ class SqliteStore:
     def _rewound(self, generation: int, error: StoreError) -> None:
         self._generation = generation
         self._meter.count("store.rewound")
+        for watch in tuple(self._watches):
+            watch.break_off(error)
         if self._desks is not None and not self._closed:
             handles = (self._writer.handle, self._reader.handle)
             for desk, handle in zip(self._desks, handles, strict=True):
-                desk.submit(handle.drop_old)
-        for watch in tuple(self._watches):
-            watch.break_off(error)
+                # Where too many jobs wait, the next one of this history does it.
+                with suppress(StoreUnavailable):
+                    desk.submit(handle.drop_old)
 
     def look(self, prefix: bytes, seen: int) -> Callable[[int, float], Log]:
         """The reading of a watch, for `read`."""
@@ -471,7 +474,9 @@ class _Watch:
             self._seen = found.upto
 
     def break_off(self, error: StoreError) -> None:
-        """End with an error, now and ever after."""
+        """End with an error, now and ever after: what was found is of a history that is gone (S5),
+        or is found again by the watch that takes its place."""
         self._error = error
+        self._found.clear()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

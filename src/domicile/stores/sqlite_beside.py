@@ -7,6 +7,7 @@ it was made: a rewind that a blocked loop has not noticed yet refuses every call
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
@@ -18,7 +19,10 @@ from domicile.errors import DomicileError, StoreUnavailable
 from domicile.ports.store import Kept
 from domicile.stores.sqlite_file import OutcomeUnknown
 from domicile.stores.sqlite_jobs import CommitJob, Reader, Result, Writer
+from domicile.stores.sqlite_schema import packed
 from domicile.stores.sqlite_threads import Desk
+
+log = logging.getLogger("domicile")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -69,7 +73,7 @@ class SqliteBeside:
         conditions = [At(self._prefix + key, revision)] if revision else []
         writes = [Put(self._prefix + key, value, lease)]
         check_limits(conditions, writes)
-        commit = CommitJob(conditions, writes, self._generation, deadline)
+        commit = CommitJob(*packed(conditions, writes), self._generation, deadline)
         outcome: Future[Outcome] = Future()
 
         def written(result: Result) -> None:
@@ -78,10 +82,12 @@ class SqliteBeside:
             self._reading.nudge()
 
         def failed(error: BaseException) -> None:
-            if isinstance(error, OutcomeUnknown):
-                outcome.set_result(Unknown())
-            else:
+            if isinstance(error, DomicileError):
                 outcome.set_exception(error)
+                return
+            if not isinstance(error, OutcomeUnknown):
+                log.error("a write beside the event loop met something unexpected", exc_info=error)
+            outcome.set_result(Unknown())
 
         def job() -> Result:
             return self._writer.commit([commit])[0]

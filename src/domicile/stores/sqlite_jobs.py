@@ -11,13 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import apsw
 
-from domicile.core.txn import Change, Changes, Condition, Item, Listing, Put, Write
+from domicile.core.txn import Change, Changes, Item, Listing
 from domicile.errors import ConfigError, StoreError, StoreRewound, StoreUnavailable, WatchCompacted
 from domicile.stores.sqlite_file import (
     Database,
@@ -39,8 +40,8 @@ from domicile.stores.sqlite_schema import (
     OUTCOMES,
     PREPARE,
     above,
-    packed,
     ranged,
+    together,
 )
 from domicile.stores.sqlite_threads import Bell, ring_file
 
@@ -54,7 +55,7 @@ MOST_BYTES = 256 * 1024
 """How much goes to the disk in one transaction: a process that stops in it holds up all (S9)."""
 
 TOGETHER_S = 0.5
-"""How far apart commits may have been asked for that go together."""
+"""How far apart commits may have been asked for that go together, if the first has time enough."""
 
 LOOK_S = 0.02
 """How often watches look for changes where the system does not tell of writes to the file."""
@@ -93,25 +94,26 @@ class Result(NamedTuple):
 class CommitJob(NamedTuple):
     """A commit as the writing thread gets it; those that wait side by side go together."""
 
-    conditions: Sequence[Condition]
-    writes: Sequence[Write]
+    ops: str
+    data: bytes
     generation: int
     deadline: float
 
     @property
     def size_bytes(self) -> int:
-        """What it writes."""
-        return sum(len(write.value) for write in self.writes if isinstance(write, Put))
+        """What it hands to the file: keys, values and the names of leases."""
+        return len(self.ops) + len(self.data)
 
     def joins(self, others: Sequence[CommitJob]) -> bool:
-        """Whether it may go with those before it: not with one that came too late or much earlier,
-        whose end all would share, nor so that the file is locked for long (S9)."""
+        """Whether it may go with those before it: not with one that came too late or whose end,
+        which all share, comes much before its own, nor so that the file is locked for long (S9)."""
         first = others[0]
+        left_s = first.deadline - time.monotonic()
         return (
             len(others) < MOST_COMMITS
             and self.generation == first.generation
-            and time.monotonic() < first.deadline
-            and self.deadline - first.deadline <= TOGETHER_S
+            and left_s > 0
+            and self.deadline - first.deadline <= min(TOGETHER_S, left_s / 4)
             and self.size_bytes + sum(one.size_bytes for one in others) <= MOST_BYTES
         )
 
@@ -149,7 +151,7 @@ class Lookout(Protocol):
         ...
 
     def expire(self) -> Future[Result]:
-        """A lease is due."""
+        """A lease is due; `StoreUnavailable` if that can't be written now."""
         ...
 
 
@@ -182,7 +184,7 @@ class Writer:
 
     def commit(self, commits: Sequence[CommitJob]) -> list[Result]:
         """Commits of one generation, one after the other, and one wait for the disk."""
-        ops, data = packed([(one.conditions, one.writes) for one in commits])
+        ops, data = together([(one.ops, one.data) for one in commits])
         deadline = min(one.deadline for one in commits)
         fields: dict[str, object] = {"ops": ops, "data": data}
         count = len(commits)
@@ -375,7 +377,9 @@ class Reader:
         if now < self._expiry_at or (self._expiring is not None and not self._expiring.done()):
             return
         self._expiry_at = now + LOOK_S
-        self._expiring = self._lookout.expire()
+        # If too many writes wait, a later look tries again: what is there can be read (I6).
+        with suppress(StoreUnavailable):
+            self._expiring = self._lookout.expire()
 
     def _rest_s(self) -> float:
         if not self._hears or not self._real_time or self._failing_since is not None:

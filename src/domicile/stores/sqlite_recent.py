@@ -13,14 +13,16 @@ from domicile.core.txn import Change, Changes
 from domicile.stores.sqlite_jobs import Log, News
 
 KEPT = 256
-"""I6: how many commits are kept here; older ones are in the file."""
+KEPT_BYTES = 4 * 1024 * 1024
+"""I6: how many commits are kept here, of how many bytes at most; older ones are in the file."""
 
 
 class Recent:
     """All commits after one revision, up to another, of one history; none that the file forgot."""
 
-    def __init__(self, kept: int = KEPT) -> None:
-        self._kept = kept
+    def __init__(self, kept: int = KEPT, kept_bytes: int = KEPT_BYTES) -> None:
+        self._kept, self._kept_bytes = kept, kept_bytes
+        self._bytes = 0
         self._since, self._upto = 0, -1
         self._generation = 0
         self._commits: deque[Changes] = deque()
@@ -29,14 +31,22 @@ class Recent:
         """What the next look found."""
         if news.changes is None or (news.since, news.generation) != (self._upto, self._generation):
             self._commits.clear()
+            self._bytes = 0
             self._since = news.upto if news.changes is None else news.since
             self._generation = news.generation
-        self._commits.extend(news.changes or ())
+        for commit in news.changes or ():
+            self._commits.append(commit)
+            self._bytes += _size_bytes(commit)
         self._upto = news.upto
         self._since = max(self._since, news.trimmed)
-        commits = self._commits
-        while commits and (len(commits) > self._kept or commits[0].revision <= self._since):
-            self._since = max(self._since, commits.popleft().revision)
+        while self._commits and (self._full or self._commits[0].revision <= self._since):
+            oldest = self._commits.popleft()
+            self._bytes -= _size_bytes(oldest)
+            self._since = max(self._since, oldest.revision)
+
+    @property
+    def _full(self) -> bool:
+        return len(self._commits) > self._kept or self._bytes > self._kept_bytes
 
     def after(self, prefix: bytes, seen: int, generation: int) -> Log | None:
         """All changes under a prefix since a revision; None if this is not known here."""
@@ -47,6 +57,13 @@ class Recent:
             if commit.revision > seen and (changes := _under(prefix, commit.changes)):
                 found.append(Changes(commit.revision, changes))
         return Log(found, self._upto)
+
+
+def _size_bytes(commit: Changes) -> int:
+    return sum(
+        len(change.key) + (0 if change.item is None else len(change.item.value))
+        for change in commit.changes
+    )
 
 
 def _under(prefix: bytes, changes: tuple[Change, ...]) -> tuple[Change, ...]:

@@ -86,7 +86,8 @@ _END_DUE = """
 """
 
 # The history must be the known one (S5). Then time advances, never back within one boot (S4), and
-# what ran out ends before anything else is looked at (S3). Another boot voids all leases.
+# what ran out ends before anything else is looked at (S3). Another boot voids all leases: 9e999 is
+# infinity. An OR would have every write look at every lease instead of the index.
 _BEGIN = f"""
     SELECT RAISE(ABORT, 'rewound') WHERE NOT EXISTS (
         SELECT 1 FROM meta WHERE history = NEW.history AND revision >= NEW.floor);
@@ -95,8 +96,8 @@ _BEGIN = f"""
             revision, 0, NULL, NULL
         FROM meta;
     DELETE FROM due;
-    INSERT INTO due SELECT lease.id FROM lease, now
-        WHERE now.rebooted OR lease.deadline <= now.at;
+    INSERT INTO due SELECT lease.id FROM now CROSS JOIN lease
+        WHERE lease.deadline <= iif(now.rebooted, 9e999, now.at);
     {_END_DUE}
 """
 
@@ -243,21 +244,19 @@ def ranged(query: str, prefix: bytes, *before: object) -> tuple[str, tuple[objec
     return query.format(below=below), (*before, prefix, end)
 
 
-def packed(commits: Iterable[tuple[Sequence[Condition], Sequence[Write]]]) -> tuple[str, bytes]:
-    """Commits as JSON, and a blob of which each has a piece: JSON can't hold bytes."""
-    places: list[tuple[int, int, list[tuple[object, ...]]]] = []
+def together(commits: Iterable[tuple[str, bytes]]) -> tuple[str, bytes]:
+    """Packed commits as one: JSON, and a blob of which each has a piece."""
+    places: list[str] = []
     blob = bytearray()
-    for conditions, writes in commits:
-        ops, data = _packed(conditions, writes)
-        places.append((len(blob) + 1, len(data), ops))
+    for ops, data in commits:
+        places.append(f"[{len(blob) + 1}, {len(data)}, {ops}]")
         blob += data
-    return json.dumps(places), bytes(blob)
+    return f"[{', '.join(places)}]", bytes(blob)
 
 
-def _packed(
-    conditions: Sequence[Condition], writes: Sequence[Write]
-) -> tuple[list[tuple[object, ...]], bytearray]:
-    """The operations of a commit, with positions of keys and values in its piece of the blob."""
+def packed(conditions: Sequence[Condition], writes: Sequence[Write]) -> tuple[str, bytes]:
+    """The operations of a commit as JSON, with positions of keys and values in its piece of a blob:
+    JSON can't hold bytes. By who asks, so that an error about it is the asker's alone."""
     # A leading byte, because SQLite makes NULL of a piece of an empty blob.
     data = bytearray(b"\0")
 
@@ -276,4 +275,4 @@ def _packed(
             ops.append(("put", *place(write.key), *place(write.value), write.lease, None))
         else:
             ops.append(("delete", *place(write.key), None, None, None, None))
-    return ops, data
+    return json.dumps(ops), bytes(data)

@@ -28,6 +28,15 @@ P = TypeVar("P", bound="Part")
 
 log = logging.getLogger("domicile")
 
+MOST_JOBS = 1024
+"""I6: how many jobs may wait for a thread; past that, new ones are refused."""
+
+FEW_JOBS = 64
+"""How many may wait before it is looked whether some were given up."""
+
+SIFT_S = 0.01
+"""How long it is not looked again after all that wait were found to be wanted."""
+
 STUMBLE_S = 0.1
 """How long a thread rests after an error that nobody expected, for it may come again at once."""
 
@@ -138,10 +147,14 @@ class Joint(NamedTuple):
     """Does parts in order; a result each."""
 
 
+Job = tuple[Future[Any], Callable[[], object] | Joint]
+
+
 class Desk:
     """A thread that does jobs in order. `between` runs before each wait and says how long it is.
 
     `between` is told whether the file that the bell listens to was written to. `end` runs last.
+    While the thread is stuck, up to `MOST_JOBS` wait for it, without those that were given up.
     """
 
     def __init__(
@@ -153,7 +166,9 @@ class Desk:
         self.bell = Bell()
         self._between = between
         self._end = end
-        self._jobs: deque[tuple[Future[object], Callable[[], object] | Joint]] = deque()
+        self._jobs: deque[Job] = deque()
+        self._sift_at = FEW_JOBS
+        self._sift_after = 0.0
         self._ended = False
         self.gone: Future[None] = Future()
         """Done once the thread touches nothing any more."""
@@ -183,8 +198,27 @@ class Desk:
         with self._lock:
             if self._ended:
                 raise StoreUnavailable("the store is closed; make another one")
+            if len(self._jobs) >= self._sift_at:
+                self._sift()
+            if len(self._jobs) >= MOST_JOBS:
+                raise StoreUnavailable(
+                    f"this call did not begin: {MOST_JOBS} others wait for the thread "
+                    f"{self._thread.name!r} already; look at the load and the health of the "
+                    "store's disk, then try again"
+                )
             self._jobs.append((future, job))
             self.bell.ring()
+
+    def _sift(self) -> None:
+        """Let go of what was given up, which a stuck thread would keep (I6); holds the lock."""
+        now = time.monotonic()
+        if len(self._jobs) >= MOST_JOBS and now < self._sift_after:
+            return
+        self._jobs = deque([job for job in self._jobs if not job[0].cancelled()])
+        if len(self._jobs) >= MOST_JOBS:
+            self._sift_after = now + SIFT_S
+        # As many again first: so a job is looked at about once, however many wait.
+        self._sift_at = min(max(FEW_JOBS, 2 * len(self._jobs)), MOST_JOBS)
 
     def nudge(self) -> None:
         """Have `between` run soon."""
@@ -224,8 +258,9 @@ class Desk:
             self.gone.set_result(None)
 
     def _turn(self, modified: bool) -> bool:
-        if self._jobs:
-            future, job = self._jobs.popleft()
+        taken = self._take()
+        if taken is not None:
+            future, job = taken
             if isinstance(job, Joint):
                 self._do_with_others(future, job)
             else:
@@ -233,19 +268,31 @@ class Desk:
         wait_s = self._between(self.bell, modified)
         return self.bell.wait(0 if self._jobs else wait_s)
 
+    def _take(self) -> Job | None:
+        with self._lock:
+            return self._jobs.popleft() if self._jobs else None
+
+    def _take_joint(self, parts: Sequence[Part]) -> tuple[Future[object], Joint] | None:
+        """The next job, if it may be done with these."""
+        with self._lock:
+            if not self._jobs:
+                return None
+            future, job = self._jobs[0]
+            if not isinstance(job, Joint) or (parts and not job.part.joins(parts)):
+                return None
+            self._jobs.popleft()
+            return future, job
+
     def _do_with_others(self, future: Future[object], job: Joint) -> None:
         futures: list[Future[object]] = []
         parts: list[Part] = []
-        while True:
+        following: tuple[Future[object], Joint] | None = (future, job)
+        while following is not None:
+            future, job = following
             if future.set_running_or_notify_cancel():
                 futures.append(future)
                 parts.append(job.part)
-            if not self._jobs:
-                break
-            following = self._jobs[0][1]
-            if not isinstance(following, Joint) or (parts and not following.part.joins(parts)):
-                break
-            future, job = self._jobs.popleft()[0], following
+            following = self._take_joint(parts)
         if not parts:
             return
         try:
