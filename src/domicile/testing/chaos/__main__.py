@@ -2,9 +2,10 @@
 
     python -m domicile.testing.chaos --minutes 20 --seed 1        or: make chaos MINUTES=20 SEED=1
 
-Prints a live line of counts and a report in the end. Exit code 0 only if no checker objected and
-every kind of fault and of call happened; a failing round leaves a bundle, and its name is printed.
-Ctrl-C ends the round that is under way, judges it and reports; a second one ends it all at once.
+Prints a live line of counts and a report in the end. Exit code 0 only if no checker objected,
+every kind of fault and of call happened, and liveness was judged; a failing round leaves a bundle,
+and its name is printed. Ctrl-C ends the round that is under way, judges it and reports, with exit
+code 130 unless something was wrong; a second one ends it all at once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import os
+import shlex
 import shutil
 import signal
 import sys
@@ -24,22 +27,21 @@ from pathlib import Path
 from domicile.config import FENCINGS
 from domicile.testing.chaos.bundle import leave
 from domicile.testing.chaos.round import Result, RoundPlan, play
-from domicile.testing.chaos.tally import AIMED, KINDS, NONE, Tally
+from domicile.testing.chaos.tally import KINDS, NONE, Tally
+from domicile.testing.chaos.verdict import FAILED, INTERRUPTED, Verdict, conclude
 from domicile.testing.surroundings import Network
 
 ROUND_S = 120.0
 """How long a round is, about; also what a run's memory is bounded by."""
 
-LONG_MINUTES = 10.0
-"""In a run of so many every kind of fault must strike; aimed ones may miss in a shorter one."""
+FAULTLESS = 5
+"""One round in so many, of a run that has as many, is without faults: elsewhere they excuse most
+gaps for a while, and some bugs show only where nothing excuses them."""
 
 RATE = 60.0
 """Calls per second; with nested asks about twice as many messages."""
 
 SHOWN = 5
-INTERRUPTED = 130
-"""The exit code of whoever is interrupted twice, as shells have it for SIGINT."""
-
 LINE_S = 10.0
 """How often the live line comes, unless said, where it can't be overwritten."""
 
@@ -53,7 +55,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options; a mistake ends the program with exit code 2."""
     parser = argparse.ArgumentParser(
         prog="python -m domicile.testing.chaos", description=(__doc__ or "").splitlines()[0],
-        epilog=f"Kinds of faults: {', '.join(KINDS)}.",
+        epilog=f"Kinds of faults: {', '.join(KINDS)}. Unless kinds are named, a run of "
+        f"{FAULTLESS} rounds or more has some without faults: the third, and each "
+        f"{FAULTLESS}th after it.",
     )  # fmt: skip
     add = parser.add_argument
     add("--minutes", type=_positive, default=2.0, help="how long, in rounds of about two")
@@ -81,7 +85,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--managers must not be negative")
     rounds = _rounds(options.minutes)
     if options.round is not None and not 1 <= options.round <= rounds:
-        parser.error(f"--round must be from 1 to {rounds}: a run of {options.minutes:g} minutes")
+        parser.error(f"--round must be from 1 to {rounds}: a run of {options.minutes!r} minutes")
     return options
 
 
@@ -98,8 +102,15 @@ def _rounds(minutes: float) -> int:
     return max(1, round(minutes * 60.0 / ROUND_S))
 
 
+def _kinds(options: argparse.Namespace, number: int, count: int) -> tuple[str, ...]:
+    """The kinds of faults of one round, as `RoundPlan.only` has them."""
+    asked: tuple[str, ...] = tuple(options.only)
+    faultless = not asked and count >= FAULTLESS and number % FAULTLESS == 3
+    return (NONE,) if faultless else asked
+
+
 def plans(options: argparse.Namespace, out: Path) -> list[RoundPlan]:
-    """The rounds of a run: all of the same length."""
+    """The rounds of a run: all of the same length, most with all kinds of faults."""
     total_s = options.minutes * 60.0
     count = _rounds(options.minutes)
     network: Network = options.network
@@ -113,7 +124,7 @@ def plans(options: argparse.Namespace, out: Path) -> list[RoundPlan]:
             network=network,
             directory=out / f"seed-{options.seed}-round-{number}",
             eager=options.eager,
-            only=tuple(options.only),
+            only=_kinds(options, number, count),
             managers=options.managers,
             fencing=options.fencing,
         )
@@ -124,12 +135,37 @@ def plans(options: argparse.Namespace, out: Path) -> list[RoundPlan]:
 
 def repeat(options: argparse.Namespace, plan: RoundPlan) -> str:
     """The command that repeats one round, as far as real processes repeat."""
-    return (
-        f"python -m domicile.testing.chaos --minutes {options.minutes:g} --seed {plan.seed} "
-        f"--nodes {plan.nodes} --rate {plan.rate:g} --network {options.network} "
-        f"--managers {plan.managers} --fencing {plan.fencing} --round {plan.number}"
-        + "".join(f" --only '{kind}'" for kind in plan.only)
-    )
+    return _command(options, options.minutes, ["--round", str(plan.number)], options.only)
+
+
+def alone(options: argparse.Namespace, kind: str) -> str:
+    """The command that shows one kind of fault alone, in a round or less."""
+    return _command(options, min(options.minutes, ROUND_S / 60.0), [], [kind])
+
+
+def _command(
+    options: argparse.Namespace, minutes: float, more: list[str], only: Sequence[str]
+) -> str:
+    """A run with such options, to be typed in the directory that this one was started in."""
+    words = [interpreter(sys.executable, Path.cwd()), "-m", "domicile.testing.chaos"]
+    # `str` of a number is all of it: the plan depends on its last digit.
+    words += ["--minutes", str(minutes)]
+    for name in ("seed", "nodes", "rate", "network", "managers", "fencing"):
+        words += [f"--{name}", str(getattr(options, name))]
+    words += [*more, *(["--eager"] if options.eager else [])]
+    for kind in only:
+        words += ["--only", kind]
+    return shlex.join(words)
+
+
+def interpreter(executable: str, directory: Path) -> str:
+    """This Python, as one calls it from a directory; `python` may be another one, or none."""
+    path = Path(executable)
+    if not executable or not path.is_relative_to(directory):
+        return executable or "python"
+    # A bare name would be looked for elsewhere.
+    below = path.relative_to(directory)
+    return str(below) if len(below.parts) > 1 else f".{os.sep}{below}"
 
 
 async def _live(tally: Tally, done: Tally, head: str, every_s: float | None) -> None:
@@ -152,12 +188,15 @@ async def _live(tally: Tally, done: Tally, head: str, every_s: float | None) -> 
 async def _run(options: argparse.Namespace, out: Path) -> int:
     stop, whole = asyncio.Event(), asyncio.current_task()
     assert whole is not None
+    interrupted = False
 
     def asked() -> None:
-        if stop.is_set():
+        nonlocal interrupted
+        if interrupted:
             whole.cancel()
         else:
             _say("\nends this round and judges it; asked once more, ends at once")
+        interrupted = True
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -185,38 +224,36 @@ async def _run(options: argparse.Namespace, out: Path) -> int:
             await asyncio.to_thread(shutil.rmtree, plan.directory, True)
     _say(f"\nchaos: seed {options.seed}, {time.monotonic() - began:.0f} s")
     _say(done.report())
-    missing = [what for what in done.missing() if what not in unwanted(options.only)]
-    if missing:
-        _say(f"never happened: {', '.join(missing)}")
     for told in wrong:
         # Again, since this end may be all that is kept of a long log.
         _say(told)
-    return verdict(done, options.minutes, options.only)
+    verdict = conclude(done, rounds, interrupted=interrupted)
+    for told in (*verdict.said, *_advice(options, verdict)):
+        _say(told)
+    return verdict.code
 
 
-def verdict(tally: Tally, minutes: float, only: Sequence[str] = ()) -> int:
-    """The exit code: 0 only if nobody objected and everything happened that had to."""
-    excused = [*unwanted(only)]
-    if minutes < LONG_MINUTES and not only:
-        excused += AIMED
-    missing = [what for what in tally.missing() if what not in excused]
-    return 1 if tally.violations or missing else 0
-
-
-def unwanted(only: Sequence[str]) -> list[str]:
-    """Kinds of faults that were not asked for."""
-    return [kind for kind in KINDS if only and kind not in only]
+def _advice(options: argparse.Namespace, verdict: Verdict) -> list[str]:
+    """What to do about what never happened: no bundle would tell."""
+    if verdict.code != FAILED or not verdict.missing:
+        return []
+    told = ["It may take more minutes or another seed. What can't happen at all shows alone:"]
+    for what in verdict.missing:
+        line = alone(options, what if what in KINDS else NONE)
+        if line not in told:
+            told.append(line)
+    return told
 
 
 def _told(result: Result, plan: RoundPlan, command: str) -> str:
     """What was wrong with a round and where to find the rest, which is left there."""
     title = f"chaos, seed {plan.seed}, round {plan.number}"
-    leave(plan.directory, result.history, result.violations, command, title)
+    missing = leave(plan.directory, result.history, result.violations, command, title)
     told = [str(violation) for violation in result.violations[:SHOWN]]
     more = len(result.violations) - SHOWN
     if more > 0:
         told.append(f"... and {more} more in {plan.directory / 'violations.txt'}")
-    told.append(f"bundle: {plan.directory}\nrepeat with: {command}")
+    told += [*missing, f"bundle: {plan.directory}\nrepeat with: {command}"]
     return "\n" + "\n\n".join(told)
 
 

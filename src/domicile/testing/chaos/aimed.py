@@ -3,7 +3,7 @@
 Run by `domicile.testing.chaos.round`, among those of `domicile.testing.chaos.faults`. Windows of a
 few milliseconds are hardly ever hit at random; here a shard is sent on its way, under load, and
 what takes part in that is struck while it goes on. A fault never strikes outside of its own locks,
-and mends everything, whatever the cluster did meanwhile.
+and mends everything, whatever the cluster did meanwhile. It counts only if what it waits for came.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def _aims(chaos: Chaos) -> list[Aim]:
 
 
 @asynccontextmanager
-async def _aimed(chaos: Chaos, random: Random, kind: str) -> AsyncGenerator[Aim | None]:
+async def _aimed(chaos: Chaos, random: Random) -> AsyncGenerator[Aim | None]:
     """The network to itself, and a hand-off that nobody else disturbs; None if it gets calm."""
     while not chaos.calm.is_set():
         async with chaos.network:
             aims = [] if chaos.calm.is_set() else _aims(chaos)
             if aims:
                 aim = random.choice(aims)
-                async with _taking(chaos, aim, kind):
+                async with _taking(chaos, aim):
                     yield aim
                 return
         # Others may use the network meanwhile.
@@ -73,10 +73,9 @@ async def _aimed(chaos: Chaos, random: Random, kind: str) -> AsyncGenerator[Aim 
 
 
 @asynccontextmanager
-async def _taking(chaos: Chaos, aim: Aim, kind: str) -> AsyncGenerator[None]:
+async def _taking(chaos: Chaos, aim: Aim) -> AsyncGenerator[None]:
     chaos.aimed.update(dict.fromkeys((aim.owner, aim.to, aim.leader)))
     chaos.load.reserved[aim.shard] = None
-    chaos.struck(kind)
     try:
         yield
     finally:
@@ -99,31 +98,35 @@ def _pour(chaos: Chaos, aim: Aim, seconds: float) -> asyncio.Task[None]:
 
 async def slow_move(chaos: Chaos, random: Random) -> None:
     """A move, taken back and begun again, while a sender's mail is long on its way (H5, H7)."""
-    async with _aimed(chaos, random, "slow move") as aim:
+    async with _aimed(chaos, random) as aim:
         if aim is None:
             return
-        load = chaos.load
+        load, begun = chaos.load, 0
         chaos.cluster.delay(CLIENT, SLOW_S, to=aim.owner)
         pouring = _pour(chaos, aim, 2.6)
         for _ in range(3):
             load.keep_busy(aim.rooms[1], 0.45)
             await asyncio.sleep(SLOW_S + 0.05)
             await load.wish(aim.shard, aim.to)
-            await until(_moving(chaos, aim), 0.3)
+            begun += await until(_moving(chaos, aim), 0.3)
             await asyncio.sleep(random.uniform(0.0, 0.1))
             await load.wish(aim.shard, None)
             await asyncio.sleep(0.2)
         await load.wish(aim.shard, aim.to)
         await pouring
-        await until(_moved(chaos, aim), MOVED_S)
+        begun += await until(_moved(chaos, aim), MOVED_S)
+        if begun > 1:
+            chaos.struck("slow move")
 
 
 async def asleep(chaos: Chaos, random: Random) -> None:
     """An owner that learns of its shard's move long after its senders did (H8)."""
-    async with _aimed(chaos, random, "asleep") as aim:
+    async with _aimed(chaos, random) as aim:
         if aim is None:
             return
         load, cluster = chaos.load, chaos.cluster
+        if not cluster.nodes[aim.owner].up:
+            return
         # The flush arrives before the owner knows, what it returns then after the next home is.
         cluster.delay(CLIENT, 0.6 * LATE_S, to=aim.owner)
         cluster.partition(aim.leader, aim.owner, one_way=True)
@@ -133,7 +136,8 @@ async def asleep(chaos: Chaos, random: Random) -> None:
         pouring = _pour(chaos, aim, 2.0)
         await asyncio.sleep(0.6 * LATE_S + 0.05)
         await load.wish(aim.shard, aim.to)
-        await until(lambda: cluster.phase(aim.owner, aim.shard) != "open", MOVED_S, LOOK_S)
+        if await until(lambda: cluster.phase(aim.owner, aim.shard) != "open", MOVED_S, LOOK_S):
+            chaos.struck("asleep")
         # From here on it must be quick; only its answers to the client stay slow.
         cluster.heal()
         cluster.delay(CLIENT, 0.6 * LATE_S, to=aim.owner)
@@ -143,23 +147,25 @@ async def asleep(chaos: Chaos, random: Random) -> None:
 
 async def unheard(chaos: Chaos, random: Random) -> None:
     """An owner frozen until its senders no longer wait for it, in a move that comes twice (H5)."""
-    async with _aimed(chaos, random, "unheard") as aim:
+    async with _aimed(chaos, random) as aim:
         if aim is None:
             return
         load, hold_s = chaos.load, chaos.cluster.settings.hold_timeout_s
         chaos.cluster.delay(CLIENT, SLOW_S, to=aim.owner)
         pouring = _pour(chaos, aim, hold_s + 1.0)
         await asyncio.sleep(SLOW_S / 2)
-        await chaos.freeze(aim.owner)
+        frozen, begun = await chaos.freeze(aim.owner), 0
         try:
             await load.wish(aim.shard, aim.to)
-            await until(_moving(chaos, aim), 0.3)
+            begun += await until(_moving(chaos, aim), 0.3)
             await asyncio.sleep(0.05)
             await load.wish(aim.shard, None)
             await asyncio.sleep(hold_s + 0.05)
             await load.wish(aim.shard, aim.to)
-            await until(_moving(chaos, aim), 0.3)
+            begun += await until(_moving(chaos, aim), 0.3)
             await asyncio.sleep(0.05)
+            if frozen and begun > 1:
+                chaos.struck("unheard")
         finally:
             chaos.thaw(aim.owner)
         await pouring
@@ -168,7 +174,7 @@ async def unheard(chaos: Chaos, random: Random) -> None:
 
 async def severed(chaos: Chaos, random: Random) -> None:
     """A shard moves while a sender with mail for it has no connection to its owner (H4)."""
-    async with _aimed(chaos, random, "severed") as aim:
+    async with _aimed(chaos, random) as aim:
         if aim is None:
             return
         pouring = _pour(chaos, aim, 1.5)
@@ -177,7 +183,8 @@ async def severed(chaos: Chaos, random: Random) -> None:
         chaos.cluster.partition(CLIENT, aim.owner)
         await asyncio.sleep(random.uniform(0.2, 0.5))
         await chaos.load.wish(aim.shard, aim.to)
-        await until(_moved(chaos, aim), 1.0)
+        if await until(_moved(chaos, aim), 1.0) or _moving(chaos, aim)():
+            chaos.struck("severed")
         await asyncio.sleep(0.1)
         chaos.cluster.heal()
         await pouring
@@ -185,30 +192,38 @@ async def severed(chaos: Chaos, random: Random) -> None:
 
 async def crossed(chaos: Chaos, random: Random) -> None:
     """A release that crosses the order to stay, and leads to the same home again (H11, C4)."""
-    async with _aimed(chaos, random, "crossed") as aim:
+    async with _aimed(chaos, random) as aim:
         if aim is None:
             return
         chaos.cluster.delay(aim.owner, SLOW_S, to=aim.leader)
         await chaos.load.wish(aim.shard, aim.to)
-        await until(lambda: chaos.cluster.phase(aim.owner, aim.shard) == "released", 0.5)
+        released = await until(
+            lambda: chaos.cluster.phase(aim.owner, aim.shard) == "released", MOVED_S
+        )
         await chaos.load.wish(aim.shard, aim.owner)
+        if released:
+            chaos.struck("crossed")
         await asyncio.sleep(3 * SLOW_S)
 
 
 async def hostage(chaos: Chaos, random: Random) -> None:
     """A node that nobody reaches, though it reaches the store, until it is evicted (C5, C6)."""
-    async with _aimed(chaos, random, "hostage") as aim:
+    async with _aimed(chaos, random) as aim:
         if aim is None:
             return
         cluster, settings = chaos.cluster, chaos.cluster.settings
         incarnation = cluster.incarnation(aim.owner)
+        if incarnation is None:
+            return
         others = [CLIENT, *(node.index for node in cluster.nodes if node.index != aim.owner)]
         cluster.partition([aim.owner], others)
 
         def evicted() -> bool:
-            return incarnation is None or cluster.status(incarnation) in ("evicted", None)
+            return cluster.status(incarnation) in ("evicted", None)
 
-        await until(evicted, settings.evict_after_s + 4.0)
+        # Where only proof of death counts nobody is evicted (C9), however long this takes.
+        if await until(evicted, settings.evict_after_s + 4.0) or settings.fencing == "health":
+            chaos.struck("hostage")
         if random.random() < 0.5:
             cluster.heal()
         # As long as it may take a node to learn that it was given up, and others to act on it.
@@ -218,52 +233,61 @@ async def hostage(chaos: Chaos, random: Random) -> None:
 
 async def deaf_leader(chaos: Chaos, random: Random) -> None:
     """A leader that does not reach one node, which all others reach (C6, C9)."""
-    async with _aimed(chaos, random, "deaf leader") as aim:
+    async with _aimed(chaos, random) as aim:
         if aim is None:
             return
-        settings = chaos.cluster.settings
+        settings, nodes = chaos.cluster.settings, chaos.cluster.nodes
+        if not (nodes[aim.leader].up and nodes[aim.owner].up):
+            return
         # Only a connection that is known to be broken can be given up in the end.
         chaos.cluster.cut(aim.leader, aim.owner)
         chaos.cluster.partition(aim.leader, aim.owner)
+        chaos.struck("deaf leader")
         long_s = max(settings.evict_after_s, settings.link_timeout_s) + 1.0
         await chaos.lasts(long_s / chaos.scale, (long_s + 1.0) / chaos.scale, random)
 
 
 async def stale_leader(chaos: Chaos, random: Random) -> None:
     """A leader that lags behind the store, and a new owner that dies before it is one (C4)."""
-    async with _aimed(chaos, random, "stale leader") as aim:
+    async with _aimed(chaos, random) as aim:
         if aim is None:
             return
         load, cluster = chaos.load, chaos.cluster
         load.keep_busy(aim.rooms[1], 0.4)
         await asyncio.sleep(0.05)
         await load.wish(aim.shard, aim.to)
-        await until(_moving(chaos, aim), 0.5)
-        cluster.lag(aim.leader, LATE_S)
+        moving = await until(_moving(chaos, aim), 0.5)
+        lags = cluster.nodes[aim.leader].up
+        if lags:
+            cluster.lag(aim.leader, LATE_S)
         if cluster.nodes[aim.to].up:
             cluster.kill(aim.to)
+            if moving and lags:
+                chaos.struck("stale leader")
         await asyncio.sleep(1.0)
         chaos.start_again(aim.to)
 
 
 async def cut_leader(chaos: Chaos, random: Random) -> None:
     """A leader that loses the store between the two commits of a move (S1, I3)."""
-    async with _aimed(chaos, random, "cut leader") as aim:
+    async with _aimed(chaos, random) as aim:
         if aim is None:
             return
         load = chaos.load
         load.keep_busy(aim.rooms[1], 0.3)
         await asyncio.sleep(0.05)
         await load.wish(aim.shard, aim.to)
-        await until(_moving(chaos, aim), 0.5)
+        moving = await until(_moving(chaos, aim), 0.5)
         if chaos.cluster.nodes[aim.leader].up:
             chaos.cluster.cut_store(aim.leader)
+            if moving:
+                chaos.struck("cut leader")
         await asyncio.sleep(random.uniform(0.5, 1.2))
 
 
 async def contest(chaos: Chaos, random: Random) -> None:
     """The leader dies, and a candidate that lags still sees none when there is one (C1)."""
-    async with _aimed(chaos, random, "contest") as aim:
+    async with _aimed(chaos, random) as aim:
         if aim is None:
             return
         cluster = chaos.cluster
@@ -272,6 +296,7 @@ async def contest(chaos: Chaos, random: Random) -> None:
             return
         cluster.lag(late, LATE_S)
         cluster.kill(aim.leader)
+        chaos.struck("contest")
         # Until its turn has come by what it knows, and some moves later.
         await asyncio.sleep(4 * LATE_S)
         chaos.start_again(aim.leader)
@@ -279,7 +304,7 @@ async def contest(chaos: Chaos, random: Random) -> None:
 
 async def slow_store(chaos: Chaos, random: Random) -> None:
     """Renewals that are answered late, and none after them (L1)."""
-    async with chaos.disk, _aimed(chaos, random, "slow store") as aim:
+    async with chaos.disk, _aimed(chaos, random) as aim:
         if aim is None:
             return
         cluster, settings = chaos.cluster, chaos.cluster.settings
@@ -292,6 +317,7 @@ async def slow_store(chaos: Chaos, random: Random) -> None:
         await asyncio.sleep(0.05)
         if cluster.nodes[aim.owner].up:
             cluster.cut_store(aim.owner)
+            chaos.struck("slow store")
         rooms = chaos.load.rooms_at(aim.owner) or aim.rooms
         await chaos.load.pour(rooms, settings.ttl_s + 0.3)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from itertools import combinations
 from random import Random
 
 from domicile.testing.chaos.load import STAND_S, Load
@@ -24,6 +25,8 @@ LEAST_UP = 2
 LOOK_S = 0.05
 JOIN_S = 2.0
 BURST = 80
+TRIES = 4
+AGAIN_S = (0.5, 1.5)
 STEPS_S = (-3_600.0, -30.0, 30.0, 3_600.0, 86_400.0)
 
 
@@ -99,11 +102,13 @@ class Chaos:
             await asyncio.sleep(LOOK_S)
         return None
 
-    async def freeze(self, node: int) -> None:
-        """Stop a process; it may have ended by itself."""
+    async def freeze(self, node: int) -> bool:
+        """Stop a process; False if it has ended by itself."""
         async with self.writing:
-            if self.cluster.nodes[node].up:
-                self.cluster.freeze(node)
+            if not self.cluster.nodes[node].up:
+                return False
+            self.cluster.freeze(node)
+            return True
 
     def thaw(self, node: int) -> None:
         """Let it go on, if it is there."""
@@ -111,7 +116,7 @@ class Chaos:
             self.cluster.thaw(node)
 
     def struck(self, kind: str) -> None:
-        """A fault has struck."""
+        """A fault has struck: said after its effect, for a kind that only tried counts nothing."""
         self.tally.faults[kind] += 1
 
     def start_again(self, node: int) -> None:
@@ -123,6 +128,20 @@ class Chaos:
 
 
 Fault = Callable[[Chaos, Random], Awaitable[None]]
+
+
+def insistent(kind: str, fault: Fault) -> Fault:
+    """A fault that is tried again, a few times, if there was nothing to strike."""
+
+    async def strike(chaos: Chaos, random: Random) -> None:
+        before = chaos.tally.faults[kind]
+        for _ in range(TRIES):
+            await fault(chaos, random)
+            if chaos.tally.faults[kind] > before or chaos.calm.is_set():
+                return
+            await chaos.lasts(*AGAIN_S, random)
+
+    return strike
 
 
 async def kill(chaos: Chaos, random: Random) -> None:
@@ -152,23 +171,24 @@ async def _freeze(chaos: Chaos, random: Random, kind: str, low_s: float, high_s:
     if random.random() < 0.6 and process is not None:
         await chaos.load.stand_still(node, BURST)
         await until(lambda: standing_still(process.pid), STAND_S + 0.1)
-    await chaos.freeze(node)
-    chaos.struck(kind)
-    chaos.load.burst(BURST)
-    chaos.load.burst(BURST, chaos.load.rooms_at(node))
     try:
-        await chaos.lasts(low_s, high_s, random)
+        if await chaos.freeze(node):
+            chaos.struck(kind)
+            chaos.load.burst(BURST)
+            chaos.load.burst(BURST, chaos.load.rooms_at(node))
+            await chaos.lasts(low_s, high_s, random)
     finally:
         chaos.thaw(node)
         chaos.touched.pop(node, None)
 
 
-async def until(condition: Callable[[], bool], limit_s: float, tick_s: float = LOOK_S / 10) -> None:
-    """Until it holds, or for so long."""
+async def until(condition: Callable[[], bool], limit_s: float, tick_s: float = LOOK_S / 10) -> bool:
+    """Until it holds, or for so long; whether it does."""
     deadline = asyncio.get_running_loop().time() + limit_s
     # A look at another process: nobody could set an event there.
-    while not condition() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+    while not (holds := condition()) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(tick_s)
+    return holds
 
 
 async def freeze(chaos: Chaos, random: Random) -> None:
@@ -189,11 +209,13 @@ async def long_freeze(chaos: Chaos, random: Random) -> None:
 
 
 async def _disturb(chaos: Chaos, random: Random, kind: str, strike: Callable[[], object]) -> None:
-    """A fault of the network. They take turns, so that one `heal` ends one of them."""
+    """A fault of the network. They take turns, so that one `heal` ends one of them.
+
+    It struck unless it says False.
+    """
     async with chaos.network:
-        if chaos.calm.is_set():
+        if chaos.calm.is_set() or strike() is False:
             return
-        strike()
         chaos.struck(kind)
         if kind in ("partition", "one way") and random.random() < 0.3:
             chaos.cluster.delay(random.choice(_indices(chaos)), 0.05, jitter_s=0.05)
@@ -231,10 +253,11 @@ async def one_way(chaos: Chaos, random: Random) -> None:
 
 async def cut(chaos: Chaos, random: Random) -> None:
     """Connections break, of several pairs one after the other; links go on."""
+    pairs = list(combinations([CLIENT, *_indices(chaos)], 2))
     for _ in range(random.randint(1, 8)):
-        one, other = random.sample([CLIENT, *_indices(chaos)], 2)
-        chaos.cluster.cut(one, other)
-        chaos.struck("cut")
+        # Not every pair has a connection, and some may have lost theirs to another fault.
+        if any(chaos.cluster.cut(*pair) for pair in random.sample(pairs, len(pairs))):
+            chaos.struck("cut")
         await chaos.lasts(0.0, 0.3, random)
 
 
@@ -282,8 +305,15 @@ async def store_cut(chaos: Chaos, random: Random) -> None:
     node = await chaos.victim(random)
     if node is None:
         return
+
+    def strike() -> bool:
+        up = chaos.cluster.nodes[node].up
+        if up:
+            chaos.cluster.cut_store(node)
+        return up
+
     try:
-        await _disturb(chaos, random, "store cut", lambda: chaos.cluster.cut_store(node))
+        await _disturb(chaos, random, "store cut", strike)
     finally:
         chaos.touched.pop(node, None)
 
@@ -291,42 +321,48 @@ async def store_cut(chaos: Chaos, random: Random) -> None:
 async def restart(chaos: Chaos, random: Random) -> None:
     """A node leaves in an orderly way and comes back."""
     node = await chaos.victim(random)
-    if node is not None:
+    if node is not None and await _replace(chaos, node):
         chaos.struck("restart")
-        await _replace(chaos, node)
 
 
 async def roll(chaos: Chaos, random: Random) -> None:
-    """A rolling update, one node after the other, among all the rest."""
+    """A rolling update, one node after the other, among all the rest.
+
+    It struck once two versions are there; in a short round the calm may come before the last one.
+    """
     async with chaos.rolling:
         if chaos.calm.is_set():
             return
         known = [int(node.version or "1") for node in chaos.cluster.nodes]
         version = str(max(known) + 1)
-        chaos.struck("roll")
         order = _indices(chaos)
         random.shuffle(order)
+        begun = False
         for node in order:
             if not await chaos.until_ready(node):
                 return
             chaos.touched[node] = None
             chaos.cluster.nodes[node].version = version
-            await _replace(chaos, node)
+            if await _replace(chaos, node) and not begun:
+                begun = True
+                chaos.struck("roll")
 
 
-async def _replace(chaos: Chaos, node: int) -> None:
-    """Whatever happens to the one that leaves, another one comes."""
+async def _replace(chaos: Chaos, node: int) -> bool:
+    """Whatever happens to the one that leaves, another one comes; whether there was one."""
+    up = chaos.cluster.nodes[node].up
     try:
-        if chaos.cluster.nodes[node].up:
+        if up:
             await chaos.cluster.stop(node)
     except HarnessError as error:
         raise HarnessError(f"an orderly stop failed: {error}") from error
     finally:
         chaos.touched.pop(node, None)
     chaos.start_again(node)
+    return up
 
 
-RANDOM: dict[str, Fault] = {
+_RANDOM: dict[str, Fault] = {
     "kill": kill,
     "freeze": freeze,
     "long freeze": long_freeze,
@@ -341,4 +377,5 @@ RANDOM: dict[str, Fault] = {
     "restart": restart,
     "roll": roll,
 }
-"""Those that strike anywhere, in the order of `KINDS`."""
+RANDOM = {kind: insistent(kind, fault) for kind, fault in _RANDOM.items()}
+"""Those that strike anywhere, in the order of `KINDS`; even a short run has to see each of them."""

@@ -11,6 +11,7 @@ import gc
 import logging
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -22,18 +23,21 @@ from domicile.testing.chaos.aimed import FAULTS
 from domicile.testing.chaos.faults import Chaos, Fault
 from domicile.testing.chaos.load import MIXED, PATIENCE_S, Load
 from domicile.testing.chaos.tally import Tally
-from domicile.testing.checkers import Violation, check
+from domicile.testing.checkers import CHECKERS, Violation
 from domicile.testing.checkers.liveness import STUCK_S
 from domicile.testing.checkers.reading import GRACE_S, STARVED, read
 from domicile.testing.history import History
 from domicile.testing.processes import HarnessError, Processes
-from domicile.testing.real_history import SLACK_S, before
+from domicile.testing.real_history import SLACK_S, RealHistory, before
 from domicile.testing.surroundings import Network
 
 log = logging.getLogger("domicile")
 
 CALM_S = GRACE_S + STUCK_S + 3.0
 """Long enough that liveness can be judged (L)."""
+
+CALMS = 3
+"""A calm in which the machine starves goes on, up to so many times as long in all."""
 
 SHORT_CALM_S = 4.0
 LONG_S = 60.0
@@ -87,7 +91,17 @@ class RoundPlan:
     @property
     def calm_s(self) -> float:
         """How long nothing is broken in the end."""
-        return CALM_S if self.length_s >= LONG_S else min(SHORT_CALM_S, self.length_s / 4)
+        return CALM_S if self.long else min(SHORT_CALM_S, self.length_s / 4)
+
+    @property
+    def long(self) -> bool:
+        """Whether its calm is one in which liveness can be judged."""
+        return self.length_s >= LONG_S
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of faults that strike, by name."""
+        return [kind for kind in FAULTS if not self.only or kind in self.only]
 
     @property
     def faulty_s(self) -> float:
@@ -110,8 +124,7 @@ class Result:
 
 def strikes(plan: RoundPlan) -> list[tuple[float, str]]:
     """When which kind of fault strikes: all kinds in turn, shuffled anew each time."""
-    random = plan.stream("plan")
-    kinds = [kind for kind in FAULTS if not plan.only or kind in plan.only]
+    random, kinds = plan.stream("plan"), plan.kinds
     if not kinds:
         return []
     gap_s = min(PACE_S, 0.7 * plan.faulty_s / len(kinds))
@@ -126,6 +139,14 @@ def strikes(plan: RoundPlan) -> list[tuple[float, str]]:
             found.append((at, kind))
             at += random.uniform(0.4, 1.6) * gap_s
     return [strike for strike in found if strike[0] < 0.92 * plan.faulty_s]
+
+
+def calm_left_s(plan: RoundPlan, began: float, quiet_at: float, now: float) -> float:
+    """How much longer a calm has to be: as planned, and so long after the machine last starved."""
+    until = began + plan.calm_s
+    if plan.long:
+        until = min(max(until, quiet_at + plan.calm_s), began + CALMS * plan.calm_s)
+    return until - now
 
 
 class _Round:
@@ -144,7 +165,7 @@ class _Round:
         self.load = Load(self.cluster, tally, plan.stream("load"), plan.rate)
         self.chaos = Chaos(self.cluster, tally, self.load, scale=max(scale, 0.25))
         self._read = 0
-        self._quiet = False
+        self._quiet_at: float | None = None
         self._joined: dict[tuple[str, int], None] = {}
 
     async def play(self) -> None:
@@ -166,7 +187,7 @@ class _Round:
             looking = group.create_task(self._look_on())
             await self._harm(began, group)
             await self._settle()
-            await self._rest(self.plan.calm_s)
+            await self.calm()
             self.load.end()
             await self._ended("calls", calling, PATIENCE_S + 20.0)
             await self._ended("wishes", moving, 40.0)
@@ -200,8 +221,18 @@ class _Round:
 
     def _be_quiet(self) -> None:
         """From here on nothing breaks anything, and from a while later on all must go well."""
-        self._quiet = True
+        self._quiet_at = self.cluster.now()
         self.cluster.note_quiet()
+
+    async def calm(self) -> None:
+        """Rest until liveness can be judged, or it is clear that this machine won't let it."""
+        began = self.cluster.now()
+        while not self.stop.is_set():
+            quiet_at = began if self._quiet_at is None else self._quiet_at
+            left_s = calm_left_s(self.plan, began, quiet_at, self.cluster.now())
+            if left_s <= 0:
+                return
+            await self._rest(left_s)
 
     async def _strike(self, kind: str, fault: Fault, random: Random) -> None:
         try:
@@ -251,16 +282,16 @@ class _Round:
         """The machine let nobody run meanwhile: a lease that is lost by that is no violation."""
         self.tally.starved += 1
         self.cluster.note_fault(STARVED, at=since, until=until)
-        if self._quiet:
+        if self._quiet_at is not None:
             # Only from here on it is calm.
-            self.cluster.note_quiet()
+            self._be_quiet()
 
     async def _look_on(self) -> None:
         """Judge what there is, again and again, and stop at the first violation."""
         while self.plan.eager and not self.stop.is_set():
             await asyncio.sleep(EAGER_S)
             so_far = before(self.cluster.history(), UNWRITTEN_S)
-            self.early = await asyncio.to_thread(check, so_far)
+            self.early = await asyncio.to_thread(judged, so_far)
             if self.early:
                 self.stop.set()
 
@@ -323,9 +354,51 @@ def felt(now: Callable[[], float], late: Callable[[float, float], object]) -> Ge
         thread.join()
 
 
+def judged(history: History) -> list[Violation]:
+    """What the checkers say. One that fails proves nothing, but the others are heard."""
+    found: list[Violation] = []
+    for rule, checker in CHECKERS.items():
+        try:
+            found += checker(history)
+        except Exception:
+            found.append(_broken(history, f"the checker of {rule}: {traceback.format_exc()}"))
+    return found
+
+
+def judged_for_liveness(history: History) -> bool:
+    """Whether the calm was so long that an ask or a drain that is stuck would show (L)."""
+    reading = read(history)
+    settled_at = reading.settled_at()
+    return settled_at is not None and settled_at + STUCK_S <= reading.calm_until
+
+
+def _broken(history: History, message: str) -> Violation:
+    """What went wrong with the harness itself, after all that is known."""
+    return Violation("harness", history.events[-1].at if history.events else 0.0, message)
+
+
 async def play(plan: RoundPlan, tally: Tally, stop: asyncio.Event) -> Result:
-    """Play one round; `tally` is filled while it goes on, `stop` ends it early."""
+    """Play one round; `tally` is filled while it goes on, `stop` ends it early.
+
+    What fails of the harness is a violation like others: the rounds before it keep their report.
+    """
+    result = Result(tally, RealHistory([], Counter()))
+    try:
+        await _played(plan, tally, stop, result)
+    except Exception:
+        result.violations.append(_broken(result.history, traceback.format_exc()))
+    tally.rounds += 1
+    tally.long += plan.long
+    tally.faultless += not plan.kinds
+    tally.events += len(result.history.events)
+    for violation in result.violations:
+        tally.rules[violation.rule] += 1
+    return result
+
+
+async def _played(plan: RoundPlan, tally: Tally, stop: asyncio.Event, result: Result) -> None:
     one = _Round(plan, tally, stop)
+    result.violations = one.found
     plan.directory.mkdir(parents=True, exist_ok=True)
     # What this process's own client has to say belongs beside what the nodes say.
     told = logging.FileHandler(plan.directory / "harness.log", encoding="utf-8")
@@ -339,11 +412,14 @@ async def play(plan: RoundPlan, tally: Tally, stop: asyncio.Event) -> Result:
         gc.unfreeze()
         log.removeHandler(told)
         told.close()
-    history = one.cluster.history()
-    one.found += await asyncio.to_thread(check, history) or one.early
-    tally.rounds += 1
-    tally.calm += read(history).settled_at() is not None
-    tally.events += len(history.events)
-    for violation in one.found:
-        tally.rules[violation.rule] += 1
-    return Result(tally, history, one.found)
+    try:
+        result.history = one.cluster.history()
+    except Exception:
+        # Without commits nothing can be judged, but there is something to look at.
+        one.wrong("harness", f"there is no whole history: {traceback.format_exc()}")
+        events = sorted(one.cluster.recorded, key=lambda event: event.at)
+        result.history = RealHistory(events, Counter())
+        one.found += one.early
+        return
+    one.found += await asyncio.to_thread(judged, result.history) or one.early
+    tally.calm += judged_for_liveness(result.history)

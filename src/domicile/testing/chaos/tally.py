@@ -25,6 +25,8 @@ NONE = "none"
 """No fault at all: then every gap counts, for nothing explains one."""
 
 CALLS = ("ask", "tell", "nested", "event-sourced")
+WORK = ("messages", "moves")
+"""What the load is to bring about: without any nothing was tried."""
 
 
 @dataclass(slots=True)
@@ -32,8 +34,12 @@ class Tally:
     """Counts of a run, or of one round."""
 
     rounds: int = 0
+    long: int = 0
+    """Rounds that are long enough for a calm in which liveness can be judged (L)."""
     calm: int = 0
-    """Rounds that ended in a calm long enough that liveness was judged (L)."""
+    """Rounds that ended in such a calm, so that it was."""
+    faultless: int = 0
+    """Rounds of load and moves alone: nothing in them explains a gap."""
     messages: int = 0
     moves: int = 0
     fences: int = 0
@@ -51,7 +57,8 @@ class Tally:
     def add(self, other: Tally) -> None:
         """Take in another one."""
         for name in (
-            "rounds", "calm", "messages", "moves", "fences", "starved", "restarts", "events",
+            "rounds", "long", "calm", "faultless", "messages", "moves", "fences", "starved",
+            "restarts", "events",
         ):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("faults", "calls", "outcomes", "rules"):
@@ -63,9 +70,11 @@ class Tally:
         return sum(self.rules.values())
 
     def missing(self) -> list[str]:
-        """Kinds of faults and of calls that never happened."""
+        """Kinds of faults, kinds of calls, and what all of them are for, that never happened."""
+        faults = [kind for kind in KINDS if not self.faults[kind]]
         calls = [call for call in CALLS if not self.calls[call]]
-        return [kind for kind in KINDS if not self.faults[kind]] + calls
+        counts = {"messages": self.messages, "moves": self.moves}
+        return faults + calls + [what for what in WORK if not counts[what]]
 
     def line(self, head: str) -> str:
         """The live line; what matters most comes first, for a terminal may be narrow."""
@@ -80,6 +89,7 @@ class Tally:
         lines = [
             f"rounds                {self.rounds:>9,}",
             f"  judged for liveness {self.calm:>9,}",
+            f"rounds without faults {self.faultless:>9,}",
             f"messages that ran     {self.messages:>9,}",
             f"moves                 {self.moves:>9,}",
             f"fences                {self.fences:>9,}",
