@@ -111,6 +111,38 @@ def test_there_are_two_ways_to_fence() -> None:
         Settings.from_environment({"DOMICILE_FENCING": ""})
 
 
+def strangers(caplog: pytest.LogCaptureFixture, environ: dict[str, str]) -> list[str]:
+    caplog.clear()
+    Settings.from_environment(environ)
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_name_that_nothing_reads_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("domicile.config._told", {})
+    environ = {"DOMICILE_TTL": "3", "DOMICILE_TOKN": "x", "DOMICILE_XYZQ": "1", "TTL": "3"}
+    said = strangers(caplog, environ)
+    assert [one.partition(" ")[0] for one in said] == sorted(environ)[:3]
+    assert (
+        "DOMICILE_TTL is set in the environment, and nothing reads it; did you mean "
+        + ("DOMICILE_TTL_S?")
+        in said
+    )
+    assert any("did you mean DOMICILE_TOKEN?" in one for one in said)
+    assert said[-1].endswith("nothing reads it")
+    assert strangers(caplog, environ) == []
+
+
+def test_names_that_others_read_are_not_warned_of(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("domicile.config._told", {})
+    names = ["STORE", "TOKEN", "SEED", "FULL", "TEST_BROKEN", "TTL_S"]
+    names += ["SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT", "PORT_7000_TCP_ADDR", "B_SERVICE_PORT"]
+    assert strangers(caplog, {f"DOMICILE_{name}": "7" for name in names}) == []
+
+
 def test_a_fraction_is_no_count() -> None:
     with pytest.raises(ConfigError, match=r"DOMICILE_WINDOW='1\.5' is not a number"):
         Settings.from_environment({"DOMICILE_WINDOW": "1.5"})
@@ -147,5 +179,5 @@ def test_a_wrong_file_says_what_is_wrong(tmp_path: Path, text: str, says: str) -
     file.write_text(text)
     with pytest.raises(ConfigError, match=says):
         Settings.from_toml(file)
-    with pytest.raises(ConfigError, match="can't be read"):
+    with pytest.raises(ConfigError, match=r"DOMICILE_SETTINGS: settings file .* can't be read"):
         Settings.from_environment({"DOMICILE_SETTINGS": str(tmp_path / "none.toml")})

@@ -7,7 +7,9 @@ Every limit a rule names has its default here. Values come from keywords, from t
 from __future__ import annotations
 
 import difflib
+import logging
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -15,6 +17,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from domicile.errors import ConfigError
+
+log = logging.getLogger("domicile")
 
 CLOCK_DRIFT = 0.001
 """A1: clock rates differ by at most this fraction (rho)."""
@@ -28,6 +32,15 @@ MAY_BE_ZERO = ("compress_bytes", "residents")
 _PLAIN: dict[Any, type] = {"str": str, "bool": bool}
 _SAID: dict[Any, str] = {"str": "a text", "bool": "True or False"}
 _TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
+_PREFIX = "DOMICILE_"
+_OTHERS = ("SETTINGS", "STORE", "TOKEN", "SEED", "FULL")
+"""Variables that are no settings: of the command line, of processes and of the tests."""
+
+_FOREIGN = re.compile(r"^TEST_|(^|_)(SERVICE_(HOST|PORT)|PORT)(_|$)")
+"""The tests' own ones, and what Kubernetes sets for a service of this name."""
+
+_told: dict[str, None] = {}
 
 MAX_TICK_S = 0.25
 """S4: the most by which one transaction may advance a store's clock."""
@@ -146,12 +159,17 @@ class Settings:
         """Settings from `DOMICILE_<NAME>` variables, and below them from a TOML file.
 
         `DOMICILE_SETTINGS` names the file; see `from_toml`. What neither gives keeps its default.
+        Names that mean nothing are logged, once each.
         """
         source = os.environ if environ is None else environ
         values: dict[str, Any] = {}
         path = source.get("DOMICILE_SETTINGS")
         if path:
-            values = _read_toml(Path(path), {field.name for field in fields(cls)})
+            try:
+                values = _read_toml(Path(path), {field.name for field in fields(cls)})
+            except ConfigError as error:
+                raise ConfigError(f"DOMICILE_SETTINGS: {error}") from error
+        _warn_of_strangers(source, [field.name for field in fields(cls)])
         for field in fields(cls):
             name = f"DOMICILE_{field.name.upper()}"
             if name in source:
@@ -171,6 +189,19 @@ class Settings:
     def from_toml(cls, path: str | Path) -> Settings:
         """Settings from the table `[domicile]` of a TOML file; `[tool.domicile]` in pyproject."""
         return cls(**_read_toml(Path(path), {field.name for field in fields(cls)}))
+
+
+def _warn_of_strangers(source: Mapping[str, str], names: list[str]) -> None:
+    """A name that nobody reads is most likely a mistyped one, and its value silently lost."""
+    known = [*(name.upper() for name in names), *_OTHERS]
+    for variable in sorted(source):
+        prefix, found, name = variable.partition(_PREFIX)
+        if prefix or not found or name in known or _FOREIGN.search(name) or variable in _told:
+            continue
+        _told[variable] = None
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {_PREFIX}{close[0]}?" if close else ""
+        log.warning("%s is set in the environment, and nothing reads it%s", variable, hint)
 
 
 def _plain(name: str, text: str, kind: str) -> str | bool:

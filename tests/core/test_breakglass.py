@@ -15,6 +15,7 @@ from domicile.core.breakglass import (
     Picture,
     audited,
     blocks,
+    check_version,
     declare_dead,
     drain,
     find,
@@ -168,6 +169,18 @@ def test_the_target_is_plain_text() -> None:
     for wrong in ("", "  ", "a\nb"):
         with pytest.raises(ConfigError):
             set_target(wrong)
+
+
+@pytest.mark.parametrize("version", ["1", "17", "2.1.0", "1!2.0rc1", "2026-01-02", "20260102T03Z"])
+def test_every_kind_of_version_is_one(version: str) -> None:
+    check_version(version, ())
+
+
+@pytest.mark.parametrize("version", ["abc!!", "blue", "", "2.1.x", "sqlite"])
+def test_another_text_is_a_version_only_if_a_node_has_it(version: str) -> None:
+    with pytest.raises(ConfigError, match=r"is no version: .*--force"):
+        check_version(version, ("2.1", "green"))
+    check_version(version, ("2.1", version))
     assert picture(target=b"2.1").target == "2.1"
     assert picture().target == ""
 

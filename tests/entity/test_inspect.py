@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+import pytest
 from room_lab import LOG, move
 
 from domicile import Entity, MaybeExecuted, Settings, Unavailable, handler
@@ -324,7 +325,10 @@ async def test_a_kick_cancels_the_handler_and_the_next_message_runs(sim: Sim) ->
 
 
 @simulated(entities=[Mole], nodes=2, seeds=SEEDS, settings=FEW)
-async def test_a_kick_ends_all_handlers_of_that_entity_and_no_other(sim: Sim) -> None:
+async def test_a_kick_ends_all_handlers_of_that_entity_and_no_other(
+    sim: Sim, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.clear()
     shared = [spawned(sim, Mole.peep) for _ in range(3)]
     other = spawned(sim, Mole.dig, id="other")
     await suspended(sim, 4)
@@ -333,7 +337,10 @@ async def test_a_kick_ends_all_handlers_of_that_entity_and_no_other(sim: Sim) ->
         assert isinstance(await outcome_of(task), MaybeExecuted)
     await sim.advance(1)
     assert not other.done()
-    other.cancel()
+    assert await kick(sim, "other") == KickOutcome(ended=1)
+    assert isinstance(await outcome_of(other), MaybeExecuted)
+    assert "kick: eva@desk ends 3 handlers of mole 'm'" in caplog.text
+    assert "kick: eva@desk ends 1 handler of mole 'other'" in caplog.text
 
 
 @simulated(entities=[Mole], nodes=2, seeds=SEEDS, settings=FEW)

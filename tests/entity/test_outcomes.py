@@ -24,6 +24,7 @@ from domicile import (
     Overloaded,
     Settings,
     Unavailable,
+    connect,
 )
 from domicile.testing import Sim, simulated
 
@@ -183,8 +184,18 @@ async def test_a_message_that_is_too_large_is_not_executed(sim: Sim) -> None:
 
 @simulated(entities=[Room], nodes=2, seeds=1, settings=FEW)
 async def test_a_type_that_no_node_has_is_unavailable(sim: Sim) -> None:
-    with pytest.raises(Unavailable, match="no node has registered entity type 'sleeper'"):
+    with pytest.raises(Unavailable, match="no node has registered entity type 'sleeper'") as caught:
         await sim.ref(Sleeper, "s").ask(Sleeper.touch)
+    assert "store" not in str(caught.value)
+
+
+def test_a_client_that_finds_no_node_at_all_is_told_to_look_at_its_store() -> None:
+    async def alone() -> None:
+        async with connect("memory://nobody-is-here") as client:
+            with pytest.raises(Unavailable, match=r"No node is there at all.* another store"):
+                await client.ref(Sleeper, "s").ask(Sleeper.touch)
+
+    asyncio.run(alone())
 
 
 @simulated(entities=[Room], nodes=2, seeds=SEEDS, settings=Settings(shards=8, mailbox=3))

@@ -85,6 +85,8 @@ def test_the_page_names_every_command_and_option() -> None:
         ("manager",),
         ("manager", "sqlite:///x.db", "--strategy", "magic"),
         ("manager", "mysql://x"),
+        ("manager", "sqlite:///no/such/x.db", "--listen", "foo"),
+        ("manager", "sqlite:///no/such/x.db", "--advertise", "here:0"),
         ("free", "default/7"),
         ("reset-history", "sqlite:///x.db", "--gap", "0"),
         ("sim", "--profile", "nonsense"),
@@ -103,6 +105,41 @@ def test_wrong_usage_exits_with_2(
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status",),
+        ("manager",),
+        ("where", "counter", "c 1"),
+        ("inspect", "node-1"),
+        ("inspect", "counter", "c1"),
+        ("kick", "counter", "c1"),
+        ("drain", "node-1"),
+        ("target",),
+        ("target", "2.1.0"),
+        ("declare-dead", "node-1"),
+        ("free", "default/7"),
+        ("unquarantine", "default/7"),
+        ("reset-history",),
+    ],
+)
+def test_a_store_that_is_missing_is_asked_for_with_what_was_typed(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DOMICILE_STORE", raising=False)
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    typed = shlex.join(("domicile", *words))
+    assert f"say which store: {typed} sqlite:///path/to/file.db," in result.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "manager"])
+def test_help_names_the_exit_codes(command: str) -> None:
+    text = " ".join(shown(command, "--help").split())
+    for code in ("with 0 once", "1 after", "2 if", "3 if the store is away"):
+        assert code in text
 
 
 def test_nobody_else_pays_for_the_command_line() -> None:

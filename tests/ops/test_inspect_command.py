@@ -4,6 +4,7 @@ filled through the store port."""
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import threading
 from collections.abc import Iterator
@@ -13,22 +14,26 @@ from pathlib import Path
 import msgspec
 import pytest
 from cluster_lab import GONE, A, B, Stored, contents, healthy, moving, node, serving
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from domicile.control.clock import SystemClock
 from domicile.core.hashing import shard_of
-from domicile.core.ids import AUDIT, KICK, EntityKey, ShardKey, kick_key, stuck_key
+from domicile.core.ids import AUDIT, CONFIG_KEY, KICK, EntityKey, ShardKey, kick_key, stuck_key
 from domicile.core.kick import KickOutcome, KickRecord, decode_kick, encode_kick
+from domicile.core.records import ConfigRecord, TypeRecord, encode_record
 from domicile.core.stuck import StuckRecord, StuckTurn, encode_stuck
 from domicile.core.txn import At, Put
 from domicile.ops import stuck
 from domicile.ops.cli import app
 from domicile.ops.inspecting import ranges
+from domicile.ops.show import count, stuck_view
 from domicile.ops.stuck import told
+from domicile.ops.stuck_seen import StuckSeen
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite import SqliteStore
 
-STACK = ("/app/shop.py:41 Room.pay", "/app/bank.py:7 ask_bank", "/usr/lib/python3/tasks.py:1 wait")
+STACK = ("shop.py:41 Room.pay", "bank.py:7 ask_bank", "asyncio/locks.py Event.wait")
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +74,31 @@ def test_status_names_a_stuck_handler(tmp_path: Path) -> None:
     for words in ("room/r1 pay", "node-a", "default/2", "waits for 2 min", "3 queued", "bank.py:7"):
         assert words in line
     assert "shop.py" not in text, "the whole stack is for inspect"
+
+
+@pytest.mark.parametrize(
+    ("stack", "line"),
+    [
+        (STACK, "bank.py:7 ask_bank"),
+        (
+            ("shop/cart.py:16 Cart.ask", "httpx/_client.py:9 get", "httpcore/x.py:1 f"),
+            "shop/cart.py:16 Cart.ask",
+        ),
+        (
+            ("shop/cart.py:16 Cart.pay", "httpx/_client.py:9 get", "shop/hooks.py:5 retry",
+             "asyncio/tasks.py sleep"),
+            "shop/hooks.py:5 retry",
+        ),
+        (("app.py:16 Cart.ask", "anyio/streams.py:4 receive"), "app.py:16 Cart.ask"),
+        (("asyncio/locks.py Event.wait", "asyncio/futures.py f"), "asyncio/futures.py f"),
+    ],
+)  # fmt: skip
+def test_the_line_of_a_stuck_handler_is_the_users(stack: tuple[str, ...], line: str) -> None:
+    console = Console(width=400, file=io.StringIO())
+    seen = StuckSeen("n", A, "cart", "c1", "default", 2, "pay", "waits", 3.0, 0, stack)
+    with console.capture() as shown:
+        console.print(stuck_view([seen]))
+    assert shown.get().rstrip().endswith(f"0 queued, {line}")
 
 
 def test_status_of_a_cluster_where_nothing_is_stuck_says_nothing_of_it(tmp_path: Path) -> None:
@@ -112,7 +142,9 @@ def test_a_node_with_moving_shards_is_inspected(tmp_path: Path) -> None:
         nodes=[node(A), node(B)], shards={"default": [serving(A), moving(A, B), serving(B)]}
     )
     url = stored.write(tmp_path / "s.db")
-    assert "1 shards: 1" in domicile("inspect", "node-a", url).stdout
+    text = domicile("inspect", "node-a", url).stdout
+    assert "1 shard: 0" in text
+    assert "1 shard: 1" in text
     seen = json.loads(domicile("inspect", "node-a", url, "--json").stdout)
     assert (seen["serving"], seen["moving"]) == ({"default": [0]}, {"default": [1]})
 
@@ -152,8 +184,26 @@ def test_what_is_not_there_can_not_be_inspected(tmp_path: Path) -> None:
     client = domicile("inspect", GONE, url)
     assert client.exit_code == 1
     assert "is a client" in client.stderr
+    kind = domicile("inspect", "room", url)
+    assert kind.exit_code == 1
+    assert "'room' is an entity type: say its id too, as in `domicile inspect room" in kind.stderr
     assert domicile("inspect", "lamp", "l1", url).exit_code == 1
     assert domicile("inspect", "node-a", f"sqlite:///{tmp_path}/none.db").exit_code == 3
+
+
+def test_a_type_is_known_when_its_nodes_are_gone(tmp_path: Path) -> None:
+    config = ConfigRecord({"default": 1}, types={"lamp": TypeRecord("default")})
+    stored = Stored(config=False, more={CONFIG_KEY: encode_record(config)})
+    result = domicile("inspect", "lamp", stored.write(tmp_path / "s.db"))
+    assert result.exit_code == 1
+    assert "'lamp' is an entity type" in result.stderr
+
+
+def test_one_thing_is_not_several() -> None:
+    assert count(1, "shard") == "1 shard"
+    assert count(1, "entity", "entities") == "1 entity"
+    assert count(0, "shard") == "0 shards"
+    assert count(1_200, "entity", "entities") == "1,200 entities"
 
 
 def test_numbers_are_written_as_ranges() -> None:

@@ -46,7 +46,7 @@ def test_a_line_names_node_shard_and_epoch() -> None:
 @pytest.mark.parametrize(
     ("extra", "rest"),
     [
-        ({}, "WARN   hm"),
+        ({}, "WARN  hm"),
         ({"node": "node-1"}, "WARN  node-1  hm"),
         ({"shard": "default/0", "epoch": 0}, "WARN  default/0@0  hm"),
         ({"shard": "default/3"}, "WARN  default/3  hm"),

@@ -70,5 +70,5 @@ def test_a_manager_coordinates_until_a_signal_asks_it_to_leave(
 def test_a_store_that_cannot_be_is_told(place: Path) -> None:
     (place / "clerk.db").mkdir()
     with running(place, "manager", STORE) as manager:
-        assert manager.ended() == 1
+        assert manager.ended() == 3
         assert "error: " in manager.said[-1]

@@ -152,6 +152,7 @@ def test_what_cannot_be_done_is_told_before_anything_is_asked(tmp_path: Path) ->
         (("drain", "node-a", "--undo"), 1, "is not drained"),
         (("target", " "), 2, "is no version"),
         (("target", "1", "--clear"), 2, "not both"),
+        (("target", "abc!!"), 2, "'abc!!' is no version"),
     ):
         result = domicile(*arguments, url)
         assert (result.exit_code, result.stdout) == (code, ""), result.output
@@ -211,6 +212,39 @@ def test_the_target_version_is_shown_set_and_cleared(tmp_path: Path) -> None:
     assert domicile("target", "--clear", url).exit_code == 0
     assert b"target" not in contents(path)
     assert [record["what"] for record in audits(path)] == ["1.9", "no target version"]
+
+
+def test_a_target_of_no_known_kind_needs_a_node_that_has_it_or_force(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    url = Stored(nodes=[node(A, version="blue")], shards={"default": [serving(A)]}).write(path)
+    assert domicile("target", "green", url).exit_code == 2
+    assert b"target" not in contents(path)
+    known = domicile("target", "blue", url)
+    assert (known.exit_code, known.stdout) == (0, "target version blue\n")
+    assert "note" not in known.stderr
+    assert domicile("target", "green", url, "--force").exit_code == 0
+    assert contents(path)[b"target"] == b"green"
+
+
+def test_a_target_for_nodes_without_a_version_is_said_to_be_one(tmp_path: Path) -> None:
+    url = healthy().write(tmp_path / "s.db")
+    result = domicile("target", "2.0", url)
+    assert result.exit_code == 0
+    assert "the registered nodes have no version" in result.stderr
+    assert "(none)" not in result.stderr
+
+
+def test_a_target_that_is_written_otherwise_is_the_same(tmp_path: Path) -> None:
+    stored = Stored(nodes=[node(A, version="2.0")], shards={"default": [serving(A)]})
+    assert "note" not in domicile("target", "2.0.0", stored.write(tmp_path / "s.db")).stderr
+
+
+def test_a_node_that_is_empty_already_is_told_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    stored = Stored(nodes=[node(A), node(B)], drains=["node-b"], shards={"default": [serving(A)]})
+    url = stored.write(path)
+    assert domicile("drain", "node-b", url).stdout.startswith("node-b is empty already")
+    assert domicile("drain", "node-a", url).stdout == "node-a is being emptied\n"
 
 
 def test_a_drain_is_wished_and_taken_back(tmp_path: Path) -> None:

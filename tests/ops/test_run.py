@@ -144,7 +144,9 @@ def test_a_port_in_use_is_one_line(place: Path) -> None:
         ('Node("clerk.db")', 1, "did you mean sqlite:///clerk.db?"),
         ('Node("sqlite:///clerk.db", settings=Settings(shards=0))', 1, "shards"),
         ('Node("sqlite:///clerk.db", listen="here")', 1, "listen"),
-        ('Node("sqlite:////proc/no/such.db")', 1, "/proc/no/such.db"),
+        ('Node("sqlite:////proc/no/such.db")', 3, "directory /proc/no/such.db.d can't be made"),
+        ('Node("sqlite:///wrongapp.py")', 3, "wrongapp.py is not a database"),
+        ('Node("sqlite:///wrongapp.py/x.db")', 3, "wrongapp.py/x.db"),
         ('"memory://"', 2, "is a str, not a Node"),
     ],
 )
@@ -152,8 +154,11 @@ def test_what_a_node_can_not_be_is_one_line(place: Path, text: str, code: int, w
     (place / "wrongapp.py").write_text(f"from domicile import Node, Settings\nnode = {text}\n")
     with running(place, "run", "wrongapp:node", "--log-level", "warning") as node:
         assert node.ended() == code
-        assert len(node.said) == 1, node.said
-        assert words in node.said[0]
+        assert words in node.said[-1]
+        # What the module itself is to blame for has its place in it above that line.
+        shown = [f'  File "{place / "wrongapp.py"}", line 2, in <module>', f"    node = {text}"]
+        assert node.said[:-1] in ([], shown)
+        assert bool(node.said[:-1]) == (" could not be imported: " in node.said[-1])
 
 
 def test_a_module_that_fails_shows_its_own_lines_only(place: Path) -> None:
@@ -167,6 +172,121 @@ def test_a_module_that_fails_shows_its_own_lines_only(place: Path) -> None:
         assert node.said[-1] == "error: failing could not be imported: ZeroDivisionError: " + (
             "division by zero"
         )
+
+
+PLAIN = """
+from domicile import Entity, handler
+
+
+class Lamp(Entity, name="lamp"):
+    @handler
+    def light(self) -> None: ...
+"""
+
+TWICE = """
+from domicile import Entity, Node
+
+
+class Lamp(Entity, name="lamp"): ...
+
+
+class Bulb(Entity, name="lamp"): ...
+
+
+node = Node("sqlite:///clerk.db", entities=[Lamp, Bulb])
+"""
+
+HINT = """
+from domicile import Entity, Node, handler
+
+
+class Lamp(Entity, name="lamp"):
+    @handler
+    async def light(self, colour: "Unknown") -> None: ...
+
+
+node = Node("sqlite:///clerk.db", entities=[Lamp])
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        (PLAIN, "    @handler", "TypeError: @handler Lamp.light must be an `async def` method"),
+        (TWICE, "    node = Node(", "are both named 'lamp'"),
+        (HINT, "    node = Node(", "Unknown"),
+    ],
+)
+def test_what_domicile_refuses_is_shown_by_the_last_line_of_the_module(
+    place: Path, text: str, line: str, words: str
+) -> None:
+    (place / "refused.py").write_text(text)
+    with running(place, "run", "refused:node") as node:
+        assert node.ended() == 1
+        where, what, error = node.said
+        assert where.startswith(f'  File "{place / "refused.py"}", line ')
+        assert what.startswith(line)
+        assert error.startswith("error: refused could not be imported: ")
+        assert words in error
+
+
+def test_a_function_that_fails_is_not_an_import_that_fails(place: Path) -> None:
+    (place / "making.py").write_text(
+        "from domicile import Node\n\n\ndef make():\n    raise RuntimeError('oops')\n\n\n"
+        "def wrong():\n    return Node('clerk.db')\n"
+    )
+    with running(place, "run", "making:make") as node:
+        assert node.ended() == 1
+        assert node.said[0].startswith("Traceback")
+        assert "    raise RuntimeError('oops')" in node.said
+        assert "apps.py" not in "".join(node.said)
+        assert node.said[-1] == "error: making:make() failed: RuntimeError: oops"
+    with running(place, "run", "making:wrong") as node:
+        assert node.ended() == 1
+        assert node.said[1] == "    return Node('clerk.db')"
+        assert node.said[-1].startswith("error: making:wrong() failed: store 'clerk.db'")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("DOMICILE_TTL_S", "abc", "DOMICILE_TTL_S='abc' is not a number (float expected)"),
+        ("DOMICILE_TTL_S", "0.1", "renew_s must be positive"),
+        ("DOMICILE_SETTINGS", "no.toml", "DOMICILE_SETTINGS: settings file no.toml can't be read"),
+    ],
+)
+def test_a_wrong_environment_is_wrong_usage(
+    place: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, words: str
+) -> None:
+    (place / "bare.py").write_text(
+        "from domicile import Node, Settings\n\n\ndef make():\n    return Node('memory://x')\n\n\n"
+        "def own():\n    return Node('memory://x', settings=Settings(shards=0))\n\n\n"
+        "node = None\n"
+    )
+    monkeypatch.setenv(name, value)
+    with running(place, "run", "bare:make") as node:
+        assert node.ended() == 2
+        assert len(node.said) == 1
+        assert node.said[0].startswith(f"error: wrong environment: {words}")
+    with running(place, "run", "bare:own") as node:
+        assert node.ended() == 1, "what the program says wrongly is not the environment's fault"
+
+
+def test_a_second_process_of_the_same_name_is_warned_of(place: Path) -> None:
+    with running(place, "run", "clerkapp:node") as node:
+        address = node.hear("listening").rpartition(" ")[2]
+        with running(place, "run", "clerkapp:node") as twin:
+            said = twin.hear("has the node id 'desk' as well")
+            assert " WARN  desk  " in said
+            assert address in said
+        node.signal(signal.SIGKILL)
+        node.ended()
+    # Their records stand until their leases end, but nobody holds their locks any more (L6).
+    with running(place, "run", "clerkapp:node") as again:
+        again.hear("listening")
+        again.signal(signal.SIGTERM)
+        assert again.ended() == 0
+        assert not any("as well" in line for line in again.said)
 
 
 def test_a_library_that_is_missing_is_named(place: Path) -> None:

@@ -15,7 +15,8 @@ from cluster_lab import GONE, A, B, C, Stored, healthy, moving, node, poisoned, 
 from typer.testing import CliRunner, Result
 
 from domicile.core.hashing import shard_of
-from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.ids import CONFIG_KEY, EntityKey, Incarnation, ShardKey
+from domicile.core.records import ConfigRecord, TypeRecord, encode_record
 from domicile.core.shardmap import FREE
 from domicile.core.txn import Put
 from domicile.ops.cli import app
@@ -162,8 +163,27 @@ def test_a_manager_without_nodes_is_a_cluster_that_serves_nothing(tmp_path: Path
     assert "no shards yet" in result.stdout
     assert "manager, coordinator" in result.stdout
     where = domicile("where", "counter", "c1", url)
-    assert where.exit_code == 1
+    assert where.exit_code == 3
     assert "no node serves entities of type 'counter'" in where.stderr
+    assert "no node is registered at all" in where.stderr
+
+
+def test_where_nobody_is_left_the_shard_is_not_served(tmp_path: Path) -> None:
+    config = ConfigRecord({"default": 1, "games": 4}, types={"game": TypeRecord("games")})
+    stored = Stored(
+        shards={"default": [serving(GONE)], "games": [serving(GONE, 9)] * 4},
+        config=False,
+        more={CONFIG_KEY: encode_record(config)},
+    )
+    url = stored.write(tmp_path / "s.db")
+    result = domicile("where", "game", "g1", url)
+    assert result.exit_code == 3, result.output
+    assert f"games/{shard_of(EntityKey('game', 'g1'), 4)} of 4" in result.stdout
+    assert "lost" in result.stdout
+    unknown = domicile("where", "lamp", "l1", url)
+    assert unknown.exit_code == 3
+    assert "no node is registered at all" in unknown.stderr
+    assert domicile("kick", "game", "g1", url).exit_code == 1
 
 
 def test_a_dead_node_counts_for_nothing_before_its_lease_runs_out(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -163,14 +164,30 @@ def test_what_can_not_be_locked_is_an_error_and_what_can_not_be_read_unknown(
 ) -> None:
     (tmp_path / "file").write_text("")
     locks = FileLocks(tmp_path / "file")
-    with pytest.raises(StoreUnavailable, match=rf"{tmp_path / 'file' / ONE} can't be locked"):
+    with pytest.raises(StoreUnavailable, match=rf"directory {tmp_path / 'file'} can't be made"):
         locks.hold(ONE)
     assert locks.verdict(ONE) is Verdict.UNKNOWN
     (tmp_path / TWO).mkdir()
     assert FileLocks(tmp_path).verdict(TWO) is Verdict.UNKNOWN
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailable, match=rf"{tmp_path / TWO} can't be locked"):
         FileLocks(tmp_path).hold(TWO)
     assert sorted(path.name for path in tmp_path.iterdir()) == [TWO, "file"]
+
+
+def test_a_directory_that_can_not_be_written_to_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("domicile.stores.locks.os.open", refuse)
+        with pytest.raises(StoreUnavailable) as caught:
+            FileLocks(tmp_path).hold(ONE)
+    said = str(caught.value)
+    assert f"the directory {tmp_path} can't be written to (Permission denied)" in said
+    assert "name another path for the store" in said
+    assert ONE not in said
 
 
 def test_a_sweep_removes_the_long_dead_alone(tmp_path: Path) -> None:

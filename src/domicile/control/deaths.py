@@ -165,8 +165,12 @@ class Deaths:
                 # Nobody needs the proof any more; that of a node serves a store put back, too (S5).
                 let_go(self._health, dead, gone=True)
             self._meter.count("node.dead")
-            name = "a client" if record is None else f"node {record.node}"
-            log.warning("%s is dead (%s); its shards are free at once", name, evidence)
+            if record is None:
+                log.warning("a client is dead (%s)", evidence)
+            else:
+                log.warning(
+                    "node %s is dead (%s); its shards are free at once", record.node, evidence
+                )
         elif isinstance(outcome, Conflict):
             self._meter.count("node.dead.raced")
 

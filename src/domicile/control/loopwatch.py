@@ -255,7 +255,9 @@ class LoopWatch:
 
 def _text(held: Held) -> str:
     kind, id, handler = held.handler
-    who = f"{handler} of {kind} {id!r}" if held.handler != NO_HANDLER else "no handler of this node"
+    who = f"{handler} of {kind} {id!r}"
+    if held.handler == NO_HANDLER:
+        who = "something that is not a handler"
     if not held.over:
         return (
             f"{who} holds the event loop, for {held.held_s:.1f} s so far, at {held.where}: nothing "

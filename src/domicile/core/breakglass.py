@@ -7,7 +7,7 @@ map, which is the leader's: it is for a store that lost commits, while no node r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -47,6 +47,7 @@ from domicile.core.txn import (
     Put,
     Write,
 )
+from domicile.core.versions import ranks
 from domicile.errors import ConfigError
 
 KEPT_AUDITS = 100
@@ -209,6 +210,24 @@ def set_target(version: str | None) -> Deed:
     if not version.strip() or not version.isprintable():
         raise ConfigError(f"{version!r} is no version: write what nodes have as version=")
     return Deed(version, (), (Put(TARGET_KEY, version.encode()),))
+
+
+def check_version(version: str, present: Collection[str]) -> None:
+    """Raise `ConfigError` for a text of no kind of version, unless a node has it all the same."""
+    # Of each kind one: what can be compared with it is of that kind. "1" is a PEP 440 one, too.
+    if version in present or any(ranks((version, one)) for one in ("1", "2000-01-01")):
+        return
+    raise ConfigError(
+        f"{version!r} is no version: write what nodes have as version=, which is a whole number, "
+        "a PEP 440 version such as 2.1.0 or an ISO time; --force takes any text"
+    )
+
+
+def has_shards(picture: Picture, node: str) -> bool:
+    """Whether any shard is at home at an incarnation of a node."""
+    nodes = picture.members.nodes
+    owners = {one: None for one, record in nodes.items() if record.node == node}
+    return any(entry.owner in owners for _, entry in picture.members.map)
 
 
 def drain(picture: Picture, node: str, *, undo: bool) -> Deed:

@@ -1,8 +1,9 @@
 """Which of two versions is newer, and which versions may receive shards while several are there.
 
-Called by the planner only. A version is a text of the application's own: whole numbers, PEP 440 or
-ISO times, all that are present read as one kind. Where they are not of one kind nothing is newer
-than anything else. Empty versions are versions too: equal to each other, newer than none.
+Called by the planner, and for what operators ask for. A version is a text of the application's
+own: whole numbers, PEP 440 or ISO times, all that are present read as one kind. Where they are not
+of one kind nothing is newer than anything else. Empty versions are versions too: equal to each
+other, newer than none.
 """
 
 from __future__ import annotations

@@ -51,9 +51,15 @@ class Places:
             return self._runtime.shards.get(role, self._runtime.settings.shards)
         if not members.knows_type(role, kind):
             registered = ", ".join(members.types(role)) or "none"
-            raise Unavailable(
+            text = (
                 f"no node has registered entity type {kind!r} in role {role!r} (registered: "
                 f"{registered}); start a node with entities=[...] listing it"
             )
+            if not members.nodes:
+                text += (
+                    ". No node is there at all: if one runs, it has another store, and a relative "
+                    "sqlite:/// path begins in the directory of each process"
+                )
+            raise Unavailable(text)
         assert config is not None, "a node registers its roles in the config before itself"
         return config.shards[role]

@@ -110,8 +110,8 @@ class StuckHandlers:
             return
         turns = turns_of(self._runtime.suspended, wish.shard, wish.entity)
         log.warning(
-            "kick: %s ends %d handlers of %s %r", record.by, len(turns), *wish.entity,
-            extra=host.tags(),
+            "kick: %s ends %d %s of %s %r", record.by, len(turns),
+            "handler" if len(turns) == 1 else "handlers", *wish.entity, extra=host.tags(),
         )  # fmt: skip
         self._meter.count("handler.kicked", len(turns))
         self._spawn(self._see_kick(wish, Kick(turns)))

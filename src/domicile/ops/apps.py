@@ -21,6 +21,14 @@ class TargetError(Exception):
     """A target names no node; the message says what was found instead and what to write."""
 
 
+class FactoryError(Exception):
+    """The function that should make a node raised something; `raised` is that."""
+
+    def __init__(self, raised: Exception) -> None:
+        super().__init__(str(raised))
+        self.raised = raised
+
+
 def find_node(target: str, directory: Path | None = None) -> Node:
     """The node of `module:name`; `name` is a `Node` or a function without arguments giving one.
 
@@ -60,7 +68,10 @@ def _made(found: Any, target: str, module: ModuleType) -> Node:
         raise TargetError(f"{target} can't be called without arguments: {error}") from error
     except ValueError:
         pass  # some builtins have no signature to look at
-    made: Any = found()
+    try:
+        made: Any = found()
+    except Exception as error:
+        raise FactoryError(error) from error
     if not isinstance(made, Node):
         raise TargetError(f"{target}() returned {_a(made)}, not a Node; {_offer(module)}")
     return made

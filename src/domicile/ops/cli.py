@@ -35,6 +35,7 @@ from domicile.ops.console import (
     examples,
     fail,
     find,
+    is_away,
     print_json,
     read,
     which,
@@ -105,8 +106,9 @@ def run(
 ) -> None:
     """Run one node in this process until SIGTERM or Ctrl-C, then hand over and leave.
 
-    Exits with 0 once it has left, 1 after an error, 2 if MODULE:NAME names no node. A second
-    signal ends it at once. A node that hangs past its lease is ended by the watchdog.
+    Exits with 0 once it has left, 1 after an error, 2 if MODULE:NAME names no node or the
+    environment is wrong, 3 if the store is away or can't be one. A second signal ends it at once.
+    A node that hangs past its lease is ended by the watchdog.
     """
     from domicile.ops import logs
 
@@ -146,18 +148,21 @@ def manager(
     """Run a coordinator in this process, without entities, until SIGTERM or Ctrl-C.
 
     A second one stands by and takes over when the first is gone. Nodes that shall never
-    coordinate say `Node(candidate=False)`. Exits with 0 once it has left, 1 after an error.
+    coordinate say `Node(candidate=False)`. Exits with 0 once it has left, 1 after an error, 2 if
+    an option or the environment is wrong, 3 if the store is away or can't be one.
     """
     from domicile.core.strategies import NAMES
     from domicile.errors import ConfigError
     from domicile.manager import Manager
     from domicile.ops import logs
+    from domicile.transports.tcp import TcpTransport
 
     logs.set_up(log_level.value, log_format.value)
-    url, name = which(store, app, cluster)
+    url, name = which(store, app, cluster, "manager")
     if strategy not in NAMES:
         fail(f"--strategy {strategy!r} is not one of {', '.join(NAMES)}", USAGE)
     try:
+        TcpTransport(listen, advertise=advertise)  # only to have the addresses read
         made = Manager(
             url, cluster=name, strategy=strategy, listen=listen, advertise=advertise,
             node_id=node_id,
@@ -181,7 +186,7 @@ def _serve(member: Node | Manager, loop: LoopName, no_watchdog: bool, http: str 
     try:
         serve(member, loop.value)
     except DomicileError as error:
-        fail(str(error), FAILED)
+        fail(str(error), AWAY if is_away(error) else FAILED)
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
 
@@ -207,7 +212,7 @@ def status(
     """
     from domicile.ops.show import Shown, status_view
 
-    url, name = which(store, app, cluster)
+    url, name = which(store, app, cluster, "status")
 
     last: list[Status] = []
 
@@ -257,7 +262,7 @@ def where(
     """
     from domicile.ops.show import Shown, place_view
 
-    url, name = which(store, app, cluster)
+    url, name = which(store, app, cluster, "where", type, id)
 
     async def look(reader: Reader) -> Place:
         return await reader.where(type, id, role)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import sys
+import sysconfig
 import traceback
 from collections.abc import Awaitable, Callable
 from enum import Enum
@@ -18,7 +20,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 import msgspec
 import typer
 
-from domicile.errors import ConfigError, DomicileError
+from domicile.config import Settings
+from domicile.errors import ConfigError, DomicileError, StoreError
 
 if TYPE_CHECKING:
     from domicile.node import Node
@@ -27,6 +30,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FAILED, USAGE, AWAY, INTERRUPTED = 1, 2, 3, 130
+
+_STORES = "domicile.stores"
+_COMMANDS = str(Path(__file__).parent)
+_LIBRARY = str(Path(__file__).parents[1])
+_INSTALLED = ("<", *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")))
+"""How the files of frames begin that are not the user's; `<string>` is code that was generated."""
 
 
 class LoopName(str, Enum):  # noqa: UP042 - StrEnum would change what typer shows
@@ -99,15 +108,21 @@ def examples(*commands: str) -> str:
     return "Examples:\n\n" + "\n\n".join(f"- `{command}`" for command in commands)
 
 
-def which(store: str | None, target: str | None, cluster: str | None) -> tuple[str, str]:
-    """The store's URL and the cluster's name that a command line means."""
+def which(
+    store: str | None, target: str | None, cluster: str | None, *typed: str | None
+) -> tuple[str, str]:
+    """The store's URL and the cluster's name that a command line means.
+
+    `typed` is the command and its arguments, for the hint where the store is missing.
+    """
     if target is not None:
         node = find(target)
         return store or node.store, cluster or node.cluster
     store = store or os.environ.get("DOMICILE_STORE")
     if not store:
+        words = shlex.join(word for word in typed if word is not None)
         fail(
-            "say which store: domicile status sqlite:///path/to/file.db, or set DOMICILE_STORE, "
+            f"say which store: domicile {words} sqlite:///path/to/file.db, or set DOMICILE_STORE, "
             "or --app module:name",
             USAGE,
         )
@@ -116,24 +131,67 @@ def which(store: str | None, target: str | None, cluster: str | None) -> tuple[s
 
 def find(target: str) -> Node:
     """The node of `module:name`; what the user's own module raises is shown as its own."""
-    from domicile.ops.apps import TargetError, find_node
+    from domicile.ops.apps import FactoryError, TargetError, find_node
 
     try:
         return find_node(target)
     except TargetError as error:
         fail(str(error), USAGE)
-    except DomicileError as error:
-        fail(f"{target.partition(':')[0]} could not be imported: {error}", FAILED)
+    except FactoryError as error:
+        _blame(error.raised, f"{target}() failed")
     except Exception as error:
-        # The user's own code failed: show where, without the frames of the import machinery.
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if "importlib" not in frame.filename]
-        own = [frame for frame in own if not frame.filename.startswith(str(Path(__file__).parent))]
-        shown = "".join(traceback.format_list(own))
-        if shown:
-            typer.echo(f"Traceback (most recent call last):\n{shown}".rstrip(), err=True)
+        _blame(error, f"{target.partition(':')[0]} could not be imported")
+
+
+def _blame(error: Exception, what: str) -> NoReturn:
+    """End with what the user's own code raised, and where it is to blame."""
+    if isinstance(error, ConfigError) and str(error) == _wrong_environment():
+        fail(f"wrong environment: {error}", USAGE)
+    frames, refused = own_frames(error)
+    shown = "".join(traceback.format_list(frames)).rstrip()
+    if shown:
+        typer.echo(shown if refused else f"Traceback (most recent call last):\n{shown}", err=True)
+    detail = str(error)
+    if not isinstance(error, DomicileError):
         detail = "".join(traceback.format_exception_only(error)).strip()
-        fail(f"{target.partition(':')[0]} could not be imported: {detail}", FAILED)
+    fail(f"{what}: {detail}", FAILED)
+
+
+def own_frames(error: Exception) -> tuple[list[traceback.FrameSummary], bool]:
+    """The user's part of a traceback, and whether it was Domicile that refused something.
+
+    Then the user's last frame says it all: what Domicile did with it is Domicile's own business.
+    """
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "importlib" not in frame.filename and not frame.filename.startswith(_COMMANDS)
+    ]
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARY)]
+    if own == frames:
+        return own, False
+    users = [frame for frame in own if not frame.filename.startswith(_INSTALLED)]
+    return [
+        traceback.FrameSummary(one.filename, one.lineno, one.name, line=one.line)
+        for one in (users or own)[-1:]
+    ], True
+
+
+def _wrong_environment() -> str:
+    """What is wrong with the settings of the environment; empty: nothing."""
+    try:
+        Settings.from_environment()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def is_away(error: DomicileError) -> bool:
+    """Whether it is the store that is away or can't be one, whatever kind of error says so."""
+    if isinstance(error, StoreError):
+        return True
+    steps = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__", "").startswith(_STORES) for frame, _ in steps)
 
 
 def read(url: str, cluster: str, look: Callable[[Reader], Awaitable[T]]) -> T:

@@ -41,7 +41,14 @@ class EntityInspected:
 async def inspect_node(reader: Reader, name: str) -> NodeInspected:
     """Everything that the store knows of a node, by its name or incarnation."""
     picture, now_s = await reader.picture(), reader.now_s()
-    incarnation = find(picture, name)
+    try:
+        incarnation = find(picture, name)
+    except LookupError:
+        if _is_type(picture, name):
+            raise LookupError(
+                f"{name!r} is an entity type: say its id too, as in `domicile inspect {name} c1`"
+            ) from None
+        raise
     record = picture.members.nodes.get(incarnation)
     if record is None:
         raise LookupError(f"{name!r} is a client: it is home to nothing")
@@ -72,6 +79,11 @@ async def inspect_entity(
         seen = stuck_seen(picture.members, owner, late, now_s)
         found = [one for one in seen if (one.type, one.id) == (kind, id)]
     return EntityInspected(place, found)
+
+
+def _is_type(picture: Picture, name: str) -> bool:
+    config, nodes = picture.members.config, picture.members.nodes.values()
+    return (config is not None and name in config.types) or any(name in one.types for one in nodes)
 
 
 def ranges(numbers: list[int]) -> str:

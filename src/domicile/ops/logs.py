@@ -49,7 +49,7 @@ class TextFormatter(logging.Formatter):
         stamp = f"{clock}.{int(record.msecs):03d}"
         style = _STYLES.get(record.levelno, _FAINT)
         head = f"{self._dye(stamp, _FAINT)} {self._dye(f'{level:<5}', style)}"
-        return f"{head} {self._dye(place, _PLACE)}  {message}" if place else f"{head}  {message}"
+        return f"{head} {self._dye(place, _PLACE)}  {message}" if place else f"{head} {message}"
 
     def _dye(self, text: str, style: Style) -> str:
         return style.render(text, color_system=ColorSystem.STANDARD) if self._colour else text

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from domicile.core import breakglass
+from domicile.core.versions import same
 from domicile.ops.console import (
     FAILED,
     INTERRUPTED,
@@ -88,12 +89,17 @@ def drain(
     The wish stays until --undo, also over restarts of a node of that name. A drained node keeps
     its shards only while no other node of their role is there.
     """
-    url, name = which(store, app, cluster)
+    url, name = which(store, app, cluster, "drain", node)
     _do(
         url, name, "drain --undo" if undo else "drain",
         lambda picture: breakglass.drain(picture, node, undo=undo), why,
     )  # fmt: skip
-    typer.echo(f"{node} may have shards again" if undo else f"{node} is being emptied")
+    if undo:
+        typer.echo(f"{node} may have shards again")
+    elif breakglass.has_shards(_look(url, name), node):
+        typer.echo(f"{node} is being emptied")
+    else:
+        typer.echo(f"{node} is empty already, and stays so until `domicile drain {node} --undo`")
 
 
 def target(
@@ -111,6 +117,12 @@ def target(
     clear: Annotated[
         bool, typer.Option("--clear", help="No target: the newest version receives.")
     ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Even if it is no number, PEP 440 version or ISO time, and no node's."
+        ),
+    ] = False,
     why: Why = "",
 ) -> None:
     """Show or set the version whose nodes receive shards while versions are mixed.
@@ -122,18 +134,27 @@ def target(
         version, store = None, version
     if clear and version is not None:
         fail("say a version or --clear, not both", USAGE)
-    url, name = which(store, app, cluster)
+    url, name = which(store, app, cluster, "target", version)
     picture = _look(url, name)
     if version is None and not clear:
         typer.echo(picture.target or "no target version: the newest one receives shards")
         return
+    present = {record.version for record in picture.members.nodes.values() if record.roles}
+    if version is not None and not force:
+        wanted = version
+        answered(lambda: breakglass.check_version(wanted, present))
     _do(url, name, "target", lambda _: breakglass.set_target(version), why)
     if version is None:
         typer.echo("no target version: the newest one receives shards")
         return
     typer.echo(f"target version {version}")
-    present = {record.version for record in picture.members.nodes.values() if record.roles}
-    if present and version not in present:
+    if present == {""}:
+        typer.echo(
+            "note: the registered nodes have no version, so this changes nothing for them; give "
+            "them one by Node(version=...)",
+            err=True,
+        )
+    elif present and not any(same(version, one) for one in present):
         shown = ", ".join(sorted(one or "(none)" for one in present))
         typer.echo(f"note: no node of that version is registered; there are: {shown}", err=True)
 
@@ -160,7 +181,7 @@ def declare_dead(
     from domicile.ops.operator import who
     from domicile.ports.health import Verdict
 
-    url, label = which(store, app, cluster)
+    url, label = which(store, app, cluster, "declare-dead", name)
 
     async def look(operator: Operator) -> tuple[Picture, Incarnation, Verdict]:
         picture = await operator.look()
@@ -200,7 +221,7 @@ def free(
     The coordinator gives it a new home as if the owner had released it. A home that was chosen
     already stays chosen; else drain the owner first, or it may get the shard again.
     """
-    url, name = which(store, app, cluster)
+    url, name = which(store, app, cluster, "free", shard)
     key = answered(lambda: breakglass.parse_shard(shard))
     picture = _look(url, name)
     deed = answered(lambda: breakglass.free(picture, key))
@@ -229,7 +250,7 @@ def unquarantine(
 
     A shard is quarantined after several of its owners died soon after each other.
     """
-    url, name = which(store, app, cluster)
+    url, name = which(store, app, cluster, "unquarantine", shard)
     key = answered(lambda: breakglass.parse_shard(shard))
     picture = _look(url, name)
     answered(lambda: breakglass.unquarantine(picture, key))
@@ -262,7 +283,7 @@ def reset_history(
     An epoch that was used after the backup must not be used again, or journals and peers could
     take an old owner for the new one. Stop all nodes first.
     """
-    url, name = which(store, app, cluster)
+    url, name = which(store, app, cluster, "reset-history")
     picture = _look(url, name)
     there = [breakglass.title(picture.members, one) for one in sorted(picture.members.nodes)]
     if there and not force:

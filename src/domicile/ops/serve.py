@@ -15,9 +15,12 @@ from contextlib import AsyncExitStack, contextmanager
 from typing import Any, Literal
 
 from domicile.core.records import NodeRecord
+from domicile.core.stages import late_s
 from domicile.errors import ConfigError
 from domicile.manager import Manager
 from domicile.node import Node
+from domicile.ports.health import Verdict
+from domicile.wiring import locks_of, sqlite_path
 
 log = logging.getLogger("domicile")
 
@@ -74,7 +77,7 @@ async def _serve(node: Member) -> None:
             signal.signal(kind, signal.SIG_DFL)
         log.info(
             "asked to leave: this takes at most %g s; a second signal ends this process at once",
-            node.settings.drain_deadline_s + node.settings.linger_s,
+            node.settings.drain_deadline_s + late_s(node.settings) + node.settings.linger_s,
         )
 
 
@@ -95,6 +98,26 @@ def _say_where(node: Member) -> None:
     if isinstance(record, NodeRecord):
         tags = {"node": record.node, "incarnation": record.incarnation}
         log.info("listening at %s", record.address, extra=tags)
+        for twin in _twins(node, record):
+            log.warning(
+                "the process at %s (%s) has the node id %r as well: a drain or a wish for that "
+                "name means both, and other commands must name an incarnation; give each its own",
+                twin.address, twin.incarnation[:8], twin.node, extra=tags,
+            )  # fmt: skip
+
+
+def _twins(node: Member, record: NodeRecord) -> list[NodeRecord]:
+    """Others with this node id whose processes run, by this machine's own locks (L6)."""
+    if node.life is None or not node.store.startswith("sqlite://"):
+        return []
+    locks = locks_of(sqlite_path(node.store))
+    return [
+        other
+        for one, other in node.life.member.members.nodes.items()
+        if other.node == record.node
+        and one != record.incarnation
+        and locks.verdict(one) is Verdict.ALIVE
+    ]
 
 
 @contextmanager

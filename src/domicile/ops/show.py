@@ -5,6 +5,7 @@ Draws what `ops.status` computed and reads nothing itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -22,6 +23,7 @@ from domicile.ops.stuck_seen import StuckSeen
 WIDE = 160
 """Columns where there is no terminal to fit: lines of a file or pipe are not folded."""
 
+_NUMBERED = re.compile(r".+?:\d+ ")
 _KINDS = {"waits": "waits", "runs": "holds the loop", "blocking": "in a thread"}
 _STANDING = {"up": "green", "leaving": "yellow", "draining": "yellow"}
 
@@ -116,9 +118,16 @@ def stuck_view(stuck: Sequence[StuckSeen], more: int = 0, *, whole: bool = False
 
 
 def _own_line(stack: Sequence[str]) -> str:
-    """The innermost line that is neither the standard library's nor an installed package's."""
-    own = [line for line in stack if "/lib/python" not in line and "<frozen" not in line]
-    return (own or stack)[-1]
+    """The innermost line of the user's own code, as far as lines as they are stored tell.
+
+    Lines of the standard library have no number. The first of the others is the handler's own:
+    what is in its package, or a module beside it, is not an installed package's.
+    """
+    numbered = [line for line in stack if _NUMBERED.match(line)]
+    if not numbered:
+        return stack[-1]
+    home = numbered[0].partition("/")[0]
+    return [line for line in numbered if line.partition("/")[0] in (home, line)][-1]
 
 
 def place_view(place: Place) -> RenderableType:
@@ -150,6 +159,11 @@ def age_text(seconds: float | None) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 360_000 else f"{seconds / 86400:.0f} d"
 
 
+def count(number: int, one: str, many: str = "") -> str:
+    """A number of things: `1 shard`, `2 shards`, `1,000 entities`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
 def _headline(status: Status) -> Text:
     line = Text(f"{status.cluster} in {status.store}, revision {status.revision}: ")
     if status.served:
@@ -157,7 +171,8 @@ def _headline(status: Status) -> Text:
     if not status.roles:
         return line.append("no shards yet: no node has joined", style="yellow")
     missing = sum(role.shards - role.serving for role in status.roles)
-    return line.append(f"{missing} shards are not served", style="bold red")
+    verb = "is" if missing == 1 else "are"
+    return line.append(f"{count(missing, 'shard')} {verb} not served", style="bold red")
 
 
 def _nodes(status: Status) -> RenderableType:

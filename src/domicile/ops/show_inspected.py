@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from domicile.ops.inspecting import EntityInspected, NodeInspected, ranges
-from domicile.ops.show import age_text, place_view, stuck_view
+from domicile.ops.show import age_text, count, place_view, stuck_view
 
 
 def inspected_view(seen: NodeInspected | EntityInspected) -> RenderableType:
@@ -33,10 +33,10 @@ def _node(seen: NodeInspected) -> RenderableType:
     table.add_row("types", ", ".join(node.types) or "none")
     for role in node.roles:
         served = seen.serving.get(role, [])
-        table.add_row(f"serves {role}", f"{len(served)} shards: {ranges(served)}")
+        table.add_row(f"serves {role}", f"{count(len(served), 'shard')}: {ranges(served)}")
         if role in seen.moving:
             moving = seen.moving[role]
-            table.add_row(f"moving {role}", f"{len(moving)} shards: {ranges(moving)}")
+            table.add_row(f"moving {role}", f"{count(len(moving), 'shard')}: {ranges(moving)}")
     if seen.residents is not None:
-        table.add_row("residents", f"{seen.residents:,} entities")
+        table.add_row("residents", count(seen.residents, "entity", "entities"))
     return table

@@ -327,7 +327,7 @@ def _standing(members: Members, record: NodeRecord, dead: bool) -> str:
 def place_of(
     members: Members, entity: EntityKey, role: str | None, dead: Callable[[Incarnation], bool]
 ) -> Place:
-    """Where the store says that an entity is at home; raises `LookupError`."""
+    """Where the store says that an entity is at home; raises `LookupError` or `NoCluster`."""
     role = _role_of(members, entity.type, role)
     assert members.config is not None, "a role is known"
     shards = members.config.shards[role]
@@ -366,8 +366,18 @@ def _role_of(members: Members, kind: str, role: str | None) -> str:
     serving = [record for record in members.nodes.values() if kind in record.types]
     if not serving:
         known = sorted({name: None for record in members.nodes.values() for name in record.types})
-        listed = f"known ones: {', '.join(known)}" if known else "no node is registered at all"
-        raise LookupError(f"no node serves entities of type {kind!r}; {listed}")
+        if known:
+            raise LookupError(
+                f"no node serves entities of type {kind!r}; known ones: {', '.join(known)}"
+            )
+        # Nobody is there to ask, but the config still knows where the shards of a type are.
+        stored = {} if members.config is None else members.config.types
+        if kind not in stored:
+            raise NoCluster(
+                f"no node serves entities of type {kind!r}; no node is registered at all: start "
+                "one with `domicile run`"
+            )
+        return stored[kind].role
     shared = [name for name in serving[0].roles if all(name in one.roles for one in serving)]
     if len(shared) != 1:
         raise LookupError(

@@ -72,7 +72,7 @@ def inspect(
     """
     if id is not None and "://" in id and store is None:
         id, store = None, id
-    url, label = which(store, app, cluster)
+    url, label = which(store, app, cluster, "inspect", name, id)
 
     async def look(reader: Reader) -> NodeInspected | EntityInspected:
         from domicile.ops.inspecting import inspect_entity, inspect_node
@@ -113,7 +113,7 @@ def kick(
     """
     from domicile.core.ids import EntityKey
 
-    url, label = which(store, app, cluster)
+    url, label = which(store, app, cluster, "kick", type, id)
     entity, waiting = EntityKey(type, id), _Waiting()
 
     async def prepare(operator: Operator) -> Kicking:

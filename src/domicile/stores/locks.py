@@ -33,6 +33,7 @@ LISTED_AT_ONCE = 4_096
 """I6: of how many files a sweep reads the names, and how many of them it looks at, whatever has
 piled up. Each begins elsewhere, and those it removes make room for others to be read."""
 
+_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 _READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
 _MAKE = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
 
@@ -50,12 +51,19 @@ class FileLocks:
         """As `Health.hold`."""
         if incarnation in self._held:
             return
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"the directory {self._directory} can't be made ({error.strerror}), where the "
+                "store's processes keep their locks; make what is above it writable for this user, "
+                "or name another path for the store"
+            ) from error
         # Locked before it has its name: nobody can find it unlocked while its owner lives.
         path = self._directory / incarnation
         draft = self._directory / f".{incarnation}.{secrets.token_hex(4)}"
         descriptor = -1
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(draft, _MAKE, 0o644)
             _lock(descriptor, shared=False)
             os.write(descriptor, f"{os.fstat(descriptor).st_ino} {os.getpid()}\n".encode())
@@ -65,9 +73,15 @@ class FileLocks:
                 os.close(descriptor)
                 with suppress(OSError):
                     draft.unlink()
+            if error.errno in _UNWRITABLE:
+                raise StoreUnavailable(
+                    f"the directory {self._directory} can't be written to ({error.strerror}), "
+                    "where the store's processes keep their locks; make it writable for this "
+                    "user, or name another path for the store"
+                ) from error
             raise StoreUnavailable(
                 f"{path} can't be locked ({error.strerror}), so nobody could tell when this "
-                "process has died; see that its directory can be written to and has room"
+                "process has died; see that its disk has room and can lock files"
             ) from error
         self._held[incarnation] = descriptor
         # Names are random, so each incarnation sweeps at another place.
