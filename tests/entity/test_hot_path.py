@@ -306,10 +306,12 @@ def test_a_local_ask_has_no_outcome_past_the_deadline() -> None:
 
 
 @pytest.mark.parametrize("lapse_s", [0.0, LAPSE_S])
+@pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize("busy", [False, True])
 def test_nothing_of_a_batch_starts_or_is_answered_past_the_deadline(
-    busy: bool, lapse_s: float
+    busy: bool, told: bool, lapse_s: float
 ) -> None:
+    """`told`: nobody waits for the one that blocks, so that no answer of its own is in question."""
     sim = Sim(0, entities=[Desk], nodes=1, settings=FEW)
 
     async def work() -> None:
@@ -319,14 +321,18 @@ def test_nothing_of_a_batch_starts_or_is_answered_past_the_deadline(
         first = [desk.ask(Desk.slow, 0.01)] if busy else []
         outcomes = await asyncio.gather(
             *first,
-            desk.ask(Desk.block, lapse_s),
+            desk.tell(Desk.block, lapse_s) if told else desk.ask(Desk.block, lapse_s),
+            desk.tell(Desk.mark, 0),
             desk.ask(Desk.mark, 1),
-            other.ask(Desk.mark, 2),
+            other.tell(Desk.mark, 2),
+            other.ask(Desk.mark, 3),
             return_exceptions=True,
         )
-        done = ["slow begins", 2, "slow ends"] if busy else []
+        done = ["slow begins", 2, 3, "slow ends"] if busy else []
         assert done == LOG
-        late = outcomes[1:3] if busy else outcomes
+        blocked, _, behind, _, beside = outcomes[1:] if busy else outcomes
+        late = [behind] if busy else [behind, beside]
+        late += [] if told else [blocked]
         assert all(isinstance(outcome, MaybeExecuted) for outcome in late)
 
     without_verdict(sim, work)

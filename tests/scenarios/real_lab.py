@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -23,6 +23,7 @@ import pytest
 from domicile import Client, DomicileError, Entity, connect, handler
 from domicile.core.ids import MAP, NOBODY, Incarnation, ShardKey
 from domicile.testing import Event, History, Processes, check
+from domicile.testing.chaos.round import felt
 from domicile.testing.member_process import die_with
 from domicile.testing.recorder import FileRecorder
 
@@ -152,6 +153,13 @@ class Clerk(Entity, name="clerk"):
         return os.getpid()
 
 
+def mine(cluster: Processes, node: int) -> Incarnation:
+    """The incarnation of a node, which must stand."""
+    found = cluster.incarnation(node)
+    assert found is not None
+    return found
+
+
 def balanced(cluster: Processes) -> bool:
     """Whether everything is served, by all nodes alike."""
     shards = [ShardKey(ROLE, number) for number in range(cluster.settings.shards)]
@@ -199,12 +207,87 @@ def map_commits(history: History, by: str, since: float) -> list[Event]:
 
 
 def fault_at(history: History, fault: str, incarnation: str) -> float:
-    """When a fault was done to an incarnation."""
-    return next(
+    """When a fault was last done to an incarnation."""
+    return max(
         event.at
         for event in history.of("fault")
         if event.fields["fault"] == fault and event.fields["inc"] == incarnation
     )
+
+
+# how long something takes
+
+
+ROUNDS, EXCUSES = 2, 4
+"""How often a promise must hold, and how often the machine may be the reason that it did not."""
+
+
+class Loss:
+    """A node that is about to be lost, and what it is home to."""
+
+    def __init__(self, cluster: Processes, node: int) -> None:
+        self.incarnation = mine(cluster, node)
+        self._cluster = cluster
+        shards = [ShardKey(ROLE, number) for number in range(cluster.settings.shards)]
+        entries = {shard: cluster.entry(shard) for shard in shards}
+        owned = {
+            shard: one.epoch for shard, one in entries.items() if one.owner == self.incarnation
+        }
+        assert owned
+        self._epochs = owned
+
+    async def replaced(self) -> None:
+        """Return once everything that it had is open elsewhere."""
+        await self._cluster.wait_until(
+            lambda: (
+                self._cluster.settled()
+                and all(self._cluster.entry(one).epoch > was for one, was in self._epochs.items())
+            ),
+            timeout_s=60,
+        )
+
+    def served_at(self, history: History) -> tuple[float, float]:
+        """When the first and the last of its shards opened elsewhere, as their new homes noted."""
+        opened = [
+            next(
+                event.at
+                for event in history.of("open")
+                if event.fields["shard"] == shard.shard and event.fields["epoch"] > epoch
+            )
+            for shard, epoch in self._epochs.items()
+        ]
+        return min(opened), max(opened)
+
+
+async def within_each_time(
+    cluster: Processes, limit_s: float, once: Callable[[], Awaitable[tuple[float, float]]]
+) -> None:
+    """Something takes less than a time whenever it is done; it says when it began and ended.
+
+    Only while the machine let nobody run it may take longer, and then it is done once more.
+    """
+    starved: list[tuple[float, float]] = []
+    took: list[float] = []
+    excused = pulses = 0
+
+    def beat() -> float:
+        nonlocal pulses
+        pulses += 1
+        return cluster.now()
+
+    with felt(beat, lambda since, until: starved.append((since, until))):
+        while len(took) - excused < ROUNDS:
+            began, ended = await once()
+            took.append(ended - began)
+            if took[-1] < limit_s:
+                continue
+            # Whoever feels that is a thread, and has to be let run, too.
+            felt_by = pulses + 3
+            await cluster.wait_until(lambda felt_by=felt_by: pulses >= felt_by)  # type: ignore[misc]
+            blame = [span for span in starved if span[0] < ended and began < span[1]]
+            excused += 1
+            assert blame, f"the machine is not to blame: {took}"
+            assert excused <= EXCUSES, f"the machine lets nothing be measured: {took}"
 
 
 # a client that can be stopped

@@ -185,7 +185,7 @@ async def send_some(node: Node, random: Random, done: list[object]) -> None:
         done.append(None)
 
 
-@pytest.mark.scenario("RG-05")
+@pytest.mark.scenario("RG-05", partial=True)
 @simulated(entities=[Page, Kept], nodes=SENDERS, seeds=SEEDS, settings=Settings(shards=3))
 async def test_any_mix_of_local_and_remote_calls_keeps_order_and_one_at_a_time(sim: Sim) -> None:
     global LEDGER

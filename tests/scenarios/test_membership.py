@@ -67,7 +67,7 @@ def leader(sim: Sim) -> int:
 # SM-08
 
 
-@pytest.mark.scenario("SM-08")
+@pytest.mark.scenario("SM-08", partial=True)
 @simulated(entities=[Till], nodes=3, seeds=4, settings=HEALTH, locks=True)
 async def test_a_reported_node_that_lives_keeps_everything_however_long_it_is_silent(
     sim: Sim,
@@ -97,7 +97,7 @@ async def test_a_reported_node_that_lives_keeps_everything_however_long_it_is_si
     assert not list(sim.history.of("fenced"))
 
 
-@pytest.mark.scenario("SM-08")
+@pytest.mark.scenario("SM-08", partial=True)
 @simulated(entities=[Till], nodes=3, seeds=4, settings=HEALTH, locks=True)
 async def test_a_node_that_is_dead_is_unregistered_and_its_shards_placed_at_once(sim: Sim) -> None:
     await fill(sim)

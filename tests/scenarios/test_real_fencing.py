@@ -6,27 +6,29 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
-from contextlib import suppress
+from collections import Counter
 from typing import Literal
 
 import pytest
 from real_lab import (
-    ROLE,
     Clerk,
     Diary,
+    Loss,
     balanced,
     deadline,
     fault_at,
     judge,
     lives,
     map_commits,
+    mine,
     of,
     run,
     start_reader,
+    within_each_time,
 )
 
 from domicile import DomicileError, MaybeExecuted, Settings
-from domicile.core.ids import Incarnation, ShardKey, dead_key, node_key
+from domicile.core.ids import ShardKey, dead_key, node_key
 from domicile.entity.define import Entity
 from domicile.testing import History, Processes
 from domicile.testing.member_signals import standing_still
@@ -40,12 +42,6 @@ def ids_at(cluster: Processes, kind: type[Entity], node: int, count: int) -> lis
     found = [id for n in range(count * 20) if cluster.owner(kind, id := f"c{n}") == node]
     assert len(found) >= count
     return found[:count]
-
-
-def mine(cluster: Processes, node: int) -> Incarnation:
-    found = cluster.incarnation(node)
-    assert found is not None
-    return found
 
 
 def drains(cluster: Processes, shard: ShardKey) -> bool:
@@ -185,48 +181,8 @@ def test_a_coordinator_that_wakes_up_behind_its_successor_changes_nothing() -> N
 # DX-04
 
 
-TRIES = 3
-"""A machine may be busy elsewhere for a moment; a promise that is broken is broken each time."""
-
 HARDY = 1_000_000
 """Deaths here are nobody's fault."""
-
-
-class Loss:
-    """A node that is about to be lost, and what it is home to."""
-
-    def __init__(self, cluster: Processes, node: int) -> None:
-        self.incarnation = mine(cluster, node)
-        self._cluster = cluster
-        shards = [ShardKey(ROLE, number) for number in range(cluster.settings.shards)]
-        entries = {shard: cluster.entry(shard) for shard in shards}
-        owned = {
-            shard: one.epoch for shard, one in entries.items() if one.owner == self.incarnation
-        }
-        assert owned
-        self._epochs = owned
-
-    async def replaced(self) -> None:
-        """Return once everything that it had is open elsewhere."""
-        await self._cluster.wait_until(
-            lambda: (
-                self._cluster.settled()
-                and all(self._cluster.entry(one).epoch > was for one, was in self._epochs.items())
-            ),
-            timeout_s=60,
-        )
-
-    def served_at(self, history: History) -> tuple[float, float]:
-        """When the first and the last of its shards opened elsewhere, as their new homes noted."""
-        opened = [
-            next(
-                event.at
-                for event in history.of("open")
-                if event.fields["shard"] == shard.shard and event.fields["epoch"] > epoch
-            )
-            for shard, epoch in self._epochs.items()
-        ]
-        return min(opened), max(opened)
 
 
 @pytest.mark.scenario("DX-04")
@@ -238,9 +194,9 @@ def test_the_shards_of_a_killed_node_are_served_elsewhere_within_a_second(who: s
     async def scenario() -> None:
         settings = Settings(shards=6, ttl_s=ttl_s, poison_deaths=HARDY)
         async with Processes([Diary], nodes=3, settings=settings) as cluster:
-            took: list[float] = []
             lost: list[Loss] = []
-            while not took or (took[-1] >= 1.0 and len(took) < TRIES):
+
+            async def lose_one() -> tuple[float, float]:
                 await cluster.wait_until(lambda: balanced(cluster) and cluster.leader() is not None)
                 leader = cluster.leader()
                 assert leader is not None
@@ -253,13 +209,13 @@ def test_the_shards_of_a_killed_node_are_served_elsewhere_within_a_second(who: s
                 assert await cluster.ref(Diary, id).ask(Diary.write, "after") == 1
                 assert cluster.leader() not in (None, victim)
                 history = cluster.history()
-                crashed_at = fault_at(history, "crash", loss.incarnation)
-                took.append(loss.served_at(history)[1] - crashed_at)
                 lost.append(loss)
                 cluster.start(victim)
+                return fault_at(history, "crash", loss.incarnation), loss.served_at(history)[1]
+
+            await within_each_time(cluster, 1.0, lose_one)
             history = cluster.history()
         judge(history)
-        assert took[-1] < 1.0, took
         for loss in lost:
             inc = loss.incarnation
             [burial] = [
@@ -281,9 +237,9 @@ def test_the_shards_of_a_silent_node_are_served_elsewhere_once_its_lease_is_over
     async def scenario() -> None:
         settings = Settings(shards=6, ttl_s=ttl_s, poison_deaths=HARDY)
         async with Processes([Diary], nodes=3, settings=settings) as cluster:
-            took: list[float] = []
             lost: list[Loss] = []
-            while not took or (took[-1] >= within_s and len(took) < TRIES):
+
+            async def lose_one() -> tuple[float, float]:
                 await cluster.wait_until(lambda: balanced(cluster) and cluster.leader() is not None)
                 node = next(one for one in range(3) if one != cluster.leader())
                 loss = Loss(cluster, node)
@@ -291,13 +247,16 @@ def test_the_shards_of_a_silent_node_are_served_elsewhere_once_its_lease_is_over
                 await loss.replaced()
                 history, key = cluster.history(), node_key(loss.incarnation)
                 assert any(key in event.fields["deletes"] for event in history.of("expire"))
-                frozen_at = fault_at(history, "freeze", loss.incarnation)
-                took.append(loss.served_at(history)[1] - frozen_at)
                 lost.append(loss)
                 cluster.thaw(node)
+                await cluster.wait_until(
+                    lambda: cluster.incarnation(node) not in (None, loss.incarnation)
+                )
+                return fault_at(history, "freeze", loss.incarnation), loss.served_at(history)[1]
+
+            await within_each_time(cluster, within_s, lose_one)
             history = cluster.history()
         judge(history)
-        assert took[-1] < within_s, took
         for loss in lost:
             granted = of(history, loss.incarnation, "renewed")[-1].fields
             assert granted["sent_at"] + ttl_s <= loss.served_at(history)[0], "and not before"
@@ -310,6 +269,11 @@ def test_the_shards_of_a_silent_node_are_served_elsewhere_once_its_lease_is_over
 
 BULK_BYTES = 256 * 1024
 BULKS = 120
+BEHIND = 40
+"""Messages in the frame that brings the order to stand still, right behind it."""
+
+TURNS = 5
+DEEDS = ("start", "resume", "reply")
 KERNEL_BYTES = 16 * 1024 * 1024
 """More than two sockets hold."""
 
@@ -324,31 +288,34 @@ class Crowd:
 
     async def press(self) -> None:
         """A new ask every few milliseconds, whatever became of the earlier ones."""
-        ref, number = self._cluster.ref, 0
+        number = 0
         async with asyncio.TaskGroup() as group:
             while not self.over:
                 number += 1
-                busy = ref(Clerk, self._busy[number % len(self._busy)]).options(timeout_s=30)
-                kind = number % 4
-                if kind == 0:
-                    ask = busy.ask(Clerk.quick, b"x" * 64 * 1024)
-                elif kind == 1:
-                    ask = busy.ask(Clerk.patient, 40)
-                elif kind == 2:
-                    ask = busy.ask(Clerk.curious, self._others[number % len(self._others)])
-                else:
-                    other = ref(Clerk, self._others[number % len(self._others)])
-                    ask = other.options(timeout_s=30).ask(
-                        Clerk.curious, self._busy[number % len(self._busy)]
-                    )
-                group.create_task(self._one(ask))
+                group.create_task(self._one(number))
                 await asyncio.sleep(0.005)
 
-    async def _one(self, ask: object) -> None:
+    async def _one(self, number: int) -> None:
+        # Refused at once or later, an ask must not end the others.
         try:
-            await ask  # type: ignore[misc]
+            await self._ask(number)
         except DomicileError as error:
             self.failures.append(error)
+
+    async def _ask(self, number: int) -> None:
+        at_home, elsewhere = (ids[number % len(ids)] for ids in (self._busy, self._others))
+        busy, other = (
+            self._cluster.ref(Clerk, id).options(timeout_s=30) for id in (at_home, elsewhere)
+        )
+        match number % 4:
+            case 0:
+                await busy.ask(Clerk.quick, b"x" * 64 * 1024)
+            case 1:
+                await busy.ask(Clerk.patient, 40)
+            case 2:
+                await busy.ask(Clerk.curious, elsewhere)
+            case _:
+                await other.ask(Clerk.curious, at_home)
 
 
 def suspended_at(history: History, incarnation: str, at: float) -> int:
@@ -362,33 +329,55 @@ def suspended_at(history: History, incarnation: str, at: float) -> int:
 
 def unread_bytes(cluster: Processes, owner: str) -> int:
     """What was answered to the reader and it has not got: in the kernel, or still on this side."""
-    history = cluster.history()
-    readers = [event.fields["inc"] for event in history.of("submit") if is_bulk(event.fields)]
-    if not readers:
-        return 0
-    replies = [one for one in of(history, owner, "reply") if one.fields["sender"] == readers[0]]
-    return BULK_BYTES * (len(replies) - len(of(history, readers[0], "outcome")))
-
-
-def is_bulk(fields: dict[str, object]) -> bool:
-    return fields["method"] == "bulk"
+    # One pass over what is recorded: to merge a history each time would keep this machine busy.
+    readers: dict[str, None] = {}
+    replies, outcomes = Counter[str](), Counter[str]()
+    for _, kind, fields in cluster.recorded:
+        if kind == "submit" and fields["method"] == "bulk":
+            readers[fields["inc"]] = None
+        elif kind == "reply" and fields["inc"] == owner:
+            replies[fields["sender"]] += 1
+        elif kind == "outcome":
+            outcomes[fields["inc"]] += 1
+    return BULK_BYTES * sum(replies[reader] - outcomes[reader] for reader in readers)
 
 
 async def fill_both_ways(
-    cluster: Processes, node: int, incarnation: str, reader: subprocess.Popen[bytes]
+    cluster: Processes, incarnation: str, reader: subprocess.Popen[bytes]
 ) -> None:
     """Stop the reader in the middle of large answers, until they can only wait in user space."""
-    await cluster.wait_until(lambda: unread_bytes(cluster, incarnation) > BULK_BYTES)
+    await cluster.wait_until(lambda: unread_bytes(cluster, incarnation) > BULK_BYTES, timeout_s=60)
     cluster.note_fault("pause of a client")
     reader.send_signal(signal.SIGSTOP)
-    await cluster.wait_until(lambda: unread_bytes(cluster, incarnation) > KERNEL_BYTES)
-    # In the middle of a turn, with more that is ready behind it.
-    clerk = ids_at(cluster, Clerk, node, 1)[0]
-    await cluster.ref(Clerk, clerk).options(timeout_s=30).tell(Clerk.stand_still)
+    await cluster.wait_until(
+        lambda: unread_bytes(cluster, incarnation) > KERNEL_BYTES, timeout_s=60
+    )
+
+
+async def stop_in_a_turn(
+    cluster: Processes, node: int, incarnation: str, clerks: list[str]
+) -> list[asyncio.Task[int | None]]:
+    """Stop a node in a handler, with more messages of the same frame right behind; those."""
     process = cluster.nodes[node].process
     assert process is not None
-    await cluster.wait_until(lambda: standing_still(process.pid))
-    cluster.freeze(node)
+    first, *others = (cluster.ref(Clerk, id).options(timeout_s=30) for id in clerks)
+    await asyncio.gather(*(clerk.ask(Clerk.quick, b"") for clerk in (first, *others)))
+    behind: list[asyncio.Task[int | None]] = []
+    for _ in range(TURNS):
+        # All of it begins in one turn, so that one frame brings it (L3).
+        order = asyncio.ensure_future(first.tell(Clerk.stand_still))
+        behind += [
+            asyncio.ensure_future((clerk.tell if n % 2 else clerk.ask)(Clerk.quick, b"behind"))
+            for n, clerk in enumerate(others)
+        ]
+        await order
+        await cluster.wait_until(lambda: standing_still(process.pid))
+        cluster.freeze(node)
+        if of(cluster.history(), incarnation, *DEEDS)[-1].fields.get("method") == "stand_still":
+            return behind
+        # It wrote to the store just then, which would have stopped everyone (S9), and went on.
+        cluster.thaw(node)
+    raise AssertionError(f"in none of {TURNS} turns it could be stopped")
 
 
 @pytest.mark.scenario("DX-15")
@@ -397,18 +386,20 @@ def test_nothing_starts_goes_on_or_answers_past_the_deadline(
     loop: Literal["asyncio", "uvloop"],
 ) -> None:
     async def scenario() -> None:
-        settings = Settings(shards=6, ttl_s=3.0)
+        settings = Settings(shards=6, ttl_s=5.0)
         async with Processes([Clerk], nodes=3, settings=settings, loop=loop) as cluster:
             await cluster.wait_until(lambda: balanced(cluster))
             node = next(one for one in range(3) if one != cluster.leader())
             old = mine(cluster, node)
-            busy = ids_at(cluster, Clerk, node, BULKS)
+            busy = ids_at(cluster, Clerk, node, BULKS + 1 + BEHIND)
+            busy, idle = busy[:BULKS], busy[BULKS:]
             others = ids_at(cluster, Clerk, (node + 1) % 3, 20)
             crowd = Crowd(cluster, busy[:40], others)
             pressing = asyncio.ensure_future(crowd.press())
             reader = start_reader(cluster, BULK_BYTES, busy)
             try:
-                await fill_both_ways(cluster, node, old, reader)
+                await fill_both_ways(cluster, old, reader)
+                behind = await stop_in_a_turn(cluster, node, old, idle)
                 # Its socket has room again from here on, while the node sleeps.
                 reader.send_signal(signal.SIGCONT)
                 shard = cluster.shard(Clerk, busy[0])
@@ -420,16 +411,20 @@ def test_nothing_starts_goes_on_or_answers_past_the_deadline(
                 crowd.over = True
                 reader.kill()
                 reader.wait()
-                with suppress(DomicileError):
-                    await pressing
+                await pressing
+            outcomes = await asyncio.gather(*behind, return_exceptions=True)
+            assert all(isinstance(one, DomicileError | int | None) for one in outcomes)
             assert await cluster.ref(Clerk, busy[0]).ask(Clerk.quick, b"xx") == 2
             history, counts = cluster.history(), cluster.counts(node)
         judge(history)
         until, frozen_at = deadline(history, old), fault_at(history, "freeze", old)
         assert frozen_at < until < fault_at(history, "thaw", old)
-        # Until it fell asleep it did all of these: the silence afterwards is no accident.
-        for kind in ("start", "resume", "reply"):
-            assert of(history, old, kind)
+        # Until it fell asleep it did all of these: the silence afterwards is no accident. It stood
+        # still in a handler, so nothing that a guard has let pass before can come later (L3).
+        deeds = of(history, old, *DEEDS)
+        assert {event.kind for event in deeds} == {*DEEDS}
+        assert deeds[-1].fields.get("method") == "stand_still", "something came behind it"
+        assert deeds[-1].at < until
         assert suspended_at(history, old, frozen_at) > 0
         piled_up = [
             event

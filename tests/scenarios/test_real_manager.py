@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import ceil
 from pathlib import Path
 
 import apsw
@@ -13,13 +13,16 @@ import pytest
 from real_lab import ROLE, Diary, judge, run
 
 from domicile import Settings
-from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.control.beside import JITTER
+from domicile.core.ids import NOBODY, Incarnation, ShardKey, node_key
 from domicile.core.shardmap import Entry
 from domicile.stores.sqlite import commits
 from domicile.testing import Processes
 
 SHORT = Settings(ttl_s=3, shards=24)
 MANY = Settings(ttl_s=3, shards=40, balance_interval_s=0.5)
+FAILED = "lease.unacknowledged"
+"""How often a node tried in vain to renew."""
 
 
 def entries(cluster: Processes) -> dict[int, Entry]:
@@ -67,18 +70,38 @@ def locked(cluster: Processes) -> Iterator[None]:
         connection.close(force=True)
 
 
+async def renewals(cluster: Processes, node: int, count: int) -> None:
+    """Return once a node has renewed its lease so often from now on."""
+    incarnation = cluster.incarnation(node)
+    assert incarnation is not None
+
+    def renewed() -> int:
+        return sum(
+            event.kind == "renewed" and event.fields["inc"] == incarnation
+            for event in cluster.recorded
+        )
+
+    enough = renewed() + count
+    await cluster.wait_until(lambda: renewed() >= enough)
+
+
 async def rounds(cluster: Processes, count: int) -> None:
-    """The time of some balancing rounds, in which things might happen that must not."""
-    await asyncio.sleep(count * cluster.settings.balance_interval_s)
+    """Some balancing rounds of the leader, in which things might happen that must not.
+
+    It tells of no round in which nothing moves, but of renewals, and their number says how long it
+    has been at it.
+    """
+    settings, leader = cluster.settings, cluster.leader()
+    assert leader is not None
+    shortest_s = (1 - JITTER) * settings.renew_s
+    await renewals(cluster, leader, 2 + ceil(count * settings.balance_interval_s / shortest_s))
 
 
-async def talk(cluster: Processes, times: int, pause_s: float = 0.0) -> None:
+async def talk(cluster: Processes) -> None:
     """Every diary writes into the next one, so that nodes send to each other."""
-    for _ in range(times):
-        for number in range(12):
-            diary = cluster.ref(Diary, f"d{number}")
-            assert await diary.ask(Diary.visit, f"d{(number + 1) % 12}", "hello") > 0
-        await asyncio.sleep(pause_s)
+    for number in range(12):
+        diary = cluster.ref(Diary, f"d{number}")
+        assert await diary.ask(Diary.visit, f"d{(number + 1) % 12}", "hello") > 0
 
 
 @pytest.mark.scenario("SM-19")
@@ -87,17 +110,19 @@ def test_a_restarted_manager_goes_on_from_the_store() -> None:
         async with Processes([Diary], nodes=3, managers=1, settings=SHORT) as cluster:
             await cluster.wait_until(lambda: level(cluster))
             before, gone = homes(cluster), cluster.incarnation(2)
+            assert gone is not None
             first = cluster.incarnation(3)
             cluster.crash(3)
             cluster.crash(2)
             await cluster.wait_until(lambda: cluster.leader() is None)
             assert homes(cluster) == before
             cluster.start(3)
-            await cluster.wait_until(lambda: level(cluster))
+            await cluster.wait_until(lambda: level(cluster) and cluster.leader() == 3)
             await rounds(cluster, 2)
             after = homes(cluster)
             assert cluster.leader() == 3
             assert cluster.incarnation(3) != first
+            assert cluster.status(gone) is None, "its record stands"
             assert gone not in {owner for owner, _ in after.values()}
             for number, (owner, epoch) in before.items():
                 if owner == gone:
@@ -107,6 +132,12 @@ def test_a_restarted_manager_goes_on_from_the_store() -> None:
             assert set(leaders(cluster)) == {"manager-3"}
             history = cluster.history()
         judge(history)
+        unregistered = [
+            event
+            for event in history.of("commit", "expire")
+            if node_key(gone) in event.fields["deletes"]
+        ]
+        assert len(unregistered) == 1
 
     run(scenario())
 
@@ -127,6 +158,7 @@ def test_the_store_is_down_in_a_rebalance_and_the_manager_restarts(past_the_leas
                 return newcomer is not None and any(entry.to == newcomer for entry in there)
 
             await cluster.wait_until(begun)
+            failed = [cluster.counts(node)[FAILED] for node in range(3)]
             with locked(cluster):
                 assert not level(cluster), "the outage must begin in the middle of a rebalance"
                 cluster.crash(3)
@@ -142,10 +174,15 @@ def test_the_store_is_down_in_a_rebalance_and_the_manager_restarts(past_the_leas
                     nodes = {cluster.incarnation(node) for node in range(3)}
                     await cluster.wait_until(lambda: nodes <= fenced())
                 else:
-                    await rounds(cluster, 2)
+                    # Each node has tried in vain by then to reach the store.
+                    await cluster.wait_until(
+                        lambda: all(
+                            cluster.counts(node)[FAILED] > failed[node] for node in range(3)
+                        )
+                    )
                 assert homes(cluster) == before
             await cluster.wait_until(lambda: level(cluster))
-            await talk(cluster, 1)
+            await talk(cluster)
             # An epoch has one owner (I1a): judged over all commits by the checkers, too.
             history = cluster.history()
         judge(history)
@@ -162,14 +199,16 @@ def test_nodes_talk_on_for_as_long_as_there_is_no_manager() -> None:
             cluster.crash(3)
             await cluster.wait_until(lambda: cluster.leader() is None)
             # Longer than the leases of nodes: they are renewed without a coordinator.
-            await talk(cluster, 20, SHORT.ttl_s / 10)
+            for _ in range(2 * ceil(SHORT.ttl_s / SHORT.renew_s)):
+                await talk(cluster)
+                await renewals(cluster, 0, 1)
             assert homes(cluster) == before
             assert cluster.leader() is None
             cluster.start(3)
             await cluster.wait_until(lambda: cluster.leader() == 3)
             await cluster.stop(2)
             await cluster.wait_until(lambda: level(cluster))
-            await talk(cluster, 1)
+            await talk(cluster)
             history = cluster.history()
         judge(history)
 
@@ -218,6 +257,6 @@ def test_a_manager_beside_nodes_that_may_coordinate(tmp_path: Path) -> None:
             cluster.crash(acting)
             await cluster.wait_until(lambda: cluster.leader() == 2 - acting)
             await cluster.wait_until(lambda: level(cluster))
-            await talk(cluster, 1)
+            await talk(cluster)
 
     run(scenario())
