@@ -91,6 +91,19 @@ def test_a_starved_machine_does_not_delay_the_fence_of_who_runs() -> None:
     convicted(tape(*(1004.0 + 0.05 * n for n in range(60))), "L3", "still stood 2.0")
 
 
+def test_stretches_of_a_starved_machine_with_hardly_anything_between_them_are_one() -> None:
+    """Each begins when the one before it was felt, a moment after its end."""
+
+    def tape(gap_s: float) -> Tape:
+        tape = starve(Tape().wait(8.0, renew=False), 1004.0, 1006.0)
+        starve(tape, 1006.0 + gap_s, 1007.9)
+        return tape.note("fenced", inc=A, reason="deadline passed")
+
+    assert real(tape(0.0001)) == []
+    assert real(tape(0.4)) == []
+    convicted(tape(0.6), "L3", "still stood 2.0")
+
+
 @pytest.mark.parametrize("kind", ["submit", "write", "accept"])
 def test_whoever_goes_on_past_its_deadline_need_not_fence_to_be_seen(kind: str) -> None:
     def tape(seconds: float) -> Tape:

@@ -96,11 +96,12 @@ def _judge_overdue(
     """L4: at the deadline it is over, at once; only a pause delays that, until its end."""
     if inc not in valid_until:
         return False
-    due_at = valid_until[inc]
+    due_at, allowed_s = valid_until[inc], PROMPT_S + reading.slack_s
     for start, end in sorted(reading.freezes.get(inc, ())):
-        if start <= due_at:
+        # Who stands still once more before it had to be done with it can't help that.
+        if start <= due_at + allowed_s:
             due_at = max(due_at, end)
-    if at <= due_at + PROMPT_S + reading.slack_s:
+    if at <= due_at + allowed_s:
         return False
     message = (
         f"{reading.name(inc)} still stood {at - due_at:.6f} s past its deadline "
