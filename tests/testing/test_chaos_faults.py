@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
@@ -14,7 +17,7 @@ from domicile.config import Settings
 from domicile.core.ids import ShardKey
 from domicile.testing.chaos.aimed import AIMED
 from domicile.testing.chaos.faults import RANDOM, TRIES, Chaos, Fault, cut, freeze, restart
-from domicile.testing.chaos.load import Load
+from domicile.testing.chaos.load import Load, Stander
 from domicile.testing.chaos.tally import Tally
 from domicile.testing.loop import World
 from domicile.testing.processes import HarnessError, Processes
@@ -232,3 +235,17 @@ def _with(chaos: Chaos, tally: Tally) -> Chaos:
 def test_what_struck_nothing_is_tried_again() -> None:
     """All ended under the bursts before the freeze; somebody starts them again, and it strikes."""
     assert strike(RANDOM["freeze"], Town(), dying=2).tally.faults["freeze"] == 1
+
+
+def test_nobody_stands_still_where_nobody_would_continue_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its shard may move between the order and its start: that stopped another node for good."""
+    stopped: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, sent: stopped.append((pid, sent)))
+    late, soon = 0.0, float("inf")
+    for pid, until in ((os.getpid(), late), (os.getpid() + 1, soon)):
+        asyncio.run(Stander().stand_still(pid, until))
+    assert stopped == []
+    asyncio.run(Stander().stand_still(os.getpid(), soon))
+    assert stopped == [(os.getpid(), signal.SIGSTOP)]

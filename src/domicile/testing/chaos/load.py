@@ -37,10 +37,11 @@ class Stander(Entity, name="stander"):
     """Stops its own process, where no signal from outside would: in the middle of a turn."""
 
     @handler
-    async def stand_still(self, until: float) -> None:
-        """Until somebody continues it; not at all if this comes late, when nobody would."""
-        if sys.platform != "win32" and SystemClock().now() < until:
-            os.kill(os.getpid(), signal.SIGSTOP)
+    async def stand_still(self, pid: int, until: float) -> None:
+        """Until somebody continues it; not at all where nobody would: in another process, to which
+        this entity moved meanwhile, or if this comes late."""
+        if sys.platform != "win32" and os.getpid() == pid and SystemClock().now() < until:
+            os.kill(pid, signal.SIGSTOP)
 
 
 MIXED: tuple[type[Entity], ...] = (*ENTITIES, Stander)
@@ -97,12 +98,13 @@ class Load:
         cluster, ids = self._cluster, (f"s{number}" for number in range(LOOKED))
         id = next((id for id in ids if self._home(Stander, id) == node), None)
         rooms = self.rooms_at(node)
-        if id is None:
+        process = cluster.nodes[node].process
+        if id is None or process is None:
             return
-        stander = cluster.ref(Stander, id)
+        stander, until = cluster.ref(Stander, id), cluster.now() + STAND_S
         # All of it begins in one turn, so that one frame brings it: what follows in the turn that
         # stands still must not go on when the deadline has passed (L3).
-        order = asyncio.ensure_future(stander.tell(Stander.stand_still, cluster.now() + STAND_S))
+        order = asyncio.ensure_future(stander.tell(Stander.stand_still, process.pid, until))
         self.burst(count, rooms)
         with suppress(DomicileError):
             await order
