@@ -169,22 +169,6 @@ def test_a_tell_that_outlives_its_time_behind_a_running_handler_is_accepted() ->
     rejected(idle, "I5", "a gap without a fault")
 
 
-@pytest.mark.parametrize(("waited_s", "fine"), [(6.0, True), (4.0, False)])
-@pytest.mark.parametrize("busy", [True, False])
-def test_whoever_waited_behind_others_for_most_of_its_time_ran_out_of_it_by_them(
-    waited_s: float, fine: bool, busy: bool
-) -> None:
-    """Found by chaos without faults: a crowded room that moved on just before a tell's time was up.
-    What it waited for a home, or in the mailbox of nobody, explains nothing."""
-    tape = Tape().start(1) if busy else Tape()
-    tape.submit(2, ask=False).accept(2).wait(waited_s).message("return", 2)
-    tape.wait(10.0 - waited_s).lost(2)
-    if fine and busy:
-        accepted(tape)
-    else:
-        rejected(tape, "I5", "a gap without a fault")
-
-
 @pytest.mark.parametrize(("drained_s", "fine"), [(10.0, True), (3.0, False)])
 def test_a_handler_cancelled_at_the_drain_deadline_is_a_reason(
     drained_s: float, fine: bool

@@ -35,16 +35,12 @@ _Key = tuple[str, str, int, int]
 class _Fate:
     """What became of one message so far."""
 
-    __slots__ = (
-        "accepted", "finish", "homes", "moved_at", "resolved", "start", "submit", "waited_s",
-    )  # fmt: skip
+    __slots__ = ("accepted", "finish", "homes", "moved_at", "resolved", "start", "submit")
 
     def __init__(self) -> None:
         self.submit: Event | None = None
         self.accepted: Event | None = None
         self.moved_at = float("-inf")
-        self.waited_s = 0.0
-        """In mailboxes of entities that were at work, which it left when their shards moved."""
         self.start: Event | None = None
         self.finish: Event | None = None
         self.resolved: Event | None = None
@@ -116,8 +112,6 @@ class _Judge:
         key = (fields["sender"], fields["role"], fields["shard"], fields["n"])
         self._withdrawn[fields["inc"], key] = event
         fate = self._fate(key)
-        if fate.accepted is not None and self._behind_others(event, fate):
-            fate.waited_s += event.at - fate.accepted.at
         fate.accepted, fate.moved_at = None, event.at
 
     def start(self, event: Event, fields: dict[str, Any]) -> None:
@@ -242,9 +236,6 @@ class _Judge:
             if self._reading.disturbed.overlap(submit.at, event.at):
                 return True
             if fate.start or self._under_way(event, fate) or self._behind_others(event, fate):
-                return True
-            # Those before it took most of its time, however often it was sent on meanwhile.
-            if event.at - submit.at - fate.waited_s < timeout_s / 2:
                 return True
         sender, role, shard, _ = key
         death = self._reading.deaths.get(sender)
