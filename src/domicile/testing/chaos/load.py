@@ -12,14 +12,15 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from random import Random
-from typing import Any
 
 from domicile.control.clock import SystemClock
 from domicile.core.ids import ShardKey
 from domicile.entity.define import Entity, handler
+from domicile.entity.ref import Ref
 from domicile.errors import (
     DomicileError,
     HandlerFailed,
@@ -61,12 +62,19 @@ CROWDED = 2
 TANGLES = 8
 """One in so many of them comes with asks that wait for each other."""
 
+LINE = 12
+"""Calls without an answer from which on a room gets no more of them, but for those of a fault. What
+takes long then does so by the cluster, and not by a machine that is too slow for this load."""
+
 KEYS = 50
 POUR_S = 0.006
 STAND_S = 0.4
 """How late a node may still be told to stand still."""
 
 LOOKED = 200
+
+
+_Call = Callable[[], Awaitable[object]]
 
 
 class Load:
@@ -83,6 +91,7 @@ class Load:
         """Hot shards that a fault moves; they get no wishes from here."""
         self._over = asyncio.Event()
         self._calls: dict[asyncio.Task[None], None] = {}
+        self._lines: Counter[str] = Counter()
 
     def end(self) -> None:
         """No new calls."""
@@ -90,8 +99,8 @@ class Load:
 
     def burst(self, count: int, rooms: Sequence[str] = ()) -> None:
         """Many calls at once: whoever stops now has work to do when it goes on."""
-        for _ in range(0 if self._over.is_set() else count):
-            self._begin(self._random, self._random.choice(rooms) if rooms else "")
+        for _ in range(count):
+            self._begin(self._random, self._random.choice(rooms) if rooms else "", in_line=False)
 
     async def stand_still(self, node: int, count: int) -> None:
         """Stop a node in the middle of a turn, with so many messages right behind."""
@@ -118,13 +127,13 @@ class Load:
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while loop.time() < until and not self._over.is_set():
-            self._begin(self._random, self._random.choice(rooms), slow=slow)
+            self._begin(self._random, self._random.choice(rooms), slow=slow, in_line=False)
             await self._while(POUR_S)
 
     def keep_busy(self, room: str, seconds: float) -> None:
         """Have a handler run for so long, so that its shard can't let go at once."""
-        if not self._over.is_set():
-            self._keep(self._held(room, seconds))
+        call = self._room(room).ask
+        self._keep([room], "ask", lambda: call(Room.think, seconds))
 
     def home(self, room: str) -> int | None:
         """The node that is home to a room; None between two homes."""
@@ -184,9 +193,10 @@ class Load:
         first, *_, last = self.hot[shard]
         away, far = random.sample([other for other in self.hot if other != shard], 2)
         middle, third = self.hot[away][1], self.hot[far][2]
-        paths = [(middle, [third, last]), (first, [middle]), (first, [last])]
-        for room, path in paths:
-            self._keep(self._nested(room, path, random.uniform(0.01, 0.12)))
+        if self._full(first, middle, third, last):
+            return
+        for room, path in [(middle, [third, last]), (first, [middle]), (first, [last])]:
+            self._relay(room, path, random.uniform(0.01, 0.12))
 
     async def wish(self, shard: ShardKey, node: int | None) -> None:
         """Wish a shard's home, or take that back; in vain while the store takes nothing."""
@@ -200,67 +210,82 @@ class Load:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._over.wait(), seconds)
 
-    def _begin(self, random: Random, room: str = "", *, slow: bool = False) -> None:
-        self._keep(self._one(random, room, slow=slow))
+    def _begin(
+        self, random: Random, room: str = "", *, slow: bool = False, in_line: bool = True
+    ) -> None:
+        """One call; none if it is to stand in line, and that is full."""
+        if room:
+            rooms, kind, call = self._mail(random, room, slow=slow)
+        else:
+            rooms, kind, call = self._call(random)
+        if not in_line or not self._full(*rooms):
+            self._keep(rooms, kind, call)
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work, name="chaos-call")
+    def _full(self, *rooms: str) -> bool:
+        full = any(self._lines[room] >= LINE for room in rooms)
+        self._tally.held_back += full
+        return full
+
+    def _keep(self, rooms: Sequence[str], kind: str, call: _Call) -> None:
+        """Make a call to the first of these rooms, which keeps all of them busy; not in the end."""
+        if self._over.is_set():
+            return
+
+        def over(task: asyncio.Task[None]) -> None:
+            del self._calls[task]
+            self._lines.subtract(rooms)
+
+        task = asyncio.get_running_loop().create_task(self._counted(kind, call), name="chaos-call")
         self._calls[task] = None
-        task.add_done_callback(self._calls.pop)
+        self._lines.update(rooms)
+        task.add_done_callback(over)
 
-    def _mail(self, random: Random, id: str, *, slow: bool) -> tuple[str, Awaitable[object]]:
-        room = self._cluster.ref(Room, id).options(timeout_s=PATIENCE_S)
+    def _room(self, id: str) -> Ref[Room]:
+        return self._cluster.ref(Room, id).options(timeout_s=PATIENCE_S)
+
+    def _relay(self, room: str, path: list[str], seconds: float) -> None:
+        call = self._room(room).ask
+        self._keep([room, *path], "nested", lambda: call(Room.relay, seconds, path))
+
+    def _mail(self, random: Random, id: str, *, slow: bool) -> tuple[list[str], str, _Call]:
+        room, seconds = self._room(id), random.random() * 0.08
         if slow:
-            return "ask", room.ask(Room.think, random.random() * 0.08)
+            return [id], "ask", lambda: room.ask(Room.think, seconds)
         if random.random() < 0.5:
-            return "tell", room.tell(Room.note, 3)
-        return "ask", room.ask(Room.note, 4)
+            return [id], "tell", lambda: room.tell(Room.note, 3)
+        return [id], "ask", lambda: room.ask(Room.note, 4)
 
-    def _call(self, random: Random) -> tuple[str, Awaitable[object]]:
-        room = self._cluster.ref(Room, random.choice(self._rooms)).options(timeout_s=PATIENCE_S)
-        chosen = random.random()
+    def _call(self, random: Random) -> tuple[list[str], str, _Call]:
+        id = random.choice(self._rooms)
+        room, chosen, long = self._room(id), random.random(), random.random()
         if chosen < 0.25:
-            return "ask", room.ask(Room.note, 1)
+            return [id], "ask", lambda: room.ask(Room.note, 1)
         if chosen < 0.35:
-            return "ask", room.ask(Room.think, random.random() ** 4 * 0.3)
+            return [id], "ask", lambda: room.ask(Room.think, long**4 * 0.3)
         if chosen < 0.4:
-            return "ask", room.ask(Room.peek, random.random() * 0.02)
+            return [id], "ask", lambda: room.ask(Room.peek, long * 0.02)
         if chosen < 0.65:
-            return "tell", room.tell(Room.note, 2)
+            return [id], "tell", lambda: room.tell(Room.note, 2)
         if chosen < 0.85:
             # Upwards only: rooms that wait for each other in a circle would be a bug of theirs.
             chosen_rooms = random.sample(range(len(self._rooms)), random.randint(2, 4))
             first, *path = (self._rooms[number] for number in sorted(chosen_rooms))
-            room = self._cluster.ref(Room, first).options(timeout_s=PATIENCE_S)
-            return "nested", room.ask(Room.relay, random.random() * 0.01, path)
+            there = self._room(first)
+            return [first, *path], "nested", lambda: there.ask(Room.relay, long * 0.01, path)
         ledger = self._cluster.ref(Ledger, f"l{random.randrange(LEDGERS)}")
         ledger = ledger.options(timeout_s=PATIENCE_S)
         if random.random() < 0.3:
-            return "event-sourced", ledger.ask(Ledger.total)
-        if random.random() < 0.5:
-            ledger = ledger.options(key=f"k{random.randrange(KEYS)}")
-        return "event-sourced", ledger.ask(Ledger.note, random.randrange(-1, 1_000))
+            return [], "event-sourced", lambda: ledger.ask(Ledger.total)
+        keyed = ledger.options(key=f"k{random.randrange(KEYS)}")
+        ledger = keyed if random.random() < 0.5 else ledger
+        what = random.randrange(-1, 1_000)
+        return [], "event-sourced", lambda: ledger.ask(Ledger.note, what)
 
-    async def _one(self, random: Random, room: str, *, slow: bool) -> None:
-        if room:
-            await self._counted(lambda: self._mail(random, room, slow=slow))
-        else:
-            await self._counted(lambda: self._call(random))
-
-    async def _nested(self, room: str, path: list[str], seconds: float) -> None:
-        there = self._cluster.ref(Room, room).options(timeout_s=PATIENCE_S)
-        await self._counted(lambda: ("nested", there.ask(Room.relay, seconds, path)))
-
-    async def _held(self, room: str, seconds: float) -> None:
-        there = self._cluster.ref(Room, room).options(timeout_s=PATIENCE_S)
-        await self._counted(lambda: ("ask", there.ask(Room.think, seconds)))
-
-    async def _counted(self, begin: Callable[[], tuple[str, Awaitable[object]]]) -> None:
+    async def _counted(self, kind: str, call: _Call) -> None:
         outcomes = self._tally.outcomes
         try:
-            kind, call = begin()
             self._tally.calls[kind] += 1
-            await call
+            await call()
             outcomes["ok"] += 1
         except Rejection:
             outcomes["rejected"] += 1

@@ -45,6 +45,8 @@ class Tally:
     fences: int = 0
     starved: int = 0
     """How often the machine did not let the harness itself run."""
+    held_back: int = 0
+    """Calls that were not made, because enough others to the same room had no answer yet."""
     restarts: int = 0
     """Processes that were started again, for whatever reason."""
     events: int = 0
@@ -58,7 +60,7 @@ class Tally:
         """Take in another one."""
         for name in (
             "rounds", "long", "calm", "faultless", "messages", "moves", "fences", "starved",
-            "restarts", "events",
+            "held_back", "restarts", "events",
         ):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("faults", "calls", "outcomes", "rules"):
@@ -94,6 +96,7 @@ class Tally:
             f"moves                 {self.moves:>9,}",
             f"fences                {self.fences:>9,}",
             f"times starved         {self.starved:>9,}",
+            f"calls held back       {self.held_back:>9,}",
             f"processes restarted   {self.restarts:>9,}",
             f"events judged         {self.events:>9,}",
             *_table("calls", self.calls, CALLS),

@@ -1,0 +1,114 @@
+"""The load of a chaos run leaves a room alone that has not answered what it was asked already."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+
+from domicile.config import Settings
+from domicile.core.ids import ShardKey
+from domicile.testing.chaos.load import LINE, Load
+from domicile.testing.chaos.tally import Tally
+from domicile.testing.loop import World
+from domicile.testing.processes import Processes
+from domicile.testing.workload import Room
+
+SECONDS = 60.0
+
+
+class Slow:
+    """A cluster in which every call takes as long as it is told to."""
+
+    settings = Settings(shards=32)
+    nodes = (0, 1, 2)
+
+    def __init__(self, answer_s: float) -> None:
+        self.answer_s = answer_s
+        self.lines: Counter[str] = Counter()
+        """Calls without an answer, by each room that they go to or through."""
+        self.longest = 0
+        self.made = 0
+
+    def ref(self, kind: type, id: str) -> SimpleNamespace:
+        async def call(method: object, *arguments: Any) -> None:
+            path = arguments[-1] if method is Room.relay else []
+            rooms = [id, *path] if kind is Room else []
+            self.made += 1
+            self.lines.update(rooms)
+            self.longest = max(self.longest, *self.lines.values(), 0)
+            await asyncio.sleep(self.answer_s)
+            self.lines.subtract(rooms)
+
+        ref = SimpleNamespace(ask=call, tell=call)
+        ref.options = lambda **_: ref
+        return ref
+
+    def owner(self, kind: type, id: str) -> int:
+        return 0
+
+    async def wish(self, shard: ShardKey, node: int | None) -> None:
+        pass
+
+
+def play(cluster: Slow) -> Tally:
+    """A minute of load and moves in virtual time; then all calls have ended."""
+    tally, world = Tally(), World(0)
+    load = Load(cast(Processes, cluster), tally, Random(1), rate=60.0)
+
+    async def whole() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(load.run())
+            group.create_task(load.move())
+            await asyncio.sleep(SECONDS)
+            load.end()
+        assert load.waiting == 0
+
+    try:
+        world.run(whole(), world.process("chaos"))
+    finally:
+        world.close()
+    return tally
+
+
+def test_a_room_that_does_not_answer_gets_no_more_calls() -> None:
+    cluster = Slow(answer_s=5.0)
+    tally = play(cluster)
+    # A call through three rooms of one tangle may find room for one more in each of them.
+    assert LINE <= cluster.longest <= LINE + 3
+    assert tally.held_back > 100
+    assert tally.outcomes["ok"] == cluster.made > 1_000, "and those that left get more again"
+
+
+def test_a_cluster_that_is_quick_gets_all_calls() -> None:
+    cluster = Slow(answer_s=0.001)
+    tally = play(cluster)
+    assert tally.held_back == 0
+    assert cluster.longest < LINE
+    assert all(tally.calls[kind] for kind in ("ask", "tell", "nested", "event-sourced"))
+
+
+def test_a_fault_brings_mail_however_long_the_line_is() -> None:
+    """Whoever is frozen must have work to do when it goes on."""
+    cluster, world = Slow(answer_s=1.0), World(0)
+    load = Load(cast(Processes, cluster), Tally(), Random(1), rate=60.0)
+
+    async def whole() -> None:
+        load.burst(2 * LINE, ["r1"])
+        pouring = asyncio.ensure_future(load.pour(["r2"], 0.5))
+        await asyncio.sleep(0.6)
+        assert cluster.lines["r1"] == 2 * LINE
+        assert cluster.lines["r2"] > LINE
+        load.keep_busy("r1", 0.1)
+        await asyncio.sleep(0.1)
+        assert cluster.lines["r1"] == 2 * LINE + 1
+        load.end()
+        await pouring
+        await load.run()
+
+    try:
+        world.run(whole(), world.process("chaos"))
+    finally:
+        world.close()
