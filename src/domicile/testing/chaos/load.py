@@ -63,8 +63,10 @@ TANGLES = 8
 """One in so many of them comes with asks that wait for each other."""
 
 LINE = 12
-"""Calls without an answer from which on a room gets no more of them, but for those of a fault. What
-takes long then does so by the cluster, and not by a machine that is too slow for this load."""
+TANGLED = 24
+"""Calls without an answer from which on a room gets no more of them, or no more tangles, but for
+those of a fault. What takes long then does so by the cluster, not by a machine that is too slow for
+this load. With fewer tangles a lack of waves (N5) hardly shows."""
 
 KEYS = 50
 POUR_S = 0.006
@@ -89,6 +91,8 @@ class Load:
         self._rooms = [ids[row] for row in range(ROOMS) for ids in self.hot.values()]
         self.reserved: dict[ShardKey, None] = {}
         """Hot shards that a fault moves; they get no wishes from here."""
+        self._left: dict[ShardKey, ShardKey] = {}
+        """Hot shards that get no wishes until another, or they themselves, have moved."""
         self._over = asyncio.Event()
         self._calls: dict[asyncio.Task[None], None] = {}
         self._lines: Counter[str] = Counter()
@@ -165,9 +169,13 @@ class Load:
         """Wish homes of hot shards, crowded ones, and take many wishes back under way."""
         cluster, random = self._cluster, self._random
         while not self._over.is_set():
-            shard = random.choice([shard for shard in self.hot if shard not in self.reserved])
+            free = [shard for shard in self.hot if self._free(shard)]
+            if not free:
+                await self._while(MOVE_S[0])
+                continue
+            shard = random.choice(free)
             home = self.home(self.hot[shard][0])
-            self._tangle(shard, random)
+            tangled = self._tangle(shard, random)
             await self._while(random.random() * 0.06)
             crowd = asyncio.ensure_future(self._crowd(shard, random))
             await self.wish(shard, random.randrange(len(cluster.nodes)))
@@ -175,8 +183,18 @@ class Load:
                 await self._while(random.random() ** 2 * 0.2)
                 # To where it is just leaving, or to wherever.
                 await self.wish(shard, home if random.random() < 0.5 else None)
+            else:
+                self._left.update(dict.fromkeys(tangled, shard))
             await crowd
             await self._while(random.uniform(*MOVE_S))
+
+    def _free(self, shard: ShardKey) -> bool:
+        """Whether it gets a wish. A move that is not taken back has to end by itself, and those in
+        its tangle stay where they are: wishes for them would undo it, whatever it waits for."""
+        until = self._left.get(shard)
+        if until is not None and self._cluster.entry(until).state != "moving":
+            del self._left[shard]
+        return shard not in self.reserved and shard not in self._left
 
     async def _crowd(self, shard: ShardKey, random: Random) -> None:
         """Mail for one shard, some of it slow, while its move begins and may be taken back."""
@@ -187,16 +205,17 @@ class Load:
                 self._tangle(shard, random)
             await self._while(random.random() * 0.01)
 
-    def _tangle(self, shard: ShardKey, random: Random) -> None:
+    def _tangle(self, shard: ShardKey, random: Random) -> tuple[ShardKey, ...]:
         """One handler of a shard waits for a room elsewhere, behind one that asks into that shard
-        by a third: no chain says so (N5), and a drain that waits for the first waits for all."""
+        by a third: no chain says so (N5), and a drain that waits for the first waits for all. The
+        shards that take part."""
         first, *_, last = self.hot[shard]
         away, far = random.sample([other for other in self.hot if other != shard], 2)
         middle, third = self.hot[away][1], self.hot[far][2]
-        if self._full(first, middle, third, last):
-            return
-        for room, path in [(middle, [third, last]), (first, [middle]), (first, [last])]:
-            self._relay(room, path, random.uniform(0.01, 0.12))
+        if not self._full([first, middle, third, last], TANGLED):
+            for room, path in [(middle, [third, last]), (first, [middle]), (first, [last])]:
+                self._relay(room, path, random.uniform(0.01, 0.12))
+        return shard, away, far
 
     async def wish(self, shard: ShardKey, node: int | None) -> None:
         """Wish a shard's home, or take that back; in vain while the store takes nothing."""
@@ -218,11 +237,11 @@ class Load:
             rooms, kind, call = self._mail(random, room, slow=slow)
         else:
             rooms, kind, call = self._call(random)
-        if not in_line or not self._full(*rooms):
+        if not in_line or not self._full(rooms, LINE):
             self._keep(rooms, kind, call)
 
-    def _full(self, *rooms: str) -> bool:
-        full = any(self._lines[room] >= LINE for room in rooms)
+    def _full(self, rooms: Sequence[str], most: int) -> bool:
+        full = any(self._lines[room] >= most for room in rooms)
         self._tally.held_back += full
         return full
 
