@@ -31,6 +31,8 @@ class Slow:
         """Calls without an answer, by each room that they go to or through."""
         self.longest = 0
         self.made = 0
+        self.state = "serving"
+        self.wished: list[ShardKey] = []
 
     def ref(self, kind: type, id: str) -> SimpleNamespace:
         async def call(method: object, *arguments: Any) -> None:
@@ -50,10 +52,10 @@ class Slow:
         return 0
 
     def entry(self, shard: ShardKey) -> SimpleNamespace:
-        return SimpleNamespace(state="serving")
+        return SimpleNamespace(state=self.state)
 
     async def wish(self, shard: ShardKey, node: int | None) -> None:
-        pass
+        self.wished.append(shard)
 
 
 def play(cluster: Slow) -> Tally:
@@ -108,6 +110,32 @@ def test_a_fault_brings_mail_however_long_the_line_is() -> None:
         assert cluster.lines["r1"] == 2 * LINE + 1
         load.end()
         await pouring
+        await load.run()
+
+    try:
+        world.run(whole(), world.process("chaos"))
+    finally:
+        world.close()
+
+
+def test_a_move_that_was_not_taken_back_is_left_to_itself() -> None:
+    """And so are those that it may wait for: a wish for them would undo what keeps it."""
+    cluster, world = Slow(answer_s=0.001), World(0)
+    load = Load(cast(Processes, cluster), Tally(), Random(1), rate=60.0)
+
+    async def whole() -> None:
+        moving = asyncio.ensure_future(load.move())
+        cluster.state = "moving"
+        await asyncio.sleep(SECONDS)
+        stuck = len(cluster.wished)
+        assert stuck > 0
+        await asyncio.sleep(SECONDS)
+        assert len(cluster.wished) == stuck, "nothing moves any more, so nothing is wished"
+        cluster.state = "serving"
+        await asyncio.sleep(SECONDS)
+        assert len(dict.fromkeys(cluster.wished[stuck:])) == len(load.hot)
+        load.end()
+        await moving
         await load.run()
 
     try:
