@@ -90,13 +90,17 @@ def drain(
     its shards only while no other node of their role is there.
     """
     url, name = which(store, app, cluster, "drain", node)
-    _do(
-        url, name, "drain --undo" if undo else "drain",
-        lambda picture: breakglass.drain(picture, node, undo=undo), why,
-    )  # fmt: skip
+    # Once it is wished it may be empty before one could look.
+    had_shards: list[bool] = []
+
+    def wish(picture: Picture) -> Deed:
+        had_shards.append(breakglass.has_shards(picture, node))
+        return breakglass.drain(picture, node, undo=undo)
+
+    _do(url, name, "drain --undo" if undo else "drain", wish, why)
     if undo:
         typer.echo(f"{node} may have shards again")
-    elif breakglass.has_shards(_look(url, name), node):
+    elif had_shards[-1]:
         typer.echo(f"{node} is being emptied")
     else:
         typer.echo(f"{node} is empty already, and stays so until `domicile drain {node} --undo`")
