@@ -40,15 +40,60 @@ def starve(tape: Tape, since: float, until: float) -> Tape:
 # --- what a pause explains: L3
 
 
+def asleep(tape: Tape, heard_s: float = 1.0) -> Tape:
+    """A stood still past its deadline, which was 1005."""
+    tape.wait(heard_s, renew=False).note("probed", inc=A, node=B, reached=True)
+    return tape.fault("freeze", A).wait(7.0 - heard_s, renew=False).fault("thaw", A)
+
+
 def woken(heard_s: float = 1.0, late_s: float = 0.01) -> Tape:
-    """A stood still past its deadline, which was 1005, and then did one thing."""
-    tape = Tape().start(1, id="y").wait(heard_s, renew=False).accept(2)
-    tape.fault("freeze", A).wait(7.0 - heard_s, renew=False).fault("thaw", A)
-    return tape.wait(late_s, renew=False).start(2)
+    """A stood still past its deadline, and then did one thing."""
+    return asleep(Tape().accept(2), heard_s).wait(late_s, renew=False).start(2)
 
 
 def test_a_pause_explains_a_late_start() -> None:
     assert real(woken()) == []
+
+
+def test_a_pause_explains_a_late_start_that_was_noted_as_accepted_just_before() -> None:
+    """A message that begins as it comes is accepted and started behind one guard."""
+    assert real(asleep(Tape()).accept(2).start(2)) == []
+    assert real(asleep(Tape()).accept(2).message("waking", 2).start(2)) == []
+    assert real(asleep(Tape().accept(2)).message("waking", 2).start(2)) == []
+
+
+def test_two_pauses_explain_a_late_start_that_was_noted_as_accepted_between_them() -> None:
+    again = asleep(Tape()).accept(2).fault("freeze", A).wait(1.0, renew=False).fault("thaw", A)
+    assert real(again.start(2)) == []
+
+
+def test_a_pause_explains_a_late_start_of_what_runs_within_its_call() -> None:
+    """All of a local ask is noted behind one guard, and its number is the caller's own."""
+    within = asleep(Tape()).submit(1, inc=A).write(1, inc=A)
+    assert real(within.accept(1, sender=A).start(1, sender=A)) == []
+
+
+def test_a_pause_explains_a_late_start_beside_a_renewal() -> None:
+    """They are noted by another thread."""
+    tape = asleep(Tape().accept(2)).note("renewed", inc=A, sent_at=999.0, ttl=6.0, margin=1.0)
+    assert real(tape.start(2)) == []
+
+
+def test_a_pause_explains_no_late_start_behind_another_message() -> None:
+    other = {"sender": B, "id": "y"}
+    convicted(asleep(Tape().accept(2)).accept(1, **other).start(2), "L3", "(T/x)")
+    convicted(asleep(Tape().accept(1, **other)).accept(2).start(1, **other), "L3", "(T/y)")
+    convicted(asleep(Tape()).accept(2).accept(1, **other).start(2), "L3", "(T/x)")
+
+
+def test_a_pause_explains_no_second_start() -> None:
+    tape = asleep(Tape()).accept(2).start(2).finish(2)
+    convicted(tape.accept(1, sender=B, id="y").start(1, sender=B, id="y"), "L3", "(T/y)")
+
+
+def test_a_pause_explains_no_start_long_after_what_was_noted_before_it() -> None:
+    tape = asleep(Tape()).accept(2).wait(0.6, renew=False)
+    convicted(tape.start(2), "L3", "past its deadline")
 
 
 def test_a_pause_explains_nothing_long_after_its_end() -> None:

@@ -50,6 +50,10 @@ SHUTDOWN = "shutdown"
 FRAME_S = 0.002
 """The replies of one frame are noted within this time."""
 
+_ON_THE_WAY = ("submit", "write", "accept", "waking")
+"""What one guard lets a message do up to its start: also its sending, if it runs where it is sent.
+"""
+
 STILL_S = 0.1
 """Who notes something more often than this runs, however starved the machine is."""
 
@@ -242,24 +246,32 @@ class Reading:
     def _find_rests(self, history: History, wakings: dict[str, list[float]]) -> None:
         """I1c: a pause may fall between a guard and its deed, and then that deed comes late.
 
-        One guard is good for one start, one resumption, or the replies of one frame, and nothing
-        is noted in between: so it can only be the first that is heard of a process after a pause,
-        and it is heard as soon as the machine lets it.
+        One guard is good for one start, one resumption, or the replies of one frame. In between
+        only that same message is noted, on its way to its start: so the deed can only be the first
+        that is heard of a process after a pause, and it is heard as soon as the machine lets it.
+        Renewals say nothing: they come from beside the loop.
         """
         for ends in wakings.values():
             ends.sort(reverse=True)
         heard: dict[str, float] = {}
+        on_its_way: dict[str, tuple[Message | None, float, float]] = {}
         frames: dict[str, tuple[str, float, float]] = {}
         for position, (at, kind, fields) in enumerate(history.events):
             inc = fields.get("inc")
-            if inc not in wakings or kind == "fault":
+            if inc not in wakings or kind in ("fault", "renewed"):
                 continue
             woken_at = float("-inf")
             while wakings[inc] and wakings[inc][-1] <= at:
                 woken_at = wakings[inc].pop()
             before, heard[inc] = heard.get(inc, float("-inf")), at
+            message, earlier = _message(fields), on_its_way.pop(inc, None)
+            if earlier is not None and message == earlier[0]:
+                # The same guard as of what was noted last, even if a second pause lies between.
+                woken_at, before = max(woken_at, earlier[1]), earlier[2]
             woken = at - woken_at <= self.slack_s
-            if woken and kind in ("start", "resume"):
+            if woken and kind in _ON_THE_WAY:
+                on_its_way[inc] = (message, woken_at, before)
+            elif woken and kind in ("start", "resume"):
                 self.rest_of_turn[position] = before
             elif woken and kind == "reply":
                 self.rest_of_turn[position] = before
@@ -330,6 +342,14 @@ def read(history: History) -> Reading:
         known = (len(history.events), Reading(history))
         _readings[history] = known
     return known[1]
+
+
+def _message(fields: dict[str, Any]) -> Message | None:
+    """Whose event this is, if it is one of a message; who submits or writes it is its sender."""
+    if "n" not in fields:
+        return None
+    sender = fields.get("sender", fields["inc"])
+    return Message(sender, fields["role"], fields["shard"], fields["n"])
 
 
 def _changes(
