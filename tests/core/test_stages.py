@@ -1,9 +1,12 @@
-"""Shards of a departing node move in stages: few at a time, all of them in the end, slow or not."""
+"""Shards of departing nodes move in stages: few at a time, all of them in the end, slow or not; and
+not before others that depart with them have said so.
+"""
 
 from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_lab import NOW, SETTINGS, A, B, C, decide, move, moving, node, seen, serving
@@ -13,8 +16,8 @@ from domicile.core.coordinator import Arm, Changed, Coordinator, Event, Heard, L
 from domicile.core.ids import NOBODY, Incarnation
 from domicile.core.plan import Move, plan
 from domicile.core.planning import View
-from domicile.core.shardmap import Block, Entry, block_key, encode_block
-from domicile.core.stages import NEVER, STAGE, STAGE_S, STAGES, Stages
+from domicile.core.shardmap import BLOCK_SIZE, Block, Entry, block_key, encode_block
+from domicile.core.stages import GATHER_S, NEVER, STAGE, STAGE_S, STAGES, Stages, late_s
 
 NODES = (node(A, "leaving"), node(B), node(C))
 
@@ -28,14 +31,19 @@ def moves(view: View, stages: Stages, now: float) -> list[Move]:
 def under_way(entries: list[Entry], decisions: list[Move]) -> list[Entry]:
     found = list(entries)
     for decision in decisions:
-        found[decision.shard.shard] = moving(A, decision.to)
+        number = decision.shard.shard
+        found[number] = moving(found[number].owner, decision.to)
     return found
+
+
+def stage_of(homes: int) -> int:
+    return max(STAGE, homes // STAGES)
 
 
 def test_so_many_move_at_a_time_and_others_follow_as_those_are_released() -> None:
     stages, entries = Stages(), [serving(A)] * 300
     first = moves(seen(entries, *NODES), stages, NOW)
-    assert len(first) == STAGE
+    assert len(first) == stage_of(300) < 300
     assert stages.at == NOW + STAGE_S, "somebody has to look again"
     entries = under_way(entries, first)
     assert moves(seen(entries, *NODES), stages, NOW + 0.01) == []
@@ -50,7 +58,7 @@ def test_those_that_are_slow_hold_up_nobody() -> None:
     entries = under_way(entries, moves(seen(entries, *NODES), stages, NOW))
     moves(seen(entries, *NODES), stages, NOW)
     later = NOW + STAGE_S
-    assert len(moves(seen(entries, *NODES), stages, later)) == STAGE
+    assert len(moves(seen(entries, *NODES), stages, later)) == stage_of(300)
     assert stages.at == later + STAGE_S
 
 
@@ -65,18 +73,53 @@ def test_of_very_many_a_part_moves_at_a_time() -> None:
     assert len(moves(seen([serving(A)] * many, *NODES), Stages(), NOW)) == many // STAGES
 
 
-def test_a_node_that_is_drained_is_paced_too_and_each_by_itself() -> None:
-    entries = [serving(A)] * 100 + [serving(B)] * 100
+def test_nodes_that_leave_or_are_drained_share_their_stages() -> None:
+    entries = [serving(A), serving(B)] * 100
     nodes = (node(A), node(B, "leaving"), node(C))
     found = moves(seen(entries, *nodes, drains=("node-a",)), Stages(), NOW)
-    assert sum(one.shard.shard < 100 for one in found) == STAGE
-    assert sum(one.shard.shard >= 100 for one in found) == STAGE
+    assert len(found) == stage_of(200)
+    assert {entries[one.shard.shard].owner for one in found} == {A, B}
+
+
+def test_who_departs_keeps_its_shards_for_a_moment() -> None:
+    """It serves on meanwhile, so that nobody waits for anything."""
+    stages, view = Stages(), seen([serving(A)] * 9, *NODES, departing_since={A: NOW})
+    for now in (NOW, NOW + 0.9 * GATHER_S):
+        assert moves(view, stages, now) == []
+        assert stages.at == NOW + GATHER_S, "somebody has to look again"
+    assert len(moves(view, stages, NOW + GATHER_S)) == 9
+    assert stages.at == NEVER
+
+
+def test_what_the_first_that_departs_has_does_not_go_to_the_second() -> None:
+    stages, entries = Stages(), [serving(A)] * 9 + [serving(B)] * 9
+    alone = seen(entries, *NODES, departing_since={A: NOW})
+    assert moves(alone, stages, NOW) == []
+    nodes = (node(A, "leaving"), node(B, "leaving"), node(C))
+    since = {A: NOW, B: NOW + 0.5 * GATHER_S}
+    found = moves(seen(entries, *nodes, departing_since=since), stages, NOW + GATHER_S)
+    assert [(one.shard.shard, one.to) for one in found] == [(number, C) for number in range(9)]
+    assert stages.at == pytest.approx(NOW + 1.5 * GATHER_S), "each has a moment of its own"
+
+
+def test_a_moment_that_ends_sooner_than_a_stage_is_looked_at_first() -> None:
+    stages, entries = Stages(), [serving(A)] * 200 + [serving(B)] * 9
+    nodes = (node(A, "leaving"), node(B, "leaving"), node(C))
+    since = {A: NOW - 1.0, B: NOW - 0.5 * GATHER_S}
+    found = moves(seen(entries, *nodes, departing_since=since), stages, NOW)
+    assert len(found) == stage_of(209)
+    assert stages.at == pytest.approx(NOW + 0.5 * GATHER_S)
+
+
+def test_who_ends_late_has_time_for_the_moment_and_for_all_stages() -> None:
+    assert late_s(SETTINGS) >= SETTINGS.heard_s + GATHER_S + STAGES * STAGE_S
 
 
 def test_what_gets_no_home_is_not_paced() -> None:
     """Nobody waits for it, and whoever paces may be among those that leave."""
     stages, leaving = Stages(), (node(A, "leaving"), node(B, "leaving"))
-    found = moves(seen([serving(A)] * 300, *leaving), stages, NOW)
+    since = {A: NOW, B: NOW}
+    found = moves(seen([serving(A)] * 300, *leaving, departing_since=since), stages, NOW)
     assert [one.to for one in found] == [NOBODY] * 300
     assert stages.at == NEVER
 
@@ -93,29 +136,30 @@ def test_who_stays_is_not_paced_and_what_has_no_home_gets_one() -> None:
 
 
 @given(
-    st.integers(1, 700),
+    st.lists(st.sampled_from([A, B]), min_size=1, max_size=700),
     st.lists(st.tuples(st.floats(0.0, 0.06), st.integers(0, 80)), min_size=1, max_size=20),
 )
 def test_all_have_left_in_the_end_and_never_many_swift_ones_at_a_time(
-    count: int, steps: list[tuple[float, int]]
+    owners: list[Incarnation], steps: list[tuple[float, int]]
 ) -> None:
     """Releases come as they like, and time passes as the machine itself asks for."""
-    stages, entries, now = Stages(), [serving(A)] * count, NOW
+    stages, entries, now = Stages(), [serving(owner) for owner in owners], NOW
+    nodes = (node(A, "leaving"), node(B, "leaving"), node(C))
     since: dict[int, float] = {}
     turn = 0
-    while any(entry.owner == A for entry in entries):
+    while any(entry.owner != C for entry in entries):
         pause_s, releases = steps[turn % len(steps)]
         turn += 1
         assert turn < 2_000, "it comes to an end"
-        had = sum(entry.owner == A for entry in entries)
-        found = moves(seen(entries, *NODES), stages, now)
+        had = sum(entry.owner != C for entry in entries)
+        found = moves(seen(entries, *nodes), stages, now)
         since |= {one.shard.shard: now for one in found}
         entries = under_way(entries, found)
-        swift = [at for number, at in since.items() if entries[number].owner == A]
-        assert sum(now < at + STAGE_S for at in swift) <= max(STAGE, had // STAGES)
+        swift = [at for number, at in since.items() if entries[number].owner != C]
+        assert sum(now < at + STAGE_S for at in swift) <= stage_of(had)
         for number in [n for n, entry in enumerate(entries) if entry.state == "moving"][:releases]:
-            entries[number] = serving(B, epoch=2)
-        held = any(entry.owner == A and entry.state == "serving" for entry in entries)
+            entries[number] = serving(C, epoch=2)
+        held = any(entry.owner != C and entry.state == "serving" for entry in entries)
         assert not held or stages.at <= now + STAGE_S
         now = min(now + pause_s, stages.at) if releases else stages.at if held else now + pause_s
         if not held and not releases:
@@ -124,11 +168,11 @@ def test_all_have_left_in_the_end_and_never_many_swift_ones_at_a_time(
 
 def test_a_coordinator_that_only_listens_does_not_look_again_and_again() -> None:
     """Found by seed 754: a stage was over while nothing may be placed, and the time stood still."""
-    store, new = TinyStore(2 * STAGE), Incarnation("new")
+    store, new = TinyStore(2 * BLOCK_SIZE), Incarnation("new")
     for one in (A, B):
         store.join(one)
     for block in (0, 1):
-        store.put(block_key("r", block), encode_block(Block("", (serving(A),) * 64)))
+        store.put(block_key("r", block), encode_block(Block("", (serving(A),) * BLOCK_SIZE)))
     machine = Coordinator(B, store.lead(B), SETTINGS, Random(1))
     machine.step(Heard(A), NOW)
     machine.step(Listed(store.listing()), NOW)

@@ -10,12 +10,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster_lab import GONE, A, B, Stored, contents, healthy, node, poisoned, serving
 from typer.testing import CliRunner, Result
 
-from domicile.core.breakglass import KEPT_AUDITS, Deed, Picture
+from domicile.core.breakglass import KEPT_AUDITS, AuditRecord, Deed, Picture
 from domicile.core.breakglass import free as free_deed
 from domicile.core.ids import AUDIT, LEADER_KEY, ShardKey, dead_key, node_key
 from domicile.core.shardmap import FREE, block_key, decode_block
@@ -245,6 +246,24 @@ def test_a_node_that_is_empty_already_is_told_as_such(tmp_path: Path) -> None:
     url = stored.write(path)
     assert domicile("drain", "node-b", url).stdout.startswith("node-b is empty already")
     assert domicile("drain", "node-a", url).stdout == "node-a is being emptied\n"
+
+
+def test_a_node_that_was_emptied_at_once_was_not_empty_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.db"
+    url = healthy().write(path)
+    do = Operator.do
+
+    async def do_and_lag(*args: Any) -> tuple[bytes, AuditRecord]:
+        done = await do(*args)
+        emptied = Stored(config=False, shards={"default": [serving(A)] * 4})
+        await asyncio.to_thread(emptied.write, path)
+        return done
+
+    monkeypatch.setattr(Operator, "do", do_and_lag)
+    assert domicile("drain", "node-b", url).stdout == "node-b is being emptied\n"
+    assert domicile("drain", "node-b", url).stdout.startswith("node-b is empty already")
 
 
 def test_a_drain_is_wished_and_taken_back(tmp_path: Path) -> None:

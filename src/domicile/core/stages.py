@@ -1,11 +1,15 @@
-"""How many shards of a departing node move at a time, so that none waits for all others.
+"""How many shards of departing nodes move at a time, so that none waits for all others.
 
 Asked by the coordinator about what the planner wants, before anything of it is committed. Once the
 store says that a shard moves its senders hold their messages, until it has its next home: if all
 shards of a node were to move at once, each of them would be away for as long as all of them take.
+Nodes that leave together share one store and one coordinator, so they share the stages, too.
 A shard that takes long to empty does not count for long, so that slow ones hold up nobody. Shards
 that get no home, since everybody leaves, go all at once: nobody waits for them, and whoever could
 tell them later may be gone by then.
+
+Nodes that leave together also say so together, but not in the very same moment. What the first of
+them gave to the second would have to move once more: so it serves on for a moment.
 """
 
 from __future__ import annotations
@@ -13,18 +17,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from domicile.config import Settings
-from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.core.ids import NOBODY, ShardKey
 from domicile.core.planning import Decision, Move, View, departing
 
-STAGE = 64
-"""So many shards of one node may be on the move at a time, and more only of those that are slow."""
+STAGE = 16
+"""So many shards may be on the move at a time, and more only of those that are slow."""
 
 STAGES = 8
-"""A node that has very many gives away this part of them at a time: it leaves within so many times
+"""Where very many leave, this part of them moves at a time: all have left within so many times
 `STAGE_S`, if all of them are slow."""
 
 STAGE_S = 0.1
 """Who has not released a shard after this time is slow."""
+
+GATHER_S = 0.05
+"""So long who departs keeps its shards, for others may be about to say that they depart, too."""
 
 NEVER = float("inf")
 
@@ -35,7 +42,7 @@ def late_s(settings: Settings) -> float:
     Its stage comes late, perhaps after a wait for a newcomer (SM-14), and has its whole deadline
     from there on; as much time as all stages take is for what it does at its end.
     """
-    return settings.heard_s + 2 * STAGES * STAGE_S
+    return settings.heard_s + GATHER_S + 2 * STAGES * STAGE_S
 
 
 class Stages:
@@ -53,31 +60,35 @@ class Stages:
         before, self._since = self._since, {}
         if not leaving:
             return tuple(decisions)
-        homes = dict.fromkeys(leaving, 0)
-        swift: dict[Incarnation, list[float]] = {node: [] for node in leaving}
+        homes = 0
+        swift: list[float] = []
         for role, part in view.roles.items():
             for number, entry in enumerate(part.entries):
                 if entry.owner not in leaving:
                     continue
-                homes[entry.owner] += 1
+                homes += 1
                 if entry.state == "moving" and number not in part.released:
                     shard = ShardKey(role, number)
                     since = self._since[shard] = before.get(shard, now)
                     if now < since + STAGE_S:
-                        swift[entry.owner].append(since)
+                        swift.append(since)
         paced: list[Decision] = []
-        full: dict[Incarnation, None] = {}
+        stage, full = max(STAGE, homes // STAGES), False
         for decision in decisions:
             if isinstance(decision, Move) and decision.to != NOBODY:
                 role, number = decision.shard
                 owner = view.roles[role].entries[number].owner
                 if owner in leaving:
-                    under_way = swift[owner]
-                    if len(under_way) >= max(STAGE, homes[owner] // STAGES):
-                        full[owner] = None
+                    from_s = view.departing_since.get(owner, now - GATHER_S) + GATHER_S
+                    if now < from_s:
+                        self.at = min(self.at, from_s)
                         continue
-                    under_way.append(now)
+                    if len(swift) >= stage:
+                        full = True
+                        continue
+                    swift.append(now)
                     self._since[decision.shard] = now
             paced.append(decision)
-        self.at = min((min(swift[owner]) + STAGE_S for owner in full), default=NEVER)
+        if full:
+            self.at = min(self.at, min(swift) + STAGE_S)
         return tuple(paced)
