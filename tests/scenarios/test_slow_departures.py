@@ -5,8 +5,10 @@ make it hard: all entities are stopped, nothing counts as a death, nobody waits 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
+from rounds_lab import acting
 
 from domicile import Entity, MaybeExecuted, Settings, handler
 from domicile.core.handoff import Phase
@@ -173,3 +175,71 @@ async def test_a_flush_that_takes_back_the_last_mail_ends_the_drain(
     await sim.wait_until(lambda: sim.entry(shard).owner != life.me)
     assert taken_back.is_set()
     assert sim.loop.time() - began < 1.0
+
+
+async def stop_all(sim: Sim, order: Sequence[int], gap_s: float = 0.005) -> float:
+    """These are asked to leave, one after the other; how long it took."""
+
+    async def stop(place: int, node: int) -> None:
+        await asyncio.sleep(gap_s * place)
+        await sim.stop(node)
+
+    began = sim.loop.time()
+    await asyncio.gather(*[stop(place, node) for place, node in enumerate(order)])
+    return sim.loop.time() - began
+
+
+async def visited(sim: Sim) -> int:
+    """Some clerks live; how many."""
+    await sim.wait_until(sim.settled)
+    for number in range(20):
+        await sim.ref(Clerk, f"c{number}").ask(Clerk.work, 0.0)
+    return 20
+
+
+@pytest.mark.parametrize("gap_s", [0.005, 0.1])
+@pytest.mark.parametrize("order", [(2, 0, 1), (0, 2, 1), (0, 1, 2)])
+def test_a_manager_that_is_stopped_with_all_nodes_sees_them_off(
+    order: tuple[int, ...], gap_s: float
+) -> None:
+    """Once it went at once: nodes waited for their deadline, and no entity was stopped."""
+
+    @simulated(entities=[Clerk], nodes=2, managers=1, seeds=5, settings=Settings(shards=12))
+    async def play(sim: Sim) -> None:
+        clerks = await visited(sim)
+        assert await stop_all(sim, order, gap_s) < 3.0
+        assert len(list(sim.history.of("stopped"))) == clerks
+
+    play()
+
+
+@pytest.mark.parametrize("gap_s", [0.005, 0.1])
+@pytest.mark.parametrize("order", [(2, 3, 0, 1), (3, 2, 0, 1), (0, 1, 3, 2)])
+def test_one_of_two_managers_that_are_stopped_with_all_nodes_sees_them_off(
+    order: tuple[int, ...], gap_s: float
+) -> None:
+    @simulated(entities=[Clerk], nodes=2, managers=2, seeds=5, settings=Settings(shards=12))
+    async def play(sim: Sim) -> None:
+        clerks = await visited(sim)
+        assert await stop_all(sim, order, gap_s) < 3.0
+        assert len(list(sim.history.of("stopped"))) == clerks
+
+    play()
+
+
+@simulated(entities=[Clerk], nodes=2, managers=1, seeds=5, settings=Settings(shards=12))
+async def test_a_manager_waits_for_nobody_who_stays(sim: Sim) -> None:
+    await visited(sim)
+    assert await stop_all(sim, [2]) < 1.0
+
+
+@simulated(entities=[Clerk], nodes=2, managers=2, seeds=5, settings=Settings(shards=12))
+async def test_a_manager_leaves_those_who_leave_to_one_that_stays(sim: Sim) -> None:
+    clerks = await visited(sim)
+    leader = acting(sim)
+    began = sim.loop.time()
+    leaving = [asyncio.ensure_future(sim.stop(node)) for node in (0, 1)]
+    await sim.stop(leader)
+    assert sim.loop.time() - began < 0.25, "before the clerks have put their things away"
+    await asyncio.gather(*leaving)
+    assert len(list(sim.history.of("stopped"))) == clerks

@@ -172,6 +172,11 @@ class Coordinator:
         view = self._view
         return "waiting for releases" if view.moving else "idle"
 
+    @property
+    def departures(self) -> bool:
+        """Whether a node that leaves still has shards, as far as this leadership knows (H14)."""
+        return not self._listed or self._view.owned_by_leavers
+
     # events
 
     def _hear(self, node: Incarnation, now: float) -> bool:

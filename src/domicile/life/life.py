@@ -62,6 +62,7 @@ from domicile.life.ending import in_turn, stop_handlers, stop_leading
 from domicile.life.errands import Errands
 from domicile.life.reach import Reach
 from domicile.life.stuck import StuckHandlers
+from domicile.life.to_leader import ToLeader
 from domicile.ports.health import Health
 from domicile.ports.transport import LinkKey, Peer
 from domicile.transports.links import LinkLayer
@@ -87,7 +88,6 @@ class Life:
         self._links: LinkLayer | None = None
         self._incoming: dict[LinkKey, Source] = {}
         self._goodbyes: dict[Incarnation, None] = {}
-        self._unheard: dict[ShardKey, tuple[int, float]] = {}
         self._over = asyncio.Event()
         self._deaths: Deaths | None = None
         self.rewound = rewound
@@ -133,6 +133,24 @@ class Life:
             store=backends.store, meter=backends.meter, settings=settings, me=self.me,
             learn=self._learn_block,
         )  # fmt: skip
+        self.elected = Elected(
+            store=backends.store,
+            clock=backends.clock,
+            meter=backends.meter,
+            settings=settings,
+            random=backends.random,
+            me=self.me,
+            node_id=plan.node_id,
+            guard=self.member.guard,
+            send=self._send_control,
+            candidate=self._hosts and plan.candidate,
+            strategy=self._strategy(),
+        )
+        to_leader = ToLeader(
+            me=self.me, clock=backends.clock, members=self._members, elected=self.elected,
+            errands=self._errands, send=self._send_control, connected=self._connected,
+            suspected=self._suspected,
+        )  # fmt: skip
         self.runtime = Runtime(
             me=self.me,
             node_id=plan.node_id or "client",
@@ -144,7 +162,7 @@ class Life:
             guard=self.member.guard,
             lease=self.member.lease,
             may_clean_up=lambda: self.member.lease.may_resume(backends.clock.now()),
-            tell_leader=self._tell_leader,
+            tell_leader=to_leader.tell,
             read_record=self._errands.read_record,
             mark_started=self._errands.mark_started,
             catalogue=plan.catalogue,
@@ -165,21 +183,8 @@ class Life:
             plan.cluster, "", self.member.guard, self, plan.protocols, plan.token,
             self._registered,
         )  # fmt: skip
-        self.elected = Elected(
-            store=backends.store,
-            clock=backends.clock,
-            meter=backends.meter,
-            settings=settings,
-            random=backends.random,
-            me=self.me,
-            node_id=plan.node_id,
-            guard=self.member.guard,
-            send=self._send_control,
-            candidate=self._hosts and plan.candidate,
-            strategy=self._strategy(),
-        )
         self._reach = Reach(
-            self.me, backends.clock, backends.meter, self._send_control, self._tell_leader_of
+            self.me, backends.clock, backends.meter, self._send_control, to_leader.tell_of_another
         )
         backends.meter.event(
             "life", inc=self.me, node=plan.node_id, hosts=self._hosts,
@@ -242,7 +247,8 @@ class Life:
 
     async def leave(self) -> None:
         """H14: release all, answer and hear everything, say goodbye, then give up the lease."""
-        settings = self._plan.settings
+        settings, clock = self._plan.settings, self._backends.clock
+        until = clock.now() + settings.drain_deadline_s + late_s(settings)
         log.info("leaving: handing everything over (H14)", extra=self.tags)
         self.runtime.leaving = True
         if self._hosts:
@@ -252,6 +258,9 @@ class Life:
         if self.runtime.draining:
             # Each has a deadline of its own, and some began later than this node to leave (H10).
             await self._until(self.runtime.settled, late_s(settings))
+        if self._hosts:
+            # Those who leave with it let go by the word of a coordinator; so the last one stays.
+            await self._until(lambda: not self.elected.needed, until - clock.now())
         links = self._links
         if links is not None and self.member.guard():
             for link in self._incoming:
@@ -514,6 +523,9 @@ class Life:
         if node is not None and self._links is not None:
             self._links.send(Peer(to, node.address), message, control=control)
 
+    def _connected(self, to: Incarnation) -> bool:
+        return self._links is not None and self._links.connected(to)
+
     def _answer(self, link: LinkKey, message: ToSender) -> None:
         assert self._links is not None
         self._links.answer(link, message)
@@ -532,47 +544,6 @@ class Life:
         if self.member.guard():
             self.runtime.learn(ShardKey(told.role, told.shard), told.entry)
             self.runtime.on_map_changed()
-
-    def _tell_leader(self, message: Released | AskRevert) -> None:
-        """H10: to the leader; into the store if it has been out of reach for a second."""
-        leader = self._members.leader
-        if leader is not None and leader.incarnation == self.me:
-            asyncio.get_running_loop().call_soon(self._tell_own_leader, message)
-            return
-        if leader is not None:
-            self._send(leader.incarnation, message, control=True)
-        if isinstance(message, AskRevert):
-            return
-        shard, now = ShardKey(message.role, message.shard), self._backends.clock.now()
-        reached = (
-            leader is not None
-            and self._links is not None
-            and self._links.connected(leader.incarnation)
-        )
-        epoch, since = self._unheard.get(shard, (0, now))
-        if epoch != message.epoch or reached:
-            since = now
-        self._unheard[shard] = (message.epoch, since)
-        if now - since >= 1.0:
-            self._errands.leave_release(shard, message.epoch, message.floor)
-
-    def _tell_own_leader(self, message: Released | AskRevert) -> None:
-        if isinstance(message, Released):
-            self.elected.on_released(self.me, message)
-        else:
-            self.elected.on_ask_revert(self.me, message)
-
-    def _tell_leader_of(self, message: Probed | Suspect) -> None:
-        """About another node; if no leader is known, the next one will ask."""
-        leader = self._members.leader
-        if leader is None:
-            return
-        if leader.incarnation != self.me:
-            self._send(leader.incarnation, message, control=True)
-        elif isinstance(message, Probed):
-            self.elected.on_probed(self.me, message)
-        else:
-            self._suspected(message.node)
 
     def _suspected(self, node: Incarnation) -> None:
         """SM-08: a sender gets no answer from a node; the health port knows whether it lives."""
