@@ -79,9 +79,9 @@ class Stages:
                 role, number = decision.shard
                 owner = view.roles[role].entries[number].owner
                 if owner in leaving:
-                    from_s = view.departing_since.get(owner, now - GATHER_S) + GATHER_S
-                    if now < from_s:
-                        self.at = min(self.at, from_s)
+                    ready_at = view.departing_since.get(owner, now - GATHER_S) + GATHER_S
+                    if now < ready_at:
+                        self.at = min(self.at, ready_at)
                         continue
                     if len(swift) >= stage:
                         full = True
