@@ -60,18 +60,32 @@ def test_answers_of_a_round_that_still_waits_are_used_by_its_roles() -> None:
     assert seen.roles["two"].advice == {1: "node-a"}
 
 
-def test_while_a_drained_node_is_home_to_something_each_change_is_asked_about_once() -> None:
+def test_one_answer_is_good_for_all_stages_of_a_drain() -> None:
     """In between rounds, too: it empties in stages, and each of them changes the situation."""
     counsel = Counsel(SETTINGS)
     round_of_balancing(counsel)
+    drained = view(balance=False, homes=(A, A, B), drains="node-a")
+    questions, _ = counsel.hear(drained, NOW)
+    assert [one.role for one in questions] == ["one", "two"]
+    for question in questions:
+        counsel.advised(question, {0: "node-b"})
     for homes in ((A, A, B), (A, B, B)):
-        drained = view(balance=False, homes=homes, drains="node-a")
-        questions, _ = counsel.hear(drained, NOW)
-        assert [one.role for one in questions] == ["one", "two"]
-        for question in questions:
-            counsel.advised(question, {0: "node-b"})
-        questions, seen = counsel.hear(drained, NOW)
+        questions, seen = counsel.hear(view(balance=False, homes=homes, drains="node-a"), NOW)
         assert questions == []
         assert seen.roles["one"].advice == {0: "node-b"}
     questions, _ = counsel.hear(view(balance=False, homes=(B, B, B), drains="node-a"), NOW)
     assert questions == [], "the next round is soon enough"
+
+
+def test_what_else_changes_while_a_node_is_drained_is_asked_about() -> None:
+    counsel = Counsel(SETTINGS)
+    questions, _ = counsel.hear(view(balance=False, homes=(A, A, B), drains="node-a"), NOW)
+    for question in questions:
+        counsel.advised(question, {})
+    back = view(balance=False, homes=(A, A, A), drains="node-a")
+    assert [one.role for one in counsel.hear(back, NOW)[0]] == ["one", "two"], "a shard came"
+    for question in questions:
+        counsel.advised(question, {})
+    other = view(balance=False, homes=(A, A, B), drains="node-b")
+    questions = counsel.hear(other, NOW)[0]
+    assert [seat.node for one in questions for seat in one.seats] == [], "both wait for an answer"

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from plan_lab import NOW, SETTINGS, A, B, C, decide, move, moving, node, seen, serving
 from tiny_store import TinyStore
 
-from domicile.core.coordinator import Arm, Changed, Coordinator, Event, Heard, Listed, Tick
+from domicile.core.coordinator import (
+    Arm,
+    Changed,
+    Commit,
+    Coordinator,
+    Event,
+    Heard,
+    Listed,
+    Tick,
+)
 from domicile.core.ids import NOBODY, Incarnation
 from domicile.core.plan import Move, plan
 from domicile.core.planning import View
@@ -71,6 +80,17 @@ def test_few_shards_move_at_once_and_nobody_has_to_look_again() -> None:
 def test_of_very_many_a_part_moves_at_a_time() -> None:
     many = 2 * STAGE * STAGES
     assert len(moves(seen([serving(A)] * many, *NODES), Stages(), NOW)) == many // STAGES
+
+
+def test_stages_do_not_shrink_with_what_is_left() -> None:
+    """So that the last of very many begin in time, however slow each is."""
+    many = 2 * STAGE * STAGES
+    stages, entries = Stages(), [serving(A)] * many
+    moves(seen(entries, *NODES), stages, NOW)
+    few = [serving(B)] * (many - 3 * STAGE) + [serving(A)] * 3 * STAGE
+    assert len(moves(seen(few, *NODES), stages, NOW + 1)) == many // STAGES
+    moves(seen([serving(B)] * many, *NODES), stages, NOW + 2)
+    assert len(moves(seen(few, *NODES), stages, NOW + 3)) == STAGE, "another departure"
 
 
 def test_nodes_that_leave_or_are_drained_share_their_stages() -> None:
@@ -151,12 +171,11 @@ def test_all_have_left_in_the_end_and_never_many_swift_ones_at_a_time(
         pause_s, releases = steps[turn % len(steps)]
         turn += 1
         assert turn < 2_000, "it comes to an end"
-        had = sum(entry.owner != C for entry in entries)
         found = moves(seen(entries, *nodes), stages, now)
         since |= {one.shard.shard: now for one in found}
         entries = under_way(entries, found)
         swift = [at for number, at in since.items() if entries[number].owner != C]
-        assert sum(now < at + STAGE_S for at in swift) <= stage_of(had)
+        assert sum(now < at + STAGE_S for at in swift) <= stage_of(len(owners))
         for number in [n for n, entry in enumerate(entries) if entry.state == "moving"][:releases]:
             entries[number] = serving(C, epoch=2)
         held = any(entry.owner != C and entry.state == "serving" for entry in entries)
@@ -195,3 +214,35 @@ def test_a_coordinator_that_only_listens_does_not_look_again_and_again() -> None
         now = armed[-1]
         step(Tick(), now)
     assert now > settled
+
+
+def test_one_commit_that_is_not_answered_holds_up_no_other_block() -> None:
+    """Each of four blocks belongs to somebody who leaves, and one answer does not come."""
+    store = TinyStore(4 * BLOCK_SIZE)
+    for one in (A, B, C):
+        store.join(one)
+    for block in range(4):
+        owner = A if block < 2 else B
+        store.put(block_key("r", block), encode_block(Block("", (serving(owner),) * BLOCK_SIZE)))
+    machine = Coordinator(C, store.lead(C), SETTINGS, Random(1))
+    armed: list[float] = []
+    touched: dict[bytes, None] = {}
+
+    def step(event: Event, now: float) -> None:
+        for effect in machine.step(event, now):
+            if isinstance(effect, Arm):
+                armed.append(effect.at)
+            elif isinstance(effect, Commit):
+                touched.update(dict.fromkeys(write.key for write in effect.writes))
+
+    step(Listed(store.listing()), NOW)
+    now = NOW + 1.0
+    for one in (A, B):
+        store.join(one, "leaving")
+        step(Changed(store.log[-1]), now)
+    while len(touched) < 4:
+        now = max(now, armed[-1])
+        assert now < NOW + 2.0, f"only {list(touched)}"
+        for one in (A, B, C):
+            step(Heard(one), now)
+        step(Tick(), now)

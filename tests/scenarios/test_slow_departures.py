@@ -213,7 +213,7 @@ def test_a_manager_that_is_stopped_with_all_nodes_sees_them_off(
     play()
 
 
-@pytest.mark.parametrize("gap_s", [0.005, 0.1])
+@pytest.mark.parametrize("gap_s", [0.005, 0.015, 0.02, 0.1])
 @pytest.mark.parametrize("order", [(2, 3, 0, 1), (3, 2, 0, 1), (0, 1, 3, 2)])
 def test_one_of_two_managers_that_are_stopped_with_all_nodes_sees_them_off(
     order: tuple[int, ...], gap_s: float
@@ -243,3 +243,91 @@ async def test_a_manager_leaves_those_who_leave_to_one_that_stays(sim: Sim) -> N
     assert sim.loop.time() - began < 0.25, "before the clerks have put their things away"
     await asyncio.gather(*leaving)
     assert len(list(sim.history.of("stopped"))) == clerks
+
+
+@simulated(entities=[Clerk], nodes=2, managers=1, seeds=3, settings=Settings(shards=12))
+async def test_a_manager_does_not_wait_for_those_who_have_let_go(sim: Sim) -> None:
+    """They may linger for a client that does not answer them."""
+    await visited(sim)
+    sim.block(-1, 0)
+    lingers = asyncio.ensure_future(sim.stop(0))
+    await stop_all(sim, [1, 2])
+    assert not lingers.done()
+    await lingers
+
+
+class Boss(Entity, name="boss", role="office"):
+    """Lives where the coordinator does."""
+
+    @handler
+    async def work(self) -> None:
+        """At once."""
+
+
+@simulated(
+    entities=[Boss, Clerk], nodes=3, seeds=3, homes={0: [Boss], 1: [Clerk], 2: [Clerk]},
+    settings=Settings(shards=12, coordinator_role="office"),
+)  # fmt: skip
+async def test_who_leads_alone_does_not_wait_for_its_own_shards(sim: Sim) -> None:
+    """Nobody else can have them, so that they go to nobody."""
+    await sim.wait_until(sim.settled)
+    await sim.ref(Boss, "b").ask(Boss.work)
+    assert await stop_all(sim, [0]) < 1.5
+
+
+class Plain(Entity, name="plain"):
+    """Has nothing to put away."""
+
+    @handler
+    async def work(self) -> None:
+        """At once."""
+
+
+@simulated(
+    entities=[Plain], nodes=6, seeds=3, settings=Settings(shards=20 * STAGE, drain_deadline_s=0.5)
+)
+async def test_on_a_slow_store_nobody_goes_before_its_last_stage(sim: Sim) -> None:
+    """At the deadline nothing may be draining while much waits for its stage (H14)."""
+    await sim.wait_until(sim.settled)
+    for node in sim.nodes:
+        node.store.delay_s = (0.045, 0.05)
+    await sim.advance(1.0)
+    await asyncio.gather(*[sim.stop(node) for node in (3, 4, 5)])
+    await sim.wait_until(sim.settled)
+    assert not any(entry.strikes for entry in entries(sim))
+
+
+@simulated(entities=[Plain], nodes=3, seeds=20, settings=Settings(shards=6 * STAGE))
+async def test_a_coordinator_that_leaves_sees_its_own_last_shards_off(sim: Sim) -> None:
+    """It once resigned when they were released, before the store named their next homes: for the
+    next coordinator, who had not heard of that, their home had died."""
+    await sim.wait_until(sim.settled)
+    for node in sim.nodes:
+        node.store.delay_s = (0.02, 0.06)
+    await sim.stop(acting(sim))
+    await sim.wait_until(sim.settled)
+    assert not any(entry.strikes for entry in entries(sim))
+
+
+def test_a_function_of_ones_own_is_asked_once_for_a_whole_drain() -> None:
+    """It may be slow, and answers for all stages."""
+    asked: list[Situation] = []
+
+    async def slow(situation: Situation) -> dict[int, str]:
+        asked.append(situation)
+        await asyncio.sleep(0.4)
+        return {}
+
+    @simulated(
+        entities=[Plain], nodes=3, seeds=1, strategy=slow,
+        settings=Settings(shards=20 * STAGE, balance_interval_s=1_000.0),
+    )  # fmt: skip
+    async def play(sim: Sim) -> None:
+        await sim.wait_until(sim.settled)
+        await sim.advance(2.0)
+        before, drained = len(asked), sim.nodes[0].incarnation
+        await sim.drain(0)
+        await sim.wait_until(lambda: all(entry.owner != drained for entry in entries(sim)))
+        assert len(asked) == before + 1
+
+    play()

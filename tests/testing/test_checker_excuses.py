@@ -91,9 +91,21 @@ def test_a_pause_explains_no_second_start() -> None:
     convicted(tape.accept(1, sender=B, id="y").start(1, sender=B, id="y"), "L3", "(T/y)")
 
 
-def test_a_pause_explains_no_start_long_after_what_was_noted_before_it() -> None:
-    tape = asleep(Tape()).accept(2).wait(0.6, renew=False)
+@pytest.mark.parametrize("later_s", [0.06, 0.45, 0.6])
+def test_a_pause_explains_no_start_some_time_after_what_was_noted_before_it(later_s: float) -> None:
+    """An entity that suspends while it starts has another guard, of which nothing is noted."""
+    tape = asleep(Tape()).accept(2).wait(later_s, renew=False)
     convicted(tape.start(2), "L3", "past its deadline")
+    tape = asleep(Tape().accept(2)).message("waking", 2).wait(later_s, renew=False)
+    convicted(tape.start(2), "L3", "past its deadline")
+
+
+def test_a_pause_explains_nothing_that_has_a_guard_of_its_own() -> None:
+    """Each resumption and each frame of replies has."""
+    tape = asleep(Tape().accept(2).start(2)).accept(2)
+    convicted(tape.message("resume", 2), "L3", "resumed a handler")
+    reply = {"inc": A, "sender": C, "role": "r", "shard": 0}
+    convicted(asleep(Tape()).accept(2).note("reply", n=2, **reply), "L3", "answered")
 
 
 def test_a_pause_explains_nothing_long_after_its_end() -> None:

@@ -19,7 +19,7 @@ from domicile.config import Settings
 from domicile.control.advice import Advisor
 from domicile.control.leadership import FAILED, Leadership
 from domicile.core.coordinator import Heard, ProbeAnswered, ReleasedBy, RevertAsked
-from domicile.core.election import RANK_STEP_S, campaign_at, eligible, sees_off
+from domicile.core.election import RANK_STEP_S, campaign_at, eligible
 from domicile.core.ids import LEADER_KEY, NODES, Incarnation, ShardKey, node_key
 from domicile.core.messages import AskRevert, Probed, Released, ToOwner
 from domicile.core.reach import UNREACHED
@@ -44,9 +44,6 @@ log = logging.getLogger("domicile")
 
 REREAD_S = 0.05
 """How soon a read that failed is tried again."""
-
-TOGETHER_S = 0.5
-"""Who leaves as the last that could lead waits so long for others to say that they leave."""
 
 STAND_BACK_S = 1.0
 """How long others may take to see that a leader gave up, beside their ranks (C6)."""
@@ -73,7 +70,7 @@ class Elected:
         self._store, self._clock, self._meter = store, clock, meter
         self._settings, self._random = settings, random
         self._me, self._node_id, self._guard, self._send = me, node_id, guard, send
-        self._campaigns, self._aside, self._aside_at = candidate, False, float("-inf")
+        self._campaigns, self._aside = candidate, False
         self._strategy = strategy
         self._nodes: dict[Incarnation, tuple[NodeRecord, int]] = {}
         self._absent_since: float | None = None
@@ -93,22 +90,6 @@ class Elected:
     def step(self) -> str:
         """What this process does as a coordinator now, for people and for tallies."""
         return "following" if self._leadership is None else self._leadership.step
-
-    @property
-    def needed(self) -> bool:
-        """Whether others who leave, or are about to, depend on this process, which leaves (H14)."""
-        absent = self._absent_since is not None
-        role, leading = self._settings.coordinator_role, self.leading
-        if not sees_off(self._me, self._nodes, role, leads=leading, absent=absent):
-            return False
-        others = [record for node, (record, _) in self._nodes.items() if node != self._me]
-        if self._clock.now() < self._aside_at + TOGETHER_S and any(
-            record.status == "up" for record in others
-        ):
-            return True
-        if leading and self._leadership is not None:
-            return self._leadership.departures
-        return any(record.status == "leaving" for record in others)
 
     # fed by the node
 
@@ -171,7 +152,7 @@ class Elected:
     def stand_aside(self) -> None:
         """This node is about to leave (H14): it leads on if it does, and tries again only while
         nobody stays who could. If all leave at once, someone must see to it that all let go."""
-        self._aside, self._aside_at = True, self._clock.now()
+        self._aside = True
         self._wake()
 
     async def resign(self) -> None:

@@ -117,11 +117,6 @@ class Leadership:
         """What the coordinator does now."""
         return "over" if self._coordinator is None else self._coordinator.doing
 
-    @property
-    def departures(self) -> bool:
-        """Whether a node that leaves still has shards (H14)."""
-        return self._coordinator is not None and self._coordinator.departures
-
     def end(self, reason: str) -> None:
         """Lead no longer, from this moment; what was known is discarded (C1)."""
         if self._coordinator is None:

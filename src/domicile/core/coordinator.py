@@ -169,13 +169,7 @@ class Coordinator:
             return "batching releases"
         if self._settle.at != NEVER:
             return "settling"
-        view = self._view
-        return "waiting for releases" if view.moving else "idle"
-
-    @property
-    def departures(self) -> bool:
-        """Whether a node that leaves still has shards, as far as this leadership knows (H14)."""
-        return not self._listed or self._view.owned_by_leavers
+        return "waiting for releases" if self._view.moving else "idle"
 
     # events
 
@@ -341,17 +335,20 @@ class Coordinator:
         self._dirty = False
         self._balance_due = self._balance_due and self._counsel.waiting
         wanted: dict[BlockKey, list[Decision | Forgive]] = {}
-        decisions = self._stages.pace(view, plan(view, now, self._settings).decisions, now)
+        found = plan(view, now, self._settings).decisions
+        # What can't be committed now takes no place in a stage from what can.
+        decisions = self._stages.pace(view, [one for one in found if self._ready(one, now)], now)
         for decision in (*decisions, *forgiven(view, decisions)):
-            wanted.setdefault(block_of(decision.shard), []).append(decision)
-        effects += [
-            self._issue(block, decisions)
-            for block, decisions in wanted.items()
-            if block not in self._drafts and not self._holds.held(block, self._view, now)
-        ]
+            if self._ready(decision, now):
+                wanted.setdefault(block_of(decision.shard), []).append(decision)
+        effects += [self._issue(block, decisions) for block, decisions in wanted.items()]
         rewind_over = not self._settle.after_rewind(self._view.rewound, now)
         sweep = self._chores.sweep(self._view, self._next_txn(), now, rewind_over)
         return [*effects, *([] if sweep is None else [sweep])]
+
+    def _ready(self, decision: Decision | Forgive, now: float) -> bool:
+        block = block_of(decision.shard)
+        return block not in self._drafts and not self._holds.held(block, self._view, now)
 
     def _issue(self, block: BlockKey, decisions: Sequence[Decision | Forgive]) -> Commit:
         for shard, floor in self._view.floors.items():

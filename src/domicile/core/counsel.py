@@ -50,7 +50,7 @@ class Counsel:
         for role, part in view.roles.items():
             present = plan.situation(view, role, now, self._settings)
             answered = self._answers.get(role)
-            known = answered is not None and answered[0] == present
+            known = answered is not None and _stands(answered[0], present)
             # What it knows besides the situation may have changed: each round asks it anew.
             due = view.balance and role not in self._served
             if answered is not None and known and (role in self._fresh or not due):
@@ -67,3 +67,17 @@ class Counsel:
         if not self._asked:
             self._served.clear()
         return questions, replace(view, roles=roles)
+
+
+def _stands(asked: Situation, present: Situation) -> bool:
+    """Whether an answer is still one: nothing changed, but that shards left who may not receive.
+
+    Who departs does so in stages, each by the same answer.
+    """
+    if asked == present:
+        return True
+    seated = {seat.node: None for seat in asked.seats}
+    return asked.seats == present.seats and all(
+        old == new or (old not in seated and new in seated)
+        for old, new in zip(asked.homes, present.homes, strict=True)
+    )

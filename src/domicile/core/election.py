@@ -38,27 +38,3 @@ def campaign_at(
     if place is None or absent_since is None:
         return None
     return absent_since + place * RANK_STEP_S
-
-
-def sees_off(
-    me: Incarnation,
-    nodes: Mapping[Incarnation, tuple[NodeRecord, int]],
-    role: str,
-    *,
-    leads: bool,
-    absent: bool,
-) -> bool:
-    """H14: whether `me`, which leaves, has to coordinate the departure of others first.
-
-    Only if nobody stays who could; then whoever leads does it, or while nobody leads the first of
-    those who could. `nodes` has each record with its create revision.
-    """
-    others = {node: record for node, (record, _) in nodes.items() if node != me}
-    if not others or any(eligible(record, role) for record in others.values()):
-        return False
-    could = {
-        node: created
-        for node, (record, created) in nodes.items()
-        if eligible(record, role, leaving=True)
-    }
-    return leads or (absent and rank(me, could) == 0)

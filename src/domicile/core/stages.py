@@ -50,6 +50,8 @@ class Stages:
 
     def __init__(self) -> None:
         self._since: dict[ShardKey, float] = {}
+        self._most = 0
+        """How many shards those who depart had at the most: stages do not shrink with them."""
         self.at = NEVER
         """When more may move although nothing happened; never if nothing was held back."""
 
@@ -59,6 +61,7 @@ class Stages:
         leaving = departing(view.nodes, view.drains)
         before, self._since = self._since, {}
         if not leaving:
+            self._most = 0
             return tuple(decisions)
         homes = 0
         swift: list[float] = []
@@ -73,7 +76,8 @@ class Stages:
                     if now < since + STAGE_S:
                         swift.append(since)
         paced: list[Decision] = []
-        stage, full = max(STAGE, homes // STAGES), False
+        self._most = max(self._most, homes) if homes else 0
+        stage, full = max(STAGE, self._most // STAGES), False
         for decision in decisions:
             if isinstance(decision, Move) and decision.to != NOBODY:
                 role, number = decision.shard

@@ -214,15 +214,6 @@ class StoreView:
         blocks = (block for role in self.shards for block in self.role_blocks(role))
         return any(entry.state == "moving" for block in blocks for entry in self.entries(block))
 
-    @property
-    def owned_by_leavers(self) -> bool:
-        """Whether a node that leaves has shards."""
-        leavers = {node for node, record in self.nodes.items() if record.status == "leaving"}
-        blocks = (block for role in self.shards for block in self.role_blocks(role))
-        return bool(leavers) and any(
-            entry.owner in leavers for block in blocks for entry in self.entries(block)
-        )
-
     def satisfies(self, condition: Condition) -> bool:
         """Whether a condition holds as far as this picture knows."""
         key = condition.key

@@ -492,8 +492,19 @@ class Runtime:
 
     def settled(self) -> bool:
         """H14: nothing left to release, nothing sent that is still open."""
-        released = not any(host.unsettled for host in self.hosts.values())
-        return released and not self.sending.waiting() and not self._here
+        return not self.unreleased and not self.sending.waiting() and not self._here
+
+    @property
+    def unreleased(self) -> bool:
+        """Whether something is still to be released, or its next home to be stored (H14)."""
+        return any(host.unsettled for host in self.hosts.values())
+
+    def has_receivers(self, role: str) -> bool:
+        """Whether some node could be the next home of a shard."""
+        return any(
+            record.status == "up" and role in record.roles and record.capacity > 0
+            for record in self.members.nodes.values()
+        )
 
     @property
     def draining(self) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from domicile.core.calloff import CalledOff, call_off
 from domicile.core.handoff import OwnerEvent, Phase
-from domicile.core.ids import ShardKey
+from domicile.core.ids import NOBODY, ShardKey
 from domicile.core.messages import AskRevert, Flush, Flushed, Released, Return
 from domicile.core.owner import (
     Accepted,
@@ -140,12 +140,15 @@ class ShardHost(Turns):
 
     @property
     def unsettled(self) -> bool:
-        """Whether the store still says that this node has something to release (H14)."""
+        """Whether the store still says that this node has something to release (H14), or does not
+        name the next home yet, if there can be one: who goes before that takes the word of it along
+        if it leads, and would be taken for one that died."""
         entry = self.owner.entry
         return entry.owner == self.owner.me and (
             self.owner.phase in (Phase.OPEN, Phase.DRAINING)
             or entry.epoch > self.owner.epoch
             or self.runtime.carrier.handing_over(self.shard)
+            or (entry.to != NOBODY and self.runtime.has_receivers(self.shard.role))
         )
 
     # effects

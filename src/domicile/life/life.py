@@ -19,6 +19,7 @@ from domicile.control.deaths import Deaths, check_fencing, let_go
 from domicile.control.elected import Elected
 from domicile.control.loopwatch import Handler, LoopWatch
 from domicile.control.member import Member
+from domicile.core.departure import needed
 from domicile.core.ids import Incarnation, ShardKey, new_incarnation
 from domicile.core.lease import FOREVER_S
 from domicile.core.members import (
@@ -247,20 +248,18 @@ class Life:
 
     async def leave(self) -> None:
         """H14: release all, answer and hear everything, say goodbye, then give up the lease."""
-        settings, clock = self._plan.settings, self._backends.clock
-        until = clock.now() + settings.drain_deadline_s + late_s(settings)
+        settings, since = self._plan.settings, self._backends.clock.now()
         log.info("leaving: handing everything over (H14)", extra=self.tags)
         self.runtime.leaving = True
         if self._hosts:
             self.elected.stand_aside()
             await self.member.set_status("leaving")
         await self._until(self.runtime.settled, settings.drain_deadline_s)
-        if self.runtime.draining:
+        if self.runtime.draining or (self.runtime.unreleased and self._members.leader is not None):
             # Each has a deadline of its own, and some began later than this node to leave (H10).
             await self._until(self.runtime.settled, late_s(settings))
-        if self._hosts:
-            # Those who leave with it let go by the word of a coordinator; so the last one stays.
-            await self._until(lambda: not self.elected.needed, until - clock.now())
+        until = since + settings.drain_deadline_s + late_s(settings)
+        await self._see_off(since, until)
         links = self._links
         if links is not None and self.member.guard():
             for link in self._incoming:
@@ -268,6 +267,8 @@ class Life:
                 links.answer(link, Goodbye())
             await self._until(lambda: not self._goodbyes and not links.pending(), settings.linger_s)
         if self._hosts:
+            # Who could have led instead may have begun to leave meanwhile.
+            await self._see_off(since, until + settings.linger_s)
             await self.elected.resign()
             await self._await_threads()
         self._left = True
@@ -277,6 +278,19 @@ class Life:
         self._revoked = True
         log.info("left the cluster %s", self._plan.cluster, extra=self.tags)
         self._over.set()
+
+    async def _see_off(self, since: float, until: float) -> None:
+        """H14: the last that could lead stays for those who leave with it."""
+        clock, role = self._backends.clock, self._plan.settings.coordinator_role
+
+        def seen_off() -> bool:
+            leads = self.elected.leading
+            return not needed(
+                self._members, self.me, role, leads=leads, since=since, now=clock.now()
+            )
+
+        if self._hosts:
+            await self._until(seen_off, until - clock.now())
 
     def _watch_loop(self) -> LoopWatch | None:
         """A thread beside the loop, in real time only: in virtual time nothing ever blocks."""

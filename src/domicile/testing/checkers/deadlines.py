@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from math import inf
 
-from domicile.testing.checkers.reading import FRAME_S, Reading, read
+from domicile.testing.checkers.reading import BETWEEN_S, FRAME_S, Reading, read
 from domicile.testing.checkers.verdict import Findings, Violation
 from domicile.testing.history import Event, History
 
 PROMPT_S = 1e-4
 """How late the timer at the deadline may come in virtual time; an answered renewal takes longer
 than this."""
-
-BETWEEN_S = 0.05
-"""How long a busy machine may keep a real process from noting what its guard has let pass."""
 
 _SIGNS = ("accept", "submit", "write")
 """What else shows that a process still stands."""

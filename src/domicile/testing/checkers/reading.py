@@ -50,6 +50,9 @@ SHUTDOWN = "shutdown"
 FRAME_S = 0.002
 """The replies of one frame are noted within this time."""
 
+BETWEEN_S = 0.05
+"""How long a busy machine may keep a real process from noting what its guard has let pass."""
+
 _ON_THE_WAY = ("submit", "write", "accept", "waking")
 """What one guard lets a message do up to its start: also its sending, if it runs where it is sent.
 """
@@ -86,6 +89,15 @@ class Message(NamedTuple):
 
     def __str__(self) -> str:
         return f"message {self.n} of {self.sender[:8] or 'a timer'} for {self.role}/{self.shard}"
+
+
+class _OnItsWay(NamedTuple):
+    """What was noted last of a message that may have passed its guard before a pause."""
+
+    message: Message | None
+    at: float
+    woken_at: float
+    before: float
 
 
 class Spans:
@@ -254,7 +266,7 @@ class Reading:
         for ends in wakings.values():
             ends.sort(reverse=True)
         heard: dict[str, float] = {}
-        on_its_way: dict[str, tuple[Message | None, float, float]] = {}
+        on_its_way: dict[str, _OnItsWay] = {}
         frames: dict[str, tuple[str, float, float]] = {}
         for position, (at, kind, fields) in enumerate(history.events):
             inc = fields.get("inc")
@@ -265,12 +277,17 @@ class Reading:
                 woken_at = wakings[inc].pop()
             before, heard[inc] = heard.get(inc, float("-inf")), at
             message, earlier = _message(fields), on_its_way.pop(inc, None)
-            if earlier is not None and message == earlier[0]:
+            if (
+                earlier is not None
+                and message == earlier.message
+                and kind in (*_ON_THE_WAY, "start")
+                and (at - earlier.at <= BETWEEN_S or woken_at > earlier.at)
+            ):
                 # The same guard as of what was noted last, even if a second pause lies between.
-                woken_at, before = max(woken_at, earlier[1]), earlier[2]
+                woken_at, before = max(woken_at, earlier.woken_at), earlier.before
             woken = at - woken_at <= self.slack_s
             if woken and kind in _ON_THE_WAY:
-                on_its_way[inc] = (message, woken_at, before)
+                on_its_way[inc] = _OnItsWay(message, at, woken_at, before)
             elif woken and kind in ("start", "resume"):
                 self.rest_of_turn[position] = before
             elif woken and kind == "reply":
