@@ -24,8 +24,9 @@ STAGE = 16
 """So many shards may be on the move at a time, and more only of those that are slow."""
 
 STAGES = 8
-"""Where very many leave, this part of them moves at a time: all have left within so many times
-`STAGE_S`, if all of them are slow."""
+"""Where very many leave, this part of what is left moves at a time, and never less than half of
+what it was in the beginning: so all of them begin within less than twice so many times `STAGE_S`,
+however slow they are."""
 
 STAGE_S = 0.1
 """Who has not released a shard after this time is slow."""
@@ -40,9 +41,9 @@ def late_s(settings: Settings) -> float:
     """How much later than its node began to leave a shard may have ended (H10, H14).
 
     Its stage comes late, perhaps after a wait for a newcomer (SM-14), and has its whole deadline
-    from there on; as much time as all stages take is for what it does at its end.
+    from there on; half as much time as all stages take is for what it does at its end.
     """
-    return settings.heard_s + GATHER_S + 2 * STAGES * STAGE_S
+    return settings.heard_s + GATHER_S + 3 * STAGES * STAGE_S
 
 
 class Stages:
@@ -51,7 +52,7 @@ class Stages:
     def __init__(self) -> None:
         self._since: dict[ShardKey, float] = {}
         self._most = 0
-        """How many shards those who depart had at the most: stages do not shrink with them."""
+        """How many shards those who depart had at the most."""
         self.at = NEVER
         """When more may move although nothing happened; never if nothing was held back."""
 
@@ -77,7 +78,7 @@ class Stages:
                         swift.append(since)
         paced: list[Decision] = []
         self._most = max(self._most, homes) if homes else 0
-        stage, full = max(STAGE, self._most // STAGES), False
+        stage, full = max(STAGE, homes // STAGES, self._most // (2 * STAGES)), False
         for decision in decisions:
             if isinstance(decision, Move) and decision.to != NOBODY:
                 role, number = decision.shard
