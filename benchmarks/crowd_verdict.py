@@ -9,11 +9,15 @@ node, for the coordinator, which also decides, for all together, and for any one
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.report import grid
+
+_FOLDERS = re.compile(r"(?<![\w.])/(?:[^/\s]+/)+")
+"""What stands before the name of a file."""
 
 SHARDS = 256
 MOST = 20
@@ -177,7 +181,8 @@ def page(report: dict[str, Any]) -> str:
         f"{'met' if met else 'MISSED: ' + '; '.join(wrong)}. {report['system']}, "
         f"{report['cpus']} CPUs, Python {report['python']}, {SHARDS} shards, one SQLite store.",
     ]
-    lines += [f"Logged {count}×: {line}" for line, count in found["complaints"]]
+    # Where the interpreter is on that machine is nobody's business.
+    lines += [f"Logged {count}×: {_FOLDERS.sub('', line)}" for line, count in found["complaints"]]
     if report["quick"]:
         lines.append("This was a smoke test: none of its figures means anything.")
     return "\n\n".join(lines) + "\n"

@@ -206,6 +206,13 @@ def test_a_herd_is_one_if_each_node_keeps_to_its_bound(bench: Any, phase: str) -
     assert wrong.endswith("(at most 570)")
 
 
+def test_what_a_crowd_logs_is_told_without_the_places_of_files(bench: Any) -> None:
+    complaint = "it was slow at /opt/some/python3.11/socket.py:503 in close, 5/10 of sqlite:///x.db"
+    found = {**crowd(bench, "", {}, False), "complaints": [(complaint, 2)]}
+    told = bench.crowd.page({**ABOUT, "found": found})
+    assert "Logged 2×: it was slow at socket.py:503 in close, 5/10 of sqlite:///x.db" in told
+
+
 def test_clients_may_all_come_at_once(bench: Any) -> None:
     assert bench.crowd.Wanted(clients=200, per_s=5.0).spread_s == 40.0
     assert bench.crowd.Wanted(clients=200, per_s=0.0).spread_s == 0.0
