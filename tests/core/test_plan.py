@@ -432,3 +432,17 @@ def test_shards_of_several_owners_that_fell_together_are_condemned_later() -> No
     again = decide([serving(C), serving(D)], *nodes, struck={0: 5, 1: 5}, begun={0: 1})
     assert [(one.shard.shard, one.strikes) for one in again.quarantines] == [(0, 6)]
     assert [one.strikes for one in again.owns] == [5], "it had not even started"
+
+
+def test_what_was_on_its_way_to_somebody_who_leaves_too_goes_to_nobody_if_nobody_stays() -> None:
+    """H14, DX-20: its owner empties it and goes, which is no death then."""
+    entries = [moving(A, B), moving(A, NOBODY), serving(A)]
+    leaving = (node(A, "leaving"), node(B, "leaving"))
+    found = decide(entries, *leaving, released={0: 1})
+    assert sorted(found.moves, key=lambda one: one.shard) == [move(0, NOBODY), move(2, NOBODY)]
+    for stays in (node(C), node(C, roles=("other", "r"))):
+        assert move(0, NOBODY) not in decide(entries, *leaving, stays, released={0: 1}).moves
+    elsewhere = node(C, roles=("other",))
+    assert move(0, NOBODY) in decide(entries, *leaving, elsewhere, released={0: 1}).moves
+    stays = (node(A), node(B, "leaving"))
+    assert move(0, NOBODY) not in decide(entries, *stays).moves, "it is taken back"

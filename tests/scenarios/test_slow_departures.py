@@ -331,3 +331,32 @@ def test_a_function_of_ones_own_is_asked_once_for_a_whole_drain() -> None:
         assert len(asked) == before + 1
 
     play()
+
+
+@pytest.mark.parametrize(("first", "gap_s"), [(1, 0.05), (0, 0.15), (1, 0.15), (1, 0.3)])
+def test_a_cluster_that_is_stopped_and_started_again_and_again_quarantines_nothing(
+    first: int, gap_s: float
+) -> None:
+    """What the first that left had was on its way to the second, which then left, too: once that
+    was the death of the first to whoever came next."""
+
+    @simulated(entities=[Clerk], nodes=2, seeds=2, settings=Settings(shards=12))
+    async def play(sim: Sim) -> None:
+        for _ in range(3):
+            clerks, before = await visited(sim), len(list(sim.history.of("stopped")))
+            await stop_all(sim, [first, 1 - first], gap_s)
+            assert len(list(sim.history.of("stopped"))) == before + clerks
+            for node in (0, 1):
+                sim.start(node)
+            await sim.wait_until(sim.settled)
+        assert not any(entry.strikes for entry in entries(sim))
+
+    play()
+
+
+@simulated(entities=[Plain], nodes=4, seeds=15, settings=Settings(shards=12))
+async def test_who_leaves_with_its_coordinator_waits_for_no_late_acknowledgement(sim: Sim) -> None:
+    """The next coordinator dials those who leave, and must hurry with what they answer."""
+    await sim.wait_until(sim.settled)
+    await sim.advance(1.0)
+    assert await stop_all(sim, [1, 2, 3], 0.0) < 0.5

@@ -314,14 +314,13 @@ class _Round:
             # Nobody to give it to: it is drained all the same before its owner goes (H14).
             if self._view.nodes[self._part.entries[shard].owner].status == "leaving":
                 chosen[shard] = NOBODY
+        chosen |= dict.fromkeys(planning.stranded(self._view, self._role), NOBODY)
         return [Move(ShardKey(self._role, shard), node) for shard, node in chosen.items()]
 
     def _fulfil(self) -> list[Move]:
         """Shards that an operator wants elsewhere."""
         moves: list[Move] = []
-        for shard in self._serving if self._part.wishes else ():
-            if shard not in self._part.wishes:
-                continue
+        for shard in [one for one in self._serving if one in self._part.wishes]:
             owner = self._part.entries[shard].owner
             record = self._view.nodes[owner]
             if record.status != "up" or owner in self._departing or self._resting(shard):

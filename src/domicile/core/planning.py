@@ -188,6 +188,24 @@ def departing(
     }
 
 
+def stranded(view: View, role: str) -> list[int]:
+    """Shards on their way from one leaver to another while nobody stays who could have them (H14).
+
+    Emptied for nobody they are no death to whoever comes next (DX-20).
+    """
+    nodes, entries = view.nodes, view.roles[role].entries
+    if any(one.status == "up" and role in one.roles and one.capacity > 0 for one in nodes.values()):
+        return []
+    return [
+        number
+        for number, entry in enumerate(entries)
+        if entry.state == "moving"
+        and entry.to != NOBODY
+        and entry.owner in nodes
+        and nodes[entry.owner].status == "leaving"
+    ]
+
+
 def silent(view: View, now: float, heard_s: float) -> bool:
     """Whether some node has not been heard yet; a new leader gives them a moment (C7)."""
     return any(

@@ -499,9 +499,9 @@ class Runtime:
         """Whether something is still to be released, or its next home to be stored (H14)."""
         return any(host.unsettled for host in self.hosts.values())
 
-    def has_receivers(self, role: str) -> bool:
-        """Whether some node could be the next home of a shard."""
-        return any(
+    def may_place(self, role: str) -> bool:
+        """Whether a shard can get its next home soon, or the word that there is none."""
+        return self.members.leader is not None or any(
             record.status == "up" and role in record.roles and record.capacity > 0
             for record in self.members.nodes.values()
         )

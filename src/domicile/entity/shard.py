@@ -141,14 +141,14 @@ class ShardHost(Turns):
     @property
     def unsettled(self) -> bool:
         """Whether the store still says that this node has something to release (H14), or does not
-        name the next home yet, if there can be one: who goes before that takes the word of it along
-        if it leads, and would be taken for one that died."""
+        name the next home yet, if somebody can say so: who goes before that takes the word of it
+        along if it leads, and would be taken for one that died."""
         entry = self.owner.entry
         return entry.owner == self.owner.me and (
             self.owner.phase in (Phase.OPEN, Phase.DRAINING)
             or entry.epoch > self.owner.epoch
             or self.runtime.carrier.handing_over(self.shard)
-            or (entry.to != NOBODY and self.runtime.has_receivers(self.shard.role))
+            or (entry.to != NOBODY and self.runtime.may_place(self.shard.role))
         )
 
     # effects

@@ -248,17 +248,18 @@ class Life:
 
     async def leave(self) -> None:
         """H14: release all, answer and hear everything, say goodbye, then give up the lease."""
-        settings, since = self._plan.settings, self._backends.clock.now()
+        settings, clock = self._plan.settings, self._backends.clock
+        until = clock.now() + settings.drain_deadline_s + late_s(settings)
         log.info("leaving: handing everything over (H14)", extra=self.tags)
         self.runtime.leaving = True
         if self._hosts:
             self.elected.stand_aside()
             await self.member.set_status("leaving")
+        since = clock.now()
         await self._until(self.runtime.settled, settings.drain_deadline_s)
         if self.runtime.draining or (self.runtime.unreleased and self._members.leader is not None):
             # Each has a deadline of its own, and some began later than this node to leave (H10).
             await self._until(self.runtime.settled, late_s(settings))
-        until = since + settings.drain_deadline_s + late_s(settings)
         await self._see_off(since, until)
         links = self._links
         if links is not None and self.member.guard():

@@ -105,6 +105,8 @@ class LinkLayer(Layer):
                 self._report_soon(peer.incarnation, () if control else (message,))
                 return
             side = self._out[peer.incarnation] = self._dialled(peer)
+            if peer.incarnation in self._hurried:
+                side.hurry()
         if side.link.send(message, control=control):
             self.mark(side)
         else:
