@@ -360,3 +360,23 @@ async def test_who_leaves_with_its_coordinator_waits_for_no_late_acknowledgement
     await sim.wait_until(sim.settled)
     await sim.advance(1.0)
     assert await stop_all(sim, [1, 2, 3], 0.0) < 0.5
+
+
+@pytest.mark.parametrize("later_s", [0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3])
+def test_what_is_on_its_way_to_a_node_that_leaves_comes_back(later_s: float) -> None:
+    """Seed 1755 of rolling: whoever had just dialled was not told goodbye, so that what it sent
+    behind its greeting was lost with the node."""
+
+    @simulated(entities=[Plain], nodes=2, seeds=3, settings=Settings(shards=12))
+    async def play(sim: Sim) -> None:
+        await sim.wait_until(sim.settled)
+        await sim.advance(1.0)
+        sim.network.slow_way("client", "node-1", 0.09)
+        sim.network.slow_way("node-1", "client", 0.09)
+        ids = [id for id in (f"p{number}" for number in range(60)) if sim.owner(Plain, id) == 1]
+        asks = [asyncio.ensure_future(sim.ref(Plain, id).ask(Plain.work)) for id in ids]
+        await sim.advance(later_s)
+        await sim.stop(1)
+        assert await asyncio.gather(*asks) == [None] * len(ids)
+
+    play()

@@ -50,6 +50,7 @@ class Host:
         self.replied: dict[LinkKey, list[int]] = {}
         self.heard: dict[str, list[int]] = {}
         self.lost: list[tuple[Incarnation, str]] = []
+        self.unsent: list[int] = []
         self.gone: list[LinkKey] = []
         self.layer = LinkLayer(
             self.transport,
@@ -124,6 +125,7 @@ class Host:
     def on_link_lost(self, peer: Incarnation, reason: str, unsent: tuple[ToOwner, ...]) -> None:
         assert not self.inside
         self.lost.append((peer, reason))
+        self.unsent += [message.n for message in unsent if isinstance(message, Request)]
 
     def on_disconnected(self, peer: Incarnation) -> None:
         pass

@@ -416,3 +416,43 @@ def test_a_frozen_peer_costs_nothing_once_it_thaws() -> None:
         assert p.lost == q.gone == []
 
     simulate(test)
+
+
+def test_once_the_doors_are_closed_links_go_on_but_none_begins() -> None:
+    """H14: what no connection carried can go elsewhere when the record is gone."""
+
+    async def test(lab: Lab) -> None:
+        p, q = await lab.pair()
+        p.send(q, 0)
+        await asyncio.sleep(0.02)
+        q.do(q.layer.close_doors)
+        q.send(p, 1)
+        p.send(q, 2)
+        await asyncio.sleep(0.02)
+        assert q.all_requests() == [0, 2]
+        assert p.all_requests() == [1]
+        stranger = await lab.host("stranger")
+        stranger.send(q, 3)
+        await asyncio.sleep(1.0)
+        assert q.all_requests() == [0, 2]
+        assert [link.sender for link in q.layer.incoming] == [p.inc]
+        assert not stranger.layer.connected(q.inc)
+        stranger.do(lambda: stranger.layer.forget(q.inc))
+        await asyncio.sleep(0.02)
+        assert stranger.unsent == [3]
+
+    simulate(test)
+
+
+def test_who_is_dialled_while_it_leaves_gets_its_acknowledgements_at_once() -> None:
+    async def test(lab: Lab) -> None:
+        p, q = await lab.pair()
+        q.answers = False
+        p.do(lambda: p.layer.hurry(q.inc))
+        p.send(q, 0)
+        await asyncio.sleep(0.02)
+        q.do(lambda: q.layer.answer(LinkKey(p.inc, p.link_to(q)), Pong(1)))
+        await asyncio.sleep(ACK_DELAY_S / 2)
+        assert not q.layer.pending()
+
+    simulate(test)

@@ -89,6 +89,7 @@ class Life:
         self._links: LinkLayer | None = None
         self._incoming: dict[LinkKey, Source] = {}
         self._goodbyes: dict[Incarnation, None] = {}
+        self._parting: dict[LinkKey, None] = {}
         self._over = asyncio.Event()
         self._deaths: Deaths | None = None
         self.rewound = rewound
@@ -261,15 +262,14 @@ class Life:
             # Each has a deadline of its own, and some began later than this node to leave (H10).
             await self._until(self.runtime.settled, late_s(settings))
         await self._see_off(since, until)
-        links = self._links
-        if links is not None and self.member.guard():
-            for link in self._incoming:
-                self._goodbyes[link.sender] = None
-                links.answer(link, Goodbye())
-            await self._until(lambda: not self._goodbyes and not links.pending(), settings.linger_s)
+        until = clock.now() + settings.linger_s
+        await self._part(until)
         if self._hosts:
-            # Who could have led instead may have begun to leave meanwhile.
-            await self._see_off(since, until + settings.linger_s)
+            # Who could have led instead may have begun to leave meanwhile, and others to call.
+            await self._see_off(since, until)
+            await self._part(until)
+            if self._links is not None:
+                self._links.close_doors()
             await self.elected.resign()
             await self._await_threads()
         self._left = True
@@ -279,6 +279,23 @@ class Life:
         self._revoked = True
         log.info("left the cluster %s", self._plan.cluster, extra=self.tags)
         self._over.set()
+
+    async def _part(self, until: float) -> None:
+        """H14: say goodbye to whoever has dialled this process, also to those that have not sent
+        anything yet, until all have heard it and all that was sent is acknowledged."""
+        links, clock = self._links, self._backends.clock
+        if links is None or not self.member.guard():
+            return
+
+        def parted() -> bool:
+            for link in links.incoming:
+                if link not in self._parting:
+                    self._parting[link] = None
+                    self._goodbyes[link.sender] = None
+                    links.answer(link, Goodbye())
+            return not self._goodbyes and not links.pending()
+
+        await self._until(parted, until - clock.now())
 
     async def _see_off(self, since: float, until: float) -> None:
         """H14: the last that could lead stays for those who leave with it."""
@@ -437,8 +454,6 @@ class Life:
         source = self._incoming.get(link)
         if source is None:
             source = self._incoming[link] = Source(*link)
-            if self.runtime.leaving and self._goodbyes:
-                self._answer(link, Goodbye())
         self._heard(link.sender)
         self.runtime.on_requests(source, messages, partial(self._on_control, link))
 

@@ -93,6 +93,7 @@ class LinkLayer(Layer):
         self._sessions: dict[Incarnation, int] = {}
         self._forgotten = Gone()
         self._hurried: dict[Incarnation, None] = {}
+        self._doors_closed = False
         self._reporting: dict[Incarnation, tuple[ToOwner, ...]] = {}
 
     def send(self, peer: Peer, message: ToOwner, *, control: bool = False) -> None:
@@ -205,6 +206,15 @@ class LinkLayer(Layer):
         if peer in self._out:
             self._out[peer].hurry()
 
+    @property
+    def incoming(self) -> tuple[LinkKey, ...]:
+        """The links that were dialled to here, also those that have not carried anything yet."""
+        return tuple(self._in)
+
+    def close_doors(self) -> None:
+        """Let nobody begin a link to here (H14): what has not been carried waits for a new home."""
+        self._doors_closed = True
+
     def pending(self) -> bool:
         """Whether anything sent is still unacknowledged (H14)."""
         return any(side.link.pending for side in self._out.values()) or any(
@@ -271,6 +281,9 @@ class LinkLayer(Layer):
             if refusal is UNPROVED:
                 self.complaints.about(peer_of(caller.connection), refusal)
             self._refuse(caller, Refused(refusal))
+            return
+        if self._doors_closed and LinkKey(hello.sender, hello.link) not in self._in:
+            caller.end()
             return
         door = self._doors.get(hello.sender)
         if door is None:
