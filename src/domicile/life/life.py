@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,6 @@ from domicile.control.deaths import Deaths, check_fencing, let_go
 from domicile.control.elected import Elected
 from domicile.control.loopwatch import Handler, LoopWatch
 from domicile.control.member import Member
-from domicile.core.departure import needed
 from domicile.core.ids import Incarnation, ShardKey, new_incarnation
 from domicile.core.lease import FOREVER_S
 from domicile.core.members import (
@@ -52,7 +51,6 @@ from domicile.core.messages import (
 from domicile.core.owner import Source
 from domicile.core.records import ClientRecord, NodeRecord
 from domicile.core.shardmap import Entry
-from domicile.core.stages import late_s
 from domicile.core.txn import Changes, Listing
 from domicile.entity.cell import Turn
 from domicile.entity.inspect import handler_of
@@ -61,6 +59,7 @@ from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.life.backends import Backends, Plan
 from domicile.life.ending import in_turn, stop_handlers, stop_leading
 from domicile.life.errands import Errands
+from domicile.life.leaving import Leaving
 from domicile.life.reach import Reach
 from domicile.life.stuck import StuckHandlers
 from domicile.life.to_leader import ToLeader
@@ -70,9 +69,6 @@ from domicile.transports.links import LinkLayer
 from domicile.transports.token import fingerprints
 
 log = logging.getLogger("domicile")
-
-POLL_S = 0.02
-"""How often a leaving node looks whether it is done."""
 
 
 class Life:
@@ -89,7 +85,6 @@ class Life:
         self._links: LinkLayer | None = None
         self._incoming: dict[LinkKey, Source] = {}
         self._goodbyes: dict[Incarnation, None] = {}
-        self._parting: dict[LinkKey, None] = {}
         self._over = asyncio.Event()
         self._deaths: Deaths | None = None
         self.rewound = rewound
@@ -249,29 +244,31 @@ class Life:
 
     async def leave(self) -> None:
         """H14: release all, answer and hear everything, say goodbye, then give up the lease."""
-        settings, clock = self._plan.settings, self._backends.clock
-        until = clock.now() + settings.drain_deadline_s + late_s(settings)
+        leaving = Leaving(
+            me=self.me, clock=self._backends.clock, settings=self._plan.settings,
+            members=self._members, over=self._over, goodbyes=self._goodbyes,
+        )  # fmt: skip
         log.info("leaving: handing everything over (H14)", extra=self.tags)
         self.runtime.leaving = True
         if self._hosts:
             self.elected.stand_aside()
             await self.member.set_status("leaving")
-        since = clock.now()
-        await self._until(self.runtime.settled, settings.drain_deadline_s)
-        if self.runtime.draining or (self.runtime.unreleased and self._members.leader is not None):
-            # Each has a deadline of its own, and some began later than this node to leave (H10).
-            await self._until(self.runtime.settled, late_s(settings))
-        await self._see_off(since, until)
-        until = clock.now() + settings.linger_s
-        await self._part(until)
+        leaving.said()
+        await leaving.settle(self.runtime)
         if self._hosts:
-            # Who could have led instead may have begun to leave meanwhile, and others to call.
-            await self._see_off(since, until)
-            await self._part(until)
-            if self._links is not None:
-                self._links.close_doors()
+            await leaving.see_off(self.elected)
+        leaving.linger()
+        links = self._links
+        if links is not None and self.member.guard():
+            await leaving.part(links)
+            if self._hosts:
+                # Who could have led instead may have begun to leave meanwhile, and others to dial.
+                await leaving.see_off(self.elected)
+                await leaving.part(links)
+            links.close_doors()
+        if self._hosts:
             await self.elected.resign()
-            await self._await_threads()
+            await self._await_threads(leaving)
         self._left = True
         self.runtime.sending.fail_all("this process left the cluster")
         self._end_links()
@@ -279,36 +276,6 @@ class Life:
         self._revoked = True
         log.info("left the cluster %s", self._plan.cluster, extra=self.tags)
         self._over.set()
-
-    async def _part(self, until: float) -> None:
-        """H14: say goodbye to whoever has dialled this process, also to those that have not sent
-        anything yet, until all have heard it and all that was sent is acknowledged."""
-        links, clock = self._links, self._backends.clock
-        if links is None or not self.member.guard():
-            return
-
-        def parted() -> bool:
-            for link in links.incoming:
-                if link not in self._parting:
-                    self._parting[link] = None
-                    self._goodbyes[link.sender] = None
-                    links.answer(link, Goodbye())
-            return not self._goodbyes and not links.pending()
-
-        await self._until(parted, until - clock.now())
-
-    async def _see_off(self, since: float, until: float) -> None:
-        """H14: the last that could lead stays for those who leave with it."""
-        clock, role = self._backends.clock, self._plan.settings.coordinator_role
-
-        def seen_off() -> bool:
-            leads = self.elected.leading
-            return not needed(
-                self._members, self.me, role, leads=leads, since=since, now=clock.now()
-            )
-
-        if self._hosts:
-            await self._until(seen_off, until - clock.now())
 
     def _watch_loop(self) -> LoopWatch | None:
         """A thread beside the loop, in real time only: in virtual time nothing ever blocks."""
@@ -325,10 +292,10 @@ class Life:
         assert isinstance(turn, Turn)
         self._stuck.held(turn, since_s, ident)
 
-    async def _await_threads(self) -> None:
+    async def _await_threads(self, leaving: Leaving) -> None:
         """L4: a thread that is still at work must not outlive the lease that covers it."""
         threads, watchdog = self.runtime.blocking, self._backends.watchdog
-        await self._until(lambda: not threads.running, self._plan.settings.stop_budget_s)
+        await leaving.until(lambda: not threads.running, self._plan.settings.stop_budget_s)
         if threads.running and watchdog is not None:
             watchdog.stuck(threads.running)
 
@@ -377,13 +344,6 @@ class Life:
     async def _give_back(self) -> None:
         if not self._revoked:
             self._gone = await self.member.leave()
-
-    async def _until(self, condition: Callable[[], bool], limit_s: float) -> None:
-        """Wait for a condition, for a while, unless this incarnation ends first."""
-        clock, deadline = self._backends.clock, self._backends.clock.now() + limit_s
-        # Several conditions without a common event, looked at rarely and only while leaving.
-        while not condition() and clock.now() < deadline and not self._over.is_set():  # noqa: ASYNC110
-            await asyncio.sleep(POLL_S)
 
     def _end_links(self) -> None:
         if self._links is not None:
