@@ -78,9 +78,7 @@ class _Round:
         self._part = view.roles[role]
         self._departing = planning.departing(view.nodes, view.drains)
         up = {
-            node: record
-            for node, record in view.nodes.items()
-            if role in record.roles and record.status == "up" and record.capacity > 0
+            node: record for node, record in view.nodes.items() if planning.receives(record, role)
         }
         self._willing = {
             node: record for node, record in up.items() if record.node not in view.drains
@@ -320,7 +318,8 @@ class _Round:
     def _fulfil(self) -> list[Move]:
         """Shards that an operator wants elsewhere."""
         moves: list[Move] = []
-        for shard in [one for one in self._serving if one in self._part.wishes]:
+        serving = self._serving if self._part.wishes else ()
+        for shard in [one for one in serving if one in self._part.wishes]:
             owner = self._part.entries[shard].owner
             record = self._view.nodes[owner]
             if record.status != "up" or owner in self._departing or self._resting(shard):

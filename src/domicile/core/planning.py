@@ -188,13 +188,18 @@ def departing(
     }
 
 
+def receives(record: NodeRecord, role: str) -> bool:
+    """Whether a node could be home to shards of a role at all: it stays, and has room."""
+    return role in record.roles and record.status == "up" and record.capacity > 0
+
+
 def stranded(view: View, role: str) -> list[int]:
     """Shards on their way from one leaver to another while nobody stays who could have them (H14).
 
     Emptied for nobody they are no death to whoever comes next (DX-20).
     """
     nodes, entries = view.nodes, view.roles[role].entries
-    if any(one.status == "up" and role in one.roles and one.capacity > 0 for one in nodes.values()):
+    if any(receives(record, role) for record in nodes.values()):
         return []
     return [
         number

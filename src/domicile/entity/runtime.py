@@ -36,6 +36,7 @@ from domicile.core.messages import (
     ToOwner,
 )
 from domicile.core.owner import Source
+from domicile.core.planning import receives
 from domicile.core.shardmap import Entry
 from domicile.entity.blocking import Blocking, WorkerThreads
 from domicile.entity.calloff import CallOffs
@@ -502,8 +503,7 @@ class Runtime:
     def may_place(self, role: str) -> bool:
         """Whether a shard can get its next home soon, or the word that there is none."""
         return self.members.leader is not None or any(
-            record.status == "up" and role in record.roles and record.capacity > 0
-            for record in self.members.nodes.values()
+            receives(record, role) for record in self.members.nodes.values()
         )
 
     @property
