@@ -1,7 +1,7 @@
 """What a process that leaves waits for, in the order in which `life` asks for it (H14).
 
-Made by `life` only. Nothing here decides: when who may go is said by the runtime, by
-`core.departure` and by the links.
+Made by `life` only. When it may go is said by the runtime, by `core.departure` and by the links;
+here are only the deadlines, so that no wait is without one.
 """
 
 from __future__ import annotations
