@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -30,6 +29,7 @@ def _runner() -> ModuleType:
 
 
 run = _runner()
+patches = run.symbol_patch
 PATCHES = sorted((ROOT / "tests" / "mutants").glob("*.patch"))
 CHAOTIC = sorted((ROOT / "tests" / "mutants" / "chaos").glob("*.patch"))
 
@@ -44,13 +44,13 @@ FAMILIES = "LHNCSJ"
 LEAST_OF_EACH = 3
 HEAD = re.compile(
     r"Rule: (?P<rule>[A-Z]\d*)\nProfile: (?P<profile>\w+)\nChaos: (?P<chaos>yes|no, .{10,})\n"
-    r"(Chaos-Minutes: (?P<minutes>\d+)\n)?(Chaos-Only: (?P<only>.+)\n)?diff "
+    r"(Chaos-Minutes: (?P<minutes>\d+)\n)?(Chaos-Only: (?P<only>.+)\n)?\n@@ "
 )
 
 
 def head(patch: Path) -> re.Match[str]:
     found = HEAD.match(patch.read_text(encoding="utf-8"))
-    assert found, f"{patch.name} must begin with Rule:, Profile: and Chaos:, then the difference"
+    assert found, f"{patch.name} must begin with Rule:, Profile: and Chaos:, then a hunk"
     return found
 
 
@@ -107,21 +107,74 @@ def test_the_page_says_of_each_mutant_what_the_patch_says() -> None:
     assert told == {patch.stem: head(patch)["profile"] for patch in PATCHES}
 
 
-@pytest.mark.parametrize("patch", [*PATCHES, *CHAOTIC], ids=lambda patch: patch.stem)
-def test_a_patch_applies_and_touches_only_the_source(patch: Path, tmp_path: Path) -> None:
-    touched = [line[6:] for line in patch.read_text().splitlines() if line.startswith("+++ b/")]
-    assert touched
-    for name in touched:
-        assert name.startswith("src/domicile/")
-        assert not name.startswith("src/domicile/testing/"), "a mutant must not blind its judges"
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text((ROOT / name).read_text())
-    applied = subprocess.run(
-        ["git", "apply", "--check", str(patch)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)},
-    )
-    assert applied.returncode == 0, f"{applied.stderr}\nmake the patch anew against today's source"
+@pytest.fixture(scope="module")
+def source() -> dict[str, str]:
+    """The modules of the package by their paths."""
+    return {
+        str(path.relative_to(ROOT / "src")): path.read_text(encoding="utf-8")
+        for path in sorted((ROOT / "src" / "domicile").rglob("*.py"))
+    }
+
+
+def copied(source: dict[str, str], tree: Path) -> Path:
+    for name, text in source.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(text, encoding="utf-8")
+    return tree / "domicile"
+
+
+def test_every_patch_applies_and_blinds_no_judge(source: dict[str, str], tmp_path: Path) -> None:
+    package = copied(source, tmp_path)
+    for patch in [*PATCHES, *CHAOTIC]:
+        try:
+            changed = patches.apply(patch.read_text(encoding="utf-8"), package)
+        except patches.DoesNotApply as why:
+            pytest.fail(f"{patch.name}: {why}\nmake the patch anew against today's source")
+        for path in changed:
+            name = str(path.relative_to(tmp_path))
+            assert not name.startswith("domicile/testing/"), patch.name
+            assert path.read_text() != source[name], f"{patch.name} changes nothing"
+            compile(path.read_text(), name, "exec")
+            path.write_text(source[name], encoding="utf-8")
+
+
+def test_a_patch_follows_a_module_that_moves(tmp_path: Path) -> None:
+    text = "class A:\n    def f(self):\n        return 1\n\n    def g(self):\n        return 1\n"
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "new.py").write_text(f"X = 1\n\n\n{text}")
+    patches.apply("Rule: I1\n\n@@ A.g\n-        return 1\n+        return 2\n", tmp_path)
+    after = (tmp_path / "elsewhere" / "new.py").read_text()
+    assert after == f"X = 1\n\n\n{text}"[: -len("1\n")] + "2\n"
+
+
+@pytest.mark.parametrize(
+    ("hunk", "why"),
+    [
+        ("@@ B.g\n-    return 1\n+    return 2\n", "nothing in the source is called B.g"),
+        ("@@ f\n-    return 3\n+    return 2\n", "contains the old lines nowhere"),
+        ("@@ f\n-    return 1\n+    return 2\n", "contains the old lines in 2 places"),
+    ],
+)
+def test_a_patch_without_exactly_one_place_is_refused(hunk: str, why: str, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.py").write_text("def f():\n    return 1\n")
+    with pytest.raises(patches.DoesNotApply, match=why):
+        patches.apply(hunk, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["evicted-is-gone", "two-coordinators", "owners-marker"])
+def test_a_patch_is_made_again_from_what_git_says_of_it(
+    name: str, source: dict[str, str], tmp_path: Path
+) -> None:
+    package = copied(source, tmp_path / "src")
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@x", "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "-A"], check=True)
+    subprocess.run([*git, "commit", "-qm", "before"], check=True)
+    first = patches.apply((PATCHES[0].parent / f"{name}.patch").read_text(), package)
+    after = {path: path.read_text() for path in first}
+    diff = subprocess.run([*git, "diff"], check=True, capture_output=True, text=True).stdout
+    hunks = patches.as_text(patches.from_diff(diff, tmp_path))
+    subprocess.run([*git, "checkout", "-q", "."], check=True)
+    patches.apply(hunks, package)
+    assert {path: path.read_text() for path in first} == after

@@ -5,10 +5,12 @@
     python tests/mutants/run.py --profile store tests/mutants/name.patch
     python tests/mutants/run.py --chaos tests/mutants/name.patch
     python tests/mutants/run.py --chaos --all
+    python tests/mutants/run.py --write NAME --rule S1 --profile store
 
-Each patch is applied to a copy of `src/`; seeds 0–199 run until the first bad one. Above its
-first difference a patch names the rule that it breaks, `Rule: S1`, and the profile in which that
-is found, `Profile: store`; else it is the standard one. A mutant is found only by a checker's
+Each patch is applied to a copy of `src/`; seeds 0–199 run until the first bad one. A patch finds
+its place by name (`symbol_patch.py`). Its head names the rule that it breaks, `Rule: S1`, and the
+profile in which that is found, `Profile: store`; else it is the standard one. `--write NAME` makes
+a patch of the changes that git sees in `src/`. A mutant is found only by a checker's
 verdict on a seed that is clean without the patch; a crash or a hang does not count. Several
 patches run side by side, one process each. Exit code 0 if all are found.
 
@@ -38,6 +40,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = Path(__file__).resolve().parent
+
+sys.path.insert(0, str(MUTANTS))
+import symbol_patch  # noqa: E402
 
 SEEDS = "0:200"
 CHAOS_SEEDS = "1:4"
@@ -105,10 +110,10 @@ class Tried(NamedTuple):
 
 
 def head_of(patch: Path) -> Head:
-    """What stands above the first difference of a patch."""
+    """What stands above the first hunk of a patch."""
     told: dict[str, str] = {}
     for line in patch.read_text(encoding="utf-8").splitlines():
-        if line.startswith(("diff ", "--- ")):
+        if line.startswith(symbol_patch.MARK):
             break
         name, colon, value = line.partition(": ")
         if colon:
@@ -189,13 +194,10 @@ def try_mutant(
     with tempfile.TemporaryDirectory(prefix="domicile-mutant-") as scratch:
         tree = Path(scratch)
         shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__"))
-        applied = subprocess.run(
-            ["git", "apply", "--whitespace=nowarn", str(patch.resolve())],
-            cwd=tree, capture_output=True, text=True, check=False,
-            env={**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)},
-        )  # fmt: skip
-        if applied.returncode:
-            print(f"{patch.stem}: the patch no longer applies: {applied.stderr.strip()}")
+        try:
+            symbol_patch.apply(patch.read_text(encoding="utf-8"), tree / "src" / "domicile")
+        except symbol_patch.DoesNotApply as why:
+            print(f"{patch.stem}: the patch no longer applies: {why}")
             return Tried(patch.stem, False, None, 0.0, "does not apply")
         if chaotic:
             seed, said = chaos(tree, seeds, minutes or head.chaos_minutes, only or head.chaos_only)
@@ -225,6 +227,17 @@ def table(tried: Sequence[Tried]) -> str:
     return "\n".join(lines)
 
 
+def write(name: str, rule: str, profile: str) -> Path:
+    """Keep what git says has changed in the source as a patch."""
+    diff = subprocess.run(
+        ["git", "diff", "--unified=3", "src"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    patch = MUTANTS / f"{name}.patch"
+    head = f"Rule: {rule}\nProfile: {profile}\nChaos: no, not tried there yet\n"
+    patch.write_text(head + symbol_patch.as_text(symbol_patch.from_diff(diff, ROOT)))
+    return patch
+
+
 def patches_of(*, chaotic: bool) -> list[Path]:
     """All patches, or all that chaos must find."""
     if not chaotic:
@@ -244,7 +257,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--chaos", action="store_true", help="real processes, not the simulator")
     parser.add_argument("--minutes", type=float, help="of chaos, per seed")
     parser.add_argument("--only", action="append", default=[], help="only this kind of fault")
+    parser.add_argument("--write", metavar="NAME", help="make a patch of what git sees changed")
+    parser.add_argument("--rule", help="that the written patch breaks")
     options = parser.parse_args(arguments)
+    if options.write:
+        if not options.rule:
+            parser.error("--write needs the rule that is broken: --rule S1")
+        print(f"wrote {write(options.write, options.rule, options.profile or 'standard')}")
+        print("try it, then restore the source: git checkout src")
+        return 0
     patches: list[Path] = patches_of(chaotic=options.chaos) if options.all else options.patches
     if not patches:
         parser.error("name a patch, or --all")
