@@ -52,7 +52,7 @@ from benchmarks.plot import Row, rows
 from benchmarks.processes import ROOT
 from benchmarks.report import fill, grid
 from domicile import ConfigError, DomicileError, Settings
-from domicile.config import CLOCK_DRIFT
+from domicile.settings import CLOCK_DRIFT
 from domicile.testing.workload import Room
 
 PAGE = ROOT / "docs" / "explanation" / "performance.md"

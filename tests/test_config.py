@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile import ConfigError, Settings
-from domicile.config import CLOCK_DRIFT, MAX_TICK_S
+from domicile import ConfigError, Settings, config
+from domicile.settings import CLOCK_DRIFT, MAX_TICK_S
 
 
 def test_the_documented_defaults() -> None:
@@ -68,7 +68,7 @@ def test_settings_are_frozen() -> None:
 
 
 def test_the_environment_overrides_defaults() -> None:
-    settings = Settings.from_environment(
+    settings = config.from_environment(
         {"DOMICILE_TTL_S": "12", "DOMICILE_WINDOW": "7", "OTHER": "x", "DOMICILE_SEED": "3"}
     )
     assert settings == Settings(ttl_s=12.0, window=7)
@@ -78,7 +78,7 @@ def test_the_environment_overrides_defaults() -> None:
 
 def test_the_process_environment_is_the_default_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOMICILE_MAILBOX", "5")
-    assert Settings.from_environment().mailbox == 5
+    assert config.from_environment().mailbox == 5
 
 
 NUMBERS = [field.name for field in fields(Settings) if field.type != "str"]
@@ -89,16 +89,16 @@ TEXTS = [field.name for field in fields(Settings) if field.type == "str"]
 def test_every_number_can_come_from_the_environment(name: str) -> None:
     default = getattr(Settings(), name)
     variable = f"DOMICILE_{name.upper()}"
-    assert getattr(Settings.from_environment({variable: repr(default)}), name) == default
+    assert getattr(config.from_environment({variable: repr(default)}), name) == default
     with pytest.raises(ConfigError, match=variable):
-        Settings.from_environment({variable: "many"})
+        config.from_environment({variable: "many"})
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_every_text_can_come_from_the_environment(name: str) -> None:
     text = {"fencing": "health"}.get(name, "blue")
     variable = f"DOMICILE_{name.upper()}"
-    assert getattr(Settings.from_environment({variable: text}), name) == text
+    assert getattr(config.from_environment({variable: text}), name) == text
     with pytest.raises(ConfigError, match=f"{name} must be a text"):
         Settings(**{name: 3})  # type: ignore[arg-type]
 
@@ -108,12 +108,12 @@ def test_there_are_two_ways_to_fence() -> None:
     with pytest.raises(ConfigError, match=r"fencing='locks' must be one of 'lease', 'health'"):
         Settings(fencing="locks")
     with pytest.raises(ConfigError, match="fencing=''"):
-        Settings.from_environment({"DOMICILE_FENCING": ""})
+        config.from_environment({"DOMICILE_FENCING": ""})
 
 
 def strangers(caplog: pytest.LogCaptureFixture, environ: dict[str, str]) -> list[str]:
     caplog.clear()
-    Settings.from_environment(environ)
+    config.from_environment(environ)
     return [record.getMessage() for record in caplog.records]
 
 
@@ -145,23 +145,23 @@ def test_names_that_others_read_are_not_warned_of(
 
 def test_a_fraction_is_no_count() -> None:
     with pytest.raises(ConfigError, match=r"DOMICILE_WINDOW='1\.5' is not a number"):
-        Settings.from_environment({"DOMICILE_WINDOW": "1.5"})
+        config.from_environment({"DOMICILE_WINDOW": "1.5"})
 
 
 def test_a_file_is_read_below_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text("[domicile]\nttl_s = 12\nwindow = 7\n")
-    assert Settings.from_toml(file) == Settings(ttl_s=12, window=7)
+    assert config.from_toml(file) == Settings(ttl_s=12, window=7)
     environ = {"DOMICILE_SETTINGS": str(file), "DOMICILE_WINDOW": "9"}
-    assert Settings.from_environment(environ) == Settings(ttl_s=12, window=9)
+    assert config.from_environment(environ) == Settings(ttl_s=12, window=9)
 
 
 def test_a_project_file_has_its_own_table(tmp_path: Path) -> None:
     file = tmp_path / "pyproject.toml"
     file.write_text("[tool.domicile]\nmailbox = 5\n[domicile]\nmailbox = 6\n")
-    assert Settings.from_toml(file).mailbox == 5
+    assert config.from_toml(file).mailbox == 5
     file.write_text("[project]\nname = 'x'\n")
-    assert Settings.from_toml(file) == Settings()
+    assert config.from_toml(file) == Settings()
 
 
 @pytest.mark.parametrize(
@@ -178,6 +178,6 @@ def test_a_wrong_file_says_what_is_wrong(tmp_path: Path, text: str, says: str) -
     file = tmp_path / "settings.toml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=says):
-        Settings.from_toml(file)
+        config.from_toml(file)
     with pytest.raises(ConfigError, match=r"DOMICILE_SETTINGS: settings file .* can't be read"):
-        Settings.from_environment({"DOMICILE_SETTINGS": str(tmp_path / "none.toml")})
+        config.from_environment({"DOMICILE_SETTINGS": str(tmp_path / "none.toml")})

@@ -7,7 +7,6 @@ whole clusters in virtual time; `domicile.ports` holds the interfaces for other 
 from __future__ import annotations
 
 from domicile.client import connect
-from domicile.config import Settings
 from domicile.core.hashing import by_message, murmur2, shardcake, xxh3
 from domicile.core.strategies import Seat, Situation
 from domicile.entity.client import Client
@@ -31,6 +30,7 @@ from domicile.errors import (
 from domicile.manager import Manager
 from domicile.node import Node
 from domicile.persist.eventsourced import EventSourced
+from domicile.settings import Settings
 from domicile.sync import SyncClient, SyncRef, connect_sync
 
 __all__ = [

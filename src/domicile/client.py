@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Self
 
-from domicile.config import Settings
+from domicile import config
 from domicile.entity.client import Client
 from domicile.entity.ref import Outbound
 from domicile.errors import ConfigError
 from domicile.life import Lives, Plan
 from domicile.ports.meter import Meter
 from domicile.ports.trace import Tracer
+from domicile.settings import Settings
 from domicile.wiring import backends, check_cluster, check_store, token_of
 
 
@@ -82,7 +83,7 @@ def connect(
         async with connect("sqlite:///.domicile/dev.db") as client:
             await client.ref(Counter, "c1").ask(Counter.add)
     """
-    known = Settings.from_environment() if settings is None else settings
+    known = config.from_environment() if settings is None else settings
     return ConnectedClient(
         store, cluster=cluster, settings=known, token=token, meter=meter, tracer=tracer
     )

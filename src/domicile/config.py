@@ -1,7 +1,7 @@
-"""Frozen settings with the defaults of the rules, validated at construction (L2).
+"""Settings from environment variables and TOML files.
 
-Every limit a rule names has its default here. Values come from keywords, from the environment
-(`DOMICILE_TTL_S=2`) or from a TOML file. Imports errors only.
+`Node`, `Manager`, `connect` and the command line call it where no settings are given. The values
+themselves, their defaults and their checks are in `settings`.
 """
 
 from __future__ import annotations
@@ -12,28 +12,19 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
 from domicile.errors import ConfigError
+from domicile.settings import PLAIN, Settings
 
 log = logging.getLogger("domicile")
 
-CLOCK_DRIFT = 0.001
-"""A1: clock rates differ by at most this fraction (rho)."""
-
-FENCINGS = ("lease", "health")
-"""What frees the shards of a node that is silent: see `Settings.fencing`."""
-
-MAY_BE_ZERO = ("compress_bytes", "residents")
-"""Limits that 0 switches off."""
-
-_PLAIN: dict[Any, type] = {"str": str, "bool": bool}
-_SAID: dict[Any, str] = {"str": "a text", "bool": "True or False"}
 _TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 _PREFIX = "DOMICILE_"
+
 _OTHERS = ("SETTINGS", "STORE", "TOKEN", "SEED", "FULL")
 """Variables that are no settings: of the command line, of processes and of the tests."""
 
@@ -42,153 +33,41 @@ _FOREIGN = re.compile(r"^TEST_|(^|_)(SERVICE_(HOST|PORT)|PORT)(_|$)")
 
 _told: dict[str, None] = {}
 
-MAX_TICK_S = 0.25
-"""S4: the most by which one transaction may advance a store's clock."""
 
+def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
+    """Settings from `DOMICILE_<NAME>` variables, and below them from a TOML file.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Limits and timings of one node or client. Zero for a derived timing means "derive it"."""
-
-    # leases (L2)
-    ttl_s: float = 6.0
-    margin_s: float = 0.0
-    renew_s: float = 0.0
-    op_timeout_s: float = 0.0
-    evict_after_s: float = 0.0
-    fencing: str = "lease"
-    coordinator_role: str = ""
-    # shards and their balance
-    shards: int = 256
-    balance_interval_s: float = 1.0
-    balance_limit: float = 0.1
-    balance_shards: int = 1_000
-    balance_receiver: float = 0.5
-    strategy_timeout_s: float = 1.0
-    poison_deaths: int = 3
-    poison_window_s: float = 60.0
-    min_nodes: int = 1
-    settle_s: float = 0.5
-    settle_max_s: float = 3.0
-    heard_s: float = 2.0
-    # a loop that stands still, handlers that take long
-    stall_limit_s: float = 30.0
-    slow_s: float = 0.1
-    stuck_s: float = 2.0
-    # messages
-    ask_timeout_s: float = 10.0
-    handler_timeout_s: float = 30.0
-    stop_timeout_s: float = 5.0
-    idle_s: float = 120.0
-    residents: int = 0
-    residents_policy: str = "lru"
-    blocking_threads: int = 8
-    blocking_queue: int = 1_000
-    carry_bytes: int = 4 * 1024 * 1024
-    serialize_local: bool = False
-    mailbox: int = 1_000
-    buffer: int = 1_000
-    hold_bytes: int = 16 * 1024 * 1024
-    node_mail: int = 16_384
-    node_wait_s: float = 2.0
-    node_turns: int = 50_000
-    window: int = 1_024
-    message_bytes: int = 4 * 1024 * 1024
-    chain: int = 16
-    # links and hand-off
-    link_timeout_s: float = 5.0
-    hold_timeout_s: float = 10.0
-    drain_deadline_s: float = 10.0
-    linger_s: float = 5.0
-    link_frames: int = 256
-    compress_bytes: int = 0
-    # who may connect
-    tls_cert: str = ""
-    tls_key: str = ""
-    tls_ca: str = ""
-    insecure: bool = False
-    # for operators
-    http: str = ""
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type in _PLAIN:
-                if not isinstance(value, _PLAIN[field.type]):
-                    raise ConfigError(f"{field.name} must be {_SAID[field.type]}, it is {value!r}")
+    `DOMICILE_SETTINGS` names the file; see `from_toml`. What neither gives keeps its default.
+    Names that mean nothing are logged, once each.
+    """
+    source = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    path = source.get("DOMICILE_SETTINGS")
+    if path:
+        try:
+            values = _read_toml(Path(path), {field.name for field in fields(Settings)})
+        except ConfigError as error:
+            raise ConfigError(f"DOMICILE_SETTINGS: {error}") from error
+    _warn_of_strangers(source, [field.name for field in fields(Settings)])
+    for field in fields(Settings):
+        name = f"DOMICILE_{field.name.upper()}"
+        if name in source:
+            if field.type in PLAIN:
+                values[field.name] = _plain(name, source[name], str(field.type))
                 continue
-            kinds = (int,) if field.type == "int" else (int, float)
-            if not isinstance(value, kinds) or isinstance(value, bool) or value == float("inf"):
-                kind = "a whole number" if field.type == "int" else "a number"
-                raise ConfigError(f"{field.name} must be {kind}, it is {value!r}")
-        derived = _derive(self.ttl_s)
-        for name, value in derived.items():
-            if not getattr(self, name):
-                object.__setattr__(self, name, value)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type in _PLAIN or (field.name in MAY_BE_ZERO and value == 0):
-                continue
-            if not value > 0:
-                raise ConfigError(f"{field.name} must be positive, it is {value!r}")
-        if self.fencing not in FENCINGS:
-            raise ConfigError(
-                f"fencing={self.fencing!r} must be one of {', '.join(map(repr, FENCINGS))}: leases "
-                "that run out, or proof that a process can never run again"
-            )
-        if 2 * self.renew_s + self.op_timeout_s > self.ttl_s - self.margin_s + 1e-9:
-            raise ConfigError(
-                f"ttl_s={self.ttl_s} leaves no room for two renewals: 2·renew_s + op_timeout_s = "
-                f"{2 * self.renew_s + self.op_timeout_s:g} must be at most ttl_s − margin_s = "
-                f"{self.ttl_s - self.margin_s:g} (L2). Raise ttl_s or lower renew_s."
-            )
-        floor = CLOCK_DRIFT * self.ttl_s + MAX_TICK_S + self.stop_budget_s
-        if self.margin_s + 1e-9 < floor:
-            raise ConfigError(
-                f"margin_s={self.margin_s:g} is too short: it must be at least {floor:g} "
-                f"(drift + one store tick + stop budget, L2)."
-            )
-
-    @property
-    def stop_budget_s(self) -> float:
-        """How long after the deadline cancelled handlers may still clean up (L4)."""
-        return self.margin_s / 2
-
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """Settings from `DOMICILE_<NAME>` variables, and below them from a TOML file.
-
-        `DOMICILE_SETTINGS` names the file; see `from_toml`. What neither gives keeps its default.
-        Names that mean nothing are logged, once each.
-        """
-        source = os.environ if environ is None else environ
-        values: dict[str, Any] = {}
-        path = source.get("DOMICILE_SETTINGS")
-        if path:
+            kind = int if field.type == "int" else float
             try:
-                values = _read_toml(Path(path), {field.name for field in fields(cls)})
-            except ConfigError as error:
-                raise ConfigError(f"DOMICILE_SETTINGS: {error}") from error
-        _warn_of_strangers(source, [field.name for field in fields(cls)])
-        for field in fields(cls):
-            name = f"DOMICILE_{field.name.upper()}"
-            if name in source:
-                if field.type in _PLAIN:
-                    values[field.name] = _plain(name, source[name], str(field.type))
-                    continue
-                kind = int if field.type == "int" else float
-                try:
-                    values[field.name] = kind(source[name])
-                except ValueError as error:
-                    raise ConfigError(
-                        f"{name}={source[name]!r} is not a number ({kind.__name__} expected)"
-                    ) from error
-        return cls(**values)
+                values[field.name] = kind(source[name])
+            except ValueError as error:
+                raise ConfigError(
+                    f"{name}={source[name]!r} is not a number ({kind.__name__} expected)"
+                ) from error
+    return Settings(**values)
 
-    @classmethod
-    def from_toml(cls, path: str | Path) -> Settings:
-        """Settings from the table `[domicile]` of a TOML file; `[tool.domicile]` in pyproject."""
-        return cls(**_read_toml(Path(path), {field.name for field in fields(cls)}))
+
+def from_toml(path: str | Path) -> Settings:
+    """Settings from the table `[domicile]` of a TOML file; `[tool.domicile]` in pyproject."""
+    return Settings(**_read_toml(Path(path), {field.name for field in fields(Settings)}))
 
 
 def _warn_of_strangers(source: Mapping[str, str], names: list[str]) -> None:
@@ -230,15 +109,3 @@ def _read_toml(path: Path, known: set[str]) -> dict[str, Any]:
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ConfigError(f"settings file {path} has an unknown name {unknown[0]!r}{hint}")
     return dict(found)
-
-
-def _derive(ttl_s: float) -> dict[str, float]:
-    """L2's defaults for a ttl."""
-    margin_s = max(0.6, ttl_s / 6)
-    renew_s = min(ttl_s / 4, (ttl_s - margin_s) / 3)
-    return {
-        "margin_s": margin_s,
-        "renew_s": renew_s,
-        "op_timeout_s": renew_s,
-        "evict_after_s": ttl_s,
-    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import Self
 
-from domicile.config import Settings
+from domicile import config
 from domicile.core.strategies import Strategy, check_strategy
 from domicile.errors import ConfigError
 from domicile.life import Life, Lives, Plan
@@ -17,6 +17,7 @@ from domicile.life.host import default_node_id, until_asked
 from domicile.life.observed import Observed
 from domicile.ports.meter import Meter
 from domicile.ports.watchdog import Watchdog
+from domicile.settings import Settings
 from domicile.wiring import LOOPBACK, backends, check_cluster, check_store, token_of
 
 
@@ -49,7 +50,7 @@ class Manager:
         self._store, self._cluster = store, cluster
         self._listen, self._advertise = listen, advertise
         self._token = token_of(token)
-        self._settings = Settings.from_environment() if settings is None else settings
+        self._settings = config.from_environment() if settings is None else settings
         self._strategy = strategy
         self._node_id, self._meter = node_id, meter
         self._watchdog: Watchdog | None = None

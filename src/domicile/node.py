@@ -15,7 +15,7 @@ from contextlib import (
 from dataclasses import replace
 from typing import Any, Self
 
-from domicile.config import Settings
+from domicile import config
 from domicile.core.readiness import Answer
 from domicile.core.strategies import Strategy, check_strategy
 from domicile.entity.client import Client
@@ -29,6 +29,7 @@ from domicile.persist.eventsourced import EventSourced
 from domicile.ports.meter import Meter
 from domicile.ports.trace import Tracer
 from domicile.ports.watchdog import Watchdog
+from domicile.settings import Settings
 from domicile.transports.link import PROTOCOLS
 from domicile.wiring import (
     LOOPBACK,
@@ -90,7 +91,7 @@ class Node(Client):
         self._resources = resources
         self._candidate = candidate
         self._version, self._capacity, self._strategy = version or "", capacity, strategy
-        self._settings = Settings.from_environment() if settings is None else settings
+        self._settings = config.from_environment() if settings is None else settings
         self._shards = _checked_shards(shards)
         self._protocols = _protocols
         self._node_id = node_id

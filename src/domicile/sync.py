@@ -15,13 +15,14 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 
+from domicile import config
 from domicile.client import ConnectedClient, connect
-from domicile.config import Settings
 from domicile.entity.define import Entity, entity_type
 from domicile.entity.ref import Call, Outbound, Ref
 from domicile.errors import ConfigError, MaybeExecuted, Unavailable
 from domicile.ports.meter import Meter
 from domicile.ports.trace import Tracer
+from domicile.settings import Settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -178,7 +179,7 @@ def connect_sync(
         client = connect_sync("sqlite:///.domicile/dev.db")
         client.ref(Counter, "c1").ask(Counter.add)
     """
-    known = Settings.from_environment() if settings is None else settings
+    known = config.from_environment() if settings is None else settings
     return SyncClient(
         store,
         lambda: connect(

@@ -14,7 +14,6 @@ from pathlib import Path
 from random import Random
 from typing import ClassVar
 
-from domicile.config import Settings
 from domicile.control.clock import SystemClock
 from domicile.core.ids import CLIENTS
 from domicile.entity.blocking import WorkerThreads
@@ -23,6 +22,7 @@ from domicile.life import Backends
 from domicile.persist.memory import MemoryJournal
 from domicile.ports.meter import Meter, NoMeter
 from domicile.ports.watchdog import Watchdog
+from domicile.settings import Settings
 from domicile.stores.locks import FileLocks
 from domicile.stores.memory import MemoryStore
 from domicile.stores.namespace import Namespace

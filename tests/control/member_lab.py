@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from domicile.config import Settings
 from domicile.control.member import Member
 from domicile.core.ids import Incarnation, node_key
 from domicile.core.members import Fact
@@ -30,6 +29,7 @@ from domicile.core.txn import (
 )
 from domicile.ports.clock import Timer
 from domicile.ports.store import Store
+from domicile.settings import Settings
 from domicile.testing.clock import SimClock
 from domicile.testing.history import History
 from domicile.testing.loop import World

@@ -19,7 +19,6 @@ import msgspec
 import pytest
 from member_lab import Tampered
 
-from domicile.config import Settings
 from domicile.control.beside import Renewals
 from domicile.control.clock import SystemClock
 from domicile.control.member import Member
@@ -30,6 +29,7 @@ from domicile.core.records import ClientRecord, NodeRecord, decode_record, encod
 from domicile.core.txn import At, Changes, Committed, Conflict, Item, Listing, Outcome, Put
 from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.ports.store import Beside, Kept
+from domicile.settings import Settings
 from domicile.stores.memory import MemoryStore
 
 ME = Incarnation("a" * 32)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from domicile.config import Settings
 from domicile.control.elected import Elected
 from domicile.control.member import Member
 from domicile.core.ids import LEADER_KEY, Incarnation, ShardKey, drain_key, new_incarnation
@@ -18,6 +17,7 @@ from domicile.core.messages import AskRevert, Ping, Released, Told, ToOwner
 from domicile.core.records import NodeRecord
 from domicile.core.shardmap import Entry, ShardMap, decode_block, parse_block_key
 from domicile.core.txn import Changes, Delete, Listing, Put
+from domicile.settings import Settings
 from domicile.testing.clock import SimClock
 from domicile.testing.history import History
 from domicile.testing.loop import World

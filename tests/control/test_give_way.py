@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.config import Settings
 from domicile.control.beside import AGAIN_S, Renewals
 from domicile.core.stall import LATE_S, MOST_RESTS, RESTS, rests
 from domicile.ports.store import Kept
+from domicile.settings import Settings
 
 SETTINGS = Settings(ttl_s=2.0)
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from domicile.config import Settings
 from domicile.control.clock import SystemClock
 from domicile.control.loopwatch import KEPT, NO_HANDLER, UNNAMED, Handler, LoopWatch, where_in
 from domicile.ports.clock import Timer
 from domicile.ports.meter import NoMeter
+from domicile.settings import Settings
 
 WAIT_S = 20.0
 SETTINGS = Settings(slow_s=0.1, ttl_s=6)

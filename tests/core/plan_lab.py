@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from domicile.config import Settings
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.plan import Move, Own, Plan, Revert, RoleView, View, plan
 from domicile.core.records import NodeRecord
 from domicile.core.shardmap import Entry
+from domicile.settings import Settings
 
 A, B, C, D = (Incarnation(name) for name in "abcd")
 NOW = 100.0

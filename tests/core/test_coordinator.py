@@ -7,7 +7,6 @@ from random import Random
 import pytest
 from tiny_store import BLOCK, TinyStore
 
-from domicile.config import Settings
 from domicile.core.coordinator import (
     Advised,
     Arm,
@@ -55,6 +54,7 @@ from domicile.core.txn import (
     Put,
     Unknown,
 )
+from domicile.settings import Settings
 
 A, B, C = (Incarnation(name) for name in "abc")
 SETTINGS = Settings()

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_store import TinyStore
 
-from domicile.config import Settings
 from domicile.core.coordinator import (
     Arm,
     Changed,
@@ -43,6 +42,7 @@ from domicile.core.txn import (
     Outcome,
     Unknown,
 )
+from domicile.settings import Settings
 
 SETTINGS = Settings()
 

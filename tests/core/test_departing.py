@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_store import TinyStore
 
-from domicile.config import Settings
 from domicile.core.coordinator import (
     Arm,
     Changed,
@@ -28,6 +27,7 @@ from domicile.core.coordinator import (
 )
 from domicile.core.ids import NOBODY, Incarnation, drain_key, node_key
 from domicile.core.shardmap import Entry
+from domicile.settings import Settings
 
 LEADER, OLD, STAYS = Incarnation("leader"), Incarnation("old"), Incarnation("stays")
 SLOW = Settings(balance_interval_s=3_600.0)

@@ -20,12 +20,12 @@ from plan_lab import (
     serving,
 )
 
-from domicile.config import Settings
 from domicile.core.ids import NOBODY, Incarnation
 from domicile.core.plan import Plan, situation
 from domicile.core.records import NodeRecord
 from domicile.core.shardmap import FREE, Entry
 from domicile.core.strategies import Seat, Situation
+from domicile.settings import Settings
 
 # owners
 

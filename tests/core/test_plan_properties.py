@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from plan_lab import World, decide, node, serving
 
-from domicile.config import Settings
 from domicile.core import versions
 from domicile.core.allocate import round_limit
 from domicile.core.ids import NOBODY, Incarnation
@@ -17,6 +16,7 @@ from domicile.core.plan import Own, Plan
 from domicile.core.shardmap import FREE, Entry
 from domicile.core.strategies import NAMES as STRATEGIES
 from domicile.core.strategies import wanted
+from domicile.settings import Settings
 
 NAMES = tuple(Incarnation(name) for name in "abcdefgh")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from plan_lab import NOW, SETTINGS, A, B, C, D, World, decide, move, moving, node, own, serving
 
-from domicile.config import Settings
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.plan import Plan, Quarantine
 from domicile.core.records import NodeRecord
 from domicile.core.shardmap import FREE, Entry
+from domicile.settings import Settings
 
 # versions
 

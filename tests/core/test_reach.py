@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.config import Settings
 from domicile.core.ids import Incarnation
 from domicile.core.reach import Reach
 from domicile.core.records import NodeRecord
+from domicile.settings import Settings
 
 SETTINGS = Settings()
 NAMES = [Incarnation(name) for name in "abcdefg"]

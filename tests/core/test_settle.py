@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from domicile.config import Settings
 from domicile.core.ids import NOBODY, Incarnation
 from domicile.core.records import NodeRecord
 from domicile.core.settle import Settle
 from domicile.core.shardmap import FREE, Entry
+from domicile.settings import Settings
 
 A, B, C = (Incarnation(name) for name in "abc")
 EVERYBODY = dict.fromkeys((A, B, C), 0.0)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.config import Settings
 from domicile.core.stall import Step, beat_s, due_after, next_look, stands_still, step
+from domicile.settings import Settings
 
 times = st.floats(0, 1_000, allow_nan=False)
 spans = st.floats(0.01, 100, allow_nan=False)

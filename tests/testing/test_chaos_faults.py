@@ -13,8 +13,8 @@ from typing import cast
 
 import pytest
 
-from domicile.config import Settings
 from domicile.core.ids import ShardKey
+from domicile.settings import Settings
 from domicile.testing.chaos.aimed import AIMED
 from domicile.testing.chaos.faults import RANDOM, TRIES, Chaos, Fault, cut, freeze, restart
 from domicile.testing.chaos.load import Load, Stander

@@ -8,8 +8,8 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
-from domicile.config import Settings
 from domicile.core.ids import ShardKey
+from domicile.settings import Settings
 from domicile.testing.chaos.load import LINE, TANGLED, Load
 from domicile.testing.chaos.tally import Tally
 from domicile.testing.loop import World

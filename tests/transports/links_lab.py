@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from domicile.config import Settings
 from domicile.core.ids import Incarnation, new_incarnation
 from domicile.core.messages import (
     Ping,
@@ -17,6 +16,7 @@ from domicile.core.messages import (
     ToSender,
 )
 from domicile.ports.transport import LinkKey, Peer
+from domicile.settings import Settings
 from domicile.testing.clock import SimClock
 from domicile.testing.history import History
 from domicile.testing.loop import World

@@ -16,7 +16,6 @@ from hostile_lab import NOT_PACKETS, ROGUE, hostile_bytes, packets, to_owner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from domicile.config import Settings
 from domicile.control.clock import SystemClock
 from domicile.core.ids import Incarnation
 from domicile.core.messages import (
@@ -36,6 +35,7 @@ from domicile.core.messages import (
     encode_packet,
 )
 from domicile.ports.transport import Connection, LinkKey, Peer
+from domicile.settings import Settings
 from domicile.transports import link as link_module
 from domicile.transports.compress import Deflated, deflate
 from domicile.transports.links import LinkLayer

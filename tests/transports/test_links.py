@@ -7,13 +7,13 @@ import asyncio
 import pytest
 from links_lab import Lab, request, simulate
 
-from domicile.config import Settings
 from domicile.core.ids import Incarnation
 from domicile.core.messages import (
     Ping,
     Pong,
 )
 from domicile.ports.transport import LinkKey, Peer
+from domicile.settings import Settings
 from domicile.transports.side import (
     ACK_DELAY_S,
     MANY_MESSAGES,

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from links_lab import Host, Lab, simulate
 
-from domicile.config import Settings
 from domicile.ports.transport import LinkKey
+from domicile.settings import Settings
 
 
 def judge(hosts: list[Host]) -> None:

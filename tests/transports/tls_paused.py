@@ -11,7 +11,7 @@ import sys
 
 from tcp_paused import LEASE_S, PACKET, Leased, say, settled
 
-from domicile.config import Settings
+from domicile.settings import Settings
 from domicile.transports.tcp import TcpTransport
 from domicile.transports.tls import Certificates
 

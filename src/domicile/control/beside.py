@@ -23,7 +23,6 @@ from typing import TypeVar
 
 import msgspec
 
-from domicile.config import Settings
 from domicile.control.standing import Standing
 from domicile.core.records import NodeRecord, encode_record
 from domicile.core.stall import (
@@ -39,6 +38,7 @@ from domicile.core.txn import Committed
 from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.ports.clock import Clock
 from domicile.ports.store import Beside
+from domicile.settings import Settings
 
 log = logging.getLogger("domicile")
 

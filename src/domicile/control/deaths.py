@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from domicile.config import Settings
 from domicile.core.deaths import burial
 from domicile.core.ids import Incarnation
 from domicile.core.lookout import PARTED_S, Lookout
@@ -22,6 +21,7 @@ from domicile.ports.clock import Clock
 from domicile.ports.health import Health, Verdict
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
+from domicile.settings import Settings
 
 log = logging.getLogger("domicile")
 

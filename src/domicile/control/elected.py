@@ -15,7 +15,6 @@ from random import Random
 
 import msgspec
 
-from domicile.config import Settings
 from domicile.control.advice import Advisor
 from domicile.control.leadership import FAILED, Leadership
 from domicile.core.coordinator import Heard, ProbeAnswered, ReleasedBy, RevertAsked
@@ -39,6 +38,7 @@ from domicile.errors import StoreError
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
+from domicile.settings import Settings
 
 log = logging.getLogger("domicile")
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
-from domicile.config import Settings
 from domicile.control.advice import Advisor
 from domicile.core.coordinator import (
     Advised,
@@ -42,6 +41,7 @@ from domicile.errors import StoreError
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
+from domicile.settings import Settings
 
 log = logging.getLogger("domicile")
 

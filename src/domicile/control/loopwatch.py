@@ -22,10 +22,10 @@ from datetime import datetime
 from types import FrameType
 from typing import NamedTuple
 
-from domicile.config import Settings
 from domicile.core.stall import beat_s
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
+from domicile.settings import Settings
 
 log = logging.getLogger("domicile")
 

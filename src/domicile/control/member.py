@@ -20,7 +20,6 @@ from random import Random
 
 import msgspec
 
-from domicile.config import Settings
 from domicile.control.agree import NO_TYPES, agree, check_protocols
 from domicile.control.beside import JITTER, Renewals
 from domicile.control.registration import Leased, Registration, Unleased
@@ -50,6 +49,7 @@ from domicile.errors import ConfigError, StoreRewound, StoreUnavailable, WatchCo
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
 from domicile.ports.store import Kept, OffersBeside, Store
+from domicile.settings import Settings
 
 
 class Member(Standing):

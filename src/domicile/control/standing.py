@@ -24,7 +24,6 @@ from typing import Protocol
 
 import msgspec
 
-from domicile.config import Settings
 from domicile.control.agree import Calls
 from domicile.core.ids import client_key, node_key
 from domicile.core.lease import FOREVER_S, Lease, LeaseState
@@ -35,6 +34,7 @@ from domicile.errors import StoreRewound
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
 from domicile.ports.store import Kept, Store
+from domicile.settings import Settings
 
 
 class MemberEvents(Protocol):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from domicile.config import Settings
 from domicile.core.chores import HOLD_S, Chores
 from domicile.core.coordination import (
     Advised,
@@ -55,6 +54,7 @@ from domicile.core.txn import (
     Outcome,
 )
 from domicile.core.view import CROWDS, BlockKey, Draft, Forgive, Stored, StoreView, block_of, draft
+from domicile.settings import Settings
 
 __all__ = [
     "Advised",

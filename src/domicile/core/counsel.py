@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from domicile.config import Settings
 from domicile.core import plan
 from domicile.core.plan import RoleView, View
 from domicile.core.strategies import Situation
+from domicile.settings import Settings
 
 CUSTOM = "custom"
 """The strategy is a user's function: it is consulted, and its advice is part of the view."""

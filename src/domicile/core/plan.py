@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import fsum
 
-from domicile.config import Settings
 from domicile.core import planning, strategies, versions
 from domicile.core.allocate import intake, least_shards, place, receiver_limit, round_limit
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
@@ -28,6 +27,7 @@ from domicile.core.planning import (
 from domicile.core.records import NodeRecord
 from domicile.core.shardmap import Entry
 from domicile.core.strategies import Seat, Situation
+from domicile.settings import Settings
 
 __all__ = [
     "Decision",

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from domicile.config import Settings
 from domicile.core import versions
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.records import NodeRecord
 from domicile.core.shardmap import Entry
+from domicile.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from domicile.config import CLOCK_DRIFT, Settings
 from domicile.core.ids import Incarnation
 from domicile.core.lease import RECORD_FOREVER_S
 from domicile.core.records import NodeRecord
+from domicile.settings import CLOCK_DRIFT, Settings
 
 MOST_PROBED = 32
 """I6: silent nodes that are asked about at one look; the others have their turn later."""

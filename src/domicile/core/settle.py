@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from domicile.config import CLOCK_DRIFT, Settings
 from domicile.core.ids import Incarnation
 from domicile.core.records import NodeRecord
 from domicile.core.shardmap import Entry
+from domicile.settings import CLOCK_DRIFT, Settings
 
 NEVER = float("inf")
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from domicile.config import Settings
 from domicile.core.ids import NOBODY, ShardKey
 from domicile.core.planning import Decision, Move, View, departing
+from domicile.settings import Settings
 
 STAGE = 16
 """So many shards may be on the move at a time, and more only of those that are slow."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from domicile.config import MAX_TICK_S
+from domicile.settings import MAX_TICK_S
 
 
 class StoreTime(NamedTuple):

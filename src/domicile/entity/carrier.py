@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from domicile.config import Settings
 from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
 from domicile.core.messages import Carry
 from domicile.core.shardmap import Entry
@@ -22,6 +21,7 @@ from domicile.entity.carry import Budget, CarryBook, CarryShelf, Fields
 from domicile.entity.define import Context, Entity, EntityType, make
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
+from domicile.settings import Settings
 
 log = logging.getLogger("domicile")
 

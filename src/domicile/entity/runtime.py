@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from random import Random
 from typing import Any, TypeVar
 
-from domicile.config import Settings
 from domicile.core.admission import UNIT_BYTES, Admission, Bounds
 from domicile.core.handoff import Phase
 from domicile.core.ids import Incarnation, ShardKey
@@ -59,6 +58,7 @@ from domicile.ports.meter import Meter, sampler, takes_events
 from domicile.ports.threads import Threads
 from domicile.ports.trace import Tracer
 from domicile.ports.transport import Links, Peer
+from domicile.settings import Settings
 
 E = TypeVar("E", bound=Entity)
 

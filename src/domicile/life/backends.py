@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from domicile.config import Settings
 from domicile.core.records import TypeRecord
 from domicile.core.strategies import Strategy
 from domicile.entity.define import EntityType
@@ -20,6 +19,7 @@ from domicile.ports.threads import Threads
 from domicile.ports.trace import Tracer
 from domicile.ports.transport import Transport
 from domicile.ports.watchdog import Watchdog
+from domicile.settings import Settings
 from domicile.transports.link import PROTOCOLS
 
 

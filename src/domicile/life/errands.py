@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from domicile.config import Settings
 from domicile.core.ids import REWOUND_KEY, Incarnation, ShardKey, release_key, started_key
 from domicile.core.shardmap import BLOCK_SIZE, Entry, block_key, decode_block
 from domicile.core.txn import Committed, Put, Unknown
 from domicile.errors import StoreError, StoreUnavailable
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
+from domicile.settings import Settings
 
 MARK_TRIES = 3
 

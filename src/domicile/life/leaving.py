@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from domicile.config import Settings
 from domicile.control.elected import Elected
 from domicile.core.departure import needed
 from domicile.core.ids import Incarnation
@@ -19,6 +18,7 @@ from domicile.core.stages import late_s
 from domicile.entity.runtime import Runtime
 from domicile.ports.clock import Clock
 from domicile.ports.transport import LinkKey
+from domicile.settings import Settings
 from domicile.transports.links import LinkLayer
 
 POLL_S = 0.02

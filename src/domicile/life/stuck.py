@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from domicile.config import Settings
 from domicile.core.ids import Incarnation, stuck_key
 from domicile.core.kick import KickOutcome, decode_kick, encode_kick
 from domicile.core.members import KickWished
@@ -33,6 +32,7 @@ from domicile.errors import StoreError
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
 from domicile.ports.store import Beside, OffersBeside, Store
+from domicile.settings import Settings
 
 log = logging.getLogger("domicile")
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 import msgspec
 import typer
 
-from domicile.config import Settings
+from domicile import config
 from domicile.errors import ConfigError, DomicileError, StoreError
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def own_frames(error: Exception) -> tuple[list[traceback.FrameSummary], bool]:
 def _wrong_environment() -> str:
     """What is wrong with the settings of the environment; empty: nothing."""
     try:
-        Settings.from_environment()
+        config.from_environment()
     except ConfigError as error:
         return str(error)
     return ""

@@ -24,13 +24,13 @@ from random import Random
 
 from rich.console import Console
 
-from domicile.config import Settings
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.errors import DomicileError
 from domicile.ops.demo_load import SENDERS, TALLIES, Load, Room, Tally, answered
 from domicile.ops.demo_view import Lines, Picture, Screen, Shown
 from domicile.ops.logs import TextFormatter
 from domicile.ops.report import Recovery, Report, report_view, write_svg
+from domicile.settings import Settings
 from domicile.testing.checkers import check
 from domicile.testing.checkers.deadlines import check_deadlines
 from domicile.testing.history import History

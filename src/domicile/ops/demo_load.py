@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from domicile.client import ConnectedClient, connect
-from domicile.config import Settings
 from domicile.entity.client import Client
 from domicile.entity.define import Entity, handler
 from domicile.errors import DomicileError, MaybeExecuted, NotExecuted
+from domicile.settings import Settings
 from domicile.testing.recorder import FileRecorder
 
 TALLIES = tuple(f"tally-{number}" for number in range(48))

@@ -23,11 +23,11 @@ from typing import Any
 
 import msgspec
 
-from domicile.config import Settings
 from domicile.entity.define import Entity
 from domicile.errors import ConfigError
 from domicile.manager import Manager
 from domicile.node import Node
+from domicile.settings import Settings
 from domicile.testing.levers import Levers, install
 from domicile.testing.recorder import FileRecorder
 from domicile.transports import tcp

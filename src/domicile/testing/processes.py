@@ -27,7 +27,6 @@ from typing import Literal, Self
 import apsw
 import msgspec
 
-from domicile.config import Settings
 from domicile.control.clock import SystemClock
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.shardmap import Entry
@@ -36,6 +35,7 @@ from domicile.entity.ref import Outbound
 from domicile.errors import ConfigError, StoreError
 from domicile.life import Lives, Plan
 from domicile.ports.store import Store
+from domicile.settings import Settings
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite import Commit, SqliteStore, commits
 from domicile.testing.history import Event, History

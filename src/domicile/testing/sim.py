@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Self, TypeVar
 
-from domicile.config import Settings
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.shardmap import BLOCK_SIZE, Entry, block_key, decode_block
 from domicile.core.strategies import Strategy
@@ -24,6 +23,7 @@ from domicile.life import Backends, Life, Lives, Plan
 from domicile.node import Node
 from domicile.persist.eventsourced import EventSourced
 from domicile.ports.store import Store
+from domicile.settings import Settings
 from domicile.testing.clock import Machine
 from domicile.testing.health import SimLocks
 from domicile.testing.history import History

@@ -13,10 +13,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from domicile.config import Settings
 from domicile.core.strategies import Strategy
 from domicile.entity.define import Entity
 from domicile.errors import ConfigError
+from domicile.settings import Settings
 from domicile.testing.checkers import check
 from domicile.testing.sim import Sim
 

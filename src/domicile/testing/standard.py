@@ -10,10 +10,10 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
-from domicile.config import Settings
 from domicile.core.handoff import Phase
 from domicile.core.ids import ShardKey
 from domicile.life import Life
+from domicile.settings import Settings
 from domicile.testing.sim import Sim, SimNode
 
 NODES = 5

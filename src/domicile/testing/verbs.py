@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 
-from domicile.config import Settings
 from domicile.core.ids import EntityKey, ShardKey, drain_key, wish_key
 from domicile.core.txn import Committed, Delete, Put, Write
 from domicile.entity.client import Client
 from domicile.entity.define import Entity, entity_type
 from domicile.errors import StoreUnavailable
 from domicile.ports.store import Store
+from domicile.settings import Settings
 
 LENIENT = Settings(poison_deaths=1_000_000)
 """Settings of test clusters that are given none: who dies by a test's own hand dies of no shard, so

@@ -15,7 +15,6 @@ from random import Random
 
 import msgspec
 
-from domicile.config import Settings
 from domicile.core.gone import Gone
 from domicile.core.ids import Incarnation
 from domicile.core.messages import (
@@ -32,6 +31,7 @@ from domicile.core.records import common_protocol, no_common_protocol
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
 from domicile.ports.transport import ConnectionHandler, LinkEvents, LinkKey, Peer, Transport
+from domicile.settings import Settings
 from domicile.transports.accepted import Accepted, Caller
 from domicile.transports.dialled import Dialled
 from domicile.transports.link import (

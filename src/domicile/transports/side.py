@@ -12,12 +12,12 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from domicile.config import Settings
 from domicile.core.ids import Incarnation
 from domicile.core.messages import Frame, Packet, decode_packet, encode_packet
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter, takes_events
 from domicile.ports.transport import Connection, LinkEvents
+from domicile.settings import Settings
 from domicile.transports.compress import SINCE_PROTOCOL, Deflated, deflate, inflate
 from domicile.transports.framing import packet_limit_bytes
 from domicile.transports.link import AcceptedLink, DialledLink

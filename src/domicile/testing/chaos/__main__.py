@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from domicile.config import FENCINGS
+from domicile.settings import FENCINGS
 from domicile.testing.chaos.bundle import leave
 from domicile.testing.chaos.round import Result, RoundPlan, play
 from domicile.testing.chaos.tally import KINDS, NONE, Tally

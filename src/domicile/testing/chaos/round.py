@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from domicile.config import Settings
+from domicile.settings import Settings
 from domicile.testing.chaos.aimed import FAULTS
 from domicile.testing.chaos.faults import Chaos, Fault
 from domicile.testing.chaos.load import MIXED, PATIENCE_S, Load

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from domicile.config import CLOCK_DRIFT
+from domicile.settings import CLOCK_DRIFT
 from domicile.testing.clock import Machine
 from domicile.testing.mischief import Mischief
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from domicile.config import Settings
+from domicile.settings import Settings
 from domicile.testing.mischief import Fault
 from domicile.testing.standard import SETTINGS
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from domicile.config import Settings
 from domicile.core.coordinator import Coordinator
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.owner import Owner
 from domicile.core.sender import Sender
+from domicile.settings import Settings
 
 ROLE = "r"
 NEVER_S = 1e8

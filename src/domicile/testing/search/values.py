@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from domicile.config import Settings
+from domicile.settings import Settings
 
 Value = Any
 
