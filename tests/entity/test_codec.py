@@ -40,7 +40,6 @@ from domicile.errors import (
     Rejection,
     Unavailable,
 )
-from domicile.ports.codec import Codec
 
 
 class Colour(Enum):
