@@ -249,7 +249,7 @@ def test_sets_that_cannot_be_sorted_travel_and_dicts_keep_their_order() -> None:
 
 
 def test_the_codec_port() -> None:
-    codec: Codec = MsgspecCodec()
+    codec = MsgspecCodec()
     assert codec.decode(codec.encode(ORDER), Order) == ORDER
     assert codec.decode(codec.encode((1, "a")), tuple[int, str]) == (1, "a")
     with pytest.raises(msgspec.ValidationError, match="Expected `int`"):
