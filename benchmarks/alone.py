@@ -106,7 +106,7 @@ def _shard_of() -> Callable[[], Any]:
 
 
 def _requests() -> Any:
-    from domicile.core.messages import Frame, Request
+    from domicile.core.wire import Frame, Request
 
     body = _echo().encode_args((PAYLOAD,), {})
     fields = ("echo", "123", "echo", body, True, False, 10.0)
@@ -114,21 +114,21 @@ def _requests() -> Any:
 
 
 def _frame_requests() -> Callable[[], Any]:
-    from domicile.core.messages import encode_packet
+    from domicile.core.wire import encode_packet
 
     frame = _requests()
     return lambda: encode_packet(frame)
 
 
 def _unframe_requests() -> Callable[[], Any]:
-    from domicile.core.messages import decode_packet, encode_packet
+    from domicile.core.wire import decode_packet, encode_packet
 
     data = encode_packet(_requests())
     return lambda: decode_packet(data)
 
 
 def _frame_replies() -> Callable[[], Any]:
-    from domicile.core.messages import Frame, Reply, Status, decode_packet, encode_packet
+    from domicile.core.wire import Frame, Reply, Status, decode_packet, encode_packet
 
     body = _echo().encode_reply(PAYLOAD)
     replies = tuple(Reply("default", 17, n, Status.OK, body) for n in range(BATCH))
@@ -192,7 +192,7 @@ def _return_all(end: socket.socket, other: socket.socket) -> None:
 
 
 def _encoded() -> bytes:
-    from domicile.core.messages import encode_packet
+    from domicile.core.wire import encode_packet
 
     return encode_packet(_requests())
 

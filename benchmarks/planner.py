@@ -25,12 +25,13 @@ from statistics import median
 import msgspec
 
 from domicile import Settings
-from domicile.core import strategies
 from domicile.core.ids import NOBODY, Incarnation, new_incarnation
-from domicile.core.messages import Told
-from domicile.core.plan import Plan, RoleView, View, plan
-from domicile.core.records import NodeRecord
-from domicile.core.shardmap import BLOCK_SIZE, FREE, Block, Entry, encode_block
+from domicile.core.placement import strategies
+from domicile.core.placement.model import Plan, RoleView, View
+from domicile.core.placement.plan import plan
+from domicile.core.state.records import NodeRecord
+from domicile.core.state.shardmap import BLOCK_SIZE, FREE, Block, Entry, encode_block
+from domicile.core.wire import Told
 
 NOW = 1_000.0
 SETTINGS = Settings()

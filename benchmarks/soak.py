@@ -61,8 +61,9 @@ from benchmarks.soak_verdict import (
 )
 from domicile import DomicileError, Settings
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
-from domicile.core.shardmap import Block, Entry, block_key, encode_block
-from domicile.core.txn import Delete, Put, Write
+from domicile.core.state.keys import block_key
+from domicile.core.state.shardmap import Block, Entry, encode_block
+from domicile.core.state.txn import Delete, Put, Write
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite import KEPT_COMMITS, SqliteStore
 from domicile.testing.processes import HarnessError

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from domicile.core.txn import Put
+from domicile.core.state.txn import Put
 from domicile.stores.sqlite import SqliteStore
 
 FLAG = "--follow"

@@ -170,7 +170,8 @@ def fill(text: str, sections: Mapping[str, str]) -> str:
 def drawings() -> dict[str, str]:
     """Every drawing that a page can ask for."""
     import domicile.errors
-    from domicile.core import lease, owner, sender
+    from domicile.core.handoff import owner, sender
+    from domicile.core.lease import lease
     from domicile.testing import campaign as command
     from domicile.testing import history as told
     from domicile.testing import standard

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from domicile.core.shardmap import block_key, decode_block
+from domicile.core.state.keys import block_key
+from domicile.core.state.shardmap import decode_block
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite import KEPT_COMMITS, SqliteStore
 

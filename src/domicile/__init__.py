@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from domicile.client import connect
 from domicile.core.hashing import by_message, murmur2, shardcake, xxh3
-from domicile.core.strategies import Seat, Situation
+from domicile.core.placement.strategies import Seat, Situation
 from domicile.entity.client import Client
 from domicile.entity.define import Entity
 from domicile.entity.handlers import blocking, handler

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from typing import Self
 
 from domicile import config
-from domicile.core.strategies import Strategy, check_strategy
+from domicile.core.placement.strategies import Strategy, check_strategy
 from domicile.errors import ConfigError
 from domicile.life import Life, Lives, Plan
 from domicile.life.host import default_node_id, until_asked

@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Any, Self
 
 from domicile import config
+from domicile.core.placement.strategies import Strategy, check_strategy
 from domicile.core.readiness import Answer
-from domicile.core.strategies import Strategy, check_strategy
 from domicile.entity.client import Client
 from domicile.entity.define import Entity, catalogue
 from domicile.entity.ref import Outbound

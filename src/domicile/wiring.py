@@ -15,7 +15,7 @@ from random import Random
 from typing import ClassVar
 
 from domicile.control.clock import SystemClock
-from domicile.core.ids import CLIENTS
+from domicile.core.state.keys import CLIENTS
 from domicile.entity.blocking import WorkerThreads
 from domicile.errors import ConfigError
 from domicile.life import Backends

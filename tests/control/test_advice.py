@@ -12,7 +12,7 @@ import pytest
 
 from domicile.control.advice import Advisor
 from domicile.control.threads import DaemonThreads, ThreadsBusy
-from domicile.core.strategies import Seat, Situation, Wanted
+from domicile.core.placement.strategies import Seat, Situation, Wanted
 from domicile.ports.meter import NoMeter
 
 ASKED = Situation("r", ("a", "", "a"), (Seat("a"), Seat("b")))

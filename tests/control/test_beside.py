@@ -22,11 +22,12 @@ from member_lab import Tampered
 from domicile.control.beside import Renewals
 from domicile.control.clock import SystemClock
 from domicile.control.member import Member
-from domicile.core.ids import Incarnation, node_key
-from domicile.core.lease import LeaseState
-from domicile.core.members import Fact
-from domicile.core.records import ClientRecord, NodeRecord, decode_record, encode_record
-from domicile.core.txn import At, Changes, Committed, Conflict, Item, Listing, Outcome, Put
+from domicile.core.ids import Incarnation
+from domicile.core.lease.lease import LeaseState
+from domicile.core.state.cluster_view import Fact
+from domicile.core.state.keys import node_key
+from domicile.core.state.records import ClientRecord, NodeRecord, decode_record, encode_record
+from domicile.core.state.txn import At, Changes, Committed, Conflict, Item, Listing, Outcome, Put
 from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.ports.store import Beside, Kept
 from domicile.settings import Settings

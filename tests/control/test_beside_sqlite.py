@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import apsw
 import pytest
 
-from domicile.core.txn import Committed, Conflict, Item, Put
+from domicile.core.state.txn import Committed, Conflict, Item, Put
 from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.ports.store import Beside, Kept, OffersBeside
 from domicile.stores.memory import MemoryStore

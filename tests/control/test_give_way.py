@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domicile.control.beside import AGAIN_S, Renewals
-from domicile.core.stall import LATE_S, MOST_RESTS, RESTS, rests
+from domicile.core.lease.blocked_loop import LATE_S, MOST_RESTS, RESTS, rests
 from domicile.ports.store import Kept
 from domicile.settings import Settings
 

@@ -8,22 +8,18 @@ from collections.abc import Sequence
 import pytest
 from member_lab import SETTINGS, Lab, Process, done, evict, nothing_to_see
 
-from domicile.core.ids import CONFIG_KEY, Incarnation, client_key
-from domicile.core.lease import LeaseState
-from domicile.core.members import NodeUp
-from domicile.core.records import (
+from domicile.core.ids import Incarnation
+from domicile.core.lease.lease import LeaseState
+from domicile.core.state.cluster_view import NodeUp
+from domicile.core.state.keys import CONFIG_KEY, client_key
+from domicile.core.state.records import (
     ClientRecord,
     ConfigRecord,
     NodeRecord,
     decode_record,
     encode_record,
 )
-from domicile.core.txn import (
-    Outcome,
-    Put,
-    Unknown,
-    Write,
-)
+from domicile.core.state.txn import Outcome, Put, Unknown, Write
 from domicile.errors import ConfigError
 
 

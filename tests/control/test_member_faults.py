@@ -10,10 +10,11 @@ import msgspec
 import pytest
 from member_lab import SETTINGS, Lab, Process, done, evict, nothing_to_see
 
-from domicile.core.ids import Incarnation, node_key
-from domicile.core.members import Fact, NodeGone, Unreadable
-from domicile.core.records import NodeRecord, encode_record
-from domicile.core.txn import Changes, Delete, Put
+from domicile.core.ids import Incarnation
+from domicile.core.state.cluster_view import Fact, NodeGone, Unreadable
+from domicile.core.state.keys import node_key
+from domicile.core.state.records import NodeRecord, encode_record
+from domicile.core.state.txn import Changes, Delete, Put
 from domicile.errors import StoreUnavailable, WatchCompacted
 from domicile.stores.memory import MemoryStore
 from domicile.testing.clock import SimClock

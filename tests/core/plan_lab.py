@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
-from domicile.core.plan import Move, Own, Plan, Revert, RoleView, View, plan
-from domicile.core.records import NodeRecord
-from domicile.core.shardmap import Entry
+from domicile.core.placement.model import Move, Own, Plan, Revert, RoleView, View
+from domicile.core.placement.plan import plan
+from domicile.core.state.records import NodeRecord
+from domicile.core.state.shardmap import Entry
 from domicile.settings import Settings
 
 A, B, C, D = (Incarnation(name) for name in "abcd")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.admission import (
+from domicile.core.handoff.admission import (
     FEW,
     MOST_HOMES,
     NESTED,

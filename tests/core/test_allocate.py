@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.allocate import intake, least_shards, place, receiver_limit, round_limit
+from domicile.core.placement.balance import (
+    intake,
+    least_shards,
+    place,
+    receiver_limit,
+    round_limit,
+)
 
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=8)
 

@@ -25,27 +25,26 @@ from domicile.core.breakglass import (
     set_target,
     unquarantine,
 )
-from domicile.core.ids import (
+from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.core.state.keys import (
     AUDIT,
     CONFIG_KEY,
     LEADER_KEY,
-    NOBODY,
-    Incarnation,
-    ShardKey,
+    block_key,
     client_key,
     dead_key,
     drain_key,
     node_key,
 )
-from domicile.core.records import (
+from domicile.core.state.records import (
     ClientRecord,
     ConfigRecord,
     LeaderRecord,
     NodeRecord,
     encode_record,
 )
-from domicile.core.shardmap import Block, Entry, block_key, decode_block, encode_block
-from domicile.core.txn import (
+from domicile.core.state.shardmap import Block, Entry, decode_block, encode_block
+from domicile.core.state.txn import (
     MAX_OPERATIONS,
     Absent,
     At,

@@ -9,22 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.calloff import call_off
-from domicile.core.deadline import SLACK, nested_timeout_s
-from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.owner import (
+from domicile.core.handoff.mailbox import Mail, Source
+from domicile.core.handoff.owner import (
     Accepted,
     Discard,
     Effect,
     FlushAsked,
-    Mail,
     Owner,
     ReadRecord,
     Refuse,
     SendBack,
-    Source,
+    call_off,
 )
-from domicile.core.shardmap import Entry
+from domicile.core.handoff.pending import SLACK, nested_timeout_s
+from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.state.shardmap import Entry
 
 ME, OTHER = Incarnation("me"), Incarnation("other")
 ANN, BEN = Source(Incarnation("ann"), "l1"), Source(Incarnation("ben"), "l1")

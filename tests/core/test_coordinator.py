@@ -7,7 +7,8 @@ from random import Random
 import pytest
 from tiny_store import BLOCK, TinyStore
 
-from domicile.core.coordinator import (
+from domicile.core.coordinator.custom_strategy import CUSTOM
+from domicile.core.coordinator.events import (
     Advised,
     Arm,
     AskProbe,
@@ -15,7 +16,6 @@ from domicile.core.coordinator import (
     Commit,
     CommitDone,
     Consult,
-    Coordinator,
     Effect,
     Event,
     Heard,
@@ -29,22 +29,21 @@ from domicile.core.coordinator import (
     Tell,
     Tick,
 )
-from domicile.core.counsel import CUSTOM
-from domicile.core.ids import (
+from domicile.core.coordinator.machine import Coordinator
+from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.core.placement.model import Plan, View
+from domicile.core.placement.plan import plan
+from domicile.core.state.keys import (
     LEADER_KEY,
-    NOBODY,
     RELEASE,
     REWOUND_KEY,
-    Incarnation,
-    ShardKey,
     node_key,
     node_lease,
     release_key,
     wish_key,
 )
-from domicile.core.plan import Plan, View, plan
-from domicile.core.shardmap import Entry
-from domicile.core.txn import (
+from domicile.core.state.shardmap import Entry
+from domicile.core.state.txn import (
     MAX_OPERATIONS,
     Absent,
     At,
@@ -196,7 +195,7 @@ def test_what_clients_say_costs_no_plan(monkeypatch: pytest.MonkeyPatch) -> None
         planned.append(now)
         return plan(view, now, settings)
 
-    monkeypatch.setattr("domicile.core.coordinator.plan", count)
+    monkeypatch.setattr("domicile.core.coordinator.machine.plan", count)
     for _ in range(5):
         rig.now += 1.0
         assert rig.step(Heard(Incarnation("client"))) == []

@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_store import TinyStore
 
-from domicile.core.coordinator import (
+from domicile.core.coordinator.events import (
     Arm,
     Changed,
     Commit,
     CommitDone,
-    Coordinator,
     Event,
     Heard,
     Listed,
@@ -26,22 +25,11 @@ from domicile.core.coordinator import (
     Tell,
     Tick,
 )
-from domicile.core.ids import (
-    Incarnation,
-    ShardKey,
-    drain_key,
-    node_key,
-    release_key,
-    wish_key,
-)
-from domicile.core.shardmap import Entry
-from domicile.core.txn import (
-    MAX_OPERATIONS,
-    Committed,
-    Item,
-    Outcome,
-    Unknown,
-)
+from domicile.core.coordinator.machine import Coordinator
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.state.keys import drain_key, node_key, release_key, wish_key
+from domicile.core.state.shardmap import Entry
+from domicile.core.state.txn import MAX_OPERATIONS, Committed, Item, Outcome, Unknown
 from domicile.settings import Settings
 
 SETTINGS = Settings()

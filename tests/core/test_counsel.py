@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from plan_lab import NOW, SETTINGS, A, B, node, serving
 
-from domicile.core.counsel import Counsel
+from domicile.core.coordinator.custom_strategy import Counsel
 from domicile.core.ids import Incarnation
-from domicile.core.plan import RoleView, View
-from domicile.core.strategies import Situation
+from domicile.core.placement.model import RoleView, View
+from domicile.core.placement.strategies import Situation
 
 ROLES = ("one", "two")
 

@@ -13,20 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_store import TinyStore
 
-from domicile.core.coordinator import (
+from domicile.core.coordinator.events import (
     Arm,
     Changed,
     Commit,
     CommitDone,
-    Coordinator,
     Effect,
     Event,
     Heard,
     Listed,
     Tick,
 )
-from domicile.core.ids import NOBODY, Incarnation, drain_key, node_key
-from domicile.core.shardmap import Entry
+from domicile.core.coordinator.machine import Coordinator
+from domicile.core.ids import NOBODY, Incarnation
+from domicile.core.state.keys import drain_key, node_key
+from domicile.core.state.shardmap import Entry
 from domicile.settings import Settings
 
 LEADER, OLD, STAYS = Incarnation("leader"), Incarnation("old"), Incarnation("stays")

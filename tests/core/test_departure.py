@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_lab import moving, serving
 
-from domicile.core.departure import TOGETHER_S, needed
+from domicile.core.coordinator.departures import TOGETHER_S, needed
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
-from domicile.core.members import Members
-from domicile.core.records import LeaderRecord, NodeRecord
-from domicile.core.shardmap import Entry
+from domicile.core.state.cluster_view import Members
+from domicile.core.state.records import LeaderRecord, NodeRecord
+from domicile.core.state.shardmap import Entry
 
 A, B, C = (Incarnation(name) for name in "abc")
 SINCE = 10.0

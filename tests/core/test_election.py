@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.election import campaign_at, eligible, rank
+from domicile.core.coordinator.election import campaign_at, eligible, rank
 from domicile.core.ids import Incarnation
-from domicile.core.records import NodeRecord
+from domicile.core.state.records import NodeRecord
 
 A, B, C = Incarnation("a"), Incarnation("b"), Incarnation("c")
 

@@ -8,18 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.ids import (
+from domicile.core.ids import EntityKey, Incarnation, ShardKey, new_incarnation
+from domicile.core.state.keys import (
     CLIENTS,
     DRAIN,
     NODES,
     RELEASE,
     WISH,
-    EntityKey,
-    Incarnation,
-    ShardKey,
     client_key,
     drain_key,
-    new_incarnation,
     node_key,
     parse_release_key,
     parse_wish_key,

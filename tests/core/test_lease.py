@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domicile.core.ids import Incarnation
-from domicile.core.lease import (
+from domicile.core.lease.lease import (
     FOREVER_S,
     RECORD_FOREVER_S,
     TRANSITIONS,
@@ -18,7 +18,7 @@ from domicile.core.lease import (
     LeaseEvent,
     LeaseState,
 )
-from domicile.core.records import NodeRecord, decode_record, encode_record
+from domicile.core.state.records import NodeRecord, decode_record, encode_record
 
 TTL_S, MARGIN_S, STOP_S = 6.0, 1.0, 0.5
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domicile.core.ids import Incarnation
-from domicile.core.lookout import CLIENTS_AT_ONCE, EARLY_S, LOOKS, PROBE_S, Lookout
+from domicile.core.lease.death_probes import CLIENTS_AT_ONCE, EARLY_S, LOOKS, PROBE_S, Lookout
 
 ME = Incarnation("m")
 NODES = [ME, *map(Incarnation, "ab")]

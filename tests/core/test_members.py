@@ -6,17 +6,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.ids import (
-    CONFIG_KEY,
-    LEADER_KEY,
-    Incarnation,
-    ShardKey,
-    client_key,
-    drain_key,
-    node_key,
-    wish_key,
-)
-from domicile.core.members import (
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.state.cluster_view import (
     ClientGone,
     ClientUp,
     ConfigSeen,
@@ -29,15 +20,24 @@ from domicile.core.members import (
     NodeUp,
     Unreadable,
 )
-from domicile.core.records import (
+from domicile.core.state.keys import (
+    CONFIG_KEY,
+    LEADER_KEY,
+    block_key,
+    client_key,
+    drain_key,
+    node_key,
+    wish_key,
+)
+from domicile.core.state.records import (
     ClientRecord,
     ConfigRecord,
     LeaderRecord,
     NodeRecord,
     encode_record,
 )
-from domicile.core.shardmap import Block, Entry, block_key, encode_block
-from domicile.core.txn import Change, Changes, Item, Listing
+from domicile.core.state.shardmap import Block, Entry, encode_block
+from domicile.core.state.txn import Change, Changes, Item, Listing
 
 A, B, C = Incarnation("a" * 32), Incarnation("b" * 32), Incarnation("c" * 32)
 

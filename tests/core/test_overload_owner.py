@@ -6,21 +6,13 @@ from random import Random
 
 import pytest
 
-from domicile.core.admission import Admission, Bounds, Outflow
-from domicile.core.calloff import call_off
+from domicile.core.handoff.admission import Admission, Bounds, Outflow
+from domicile.core.handoff.mailbox import Mail, Source
+from domicile.core.handoff.owner import PARKED, Accepted, FlushAsked, Owner, Refuse, call_off
+from domicile.core.handoff.pending import Letter, Limits, Write
+from domicile.core.handoff.sender import Sender
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.letter import Letter, Limits, Write
-from domicile.core.owner import (
-    PARKED,
-    Accepted,
-    FlushAsked,
-    Mail,
-    Owner,
-    Refuse,
-    Source,
-)
-from domicile.core.sender import Sender
-from domicile.core.shardmap import Entry
+from domicile.core.state.shardmap import Entry
 
 ME, OTHER = Incarnation("me"), Incarnation("other")
 SHARD = ShardKey("r", 0)

@@ -9,24 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.handoff import OWNER_TRANSITIONS, OwnerEvent, Phase
-from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.owner import (
+from domicile.core.handoff.mailbox import Mail, Source
+from domicile.core.handoff.owner import (
     Accepted,
     AnswerFlush,
     Discard,
     Effect,
     FlushAsked,
-    Mail,
     Owner,
     PhaseChanged,
     ReadRecord,
     Refuse,
     SendBack,
-    Source,
     Wake,
 )
-from domicile.core.shardmap import Entry
+from domicile.core.handoff.tables import OWNER_TRANSITIONS, OwnerEvent, Phase
+from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.state.shardmap import Entry
 
 ME, OTHER = Incarnation("me"), Incarnation("other")
 ANN, BEN = Source(Incarnation("ann"), "l1"), Source(Incarnation("ben"), "l1")

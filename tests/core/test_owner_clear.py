@@ -11,10 +11,11 @@ from typing import Any
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from domicile.core.handoff import OwnerEvent
+from domicile.core.handoff.mailbox import Mail, Source
+from domicile.core.handoff.owner import Accepted, Effect, FlushAsked, Owner, Wake
+from domicile.core.handoff.tables import OwnerEvent
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.owner import Accepted, Effect, FlushAsked, Mail, Owner, Source, Wake
-from domicile.core.shardmap import Entry
+from domicile.core.state.shardmap import Entry
 
 ME, OTHER = Incarnation("me"), Incarnation("other")
 SENDERS = (Incarnation("s"), Incarnation("t"))

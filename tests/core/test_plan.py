@@ -21,10 +21,11 @@ from plan_lab import (
 )
 
 from domicile.core.ids import NOBODY, Incarnation
-from domicile.core.plan import Plan, situation
-from domicile.core.records import NodeRecord
-from domicile.core.shardmap import FREE, Entry
-from domicile.core.strategies import Seat, Situation
+from domicile.core.placement.model import Plan
+from domicile.core.placement.plan import situation
+from domicile.core.placement.strategies import Seat, Situation
+from domicile.core.state.records import NodeRecord
+from domicile.core.state.shardmap import FREE, Entry
 from domicile.settings import Settings
 
 # owners

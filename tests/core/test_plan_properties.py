@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from plan_lab import World, decide, node, serving
 
-from domicile.core import versions
-from domicile.core.allocate import round_limit
 from domicile.core.ids import NOBODY, Incarnation
-from domicile.core.plan import Own, Plan
-from domicile.core.shardmap import FREE, Entry
-from domicile.core.strategies import NAMES as STRATEGIES
-from domicile.core.strategies import wanted
+from domicile.core.placement import versions
+from domicile.core.placement.balance import round_limit
+from domicile.core.placement.model import Own, Plan
+from domicile.core.placement.strategies import NAMES as STRATEGIES
+from domicile.core.placement.strategies import wanted
+from domicile.core.state.shardmap import FREE, Entry
 from domicile.settings import Settings
 
 NAMES = tuple(Incarnation(name) for name in "abcdefgh")

@@ -6,9 +6,9 @@ import pytest
 from plan_lab import NOW, SETTINGS, A, B, C, D, World, decide, move, moving, node, own, serving
 
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
-from domicile.core.plan import Plan, Quarantine
-from domicile.core.records import NodeRecord
-from domicile.core.shardmap import FREE, Entry
+from domicile.core.placement.model import Plan, Quarantine
+from domicile.core.state.records import NodeRecord
+from domicile.core.state.shardmap import FREE, Entry
 from domicile.settings import Settings
 
 # versions

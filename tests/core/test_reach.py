@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from domicile.core.coordinator.eviction import Reach
 from domicile.core.ids import Incarnation
-from domicile.core.reach import Reach
-from domicile.core.records import NodeRecord
+from domicile.core.state.records import NodeRecord
 from domicile.settings import Settings
 
 SETTINGS = Settings()

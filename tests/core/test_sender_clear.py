@@ -11,10 +11,10 @@ from typing import Any
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
+from domicile.core.handoff.pending import Effect, GiveUp, Letter, Limits, Write
+from domicile.core.handoff.sender import Sender
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.letter import Effect, GiveUp, Letter, Limits, Write
-from domicile.core.sender import Sender
-from domicile.core.shardmap import Entry
+from domicile.core.state.shardmap import Entry
 
 A, B = Incarnation("a"), Incarnation("b")
 SHARD, ELSEWHERE = ShardKey("r", 0), ShardKey("r", 1)

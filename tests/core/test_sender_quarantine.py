@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from domicile.core.handoff.pending import GiveUp, Letter, Limits, Write
+from domicile.core.handoff.sender import Sender
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.letter import GiveUp, Letter, Limits, Write
-from domicile.core.sender import Sender
-from domicile.core.shardmap import Entry
+from domicile.core.state.shardmap import Entry
 
 A = Incarnation("a" * 32)
 SHARD = ShardKey("r", 0)

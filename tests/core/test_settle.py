@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from domicile.core.coordinator.waiting import Settle
 from domicile.core.ids import NOBODY, Incarnation
-from domicile.core.records import NodeRecord
-from domicile.core.settle import Settle
-from domicile.core.shardmap import FREE, Entry
+from domicile.core.state.records import NodeRecord
+from domicile.core.state.shardmap import FREE, Entry
 from domicile.settings import Settings
 
 A, B, C = (Incarnation(name) for name in "abc")

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domicile.core.ids import Incarnation, ShardKey
-from domicile.core.records import (
+from domicile.core.state.keys import block_key, parse_block_key
+from domicile.core.state.records import (
     ClientRecord,
     ConfigRecord,
     LeaderRecord,
@@ -16,7 +17,7 @@ from domicile.core.records import (
     decode_record,
     encode_record,
 )
-from domicile.core.shardmap import (
+from domicile.core.state.shardmap import (
     BLOCK_SIZE,
     FREE,
     Block,
@@ -24,12 +25,10 @@ from domicile.core.shardmap import (
     ShardMap,
     State,
     block_count,
-    block_key,
     decode_block,
     encode_block,
-    parse_block_key,
 )
-from domicile.core.txn import MAX_VALUE_BYTES
+from domicile.core.state.txn import MAX_VALUE_BYTES
 
 DIGITS = st.integers(0, 2**128 - 1).map("{:032x}".format)
 ODD = st.sampled_from(("F" * 32, "0" * 31 + " ", "é" * 32, "0" * 31, "0" * 33))

@@ -12,21 +12,22 @@ from hypothesis import strategies as st
 from plan_lab import NOW, SETTINGS, A, B, C, decide, move, moving, node, seen, serving
 from tiny_store import TinyStore
 
-from domicile.core.coordinator import (
-    Arm,
-    Changed,
-    Commit,
-    Coordinator,
-    Event,
-    Heard,
-    Listed,
-    Tick,
+from domicile.core.coordinator.departures import (
+    GATHER_S,
+    NEVER,
+    STAGE,
+    STAGE_S,
+    STAGES,
+    Stages,
+    late_s,
 )
+from domicile.core.coordinator.events import Arm, Changed, Commit, Event, Heard, Listed, Tick
+from domicile.core.coordinator.machine import Coordinator
 from domicile.core.ids import NOBODY, Incarnation
-from domicile.core.plan import Move, plan
-from domicile.core.planning import View
-from domicile.core.shardmap import BLOCK_SIZE, Block, Entry, block_key, encode_block
-from domicile.core.stages import GATHER_S, NEVER, STAGE, STAGE_S, STAGES, Stages, late_s
+from domicile.core.placement.model import Move, View
+from domicile.core.placement.plan import plan
+from domicile.core.state.keys import block_key
+from domicile.core.state.shardmap import BLOCK_SIZE, Block, Entry, encode_block
 
 NODES = (node(A, "leaving"), node(B), node(C))
 

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.stall import Step, beat_s, due_after, next_look, stands_still, step
+from domicile.core.lease.blocked_loop import (
+    Step,
+    beat_s,
+    due_after,
+    next_look,
+    stands_still,
+    step,
+)
 from domicile.settings import Settings
 
 times = st.floats(0, 1_000, allow_nan=False)

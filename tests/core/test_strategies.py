@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.strategies import MOST_POINTS, NAMES, Situation, check_strategy, wanted
+from domicile.core.placement.strategies import (
+    MOST_POINTS,
+    NAMES,
+    Situation,
+    check_strategy,
+    wanted,
+)
 from domicile.errors import ConfigError
 
 NODES = st.lists(st.sampled_from([f"n{index}" for index in range(12)]), min_size=1, unique=True)

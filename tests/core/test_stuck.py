@@ -8,15 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domicile.core.breakglass import Picture
-from domicile.core.ids import (
-    CONFIG_KEY,
-    EntityKey,
-    Incarnation,
-    ShardKey,
-    kick_key,
-    node_key,
-    parse_kick_key,
-)
+from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.kick import (
     MOST_KICKS,
     KickOutcome,
@@ -25,9 +17,11 @@ from domicile.core.kick import (
     encode_kick,
     kick,
 )
-from domicile.core.members import KickWished, Members
-from domicile.core.records import ConfigRecord, NodeRecord, encode_record
-from domicile.core.shardmap import Block, Entry, block_key, encode_block
+from domicile.core.state.cluster_view import KickWished, Members
+from domicile.core.state.keys import CONFIG_KEY, block_key, kick_key, node_key, parse_kick_key
+from domicile.core.state.records import ConfigRecord, NodeRecord, encode_record
+from domicile.core.state.shardmap import Block, Entry, encode_block
+from domicile.core.state.txn import MAX_VALUE_BYTES, Absent, Change, Changes, Item, Listing, Put
 from domicile.core.stuck import (
     LEAST_LOOK_S,
     MOST_CHARS,
@@ -44,7 +38,6 @@ from domicile.core.stuck import (
     decode_stuck,
     encode_stuck,
 )
-from domicile.core.txn import MAX_VALUE_BYTES, Absent, Change, Changes, Item, Listing, Put
 from domicile.errors import ConfigError
 
 STUCK_S = 2.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.versions import mixed, ranks, same, target
+from domicile.core.placement.versions import mixed, ranks, same, target
 
 ASCENDING = [
     ["9", "10", "20240101"],

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from domicile.core.ids import CONFIG_KEY, LEADER_KEY, Incarnation, node_key
-from domicile.core.records import ConfigRecord, LeaderRecord, NodeRecord, encode_record
-from domicile.core.shardmap import Block, Entry, block_key, decode_block, encode_block
-from domicile.core.txn import (
+from domicile.core.ids import Incarnation
+from domicile.core.state.keys import CONFIG_KEY, LEADER_KEY, block_key, node_key
+from domicile.core.state.records import ConfigRecord, LeaderRecord, NodeRecord, encode_record
+from domicile.core.state.shardmap import Block, Entry, decode_block, encode_block
+from domicile.core.state.txn import (
     Absent,
     At,
     Change,

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from domicile import Entity
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.messages import Carried, Carry
-from domicile.core.shardmap import Entry
+from domicile.core.state.shardmap import Entry
+from domicile.core.wire import Carried, Carry
 from domicile.entity.carry import Fields
 from domicile.entity.define import entity_type
 

@@ -22,7 +22,7 @@ from domicile import (
     blocking,
     handler,
 )
-from domicile.core.messages import Reply
+from domicile.core.wire import Reply
 from domicile.entity import blocking as module
 from domicile.entity.blocking import Blocking, WorkerThreads, in_thread
 from domicile.entity.define import entity_type

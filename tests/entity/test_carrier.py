@@ -13,8 +13,8 @@ from carry_lab import MOVING, OTHER, SHARD, A, B, C, Cart, Line, fields_of, key,
 
 from domicile import Settings
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
-from domicile.core.messages import Carry
-from domicile.core.shardmap import Entry
+from domicile.core.state.shardmap import Entry
+from domicile.core.wire import Carry
 from domicile.entity.carrier import TOTAL, WAIT_S, Carrier
 from domicile.ports.meter import NoMeter
 

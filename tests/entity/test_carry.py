@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from domicile import ConfigError, Entity, EventSourced
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
-from domicile.core.messages import Carried, Carry
-from domicile.core.shardmap import Entry
+from domicile.core.state.shardmap import Entry
+from domicile.core.wire import Carried, Carry
 from domicile.entity.carry import (
     OVERHEAD_BYTES,
     PART_BYTES,

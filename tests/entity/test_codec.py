@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.messages import Status
+from domicile.core.wire import Status
 from domicile.entity.codec import (
     MsgspecCodec,
     Packing,

@@ -16,7 +16,7 @@ import pytest
 
 from domicile.core.hashing import by_message, murmur2, shard_of, shardcake, xxh3
 from domicile.core.ids import EntityKey
-from domicile.core.records import TypeRecord
+from domicile.core.state.records import TypeRecord
 from domicile.entity.define import (
     Context,
     Entity,

@@ -28,7 +28,7 @@ from desk_lab import (
 )
 
 from domicile import HandlerFailed, MaybeExecuted, Node, NotExecuted, Settings
-from domicile.core.letter import Letter
+from domicile.core.handoff.pending import Letter
 from domicile.entity.cell import current_turn
 from domicile.entity.ref import Ref
 from domicile.entity.sending import Outgoing

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from domicile import Entity, MaybeExecuted, NotExecuted, Settings, Unavailable, handler
-from domicile.core.ids import STARTED, ShardKey, parse_started_key
+from domicile.core.ids import ShardKey
+from domicile.core.state.keys import STARTED, parse_started_key
 from domicile.testing import Event, Sim, simulated
 
 CAREFUL = Settings(shards=4, poison_deaths=1, fencing="health")

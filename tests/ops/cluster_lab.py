@@ -7,26 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from domicile.core.ids import (
+from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.core.state.keys import (
     CONFIG_KEY,
     LEADER_KEY,
-    NOBODY,
-    Incarnation,
-    ShardKey,
+    block_key,
     client_key,
     drain_key,
     node_key,
     wish_key,
 )
-from domicile.core.records import (
+from domicile.core.state.records import (
     ClientRecord,
     ConfigRecord,
     LeaderRecord,
     NodeRecord,
     encode_record,
 )
-from domicile.core.shardmap import BLOCK_SIZE, Block, Entry, block_key, encode_block
-from domicile.core.txn import Committed, Listing, Put
+from domicile.core.state.shardmap import BLOCK_SIZE, Block, Entry, encode_block
+from domicile.core.state.txn import Committed, Listing, Put
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite import SqliteStore
 

@@ -19,11 +19,12 @@ from typer.testing import CliRunner, Result
 
 from domicile.control.clock import SystemClock
 from domicile.core.hashing import shard_of
-from domicile.core.ids import AUDIT, CONFIG_KEY, KICK, EntityKey, ShardKey, kick_key, stuck_key
+from domicile.core.ids import EntityKey, ShardKey
 from domicile.core.kick import KickOutcome, KickRecord, decode_kick, encode_kick
-from domicile.core.records import ConfigRecord, TypeRecord, encode_record
+from domicile.core.state.keys import AUDIT, CONFIG_KEY, KICK, kick_key, stuck_key
+from domicile.core.state.records import ConfigRecord, TypeRecord, encode_record
+from domicile.core.state.txn import At, Put
 from domicile.core.stuck import StuckRecord, StuckTurn, encode_stuck
-from domicile.core.txn import At, Put
 from domicile.ops import stuck
 from domicile.ops.cli import app
 from domicile.ops.inspecting import ranges

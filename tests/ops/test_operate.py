@@ -18,9 +18,10 @@ from typer.testing import CliRunner, Result
 
 from domicile.core.breakglass import KEPT_AUDITS, AuditRecord, Deed, Picture
 from domicile.core.breakglass import free as free_deed
-from domicile.core.ids import AUDIT, LEADER_KEY, ShardKey, dead_key, node_key
-from domicile.core.shardmap import FREE, block_key, decode_block
-from domicile.core.txn import Committed, Outcome, Put, Unknown
+from domicile.core.ids import ShardKey
+from domicile.core.state.keys import AUDIT, LEADER_KEY, block_key, dead_key, node_key
+from domicile.core.state.shardmap import FREE, decode_block
+from domicile.core.state.txn import Committed, Outcome, Put, Unknown
 from domicile.errors import StoreUnavailable
 from domicile.ops.cli import app
 from domicile.ops.operator import Operator

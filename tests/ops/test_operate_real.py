@@ -9,7 +9,7 @@ from pathlib import Path
 
 from domicile import Entity, Settings, handler
 from domicile.core.ids import ShardKey
-from domicile.core.shardmap import Entry
+from domicile.core.state.shardmap import Entry
 from domicile.testing import Processes, check
 
 ROLE = "default"

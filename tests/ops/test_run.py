@@ -14,8 +14,8 @@ import pytest
 from run_lab import APP, Clerk, Running, as_client, running
 
 from domicile import Client, MaybeExecuted
-from domicile.core.ids import NODES
-from domicile.core.txn import Committed, Delete
+from domicile.core.state.keys import NODES
+from domicile.core.state.txn import Committed, Delete
 from domicile.ops.watchdog import STUCK_EXIT
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite import SqliteStore

@@ -15,10 +15,11 @@ from cluster_lab import GONE, A, B, C, Stored, healthy, moving, node, poisoned, 
 from typer.testing import CliRunner, Result
 
 from domicile.core.hashing import shard_of
-from domicile.core.ids import CONFIG_KEY, EntityKey, Incarnation, ShardKey
-from domicile.core.records import ConfigRecord, TypeRecord, encode_record
-from domicile.core.shardmap import FREE
-from domicile.core.txn import Put
+from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.state.keys import CONFIG_KEY
+from domicile.core.state.records import ConfigRecord, TypeRecord, encode_record
+from domicile.core.state.shardmap import FREE
+from domicile.core.state.txn import Put
 from domicile.ops.cli import app
 from domicile.ops.show import age_text
 from domicile.stores.sqlite import SqliteStore

@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from typing import Any, NamedTuple, TypeVar
 
 from domicile import Entity, Node, handler
-from domicile.core.ids import MAP, Incarnation, ShardKey
-from domicile.core.shardmap import BLOCK_SIZE, Entry, decode_block, parse_block_key
-from domicile.core.txn import Changes, Condition, Item, Listing, Outcome, Write
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.state.keys import MAP, parse_block_key
+from domicile.core.state.shardmap import BLOCK_SIZE, Entry, decode_block
+from domicile.core.state.txn import Changes, Condition, Item, Listing, Outcome, Write
 from domicile.ports.store import Store
 from domicile.testing import Event, Sim
 from domicile.testing.simulated import judge

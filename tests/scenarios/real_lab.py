@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 import pytest
 
 from domicile import Client, DomicileError, Entity, connect, handler
-from domicile.core.ids import MAP, NOBODY, Incarnation, ShardKey
+from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.core.state.keys import MAP
 from domicile.testing import Event, History, Processes, check
 from domicile.testing.chaos.round import felt
 from domicile.testing.member_process import die_with

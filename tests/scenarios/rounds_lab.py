@@ -14,8 +14,9 @@ from itertools import pairwise
 from manager_lab import Stored, incarnation, of_shard, stored, traffic
 
 from domicile import Client, Entity, handler
-from domicile.core.ids import LEADER_KEY, NODES, Incarnation, ShardKey
-from domicile.core.records import LeaderRecord, NodeRecord, decode_record
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.state.keys import LEADER_KEY, NODES
+from domicile.core.state.records import LeaderRecord, NodeRecord, decode_record
 from domicile.testing import Sim
 
 ROLE = "default"

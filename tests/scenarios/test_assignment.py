@@ -12,9 +12,10 @@ import pytest
 from manager_lab import Diary, Stored, stored
 
 from domicile import Settings
-from domicile.core.ids import TARGET_KEY, Incarnation, ShardKey, node_key
-from domicile.core.strategies import Situation
-from domicile.core.txn import Put
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.placement.strategies import Situation
+from domicile.core.state.keys import TARGET_KEY, node_key
+from domicile.core.state.txn import Put
 from domicile.testing import Sim, simulated
 from domicile.testing.simulated import run_simulation
 

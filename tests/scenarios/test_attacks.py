@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from domicile import Entity, EventSourced, MaybeExecuted, Settings, handler
-from domicile.core.ids import (
+from domicile.core.ids import ShardKey
+from domicile.core.placement.strategies import Situation
+from domicile.core.state.keys import (
     CLIENTS,
     DEAD,
     DRAIN,
@@ -19,10 +21,8 @@ from domicile.core.ids import (
     STARTED,
     TARGET_KEY,
     WISH,
-    ShardKey,
 )
-from domicile.core.strategies import Situation
-from domicile.core.txn import Delete, Put
+from domicile.core.state.txn import Delete, Put
 from domicile.testing import Sim, simulated
 from domicile.testing.simulated import run_simulation
 

@@ -11,9 +11,10 @@ import pytest
 from manager_lab import Diary, one_id_per_shard
 
 from domicile import DomicileError, Entity, Settings, Unavailable, handler
-from domicile.core.ids import LEADER_KEY, Incarnation, ShardKey, pardon_key
-from domicile.core.records import LeaderRecord, NodeRecord, decode_record
-from domicile.core.txn import Put
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.state.keys import LEADER_KEY, pardon_key
+from domicile.core.state.records import LeaderRecord, NodeRecord, decode_record
+from domicile.core.state.txn import Put
 from domicile.testing import Sim, simulated
 from domicile.testing.simulated import run_simulation
 

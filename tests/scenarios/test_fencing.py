@@ -19,8 +19,9 @@ from domicile import (
     Settings,
     handler,
 )
-from domicile.core.ids import LEADER_KEY, MAP, ShardKey
-from domicile.core.txn import Condition, Conflict, Outcome, Write
+from domicile.core.ids import ShardKey
+from domicile.core.state.keys import LEADER_KEY, MAP
+from domicile.core.state.txn import Condition, Conflict, Outcome, Write
 from domicile.ports.journal import Append, Appended, Claim, Refusal
 from domicile.testing import Event, Sim, simulated
 from domicile.testing.servers import Faults

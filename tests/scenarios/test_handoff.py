@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from domicile import Client, Entity, Overloaded, Settings, handler
-from domicile.core.ids import ShardKey, parse_wish_key
-from domicile.core.shardmap import BLOCK_SIZE, Entry, block_key, decode_block
+from domicile.core.ids import ShardKey
+from domicile.core.state.keys import block_key, parse_wish_key
+from domicile.core.state.shardmap import BLOCK_SIZE, Entry, decode_block
 from domicile.testing import Event, Sim, simulated
 
 FULL = bool(os.environ.get("DOMICILE_FULL"))

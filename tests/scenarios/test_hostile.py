@@ -17,7 +17,8 @@ from real_lab import Clerk, balanced, run
 
 from domicile import ConfigError, EventSourced, Node, Settings, handler
 from domicile.core.ids import Incarnation, ShardKey
-from domicile.core.messages import (
+from domicile.core.state.shardmap import Entry
+from domicile.core.wire import (
     AskRevert,
     Caller,
     Cancel,
@@ -43,7 +44,6 @@ from domicile.core.messages import (
     Welcome,
     encode_packet,
 )
-from domicile.core.shardmap import Entry
 from domicile.testing import Processes
 
 CORPUS = Path(__file__).parent.parent / "transports" / "corpus"

@@ -24,7 +24,8 @@ from manager_lab import (
 )
 
 from domicile import Entity, Node, Settings, Unavailable, handler
-from domicile.core.ids import LEADER_KEY, ShardKey, node_key
+from domicile.core.ids import ShardKey
+from domicile.core.state.keys import LEADER_KEY, node_key
 from domicile.ports.transport import ConnectionHandler
 from domicile.testing import Sim, simulated
 from domicile.testing.loop import SimLoop

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 import pytest
 
 from domicile import ConfigError, Entity, Node, NotExecuted, Settings, handler
-from domicile.core.deaths import burial
-from domicile.core.ids import Incarnation, ShardKey, dead_key, node_key
-from domicile.core.members import Members
-from domicile.core.shardmap import Entry
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.lease.death_probes import burial
+from domicile.core.state.cluster_view import Members
+from domicile.core.state.keys import dead_key, node_key
+from domicile.core.state.shardmap import Entry
 from domicile.testing import Sim, simulated
 
 ROLE = "default"

@@ -23,7 +23,7 @@ from rounds_lab import (
 )
 
 from domicile import Settings
-from domicile.core.ids import LEADER_KEY
+from domicile.core.state.keys import LEADER_KEY
 from domicile.testing import Event, Sim, simulated
 
 FEW = Settings(shards=12)

@@ -24,8 +24,9 @@ from real_lab import (
 )
 
 from domicile import MaybeExecuted, Settings
-from domicile.core.ids import NODES, Incarnation, node_key
-from domicile.core.records import NodeRecord, decode_record
+from domicile.core.ids import Incarnation
+from domicile.core.state.keys import NODES, node_key
+from domicile.core.state.records import NodeRecord, decode_record
 from domicile.testing import History, Processes
 
 TTL_S = 2.0

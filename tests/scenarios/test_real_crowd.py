@@ -14,9 +14,9 @@ from random import Random
 from real_lab import ROLE, Diary, run
 
 from domicile import Settings, connect
-from domicile.core.ids import NODES as NODE_RECORDS
 from domicile.core.ids import ShardKey
-from domicile.core.records import NodeRecord, decode_record
+from domicile.core.state.keys import NODES as NODE_RECORDS
+from domicile.core.state.records import NodeRecord, decode_record
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite import SqliteStore
 from domicile.testing import History, Processes

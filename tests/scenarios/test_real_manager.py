@@ -14,8 +14,9 @@ from real_lab import ROLE, Diary, judge, run
 
 from domicile import Settings
 from domicile.control.beside import JITTER
-from domicile.core.ids import NOBODY, Incarnation, ShardKey, node_key
-from domicile.core.shardmap import Entry
+from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.core.state.keys import node_key
+from domicile.core.state.shardmap import Entry
 from domicile.stores.sqlite import commits
 from domicile.testing import Processes
 

@@ -10,9 +10,10 @@ import pytest
 from real_lab import Diary, Loss, balanced, fault_at, judge, mine, of, run, within_each_time
 
 from domicile import Settings
-from domicile.core import lookout
-from domicile.core.ids import Incarnation, ShardKey, dead_key, node_key
-from domicile.core.shardmap import Entry
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.lease import death_probes
+from domicile.core.state.keys import dead_key, node_key
+from domicile.core.state.shardmap import Entry
 from domicile.testing import Event, History, Processes, Sim, simulated
 from domicile.transports.dialled import SILENCE_S
 
@@ -168,7 +169,7 @@ async def test_a_report_alone_has_the_manager_look_and_bury_the_dead(
             reports.append(sim.world.now)
 
     sim.history.count = counted  # type: ignore[method-assign]
-    monkeypatch.setattr(lookout, "PROBE_S", 3_600.0)
+    monkeypatch.setattr(death_probes, "PROBE_S", 3_600.0)
     await sim.advance(2.0)
     ids = [f"d{number}" for number in range(1_000)]
     visitor, silent = (

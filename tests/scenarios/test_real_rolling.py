@@ -19,7 +19,7 @@ from real_lab import ROLE, Desk, Load, judge, nothing_lost, open_ledger, run
 
 from domicile import Settings, connect
 from domicile.core.ids import ShardKey
-from domicile.core.shardmap import Entry
+from domicile.core.state.shardmap import Entry
 from domicile.testing import Processes
 from domicile.testing.processes import NodeProcess
 from domicile.testing.recorder import FileRecorder, RecordReader

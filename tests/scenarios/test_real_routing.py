@@ -11,9 +11,10 @@ import pytest
 from real_lab import ROLE, Diary, balanced, judge, nothing_lost, of, run
 
 from domicile import Client, Settings, connect
-from domicile.core.ids import LEADER_KEY, MAP, ShardKey, wish_key
-from domicile.core.shardmap import BLOCK_SIZE, Entry, block_key, decode_block
-from domicile.core.txn import Put
+from domicile.core.ids import ShardKey
+from domicile.core.state.keys import LEADER_KEY, MAP, block_key, wish_key
+from domicile.core.state.shardmap import BLOCK_SIZE, Entry, decode_block
+from domicile.core.state.txn import Put
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite import SqliteStore
 from domicile.testing import Processes

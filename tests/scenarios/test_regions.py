@@ -22,7 +22,8 @@ from manager_lab import (
 )
 
 from domicile import Entity, Node, Settings, handler
-from domicile.core.ids import MAP, ShardKey
+from domicile.core.ids import ShardKey
+from domicile.core.state.keys import MAP
 from domicile.testing import Sim, simulated
 
 FEW = Settings(shards=12)

@@ -26,8 +26,9 @@ from domicile import (
     murmur2,
     shardcake,
 )
-from domicile.core.ids import CONFIG_KEY, EntityKey, ShardKey
-from domicile.core.records import ConfigRecord, TypeRecord, decode_record
+from domicile.core.ids import EntityKey, ShardKey
+from domicile.core.state.keys import CONFIG_KEY
+from domicile.core.state.records import ConfigRecord, TypeRecord, decode_record
 from domicile.ops.status import Place, place_of
 from domicile.testing import Sim, simulated
 from domicile.testing.simulated import run_simulation

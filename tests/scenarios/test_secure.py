@@ -21,7 +21,7 @@ from real_lab import Diary, balanced, run
 from certificates_lab import Authority, Files
 from domicile import Client, ConfigError, DomicileError, Node, Settings, connect
 from domicile.core.ids import NOBODY, Incarnation
-from domicile.core.messages import (
+from domicile.core.wire import (
     Frame,
     Hello,
     Packet,

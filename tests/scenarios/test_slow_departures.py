@@ -11,12 +11,12 @@ import pytest
 from rounds_lab import acting
 
 from domicile import Entity, MaybeExecuted, Settings, handler
-from domicile.core.handoff import Phase
+from domicile.core.coordinator.departures import STAGE
+from domicile.core.handoff.tables import Phase
 from domicile.core.ids import ShardKey
-from domicile.core.messages import Flush, Request
-from domicile.core.shardmap import Entry
-from domicile.core.stages import STAGE
-from domicile.core.strategies import Situation
+from domicile.core.placement.strategies import Situation
+from domicile.core.state.shardmap import Entry
+from domicile.core.wire import Flush, Request
 from domicile.entity.shard import ShardHost
 from domicile.testing import Sim, simulated
 

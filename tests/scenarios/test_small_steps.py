@@ -11,7 +11,7 @@ import pytest
 from manager_lab import stored
 
 from domicile import Entity, Settings, handler
-from domicile.core import stages
+from domicile.core.coordinator import departures
 from domicile.core.ids import ShardKey
 from domicile.entity import stops
 from domicile.testing import Sim, simulated
@@ -63,7 +63,7 @@ async def test_a_node_that_leaves_gives_its_shards_away_in_stages(sim: Sim) -> N
     await sim.stop(2)
     await sim.wait_until(sim.settled)
     # Those that are released and wait for their commit come on top; without stages it would be all.
-    stage = max(stages.STAGE, 150 // stages.STAGES)
+    stage = max(departures.STAGE, 150 // departures.STAGES)
     assert 0 < most_moving(sim) <= 2 * stage < 150
 
 
@@ -90,8 +90,8 @@ async def test_nodes_that_leave_together_give_nothing_to_each_other(sim: Sim) ->
 def small_steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were thousands of entities and hundreds of shards."""
     monkeypatch.setattr(stops, "STOPS", request.param)
-    monkeypatch.setattr(stages, "STAGE", request.param)
-    monkeypatch.setattr(stages, "STAGES", 100)
+    monkeypatch.setattr(departures, "STAGE", request.param)
+    monkeypatch.setattr(departures, "STAGES", 100)
 
 
 @pytest.mark.usefixtures("small_steps")

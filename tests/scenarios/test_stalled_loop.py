@@ -17,9 +17,10 @@ import pytest
 from real_lab import balanced, deadline, enter, judge, lives, of, open_ledger, run, seen
 
 from domicile import Entity, EventSourced, MaybeExecuted, Node, Settings, handler
-from domicile.core.ids import EntityKey, Incarnation, ShardKey, node_key
-from domicile.core.records import NodeRecord, decode_record
-from domicile.core.shardmap import Entry
+from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.state.keys import node_key
+from domicile.core.state.records import NodeRecord, decode_record
+from domicile.core.state.shardmap import Entry
 from domicile.entity.define import entity_type
 from domicile.life import Backends
 from domicile.persist.memory import MemoryJournal

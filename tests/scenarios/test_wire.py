@@ -10,7 +10,8 @@ import pytest
 from manager_lab import inside
 
 from domicile import ConfigError, Entity, Node, Settings, handler
-from domicile.core.ids import CONFIG_KEY, ShardKey
+from domicile.core.ids import ShardKey
+from domicile.core.state.keys import CONFIG_KEY
 from domicile.testing import Sim, simulated
 from domicile.testing.simulated import run_simulation
 

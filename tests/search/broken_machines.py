@@ -6,25 +6,27 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from domicile.core.coordinator import (
+from domicile.core.coordinator.events import (
     Commit,
     CommitDone,
-    Coordinator,
     Effect,
     Event,
     Listed,
     Reread,
     Tell,
 )
-from domicile.core.handoff import Bond, OwnerEvent, Phase, SenderEvent
-from domicile.core.ids import LEADER_KEY, MAP, NOBODY, NODES, Incarnation, ShardKey
-from domicile.core.letter import Home, Letter, SendFlush
-from domicile.core.owner import AnswerFlush, FlushAsked, Mail, Owner, PhaseChanged, Source
-from domicile.core.owner import Effect as OwnerEffect
-from domicile.core.sender import Effect as SenderEffect
-from domicile.core.sender import Sender
-from domicile.core.shardmap import Entry, decode_block
-from domicile.core.txn import Absent, Committed, Put
+from domicile.core.coordinator.machine import Coordinator
+from domicile.core.handoff.mailbox import Mail, Source
+from domicile.core.handoff.owner import AnswerFlush, FlushAsked, Owner, PhaseChanged
+from domicile.core.handoff.owner import Effect as OwnerEffect
+from domicile.core.handoff.pending import Effect as SenderEffect
+from domicile.core.handoff.pending import Home, Letter, SendFlush
+from domicile.core.handoff.sender import Sender
+from domicile.core.handoff.tables import Bond, OwnerEvent, Phase, SenderEvent
+from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.core.state.keys import LEADER_KEY, MAP, NODES
+from domicile.core.state.shardmap import Entry, decode_block
+from domicile.core.state.txn import Absent, Committed, Put
 
 
 class NoGate(Owner):

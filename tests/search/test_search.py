@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from domicile.core.coordinator import Arm, Coordinator, Effect, Event, ReleasedBy, Tick
-from domicile.core.handoff import Phase
+from domicile.core.coordinator.events import Arm, Effect, Event, ReleasedBy, Tick
+from domicile.core.coordinator.machine import Coordinator
+from domicile.core.handoff.tables import Phase
 from domicile.testing.search import FAULTS, Scenario, Violation, explore, walk
 from domicile.testing.search.__main__ import main
 from domicile.testing.search.machines import Machines

@@ -15,7 +15,7 @@ from typing import Any
 import apsw
 import pytest
 
-from domicile.core.txn import Condition, Outcome, Write
+from domicile.core.state.txn import Condition, Outcome, Write
 from domicile.ports.store import Store
 from domicile.stores.sqlite import SqliteStore
 from domicile.stores.sqlite_jobs import CommitJob, Result, Writer

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from domicile.core.txn import Absent, At, Committed, Condition, Put
+from domicile.core.state.txn import Absent, At, Committed, Condition, Put
 from domicile.errors import StoreError
 from domicile.stores.sqlite import SqliteStore
 from domicile.stores.sqlite_file import Database

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from domicile.core.txn import Committed, Put
+from domicile.core.state.txn import Committed, Put
 from domicile.errors import StoreRewound
 from domicile.stores.memory import MemoryStore
 from domicile.testing.clock import ManualClock

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from domicile.core.txn import (
+from domicile.core.state.txn import (
     Changes,
     Committed,
     Condition,

@@ -14,7 +14,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from domicile.core.txn import (
+from domicile.core.state.txn import (
     Absent,
     At,
     Changes,

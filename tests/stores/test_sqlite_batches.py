@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlite_lab import Ask, Batches, at_once, held, opened, until, worker
 
-from domicile.core.txn import Absent, Committed, Conflict, Outcome, Put
+from domicile.core.state.txn import Absent, Committed, Conflict, Outcome, Put
 from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.stores import sqlite, sqlite_file, sqlite_jobs, sqlite_threads
 from domicile.stores.sqlite import SqliteStore, commits

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlite_lab import SqliteStores, held, lab
 
-from domicile.core.txn import (
+from domicile.core.state.txn import (
     Absent,
     At,
     Change,

@@ -10,8 +10,9 @@ import pytest
 from sqlite_lab import until
 
 from domicile import Settings
-from domicile.core.ids import Incarnation, client_key, node_key
-from domicile.core.txn import Put
+from domicile.core.ids import Incarnation
+from domicile.core.state.keys import client_key, node_key
+from domicile.core.state.txn import Put
 from domicile.stores import sqlite_jobs, sqlite_threads
 from domicile.stores.sqlite import SqliteStore
 from domicile.stores.sqlite_jobs import Reader

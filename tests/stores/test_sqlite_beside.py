@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from domicile.core.ids import Incarnation
-from domicile.core.txn import Committed, Put
+from domicile.core.state.txn import Committed, Put
 from domicile.errors import StoreError, StoreRewound
 from domicile.ports.health import Verdict
 from domicile.stores.locks import FileLocks

@@ -17,7 +17,7 @@ import apsw
 import pytest
 from sqlite_lab import SqliteStores, held, lab, until
 
-from domicile.core.txn import Change, Changes, Committed, Item, Put
+from domicile.core.state.txn import Change, Changes, Committed, Item, Put
 from domicile.errors import StoreUnavailable
 from domicile.stores import sqlite_threads
 from domicile.stores.sqlite import SqliteStore

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from sqlite_lab import Disk, opened, worker
 
-from domicile.core.txn import Committed, Conflict, Put, Unknown
+from domicile.core.state.txn import Committed, Conflict, Put, Unknown
 from domicile.errors import StoreUnavailable
 from domicile.stores.sqlite import SqliteStore, commits
 from domicile.stores.sqlite_file import Handle

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.txn import Change, Changes, Item
+from domicile.core.state.txn import Change, Changes, Item
 from domicile.stores.sqlite_jobs import News
 from domicile.stores.sqlite_recent import Recent
 

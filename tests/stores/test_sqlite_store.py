@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlite_lab import SqliteStores, lab, opened, until
 
-from domicile.core.txn import (
+from domicile.core.state.txn import (
     Absent,
     At,
     Committed,

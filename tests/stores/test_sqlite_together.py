@@ -12,14 +12,7 @@ import apsw
 import pytest
 from sqlite_lab import Ask, at_once
 
-from domicile.core.txn import (
-    Absent,
-    At,
-    Committed,
-    Conflict,
-    Put,
-    Unknown,
-)
+from domicile.core.state.txn import Absent, At, Committed, Conflict, Put, Unknown
 from domicile.errors import StoreUnavailable
 from domicile.stores.sqlite import SqliteStore, commits
 from domicile.stores.sqlite_file import Database

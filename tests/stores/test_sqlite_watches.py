@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlite_lab import until
 
-from domicile.core.txn import Committed, Put
+from domicile.core.state.txn import Committed, Put
 from domicile.errors import StoreRewound
 from domicile.stores.sqlite import SqliteStore
 from domicile.stores.sqlite_jobs import News

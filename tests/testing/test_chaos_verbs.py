@@ -17,7 +17,7 @@ import pytest
 
 from domicile import DomicileError, Entity, Settings, handler
 from domicile.core.ids import Incarnation
-from domicile.core.records import NodeRecord, decode_record
+from domicile.core.state.records import NodeRecord, decode_record
 from domicile.testing import Event, HarnessError, Processes, check
 from domicile.testing.checkers.reading import read
 from domicile.testing.real_faults import next_version

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 from test_checkers import B, Tape, accepted, rejected
 
-from domicile.core.ids import Incarnation, node_key
-from domicile.core.records import NodeRecord, encode_record
+from domicile.core.ids import Incarnation
+from domicile.core.state.keys import node_key
+from domicile.core.state.records import NodeRecord, encode_record
 
 D, E, F = (Incarnation(letter * 32) for letter in "def")
 OTHERS = {D: "node-d", E: "node-e", F: "node-f"}

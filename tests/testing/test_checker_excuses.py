@@ -9,7 +9,7 @@ from math import inf
 import pytest
 from test_checkers import A, B, C, Tape, accepted, entry, rejected
 
-from domicile.core.ids import client_key, node_key
+from domicile.core.state.keys import client_key, node_key
 from domicile.testing.checkers import check
 from domicile.testing.checkers.reading import STARVED, Spans
 from domicile.testing.history import Event

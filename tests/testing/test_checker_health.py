@@ -9,9 +9,10 @@ from math import inf
 
 from test_checkers import A, B, Tape, accepted, entry, rejected
 
-from domicile.core.ids import LEADER_KEY, NOBODY, node_key
-from domicile.core.records import LeaderRecord, encode_record
-from domicile.core.shardmap import Entry
+from domicile.core.ids import NOBODY
+from domicile.core.state.keys import LEADER_KEY, node_key
+from domicile.core.state.records import LeaderRecord, encode_record
+from domicile.core.state.shardmap import Entry
 
 
 class Endless(Tape):

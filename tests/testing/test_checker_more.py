@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from test_checkers import LIMITS, A, B, C, Tape, accepted, append, entry, rejected
 
-from domicile.core.ids import node_key
+from domicile.core.state.keys import node_key
 
 # --- H9
 

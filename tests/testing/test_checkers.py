@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from domicile.core.ids import LEADER_KEY, Incarnation, ShardKey, node_key, release_key
-from domicile.core.records import LeaderRecord, NodeRecord, encode_record
-from domicile.core.shardmap import BLOCK_SIZE, FREE, Block, Entry, State, block_key, encode_block
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.state.keys import LEADER_KEY, block_key, node_key, release_key
+from domicile.core.state.records import LeaderRecord, NodeRecord, encode_record
+from domicile.core.state.shardmap import BLOCK_SIZE, FREE, Block, Entry, State, encode_block
 from domicile.testing.checkers import CHECKERS, Violation, check
 from domicile.testing.checkers.verdict import LIMIT
 from domicile.testing.history import History

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from domicile import ConfigError, Entity, Settings, handler
-from domicile.core.ids import MAP, Incarnation, ShardKey
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.state.keys import MAP
 from domicile.stores.sqlite import Commit
 from domicile.testing import Event, HarnessError, Processes, check
 from domicile.testing.member_process import ImportPath, import_class, import_path

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.txn import MAX_VALUE_BYTES, Changes, Committed, Put, Unknown
+from domicile.core.state.txn import MAX_VALUE_BYTES, Changes, Committed, Put, Unknown
 from domicile.errors import StoreRewound, StoreUnavailable, WatchCompacted
 from domicile.ports.journal import Append, Appended, Claim, JournalUnknown
 from domicile.testing.clock import SimClock

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.lease import Lease
+from domicile.core.lease.lease import Lease
 from domicile.testing import campaign
 from domicile.testing.campaign import Result, explain, main, run_seed
 from domicile.testing.shrink import shrink

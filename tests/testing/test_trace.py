@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from domicile import Entity, Settings, handler
-from domicile.core.ids import Incarnation, ShardKey, node_key
-from domicile.core.records import NodeRecord, encode_record
-from domicile.core.shardmap import Block, Entry, block_key, encode_block
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.state.keys import block_key, node_key
+from domicile.core.state.records import NodeRecord, encode_record
+from domicile.core.state.shardmap import Block, Entry, encode_block
 from domicile.testing import History, Sim, Violation, check
 from domicile.testing.trace import HOT, Trace, trace
 from domicile.testing.trace_svg import draw

@@ -9,7 +9,8 @@ import msgspec
 from hypothesis import strategies as st
 
 from domicile.core.ids import Incarnation
-from domicile.core.messages import (
+from domicile.core.state.shardmap import Entry
+from domicile.core.wire import (
     AskRevert,
     Cancel,
     Carried,
@@ -36,7 +37,6 @@ from domicile.core.messages import (
     Welcome,
     encode_packet,
 )
-from domicile.core.shardmap import Entry
 
 CORPUS = Path(__file__).parent / "corpus"
 

@@ -6,15 +6,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from domicile.core.ids import Incarnation, new_incarnation
-from domicile.core.messages import (
-    Ping,
-    Pong,
-    Reply,
-    Request,
-    Status,
-    ToOwner,
-    ToSender,
-)
+from domicile.core.wire import Ping, Pong, Reply, Request, Status, ToOwner, ToSender
 from domicile.ports.transport import LinkKey, Peer
 from domicile.settings import Settings
 from domicile.testing.clock import SimClock

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from domicile.control.clock import SystemClock
 from domicile.core.ids import Incarnation
-from domicile.core.messages import (
+from domicile.core.wire import (
     Frame,
     Hello,
     Message,

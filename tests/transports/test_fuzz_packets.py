@@ -21,8 +21,10 @@ from hostile_lab import (
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from domicile.core.handoff.mailbox import Mail, Source
+from domicile.core.handoff.owner import PARKED, Owner
 from domicile.core.ids import EntityKey, ShardKey
-from domicile.core.messages import (
+from domicile.core.wire import (
     Frame,
     Hello,
     Message,
@@ -35,7 +37,6 @@ from domicile.core.messages import (
     decode_packet,
     encode_packet,
 )
-from domicile.core.owner import PARKED, Mail, Owner, Source
 from domicile.transports.framing import FIRST_BYTES, FrameDecoder, FramingError
 from domicile.transports.link import (
     PROTOCOLS,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domicile.core.ids import Incarnation
-from domicile.core.messages import (
+from domicile.core.wire import (
     Flush,
     Frame,
     Hello,

@@ -8,10 +8,7 @@ import pytest
 from links_lab import Lab, request, simulate
 
 from domicile.core.ids import Incarnation
-from domicile.core.messages import (
-    Ping,
-    Pong,
-)
+from domicile.core.wire import Ping, Pong
 from domicile.ports.transport import LinkKey, Peer
 from domicile.settings import Settings
 from domicile.transports.side import (

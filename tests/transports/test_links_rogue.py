@@ -9,7 +9,7 @@ import pytest
 from links_lab import CLUSTER, Host, Lab, request, simulate
 
 from domicile.core.ids import Incarnation
-from domicile.core.messages import (
+from domicile.core.wire import (
     Frame,
     Hello,
     Pong,

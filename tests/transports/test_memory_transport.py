@@ -9,7 +9,7 @@ from random import Random
 
 from domicile.control.clock import SystemClock
 from domicile.core.ids import Incarnation, new_incarnation
-from domicile.core.messages import Ping, Pong, ToOwner, ToSender
+from domicile.core.wire import Ping, Pong, ToOwner, ToSender
 from domicile.ports.meter import NoMeter
 from domicile.ports.transport import Connection, LinkKey, Peer
 from domicile.settings import Settings

@@ -10,7 +10,7 @@ from links_lab import Lab, simulate
 
 from domicile.core.gone import Gone
 from domicile.core.ids import Incarnation
-from domicile.core.messages import Frame, Hello, Reply, Request, Status, Welcome
+from domicile.core.wire import Frame, Hello, Reply, Request, Status, Welcome
 from domicile.transports import link as link_module
 from domicile.transports import links as links_module
 from domicile.transports.link import AcceptedLink, Acceptor, DialledLink

@@ -10,7 +10,8 @@ import pytest
 from links_lab import Lab, simulate
 
 from domicile.core.ids import Incarnation
-from domicile.core.messages import (
+from domicile.core.state.agreement import common_protocol
+from domicile.core.wire import (
     Frame,
     Hello,
     Ping,
@@ -22,7 +23,6 @@ from domicile.core.messages import (
     decode_packet,
     encode_packet,
 )
-from domicile.core.records import common_protocol
 from domicile.ports.transport import LinkKey
 from domicile.transports.link import (
     HELD_MESSAGES,

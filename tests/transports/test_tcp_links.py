@@ -14,7 +14,7 @@ from tcp_lab import Notes, on_both_loops, run, until
 
 from domicile.control.clock import SystemClock
 from domicile.core.ids import Incarnation, new_incarnation
-from domicile.core.messages import Reply, Request, Status, ToOwner, ToSender
+from domicile.core.wire import Reply, Request, Status, ToOwner, ToSender
 from domicile.ports.transport import LinkKey, Peer
 from domicile.settings import Settings
 from domicile.transports.links import LinkLayer

@@ -10,7 +10,7 @@ import pytest
 
 from domicile import Entity, Settings, connect, handler
 from domicile.core.ids import Incarnation
-from domicile.core.messages import Request, Welcome, encode_packet
+from domicile.core.wire import Request, Welcome, encode_packet
 from domicile.errors import MaybeExecuted, NotExecuted
 from domicile.node import Node
 from domicile.transports.link import DialledLink

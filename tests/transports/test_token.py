@@ -10,14 +10,7 @@ import pytest
 from links_lab import CLUSTER, Host, Lab, request, simulate
 
 from domicile.core.ids import Incarnation
-from domicile.core.messages import (
-    Frame,
-    Hello,
-    Refused,
-    Welcome,
-    decode_packet,
-    encode_packet,
-)
+from domicile.core.wire import Frame, Hello, Refused, Welcome, decode_packet, encode_packet
 from domicile.errors import ConfigError
 from domicile.ports.transport import Connection, Peer
 from domicile.transports.token import (

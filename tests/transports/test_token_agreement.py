@@ -9,8 +9,9 @@ from contextlib import AsyncExitStack
 import pytest
 
 from domicile import ConfigError, Entity, Manager, Node, Settings, connect, handler
-from domicile.core.ids import CONFIG_KEY
-from domicile.core.records import ConfigRecord, agreed_tokens, decode_record, foreign_token
+from domicile.core.state.agreement import agreed_tokens, foreign_token
+from domicile.core.state.keys import CONFIG_KEY
+from domicile.core.state.records import ConfigRecord, decode_record
 from domicile.transports.token import fingerprints
 from domicile.wiring import _Here, token_of
 

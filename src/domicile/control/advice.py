@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from domicile.control.threads import MOST, DaemonThreads, ThreadsBusy
-from domicile.core.strategies import Situation, Strategy, Wanted
+from domicile.core.placement.strategies import Situation, Strategy, Wanted
 from domicile.ports.meter import Meter
 from domicile.ports.threads import Threads
 

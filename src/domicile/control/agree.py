@@ -14,20 +14,17 @@ from typing import TypeVar
 
 import msgspec
 
-from domicile.core.ids import CONFIG_KEY
-from domicile.core.members import Members
-from domicile.core.records import (
-    ConfigRecord,
-    TypeRecord,
+from domicile.core.state.agreement import (
     agreed_tokens,
     common_protocol,
-    decode_record,
-    encode_record,
     foreign_token,
     mismatch,
     no_common_protocol,
 )
-from domicile.core.txn import Absent, At, Committed, Condition, Item, Outcome, Put, Unknown
+from domicile.core.state.cluster_view import Members
+from domicile.core.state.keys import CONFIG_KEY
+from domicile.core.state.records import ConfigRecord, TypeRecord, decode_record, encode_record
+from domicile.core.state.txn import Absent, At, Committed, Condition, Item, Outcome, Put, Unknown
 from domicile.errors import ConfigError, StoreUnavailable
 from domicile.ports.store import Store
 

@@ -24,8 +24,7 @@ from typing import TypeVar
 import msgspec
 
 from domicile.control.standing import Standing
-from domicile.core.records import NodeRecord, encode_record
-from domicile.core.stall import (
+from domicile.core.lease.blocked_loop import (
     LATE_S,
     Step,
     due_after,
@@ -34,7 +33,8 @@ from domicile.core.stall import (
     stands_still,
     step,
 )
-from domicile.core.txn import Committed
+from domicile.core.state.records import NodeRecord, encode_record
+from domicile.core.state.txn import Committed
 from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.ports.clock import Clock
 from domicile.ports.store import Beside

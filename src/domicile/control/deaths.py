@@ -11,11 +11,10 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from domicile.core.deaths import burial
 from domicile.core.ids import Incarnation
-from domicile.core.lookout import PARTED_S, Lookout
-from domicile.core.members import Members
-from domicile.core.txn import Committed, Conflict
+from domicile.core.lease.death_probes import PARTED_S, Lookout, burial
+from domicile.core.state.cluster_view import Members
+from domicile.core.state.txn import Committed, Conflict
 from domicile.errors import ConfigError, StoreError
 from domicile.ports.clock import Clock
 from domicile.ports.health import Health, Verdict

@@ -17,13 +17,13 @@ import msgspec
 
 from domicile.control.advice import Advisor
 from domicile.control.leadership import FAILED, Leadership
-from domicile.core.coordinator import Heard, ProbeAnswered, ReleasedBy, RevertAsked
-from domicile.core.election import RANK_STEP_S, campaign_at, eligible
-from domicile.core.ids import LEADER_KEY, NODES, Incarnation, ShardKey, node_key
-from domicile.core.messages import AskRevert, Probed, Released, ToOwner
-from domicile.core.reach import UNREACHED
-from domicile.core.records import LeaderRecord, NodeRecord, decode_record, encode_record
-from domicile.core.txn import (
+from domicile.core.coordinator.election import RANK_STEP_S, campaign_at, eligible
+from domicile.core.coordinator.events import Heard, ProbeAnswered, ReleasedBy, RevertAsked
+from domicile.core.coordinator.eviction import UNREACHED
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.state.keys import LEADER_KEY, NODES, node_key
+from domicile.core.state.records import LeaderRecord, NodeRecord, decode_record, encode_record
+from domicile.core.state.txn import (
     Absent,
     Changes,
     Committed,
@@ -34,6 +34,7 @@ from domicile.core.txn import (
     Put,
     Unknown,
 )
+from domicile.core.wire import AskRevert, Probed, Released, ToOwner
 from domicile.errors import StoreError
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter

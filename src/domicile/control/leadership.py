@@ -14,7 +14,8 @@ from random import Random
 from typing import Any
 
 from domicile.control.advice import Advisor
-from domicile.core.coordinator import (
+from domicile.core.coordinator.custom_strategy import CUSTOM
+from domicile.core.coordinator.events import (
     Advised,
     Arm,
     AskProbe,
@@ -22,7 +23,6 @@ from domicile.core.coordinator import (
     Commit,
     CommitDone,
     Consult,
-    Coordinator,
     Effect,
     Event,
     Listed,
@@ -33,10 +33,10 @@ from domicile.core.coordinator import (
     Tell,
     Tick,
 )
-from domicile.core.counsel import CUSTOM
+from domicile.core.coordinator.machine import Coordinator
 from domicile.core.ids import Incarnation
-from domicile.core.messages import Ping, Probe, Told, ToOwner
-from domicile.core.txn import Changes, Listing, Outcome, Unknown
+from domicile.core.state.txn import Changes, Listing, Outcome, Unknown
+from domicile.core.wire import Ping, Probe, Told, ToOwner
 from domicile.errors import StoreError
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter

@@ -22,7 +22,7 @@ from datetime import datetime
 from types import FrameType
 from typing import NamedTuple
 
-from domicile.core.stall import beat_s
+from domicile.core.lease.blocked_loop import beat_s
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
 from domicile.settings import Settings

@@ -25,16 +25,11 @@ from domicile.control.beside import JITTER, Renewals
 from domicile.control.registration import Leased, Registration, Unleased
 from domicile.control.standing import MemberEvents, Standing
 from domicile.core.ids import ShardKey
-from domicile.core.lease import LeaseState
-from domicile.core.members import Fact, Members, Unreadable
-from domicile.core.records import (
-    ClientRecord,
-    NodeRecord,
-    TypeRecord,
-    encode_record,
-)
-from domicile.core.shardmap import Entry, ShardMap
-from domicile.core.txn import (
+from domicile.core.lease.lease import LeaseState
+from domicile.core.state.cluster_view import Fact, Members, Unreadable
+from domicile.core.state.records import ClientRecord, NodeRecord, TypeRecord, encode_record
+from domicile.core.state.shardmap import Entry, ShardMap
+from domicile.core.state.txn import (
     Absent,
     At,
     Changes,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from domicile.control.agree import Calls
-from domicile.core.lease import FOREVER_S, RECORD_FOREVER_S
-from domicile.core.txn import At, Committed, Delete
+from domicile.core.lease.lease import FOREVER_S, RECORD_FOREVER_S
+from domicile.core.state.txn import At, Committed, Delete
 from domicile.errors import StoreRewound, StoreUnavailable
 
 REMOVE_TRIES = 3

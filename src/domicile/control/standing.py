@@ -25,11 +25,11 @@ from typing import Protocol
 import msgspec
 
 from domicile.control.agree import Calls
-from domicile.core.ids import client_key, node_key
-from domicile.core.lease import FOREVER_S, Lease, LeaseState
-from domicile.core.members import Fact
-from domicile.core.records import ClientRecord, NodeRecord, decode_record
-from domicile.core.txn import Changes, Item, Listing
+from domicile.core.lease.lease import FOREVER_S, Lease, LeaseState
+from domicile.core.state.cluster_view import Fact
+from domicile.core.state.keys import client_key, node_key
+from domicile.core.state.records import ClientRecord, NodeRecord, decode_record
+from domicile.core.state.txn import Changes, Item, Listing
 from domicile.errors import StoreRewound
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter

@@ -12,30 +12,29 @@ from dataclasses import dataclass
 
 import msgspec
 
-from domicile.core.deaths import burial
-from domicile.core.ids import (
+from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.core.lease.death_probes import burial
+from domicile.core.placement.versions import ranks
+from domicile.core.state.cluster_view import Members
+from domicile.core.state.keys import (
     AUDIT,
-    NOBODY,
     TARGET_KEY,
-    Incarnation,
-    ShardKey,
+    block_key,
     drain_key,
     node_key,
     pardon_key,
     release_key,
 )
-from domicile.core.members import Members
-from domicile.core.shardmap import (
+from domicile.core.state.shardmap import (
     BLOCK_SIZE,
     FREE,
     Block,
     Entry,
     block_count,
-    block_key,
     decode_block,
     encode_block,
 )
-from domicile.core.txn import (
+from domicile.core.state.txn import (
     MAX_OPERATIONS,
     Absent,
     At,
@@ -47,7 +46,6 @@ from domicile.core.txn import (
     Put,
     Write,
 )
-from domicile.core.versions import ranks
 from domicile.errors import ConfigError
 
 KEPT_AUDITS = 100

@@ -9,8 +9,9 @@ from __future__ import annotations
 import msgspec
 
 from domicile.core.breakglass import Deed, Picture
-from domicile.core.ids import EntityKey, ShardKey, kick_key, node_key
-from domicile.core.txn import Absent, Present, Put
+from domicile.core.ids import EntityKey, ShardKey
+from domicile.core.state.keys import kick_key, node_key
+from domicile.core.state.txn import Absent, Present, Put
 from domicile.errors import ConfigError
 
 KICKED = "kicked by an operator"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from domicile.core.deadline import nested_timeout_s
+from domicile.core.handoff.mailbox import Source
+from domicile.core.handoff.pending import nested_timeout_s
 from domicile.core.ids import ShardKey
-from domicile.core.messages import Cancel
-from domicile.core.owner import Source
+from domicile.core.wire import Cancel
 from domicile.entity.cell import Turn
 from domicile.errors import Unavailable
 from domicile.ports.clock import Timer

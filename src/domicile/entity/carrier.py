@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import msgspec
 
 from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
-from domicile.core.messages import Carry
-from domicile.core.shardmap import Entry
+from domicile.core.state.shardmap import Entry
+from domicile.core.wire import Carry
 from domicile.entity.carry import Budget, CarryBook, CarryShelf, Fields
 from domicile.entity.define import Context, Entity, EntityType, make
 from domicile.ports.clock import Clock, Timer

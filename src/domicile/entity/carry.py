@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.messages import Carried, Carry
-from domicile.core.shardmap import Entry
+from domicile.core.state.shardmap import Entry
+from domicile.core.wire import Carried, Carry
 from domicile.entity.codec import _parts as parts_of  # pyright: ignore[reportPrivateUsage]
 from domicile.errors import ConfigError
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from domicile.core.handoff.mailbox import Source
 from domicile.core.ids import EntityKey, ShardKey
-from domicile.core.messages import Caller, Request
-from domicile.core.owner import Source
+from domicile.core.wire import Caller, Request
 from domicile.entity.define import Entity, EntityType
 from domicile.entity.ref import Ref
 from domicile.errors import ConfigError

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from domicile.core.messages import Status
+from domicile.core.wire import Status
 from domicile.entity.sharing import SHARED, nothing_shared, sharing_of
 from domicile.errors import (
     CallCycle,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from domicile.core.admission import Outflow
+from domicile.core.handoff.admission import Outflow
 from domicile.core.ids import Incarnation
-from domicile.core.messages import Reply, Status
+from domicile.core.wire import Reply, Status
 from domicile.ports.clock import Clock
 
 PAUSE_S = 0.05

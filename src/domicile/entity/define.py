@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar
 from weakref import WeakSet
 
 from domicile.core.hashing import NAMED, ShardFunction, place_by, xxh3
-from domicile.core.records import TypeRecord
+from domicile.core.state.records import TypeRecord
 from domicile.entity.blocking import in_thread
 from domicile.entity.carry import Fields
 from domicile.entity.handlers import MARK, HandlerOptions

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from domicile.core.ids import ShardKey
-from domicile.core.records import TypeRecord, mismatch
+from domicile.core.state.agreement import mismatch
+from domicile.core.state.records import TypeRecord
 from domicile.entity.ref import Call
 from domicile.errors import NotExecuted, Unavailable
 

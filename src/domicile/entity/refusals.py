@@ -5,9 +5,9 @@ Made by `sending` alone; nothing here decides.
 
 from __future__ import annotations
 
+from domicile.core.handoff.sender import Sender
 from domicile.core.ids import EntityKey
-from domicile.core.messages import Request
-from domicile.core.sender import Sender
+from domicile.core.wire import Request
 from domicile.entity.ref import Call
 from domicile.errors import MaybeExecuted, NotExecuted, Overloaded, Unavailable
 

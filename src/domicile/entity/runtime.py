@@ -13,13 +13,16 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from random import Random
 from typing import Any, TypeVar
 
-from domicile.core.admission import UNIT_BYTES, Admission, Bounds
-from domicile.core.handoff import Phase
+from domicile.core.handoff.admission import UNIT_BYTES, Admission, Bounds
+from domicile.core.handoff.mailbox import Source
+from domicile.core.handoff.pending import Home
+from domicile.core.handoff.tables import Phase
 from domicile.core.ids import Incarnation, ShardKey
-from domicile.core.lease import Lease
-from domicile.core.letter import Home
-from domicile.core.members import Members
-from domicile.core.messages import (
+from domicile.core.lease.lease import Lease
+from domicile.core.placement.model import receives
+from domicile.core.state.cluster_view import Members
+from domicile.core.state.shardmap import Entry
+from domicile.core.wire import (
     AskRevert,
     Begun,
     Caller,
@@ -34,9 +37,6 @@ from domicile.core.messages import (
     Started,
     ToOwner,
 )
-from domicile.core.owner import Source
-from domicile.core.planning import receives
-from domicile.core.shardmap import Entry
 from domicile.entity.blocking import Blocking, WorkerThreads
 from domicile.entity.calloff import CallOffs
 from domicile.entity.carrier import Carrier

@@ -1,4 +1,4 @@
-"""The sending half of one incarnation: carries out what `core.sender` decides.
+"""The sending half of one incarnation: carries out what `core.handoff.sender` decides.
 
 Every ask and tell of this process goes through here, local ones included. It turns outcomes
 into results and errors (I9), and counts what is lost (I6).
@@ -14,10 +14,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from domicile.core.admission import Outflow
+from domicile.core.handoff.admission import Outflow
+from domicile.core.handoff.pending import (
+    Arm,
+    Effect,
+    GiveUp,
+    Home,
+    Letter,
+    Limits,
+    SendFlush,
+    Write,
+)
+from domicile.core.handoff.sender import Sender
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.letter import Arm, Effect, GiveUp, Home, Letter, Limits, SendFlush, Write
-from domicile.core.messages import (
+from domicile.core.state.shardmap import Entry
+from domicile.core.wire import (
     Caller,
     Cancel,
     Flush,
@@ -29,8 +40,6 @@ from domicile.core.messages import (
     ToOwner,
     weight_bytes,
 )
-from domicile.core.sender import Sender
-from domicile.core.shardmap import Entry
 from domicile.entity.calloff import time_left_s
 from domicile.entity.cell import Called, Incoming, Turn, current_turn
 from domicile.entity.codec import decode_error

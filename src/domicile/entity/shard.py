@@ -1,4 +1,4 @@
-"""The host of one shard: carries out what `core.owner` decides and runs its entities.
+"""The host of one shard: carries out what `core.handoff.owner` decides and runs its entities.
 
 Called by the runtime only. It starts what the owner machine hands out, answers, stops entities
 when the shard drains, and says when nothing is left. It decides nothing about order or phases.
@@ -12,25 +12,25 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from domicile.core.calloff import CalledOff, call_off
-from domicile.core.handoff import OwnerEvent, Phase
-from domicile.core.ids import NOBODY, ShardKey
-from domicile.core.messages import AskRevert, Flush, Flushed, Released, Return
-from domicile.core.owner import (
+from domicile.core.handoff.mailbox import Mail, Source
+from domicile.core.handoff.owner import (
     Accepted,
     AnswerFlush,
+    CalledOff,
     Discard,
     Effect,
     FlushAsked,
-    Mail,
     PhaseChanged,
     ReadRecord,
     Refuse,
     SendBack,
-    Source,
     Wake,
+    call_off,
 )
-from domicile.core.shardmap import Entry
+from domicile.core.handoff.tables import OwnerEvent, Phase
+from domicile.core.ids import NOBODY, ShardKey
+from domicile.core.state.shardmap import Entry
+from domicile.core.wire import AskRevert, Flush, Flushed, Released, Return
 from domicile.entity.cell import Alarm, Cell, Turn, current_turn
 from domicile.entity.codec import encode_error
 from domicile.entity.define import Entity

@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from domicile.core.handoff.owner import Owner
 from domicile.core.ids import EntityKey, ShardKey
-from domicile.core.owner import Owner
 from domicile.entity.cell import Cell, Turn
 from domicile.entity.define import Entity, make
 from domicile.entity.marks import Marks

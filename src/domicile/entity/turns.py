@@ -1,8 +1,8 @@
 """The turns of one shard: a started message from its cell's start to its answer.
 
-The other half of `ShardHost`, which decides nothing here: what may start, `core.owner` says. The
-usual message (a resident entity, a handler that does not suspend) is served by `request` or
-`call_here` alone; everything else goes through `_serve`.
+The other half of `ShardHost`, which decides nothing here: what may start, `core.handoff.owner`
+says. The usual message (a resident entity, a handler that does not suspend) is served by `request`
+or `call_here` alone; everything else goes through `_serve`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from domicile.core.handoff import Phase
+from domicile.core.handoff.mailbox import Mail, Source
+from domicile.core.handoff.owner import Effect
+from domicile.core.handoff.pending import Home
+from domicile.core.handoff.tables import Phase
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.letter import Home
-from domicile.core.messages import Caller, Reply, Request, Status
-from domicile.core.owner import Effect, Mail, Source
+from domicile.core.wire import Caller, Reply, Request, Status
 from domicile.entity.cell import Alarm, Called, Cell, Incoming, Turn, current_turn
 from domicile.entity.codec import decode_error, encode_error, encode_failure
 from domicile.entity.handlers import Handler

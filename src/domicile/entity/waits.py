@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import floor
 
-from domicile.core.letter import Letter
+from domicile.core.handoff.pending import Letter
 from domicile.ports.clock import Clock, Timer
 
 MOST_BOOKS = 64

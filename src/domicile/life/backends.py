@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from domicile.core.records import TypeRecord
-from domicile.core.strategies import Strategy
+from domicile.core.placement.strategies import Strategy
+from domicile.core.state.records import TypeRecord
 from domicile.entity.define import EntityType
 from domicile.ports.clock import Clock
 from domicile.ports.health import Health

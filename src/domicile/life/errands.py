@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from domicile.core.ids import REWOUND_KEY, Incarnation, ShardKey, release_key, started_key
-from domicile.core.shardmap import BLOCK_SIZE, Entry, block_key, decode_block
-from domicile.core.txn import Committed, Put, Unknown
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.state.keys import REWOUND_KEY, block_key, release_key, started_key
+from domicile.core.state.shardmap import BLOCK_SIZE, Entry, decode_block
+from domicile.core.state.txn import Committed, Put, Unknown
 from domicile.errors import StoreError, StoreUnavailable
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from math import inf
 
-from domicile.core.handoff import Phase
+from domicile.core.handoff.tables import Phase
 from domicile.life.life import Life
 from domicile.observe.exposition import Family, Sample, gauge, gauges
 

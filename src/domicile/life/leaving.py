@@ -1,7 +1,7 @@
 """What a process that leaves waits for, in the order in which `life` asks for it (H14).
 
-Made by `life` only. When it may go is said by the runtime, by `core.departure` and by the links;
-here are only the deadlines, so that no wait is without one.
+Made by `life` only. When it may go is said by the runtime, by `core.coordinator.departures` and by
+the links; here are only the deadlines, so that no wait is without one.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import asyncio
 from collections.abc import Callable
 
 from domicile.control.elected import Elected
-from domicile.core.departure import needed
+from domicile.core.coordinator.departures import late_s, needed
 from domicile.core.ids import Incarnation
-from domicile.core.members import Members
-from domicile.core.messages import Goodbye
-from domicile.core.stages import late_s
+from domicile.core.state.cluster_view import Members
+from domicile.core.wire import Goodbye
 from domicile.entity.runtime import Runtime
 from domicile.ports.clock import Clock
 from domicile.ports.transport import LinkKey

@@ -19,9 +19,10 @@ from domicile.control.deaths import Deaths, check_fencing, let_go
 from domicile.control.elected import Elected
 from domicile.control.loopwatch import Handler, LoopWatch
 from domicile.control.member import Member
+from domicile.core.handoff.mailbox import Source
 from domicile.core.ids import Incarnation, ShardKey, new_incarnation
-from domicile.core.lease import FOREVER_S
-from domicile.core.members import (
+from domicile.core.lease.lease import FOREVER_S
+from domicile.core.state.cluster_view import (
     ClientGone,
     EntryChanged,
     Fact,
@@ -31,7 +32,10 @@ from domicile.core.members import (
     NodeChanged,
     NodeGone,
 )
-from domicile.core.messages import (
+from domicile.core.state.records import ClientRecord, NodeRecord
+from domicile.core.state.shardmap import Entry
+from domicile.core.state.txn import Changes, Listing
+from domicile.core.wire import (
     AskRevert,
     Carry,
     CarryTaken,
@@ -48,10 +52,6 @@ from domicile.core.messages import (
     ToOwner,
     ToSender,
 )
-from domicile.core.owner import Source
-from domicile.core.records import ClientRecord, NodeRecord
-from domicile.core.shardmap import Entry
-from domicile.core.txn import Changes, Listing
 from domicile.entity.cell import Turn
 from domicile.entity.inspect import handler_of
 from domicile.entity.runtime import Runtime

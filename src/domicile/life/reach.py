@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from domicile.core.ids import Incarnation
-from domicile.core.messages import Ping, Probed, Suspect, ToOwner
+from domicile.core.wire import Ping, Probed, Suspect, ToOwner
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
 

@@ -13,9 +13,11 @@ from typing import Any
 
 import msgspec
 
-from domicile.core.ids import Incarnation, stuck_key
+from domicile.core.ids import Incarnation
 from domicile.core.kick import KickOutcome, decode_kick, encode_kick
-from domicile.core.members import KickWished
+from domicile.core.state.cluster_view import KickWished
+from domicile.core.state.keys import stuck_key
+from domicile.core.state.txn import At, Committed, Delete, Put
 from domicile.core.stuck import (
     REFRESH_S,
     Bulletin,
@@ -24,7 +26,6 @@ from domicile.core.stuck import (
     Withdraw,
     encode_stuck,
 )
-from domicile.core.txn import At, Committed, Delete, Put
 from domicile.entity.cell import Turn
 from domicile.entity.inspect import Kick, stuck_turn, stuck_turns, turns_of
 from domicile.entity.runtime import Runtime

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from domicile.control.elected import Elected
 from domicile.core.ids import Incarnation, ShardKey
-from domicile.core.members import Members
-from domicile.core.messages import AskRevert, Probed, Released, Suspect, ToOwner
+from domicile.core.state.cluster_view import Members
+from domicile.core.wire import AskRevert, Probed, Released, Suspect, ToOwner
 from domicile.life.errands import Errands
 from domicile.ports.clock import Clock
 

@@ -151,7 +151,7 @@ def manager(
     coordinate say `Node(candidate=False)`. Exits with 0 once it has left, 1 after an error, 2 if
     an option or the environment is wrong, 3 if the store is away or can't be one.
     """
-    from domicile.core.strategies import NAMES
+    from domicile.core.placement.strategies import NAMES
     from domicile.errors import ConfigError
     from domicile.manager import Manager
     from domicile.ops import logs

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from domicile.core import breakglass
-from domicile.core.versions import same
+from domicile.core.placement.versions import same
 from domicile.ops.console import (
     FAILED,
     INTERRUPTED,

@@ -24,10 +24,11 @@ from domicile.core.breakglass import (
     blocks,
     raised_block,
 )
-from domicile.core.ids import AUDIT, EntityKey, Incarnation, ShardKey, kick_key
+from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.kick import KICK_TTL_S, KickOutcome, KickRecord, decode_kick, kick
-from domicile.core.shardmap import block_key, decode_block
-from domicile.core.txn import Committed, Unknown
+from domicile.core.state.keys import AUDIT, block_key, kick_key
+from domicile.core.state.shardmap import decode_block
+from domicile.core.state.txn import Committed, Unknown
 from domicile.errors import StoreUnavailable
 from domicile.ops.status import existing, part, place_of
 from domicile.ports.health import Verdict

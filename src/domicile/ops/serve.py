@@ -14,8 +14,8 @@ from collections.abc import Callable, Generator
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any, Literal
 
-from domicile.core.records import NodeRecord
-from domicile.core.stages import late_s
+from domicile.core.coordinator.departures import late_s
+from domicile.core.state.records import NodeRecord
 from domicile.errors import ConfigError
 from domicile.manager import Manager
 from domicile.node import Node

@@ -16,10 +16,10 @@ from domicile.control.clock import SystemClock
 from domicile.core.breakglass import AuditRecord, Picture
 from domicile.core.hashing import NAMED, shard_of
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.members import Members
-from domicile.core.records import ConfigRecord, NodeRecord
-from domicile.core.shardmap import Entry
-from domicile.core.txn import Item, Listing
+from domicile.core.state.cluster_view import Members
+from domicile.core.state.records import ConfigRecord, NodeRecord
+from domicile.core.state.shardmap import Entry
+from domicile.core.state.txn import Item, Listing
 from domicile.errors import ConfigError, StoreError
 from domicile.ops.stuck_seen import StuckSeen, stuck_record, stuck_seen
 from domicile.ports.health import Health, Verdict

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import msgspec
 
 from domicile.core.breakglass import Picture
-from domicile.core.ids import Incarnation, stuck_key
-from domicile.core.members import Members
+from domicile.core.ids import Incarnation
+from domicile.core.state.cluster_view import Members
+from domicile.core.state.keys import stuck_key
 from domicile.core.stuck import StuckRecord, decode_stuck
 
 

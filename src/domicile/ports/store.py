@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from domicile.core.txn import Changes, Condition, Item, Listing, Outcome, Write
+from domicile.core.state.txn import Changes, Condition, Item, Listing, Outcome, Write
 
 
 class Store(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from domicile.core.ids import Incarnation
-from domicile.core.messages import Flush, Request, ToOwner, ToSender
+from domicile.core.wire import Flush, Request, ToOwner, ToSender
 
 
 class Connection(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from domicile.core.txn import Change, Changes, Condition, Item, Listing, Outcome, Write
+from domicile.core.state.txn import Change, Changes, Condition, Item, Listing, Outcome, Write
 from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter, NoMeter

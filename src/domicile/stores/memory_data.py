@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 
-from domicile.core.storetime import StoreTime
-from domicile.core.txn import (
+from domicile.core.state.txn import (
     Absent,
     At,
     Change,
@@ -24,6 +23,7 @@ from domicile.core.txn import (
     Write,
     check_limits,
 )
+from domicile.core.storetime import StoreTime
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
 from domicile.stores.memory_log import Log

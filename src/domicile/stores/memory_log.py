@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from domicile.core.txn import Change, Changes
+from domicile.core.state.txn import Change, Changes
 from domicile.errors import StoreRewound, WatchCompacted
 
 

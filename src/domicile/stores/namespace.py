@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from domicile.core.txn import (
+from domicile.core.state.txn import (
     Absent,
     At,
     Change,

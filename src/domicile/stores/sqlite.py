@@ -27,7 +27,7 @@ from typing import TypeVar
 
 import apsw
 
-from domicile.core.txn import (
+from domicile.core.state.txn import (
     Changes,
     Committed,
     Condition,

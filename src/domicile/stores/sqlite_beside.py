@@ -14,7 +14,16 @@ from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import TypeVar
 
-from domicile.core.txn import At, Committed, Conflict, Item, Outcome, Put, Unknown, check_limits
+from domicile.core.state.txn import (
+    At,
+    Committed,
+    Conflict,
+    Item,
+    Outcome,
+    Put,
+    Unknown,
+    check_limits,
+)
 from domicile.errors import DomicileError, StoreUnavailable
 from domicile.ports.store import Kept
 from domicile.stores.sqlite_file import OutcomeUnknown

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 import apsw
 
-from domicile.core.txn import Change, Changes, Item, Listing
+from domicile.core.state.txn import Change, Changes, Item, Listing
 from domicile.errors import ConfigError, StoreError, StoreRewound, StoreUnavailable, WatchCompacted
 from domicile.stores.sqlite_file import (
     Database,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from domicile.core.txn import Change, Changes
+from domicile.core.state.txn import Change, Changes
 from domicile.stores.sqlite_jobs import Log, News
 
 KEPT = 256

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from domicile.core.txn import Absent, At, Condition, Put, Write
+from domicile.core.state.txn import Absent, At, Condition, Put, Write
 
 APPLICATION_ID = 0x646F6D69
 """Marks a file as a store of ours; "domi" in ASCII."""

@@ -29,7 +29,7 @@ import msgspec
 
 from domicile.control.clock import SystemClock
 from domicile.core.ids import Incarnation, ShardKey
-from domicile.core.shardmap import Entry
+from domicile.core.state.shardmap import Entry
 from domicile.entity.define import Entity, catalogue, entity_type
 from domicile.entity.ref import Outbound
 from domicile.errors import ConfigError, StoreError

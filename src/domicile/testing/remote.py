@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from domicile.core.ids import EntityKey
-from domicile.core.txn import Changes, Condition, Item, Listing, Outcome, Unknown, Write
+from domicile.core.state.txn import Changes, Condition, Item, Listing, Outcome, Unknown, Write
 from domicile.errors import StoreError, StoreRewound, StoreUnavailable
 from domicile.ports.journal import (
     Append,

@@ -13,9 +13,10 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Self, TypeVar
 
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.shardmap import BLOCK_SIZE, Entry, block_key, decode_block
-from domicile.core.strategies import Strategy
-from domicile.core.txn import Condition, Outcome, Unknown, Write
+from domicile.core.placement.strategies import Strategy
+from domicile.core.state.keys import block_key
+from domicile.core.state.shardmap import BLOCK_SIZE, Entry, decode_block
+from domicile.core.state.txn import Condition, Outcome, Unknown, Write
 from domicile.entity.define import Entity, entity_type
 from domicile.entity.ref import Outbound
 from domicile.errors import StoreRewound

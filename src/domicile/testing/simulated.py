@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from domicile.core.strategies import Strategy
+from domicile.core.placement.strategies import Strategy
 from domicile.entity.define import Entity
 from domicile.errors import ConfigError
 from domicile.settings import Settings

@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
-from domicile.core.handoff import Phase
+from domicile.core.handoff.tables import Phase
 from domicile.core.ids import ShardKey
 from domicile.life import Life
 from domicile.settings import Settings

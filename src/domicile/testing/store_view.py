@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from domicile.core.members import Members
+from domicile.core.state.cluster_view import Members
 from domicile.errors import StoreError
 from domicile.ports.store import Store
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from domicile.core.ids import DEAD, LEADER_KEY, NODES, ShardKey
-from domicile.core.records import NodeRecord, decode_record
-from domicile.core.shardmap import Entry
+from domicile.core.ids import ShardKey
+from domicile.core.state.keys import DEAD, LEADER_KEY, NODES
+from domicile.core.state.records import NodeRecord, decode_record
+from domicile.core.state.shardmap import Entry
 from domicile.testing.checkers.reading import Stored, read
 from domicile.testing.checkers.verdict import Violation
 from domicile.testing.history import Event, History

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 
-from domicile.core.ids import EntityKey, ShardKey, drain_key, wish_key
-from domicile.core.txn import Committed, Delete, Put, Write
+from domicile.core.ids import EntityKey, ShardKey
+from domicile.core.state.keys import drain_key, wish_key
+from domicile.core.state.txn import Committed, Delete, Put, Write
 from domicile.entity.client import Client
 from domicile.entity.define import Entity, entity_type
 from domicile.errors import StoreUnavailable

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from domicile.core.messages import Frame, Hello, Packet, Reply
+from domicile.core.wire import Frame, Hello, Packet, Reply
 from domicile.ports.clock import Timer
 from domicile.ports.transport import Connection, LinkKey
 from domicile.transports.link import AcceptedLink, LinkBroken

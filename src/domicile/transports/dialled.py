@@ -12,7 +12,7 @@ from random import Random
 
 import msgspec
 
-from domicile.core.messages import Frame, Hello, Packet, ToSender, Welcome
+from domicile.core.wire import Frame, Hello, Packet, ToSender, Welcome
 from domicile.ports.clock import Timer
 from domicile.ports.transport import Connection, Peer, Transport
 from domicile.transports.link import DialledLink, LinkBroken, LinkVoid

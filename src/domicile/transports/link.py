@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import cast, get_args
 
 from domicile.core.ids import Incarnation
-from domicile.core.messages import (
+from domicile.core.wire import (
     Begun,
     Cancel,
     Carry,

@@ -17,7 +17,8 @@ import msgspec
 
 from domicile.core.gone import Gone
 from domicile.core.ids import Incarnation
-from domicile.core.messages import (
+from domicile.core.state.agreement import common_protocol, no_common_protocol
+from domicile.core.wire import (
     Flush,
     Hello,
     Refused,
@@ -27,7 +28,6 @@ from domicile.core.messages import (
     Welcome,
     encode_packet,
 )
-from domicile.core.records import common_protocol, no_common_protocol
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
 from domicile.ports.transport import ConnectionHandler, LinkEvents, LinkKey, Peer, Transport

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from domicile.core.ids import Incarnation
-from domicile.core.messages import Frame, Packet, decode_packet, encode_packet
+from domicile.core.wire import Frame, Packet, decode_packet, encode_packet
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter, takes_events
 from domicile.ports.transport import Connection, LinkEvents

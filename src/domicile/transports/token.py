@@ -11,7 +11,7 @@ import hmac
 
 import msgspec
 
-from domicile.core.messages import Hello, Welcome
+from domicile.core.wire import Hello, Welcome
 from domicile.errors import ConfigError
 
 MOST_SECRETS = 4

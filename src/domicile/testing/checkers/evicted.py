@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from domicile.core.ids import LEADER_KEY, NODES
-from domicile.core.records import LeaderRecord, NodeRecord, decode_record
+from domicile.core.state.keys import LEADER_KEY, NODES
+from domicile.core.state.records import LeaderRecord, NodeRecord, decode_record
 from domicile.testing.checkers.reading import Reading, read
 from domicile.testing.checkers.verdict import Findings, Violation
 from domicile.testing.history import Event, History

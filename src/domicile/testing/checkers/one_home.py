@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from math import inf
 
-from domicile.core.ids import LEADER_KEY, MAP, NOBODY, NODES, ShardKey
-from domicile.core.records import LeaderRecord, decode_record
+from domicile.core.ids import NOBODY, ShardKey
+from domicile.core.state.keys import LEADER_KEY, MAP, NODES
+from domicile.core.state.records import LeaderRecord, decode_record
 from domicile.testing.checkers.reading import Message, Reading, Stored, read
 from domicile.testing.checkers.verdict import Findings, Violation
 from domicile.testing.history import Event, History

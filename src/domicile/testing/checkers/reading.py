@@ -12,8 +12,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from domicile.core.ids import CLIENTS, MAP, NODES, ShardKey
-from domicile.core.shardmap import BLOCK_SIZE, FREE, Entry, decode_block, parse_block_key
+from domicile.core.ids import ShardKey
+from domicile.core.state.keys import CLIENTS, MAP, NODES, parse_block_key
+from domicile.core.state.shardmap import BLOCK_SIZE, FREE, Entry, decode_block
 from domicile.testing.history import Event, History
 from domicile.testing.real_history import RealHistory
 

@@ -8,18 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from domicile.core.coordinator import Commit
-from domicile.core.ids import (
-    LEADER_KEY,
-    NODES,
-    drain_key,
-    node_key,
-    release_key,
-    wish_key,
-)
-from domicile.core.records import LeaderRecord, NodeRecord, encode_record
-from domicile.core.shardmap import decode_block
-from domicile.core.txn import (
+from domicile.core.coordinator.events import Commit
+from domicile.core.state.keys import LEADER_KEY, NODES, drain_key, node_key, release_key, wish_key
+from domicile.core.state.records import LeaderRecord, NodeRecord, encode_record
+from domicile.core.state.shardmap import decode_block
+from domicile.core.state.txn import (
     Absent,
     Change,
     Committed,

@@ -12,12 +12,11 @@ from collections.abc import Hashable
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from domicile.core.coordinator import (
+from domicile.core.coordinator.events import (
     Arm,
     Changed,
     Commit,
     CommitDone,
-    Coordinator,
     Event,
     Heard,
     Listed,
@@ -29,22 +28,22 @@ from domicile.core.coordinator import (
     Tell,
     Tick,
 )
-from domicile.core.handoff import Bond, OwnerEvent
-from domicile.core.ids import Incarnation, ShardKey
-from domicile.core.letter import GiveUp, Letter, Limits, SendFlush, Write
-from domicile.core.owner import (
+from domicile.core.coordinator.machine import Coordinator
+from domicile.core.handoff.mailbox import Mail, Source
+from domicile.core.handoff.owner import (
     AnswerFlush,
     Discard,
     FlushAsked,
-    Mail,
     Owner,
     PhaseChanged,
     SendBack,
-    Source,
 )
-from domicile.core.sender import Sender
-from domicile.core.shardmap import Entry
-from domicile.core.txn import Changes, Outcome
+from domicile.core.handoff.pending import GiveUp, Letter, Limits, SendFlush, Write
+from domicile.core.handoff.sender import Sender
+from domicile.core.handoff.tables import Bond, OwnerEvent
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.state.shardmap import Entry
+from domicile.core.state.txn import Changes, Outcome
 from domicile.testing.search.scenario import (
     Scenario,
     Violation,

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from domicile.core.coordinator import Coordinator
+from domicile.core.coordinator.machine import Coordinator
+from domicile.core.handoff.owner import Owner
+from domicile.core.handoff.sender import Sender
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.owner import Owner
-from domicile.core.sender import Sender
 from domicile.settings import Settings
 
 ROLE = "r"

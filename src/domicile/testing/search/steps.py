@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from domicile.core.handoff import Bond, Phase
-from domicile.core.ids import LEADER_KEY, node_key
+from domicile.core.handoff.tables import Bond, Phase
+from domicile.core.state.keys import LEADER_KEY, node_key
 from domicile.testing.search.control import (
     ANSWERS,
     COMMITS,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
-from domicile.core.shardmap import FREE, Entry, block_key, decode_block
-from domicile.core.txn import (
+from domicile.core.state.keys import block_key
+from domicile.core.state.shardmap import FREE, Entry, decode_block
+from domicile.core.state.txn import (
     Absent,
     At,
     Change,

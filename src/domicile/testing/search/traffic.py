@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from domicile.core.handoff import Phase
-from domicile.core.shardmap import Entry
+from domicile.core.handoff.tables import Phase
+from domicile.core.state.shardmap import Entry
 from domicile.testing.search.machines import Effect, Machines
 from domicile.testing.search.scenario import Scenario, Violation, process_of
 

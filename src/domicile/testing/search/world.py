@@ -11,11 +11,11 @@ from operator import attrgetter
 import msgspec
 from xxhash import xxh3_128_digest
 
-from domicile.core.handoff import Phase
-from domicile.core.ids import CONFIG_KEY, LEADER_KEY, node_key
-from domicile.core.records import ConfigRecord, LeaderRecord, encode_record
-from domicile.core.shardmap import FREE, Block, Entry, encode_block
-from domicile.core.txn import Delete, Put
+from domicile.core.handoff.tables import Phase
+from domicile.core.state.keys import CONFIG_KEY, LEADER_KEY, node_key
+from domicile.core.state.records import ConfigRecord, LeaderRecord, encode_record
+from domicile.core.state.shardmap import FREE, Block, Entry, encode_block
+from domicile.core.state.txn import Delete, Put
 from domicile.testing.search.control import MACHINE, PROCESS, node_record
 from domicile.testing.search.machines import Machines
 from domicile.testing.search.scenario import ROLE, Scenario, inc, process_of

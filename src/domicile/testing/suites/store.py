@@ -22,7 +22,7 @@ from typing import Protocol
 
 import pytest
 
-from domicile.core.txn import (
+from domicile.core.state.txn import (
     MAX_OPERATIONS,
     MAX_VALUE_BYTES,
     Absent,

@@ -1,0 +1,1 @@
+"""What may be committed about where shards are, and when."""

@@ -1,0 +1,249 @@
+"""A coordinator's commits beside the map: evictions, burials, and keys that are done with.
+
+Called by the coordinator. Each is conditional on the leader's revision, one per key at a time;
+whatever becomes of it, the watch shows it, so an outcome only ends the wait.
+
+Blocks whose commit was refused: not tried again until the watch brings the reason.
+
+Called by the coordinator only. Without it a refused commit would be repeated at once, and
+refused again for the same reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from domicile.core.coordinator.events import Commit
+from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.core.placement.model import Decision, Move, Own, Quarantine
+from domicile.core.state.cluster_view import StoreView
+from domicile.core.state.keys import (
+    REWOUND_KEY,
+    node_key,
+    node_lease,
+    pardon_key,
+    release_key,
+)
+from domicile.core.state.records import encode_record
+from domicile.core.state.shardmap import (
+    BLOCK_SIZE,
+    Block,
+    BlockKey,
+    Entry,
+    encode_block,
+)
+from domicile.core.state.txn import (
+    MAX_OPERATIONS,
+    Absent,
+    At,
+    Condition,
+    Delete,
+    Present,
+    Put,
+    Write,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Forgive:
+    """A shard's deaths are long ago: it starts over (DX-20)."""
+
+    shard: ShardKey
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One commit to a block: what it needs, what it writes, and who should hear of it."""
+
+    txn: str
+    block: BlockKey
+    conditions: tuple[Condition, ...]
+    writes: tuple[Write, ...]
+    entries: tuple[Entry, ...]
+    tells: tuple[tuple[Incarnation, ShardKey, Entry], ...]
+
+
+def draft(
+    view: StoreView,
+    block: BlockKey,
+    decisions: Sequence[Decision | Forgive],
+    leader: At,
+    txn: str,
+    floors: Mapping[ShardKey, int] | None = None,
+) -> Draft:
+    """As many of a block's decisions as fit into one commit (S7), with C4's conditions."""
+    stored = view.blocks.get(block)
+    key = block.key
+    base = At(key, stored.revision) if stored and stored.revision else Absent(key)
+    conditions: dict[Condition, None] = {leader: None, base: None}
+    deletes: dict[Write, None] = {}
+    entries = list(view.entries(block))
+    tells: dict[tuple[Incarnation, ShardKey], int] = {}
+    for decision in decisions:
+        index = decision.shard.shard % BLOCK_SIZE
+        old = entries[index]
+        needs = _needs(decision, old)
+        obsolete = _releases(view, decision, old)
+        count = len(conditions) + len(deletes) + len(needs) + len(obsolete)
+        if count >= MAX_OPERATIONS:
+            break
+        conditions.update(needs)
+        deletes.update(obsolete)
+        floor = 0 if floors is None else floors.get(decision.shard, 0)
+        entries[index] = new = _changed(view, decision, old, floor)
+        tells[new.owner, decision.shard] = index
+        if old.owner not in (NOBODY, new.owner):
+            tells[old.owner, decision.shard] = index
+    value = encode_block(Block(txn, tuple(entries)))
+    # I3: two decisions may concern one shard, and only what came of both is stored.
+    told = tuple([(to, shard, entries[index]) for (to, shard), index in tells.items()])
+    return Draft(txn, block, tuple(conditions), (Put(key, value), *deletes), tuple(entries), told)
+
+
+def _needs(decision: Decision | Forgive, old: Entry) -> dict[Condition, None]:
+    """C4's conditions of one new owner; moves and reverts rest on the block's revision."""
+    if isinstance(decision, Quarantine):
+        return {Absent(node_key(old.owner)): None}
+    if not isinstance(decision, Own):
+        return {}
+    needs: dict[Condition, None] = {Present(node_key(decision.owner)): None}
+    if decision.gone:
+        needs[Absent(node_key(old.owner))] = None
+    return needs
+
+
+def _releases(view: StoreView, decision: Decision | Forgive, old: Entry) -> dict[Write, None]:
+    """The release key that a new owner's entry makes obsolete; older ones are swept."""
+    key = release_key(old.owner, decision.shard, old.epoch)
+    return {Delete(key): None} if isinstance(decision, Own) and key in view.releases else {}
+
+
+def _changed(view: StoreView, decision: Decision | Forgive, old: Entry, floor: int) -> Entry:
+    """The entry after a decision: a new epoch for a new owner only, a new change always."""
+    change = old.change + 1
+    if isinstance(decision, Own):
+        node = view.nodes[decision.owner].node
+        return Entry(
+            decision.owner, max(old.epoch, floor) + 1, "serving", NOBODY, change, node,
+            decision.strikes,
+        )  # fmt: skip
+    if isinstance(decision, Quarantine):
+        return Entry(
+            NOBODY, old.epoch, "quarantined", NOBODY, change, old.previous, decision.strikes
+        )
+    if isinstance(decision, Forgive):
+        return msgspec.structs.replace(old, strikes=0, change=change)
+    if isinstance(decision, Move):
+        return msgspec.structs.replace(old, state="moving", to=decision.to, change=change)
+    return msgspec.structs.replace(old, state="serving", to=NOBODY, change=change)
+
+
+HOLD_S = 0.2
+"""How soon a chore that was done or refused may be tried again."""
+
+SWEEP = b""
+"""The key under which sweeping counts as one chore."""
+
+
+class Chores:
+    """Which chores are under way, by the key they are about."""
+
+    def __init__(self, leader: At) -> None:
+        self._leader = leader
+        self._busy: dict[bytes, str] = {}
+        self._after: dict[bytes, float] = {}
+
+    def done(self, txn: str, now: float) -> bool:
+        """An outcome came; True if it was one of these."""
+        for key, mine in self._busy.items():
+            if mine == txn:
+                del self._busy[key]
+                self._after[key] = now + HOLD_S
+                return True
+        return False
+
+    def evict(self, view: StoreView, node: Incarnation, txn: str, now: float) -> Commit | None:
+        """Mark a node that nobody reaches (C6); it stops by itself when it sees that (L1)."""
+        record = view.nodes[node]
+        value = encode_record(msgspec.structs.replace(record, status="evicted"))
+        return self._begin(view, node, Put(node_key(node), value, node_lease(node)), txn, now)
+
+    def bury(self, view: StoreView, node: Incarnation, txn: str, now: float) -> Commit | None:
+        """Remove an evicted node's record once it must have stopped (C5)."""
+        return self._begin(view, node, Delete(node_key(node)), txn, now)
+
+    def sweep(self, view: StoreView, txn: str, now: float, rewind_over: bool) -> Commit | None:
+        """Delete words about epochs that are over, pardons that were granted, and so on."""
+        if not self._free(SWEEP, now):
+            return None
+        obsolete = [
+            key
+            for words in (view.releases, view.started)
+            for key, word in words.items()
+            if view.entry(word.shard).epoch > word.epoch
+        ]
+        obsolete += [
+            pardon_key(shard) for shard in view.pardons if view.entry(shard).state != "quarantined"
+        ]
+        if view.rewound and rewind_over:
+            obsolete.append(REWOUND_KEY)
+        if not obsolete:
+            return None
+        self._busy[SWEEP] = txn
+        writes = tuple(map(Delete, obsolete[: MAX_OPERATIONS - 1]))
+        return Commit(txn, (self._leader,), writes)
+
+    def _begin(
+        self, view: StoreView, node: Incarnation, write: Write, txn: str, now: float
+    ) -> Commit | None:
+        if not self._free(write.key, now):
+            return None
+        self._busy[write.key] = txn
+        at = At(write.key, view.node_revisions[node])
+        return Commit(txn, (self._leader, at), (write,))
+
+    def _free(self, key: bytes, now: float) -> bool:
+        if key in self._busy or now < self._after.get(key, float("-inf")):
+            return False
+        self._after.pop(key, None)
+        return True
+
+
+class _Hold(NamedTuple):
+    until: float
+    refused: tuple[Condition, ...]
+
+
+class Holds:
+    """What is held back, and until when at the latest."""
+
+    def __init__(self) -> None:
+        self._holds: dict[BlockKey, _Hold] = {}
+
+    @property
+    def times(self) -> list[float]:
+        """When holds run out."""
+        return [hold.until for hold in self._holds.values()]
+
+    def refused(self, made: Draft, key: bytes, until: float) -> None:
+        """A commit met a key that was not as expected."""
+        refused = tuple(one for one in made.conditions if one.key == key)
+        self._holds[made.block] = _Hold(until, refused)
+
+    def expire(self, now: float) -> None:
+        """Forget those whose time is over."""
+        self._holds = {block: hold for block, hold in self._holds.items() if now < hold.until}
+
+    def held(self, block: BlockKey, view: StoreView, now: float) -> bool:
+        """Whether a block waits: the picture still shows what the refused commit rested on."""
+        hold = self._holds.get(block)
+        if hold is None:
+            return False
+        if now < hold.until and all(map(view.satisfies, hold.refused)):
+            return True
+        del self._holds[block]
+        return False

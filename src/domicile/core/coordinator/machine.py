@@ -1,0 +1,368 @@
+"""The acting coordinator: a machine from events to effects (C2-C8, H12, S1).
+
+Driven by the shells in `control`; one object is one leadership. It commits what the planner
+wants under C4's conditions, one commit per block at a time, and tells nodes only what is stored
+(I3). It never reads a clock or a store, and once it has resigned it says nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from domicile.core.coordinator.commits import HOLD_S, Chores, Draft, Forgive, Holds, draft
+from domicile.core.coordinator.custom_strategy import CUSTOM, Counsel
+from domicile.core.coordinator.departures import Stages
+from domicile.core.coordinator.events import (
+    Advised,
+    Arm,
+    AskProbe,
+    Changed,
+    Commit,
+    CommitDone,
+    Consult,
+    Effect,
+    Event,
+    Heard,
+    Listed,
+    ProbeAnswered,
+    ReadBack,
+    ReleasedBy,
+    Reread,
+    Resign,
+    RevertAsked,
+    StoreReturned,
+    Tell,
+    Tick,
+)
+from domicile.core.coordinator.eviction import UNREACHED, Reach
+from domicile.core.coordinator.quarantine import Strikes, forgiven
+from domicile.core.coordinator.reports import Hearsay
+from domicile.core.coordinator.waiting import Settle, patience_ends, silent
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.placement.model import Decision, Move, RoleView, View
+from domicile.core.placement.plan import plan
+from domicile.core.state.cluster_view import CROWDS, Stored, StoreView
+from domicile.core.state.keys import LEADER_KEY
+from domicile.core.state.shardmap import BlockKey, Entry, block_of
+from domicile.core.state.txn import At, Changes, Committed, Conflict, Item, Listing, Outcome
+from domicile.settings import Settings
+
+BATCH_S = 0.005
+"""H12: how long the first release waits for others."""
+
+LISTEN_S = 0.5
+"""How long a new leader waits to hear from everybody before it places anything (C7)."""
+
+NEVER = float("inf")
+
+
+class Coordinator:
+    """One leadership, named by the revision of its leader key."""
+
+    def __init__(
+        self,
+        me: Incarnation,
+        leader_revision: int,
+        settings: Settings,
+        random: Random,
+        strategy: str = "least_shards",
+    ) -> None:
+        self._me, self._settings, self._random = me, settings, random
+        self._leader = At(LEADER_KEY, leader_revision)
+        self._view = StoreView()
+        self._hearsay = Hearsay()
+        self._drafts: dict[BlockKey, Draft] = {}
+        self._holds = Holds()
+        self._txns = 0
+        self._reach = Reach(me, settings)
+        self._settle = Settle(settings)
+        self._strikes = Strikes(settings.poison_window_s)
+        self._chores = Chores(self._leader)
+        self._stages = Stages()
+        self._strategy, self._counsel = strategy, Counsel(settings)
+        self._listed = self._over = self._dirty = self._balance_due = False
+        self._listen_until = self._balance_at = self._reach_at = 0.0
+        self._batch_at = self._armed_at = self._patience_ends_at = NEVER
+
+    def step(self, event: Event, now: float) -> tuple[Effect, ...]:
+        """Take one event; what is to be done, in order."""
+        if self._over:
+            return ()
+        effects: list[Effect] = []
+        match event:
+            case Heard(node):
+                if not self._hear(node, now):
+                    return ()
+            case Listed(listing):
+                effects += self._list(listing, now)
+            case Changed(changes):
+                effects += self._change(changes, now)
+            case ReleasedBy(owner, shard, epoch, floor):
+                effects += self._release(owner, shard, epoch, now)
+                if (known := self._view.entry(shard)).owner == owner and known.epoch == epoch:
+                    self._hearsay.floor(shard, floor)
+            case RevertAsked(owner, shard, epoch):
+                effects += self._ask_revert(owner, shard, epoch)
+            case CommitDone(txn, outcome):
+                effects += self._done(txn, outcome, now)
+            case Reread(txn, item):
+                effects += self._reread(txn, item, now)
+            case ProbeAnswered(voter, node, reached):
+                self._reach.voted(voter, node, reached, now)
+            case StoreReturned():
+                self._settle.returned(now)
+                self._dirty = True
+            case Advised(situation, wanted):
+                self._counsel.advised(situation, wanted)
+                self._dirty = True
+            case Tick():
+                self._tick(now)
+        if self._over or not self._listed:
+            return tuple(effects)
+        if now >= self._reach_at:
+            effects += self._look_around(now)
+        if self._dirty and not self._over:
+            effects += self._decide(now)
+        return (*effects, *([] if self._over else self._arm()))
+
+    @property
+    def doing(self) -> str:
+        """Which of its steps it is at, in a few words."""
+        if not self._listed:
+            return "listing"
+        if self._drafts:
+            return "committing"
+        if self._batch_at != NEVER:
+            return "batching releases"
+        if self._settle.at != NEVER:
+            return "settling"
+        return "waiting for releases" if self._view.moving else "idle"
+
+    # events
+
+    def _hear(self, node: Incarnation, now: float) -> bool:
+        """Whether hearing this node is news."""
+        if self._listed and node not in self._view.nodes:
+            return False  # I8: a client is given no shards, so its messages must not cost a plan
+        last = self._hearsay.heard_at.get(node, float("-inf"))
+        self._hearsay.heard_at[node] = now
+        if now - last <= self._settings.heard_s:
+            return False
+        self._dirty = True
+        return True
+
+    def _list(self, listing: Listing, now: float) -> list[Effect]:
+        if not self._view.load(listing):
+            return []
+        if not self._listed:
+            self._listed = True
+            self._settle.joined(now)
+            self._listen_until = now + LISTEN_S
+            self._balance_at = now + self._settings.balance_interval_s
+        self._dirty = True
+        return self._refreshed(now)
+
+    def _change(self, changes: Changes, now: float) -> list[Effect]:
+        joined = self._view.joined
+        if not self._listed or not self._view.apply(changes):
+            return []
+        if self._view.joined != joined:
+            self._settle.joined(now)
+        if all(change.key.startswith(CROWDS) for change in changes.changes):
+            self._soon(now)
+        else:
+            self._dirty = True
+        return self._refreshed(now)
+
+    def _soon(self, now: float) -> None:
+        """H12: what comes in crowds waits for one plan, for each looks at all shards."""
+        self._batch_at = min(self._batch_at, now + BATCH_S)
+
+    def _refreshed(self, now: float) -> list[Effect]:
+        """The picture moved on: am I still the leader, has a commit of mine landed?"""
+        if self._view.leader_revision != self._leader.revision:
+            return self._resign("deposed")
+        effects: list[Effect] = []
+        for made in tuple(self._drafts.values()):
+            stored = self._view.blocks.get(made.block)
+            if stored is not None and stored.txn == made.txn:
+                effects += self._landed(made, stored.revision, now)
+        return effects
+
+    def _release(self, owner: Incarnation, shard: ShardKey, epoch: int, now: float) -> list[Effect]:
+        entry = self._view.entry(shard)
+        if epoch < entry.epoch or (epoch == entry.epoch and owner != entry.owner):
+            return [Tell(owner, shard, entry)] if entry.change else []
+        known = not self._listed or self._view.knows(shard)
+        if known and self._hearsay.release(shard, (owner, epoch)):
+            self._soon(now)
+        return []
+
+    def _ask_revert(self, owner: Incarnation, shard: ShardKey, epoch: int) -> list[Effect]:
+        entry = self._view.entry(shard)
+        if self._listed and (entry.owner, entry.epoch, entry.state) != (owner, epoch, "moving"):
+            return [Tell(owner, shard, entry)] if entry.change else []
+        self._hearsay.ask_revert(shard, (owner, epoch))
+        self._dirty = True
+        return []
+
+    def _done(self, txn: str, outcome: Outcome, now: float) -> list[Effect]:
+        if isinstance(outcome, Conflict) and outcome.key == LEADER_KEY:
+            return self._resign("deposed")
+        if self._chores.done(txn, now):
+            return []
+        made = self._draft(txn)
+        if made is None:
+            return []
+        if isinstance(outcome, Committed):
+            return self._landed(made, outcome.revision, now)
+        if isinstance(outcome, Conflict):
+            until = now + HOLD_S * (0.5 + self._random.random())
+            self._holds.refused(made, outcome.key, until)
+            del self._drafts[made.block]
+            self._dirty = True
+            return []
+        return [ReadBack(txn, made.block.key)]
+
+    def _reread(self, txn: str, item: Item | None, now: float) -> list[Effect]:
+        """S1. Not found is no proof that it will not land yet; the block's revision is the guard
+        of whatever is tried next, so only one of the two can."""
+        stored = self._view.take(item) if item is not None else None
+        made = self._draft(txn)
+        self._dirty = True
+        if made is None:
+            return []
+        if stored is not None and stored.txn == txn:
+            return self._landed(made, stored.revision, now)
+        del self._drafts[made.block]
+        return []
+
+    def _tick(self, now: float) -> None:
+        self._armed_at = NEVER
+        self._dirty |= now >= min(self._times())
+        self._holds.expire(now)
+        if now >= self._balance_at:
+            self._balance_due = True
+            self._balance_at = now + self._settings.balance_interval_s
+
+    # outcomes
+
+    def _draft(self, txn: str) -> Draft | None:
+        return next((made for made in self._drafts.values() if made.txn == txn), None)
+
+    def _landed(self, made: Draft, revision: int, now: float) -> list[Effect]:
+        """A commit is known to be stored; only now may anyone hear of it (I3)."""
+        del self._drafts[made.block]
+        self._view.put_block(made.block, Stored(revision, made.txn, made.entries))
+        for write in made.writes:
+            self._view.releases.pop(write.key, None)
+        if self._drafts:
+            self._soon(now)
+        else:
+            self._dirty = True
+        rest_until = now + self._settings.drain_deadline_s
+        for _, shard, entry in made.tells:
+            if entry.state == "serving":
+                self._hearsay.reverted(shard, entry, rest_until)
+        nodes = self._view.nodes
+        return [Tell(to, shard, entry) for to, shard, entry in made.tells if to in nodes]
+
+    def _resign(self, reason: str) -> list[Effect]:
+        """C1: discard memory; the next leadership starts from a listing."""
+        self._over = True
+        self._view, self._hearsay = StoreView(), Hearsay()
+        self._drafts, self._holds = {}, Holds()
+        return [Resign(reason)]
+
+    # decisions
+
+    def _look_around(self, now: float) -> list[Effect]:
+        """C6: who is lost, and to whom; or is it this leader who is lost?"""
+        self._reach_at = now + self._reach.pace_s
+        due = self._reach.look(self._view.nodes, self._hearsay.heard_at, now)
+        if due.resign:
+            return self._resign(UNREACHED)
+        exiles = [
+            *(self._chores.evict(self._view, node, self._next_txn(), now) for node in due.evict),
+            *(self._chores.bury(self._view, node, self._next_txn(), now) for node in due.bury),
+        ]
+        probes = [AskProbe(voter, node) for voter, node in due.probes]
+        return [*probes, *(commit for commit in exiles if commit is not None)]
+
+    def _decide(self, now: float) -> list[Effect]:
+        self._batch_at = self._stages.at = NEVER
+        view = self._planned_view(now)
+        self._patience_ends_at = patience_ends(view, now, self._settings)
+        if now < self._listen_until and silent(view, now, self._settings.heard_s):
+            return []
+        effects: list[Effect] = []
+        if self._strategy == CUSTOM:
+            asked, view = self._counsel.hear(view, now)
+            effects += [Consult(situation) for situation in asked]
+        self._dirty = False
+        self._balance_due = self._balance_due and self._counsel.waiting
+        wanted: dict[BlockKey, list[Decision | Forgive]] = {}
+        found = plan(view, now, self._settings).decisions
+        # What can't be committed now takes no place in a stage from what can.
+        decisions = self._stages.pace(view, [one for one in found if self._ready(one, now)], now)
+        for decision in (*decisions, *forgiven(view, decisions)):
+            if self._ready(decision, now):
+                wanted.setdefault(block_of(decision.shard), []).append(decision)
+        effects += [self._issue(block, decisions) for block, decisions in wanted.items()]
+        rewind_over = not self._settle.after_rewind(self._view.rewound, now)
+        sweep = self._chores.sweep(self._view, self._next_txn(), now, rewind_over)
+        return [*effects, *([] if sweep is None else [sweep])]
+
+    def _ready(self, decision: Decision | Forgive, now: float) -> bool:
+        block = block_of(decision.shard)
+        return block not in self._drafts and not self._holds.held(block, self._view, now)
+
+    def _issue(self, block: BlockKey, decisions: Sequence[Decision | Forgive]) -> Commit:
+        for shard, floor in self._view.floors.items():
+            self._hearsay.floor(shard, floor)
+        floors = self._hearsay.floors
+        made = draft(self._view, block, decisions, self._leader, self._next_txn(), floors)
+        self._drafts[block] = made
+        for decision in decisions:
+            if isinstance(decision, Move):
+                self._hearsay.move(self._view, decision.shard, decision.to)
+        return Commit(made.txn, made.conditions, made.writes)
+
+    def _next_txn(self) -> str:
+        self._txns += 1
+        return f"{self._me}-{self._leader.revision}-{self._txns}"
+
+    def _planned_view(self, now: float) -> View:
+        """The stored picture with the drafts under way laid over it, so nothing is done twice."""
+        view = self._view
+        self._hearsay.prune(view, now)
+        self._settle.at = self._strikes.at = NEVER
+        roles: dict[str, RoleView] = {}
+        heard_at = {**self._hearsay.heard_at, self._me: now}
+        for role in () if self._settle.after_rewind(view.rewound, now) else view.shards:
+            entries: list[Entry] = []
+            for block in view.role_blocks(role):
+                made = self._drafts.get(block)
+                entries += made.entries if made else view.entries(block)
+            if self._settle.settled(role, entries, view.nodes, heard_at, now):
+                part = self._hearsay.role_view(view, role, entries)
+                roles[role] = self._strikes.laid_over(part, view, role, now)
+        return View(
+            self._me, view.nodes, self._hearsay.heard_at, tuple(view.drains), roles,
+            self._balance_due, self._strategy, view.target, self._hearsay.known_since(view, now),
+            self._hearsay.departing_since(view, now),
+        )  # fmt: skip
+
+    def _times(self) -> list[float]:
+        """When something besides the look around falls due."""
+        times = [self._balance_at, self._batch_at, self._settle.at, self._strikes.at]
+        times += [self._patience_ends_at, self._stages.at, *self._holds.times]
+        return [*times, self._listen_until] if self._dirty else times
+
+    def _arm(self) -> list[Effect]:
+        at = min([self._reach_at, *self._times()])
+        if at == self._armed_at:
+            return []
+        self._armed_at = at
+        return [Arm(at)]

@@ -1,0 +1,81 @@
+"""How many owners each shard lost lately: what tells a poisonous shard from an unlucky one (DX-20).
+
+Called by the coordinator. The count is stored with the shard; how recent it is only the leader's
+own clock knows, so a leader forgives old ones in the store and takes those it finds for new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from domicile.core.coordinator.commits import Forgive
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.placement.model import Decision, RoleView, View
+from domicile.core.state.cluster_view import StoreView, Word
+from domicile.core.state.shardmap import Entry
+
+NEVER = float("inf")
+
+
+class Strikes:
+    """One leadership's memory of when strikes were seen."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._seen: dict[tuple[str, int], tuple[int, float]] = {}
+        """By role and shard number: the epoch in which it was struck, and when that was seen."""
+        self.at = NEVER
+        """When the next of them will be long ago."""
+
+    def laid_over(self, part: RoleView, view: StoreView, role: str, now: float) -> RoleView:
+        """A role's view with what is known of its shards' strikes, first starts and pardons."""
+        return replace(
+            part,
+            struck=self.lately(role, part.entries, now),
+            begun=begun(view.started.values(), role, part.entries),
+            pardoned=tuple(shard.shard for shard in view.pardons if shard.role == role),
+        )
+
+    def lately(self, role: str, entries: Sequence[Entry], now: float) -> dict[int, int]:
+        """Strikes by shard number, as far as the newest of them is recent."""
+        struck: dict[int, int] = {}
+        for number, entry in enumerate(entries):
+            if not entry.strikes:
+                continue
+            epoch, at = self._seen.get((role, number), (0, now))
+            if epoch != entry.epoch:
+                self._seen[role, number] = (entry.epoch, now)
+                at = now
+            if now < at + self._window_s:
+                struck[number] = entry.strikes
+                self.at = min(self.at, at + self._window_s)
+        return struck
+
+
+def forgiven(view: View, decisions: Sequence[Decision]) -> list[Forgive]:
+    """Shards in service whose stored strikes no longer count, and that nothing else is done to."""
+    decided = {decision.shard: None for decision in decisions}
+    return [
+        Forgive(ShardKey(role, number))
+        for role, part in view.roles.items()
+        for number, entry in enumerate(part.entries)
+        if entry.strikes
+        and number not in part.struck
+        and entry.state == "serving"
+        and entry.owner in view.nodes
+        and number not in part.released
+        and (role, number) not in decided
+    ]
+
+
+def begun(words: Iterable[Word], role: str, entries: Sequence[Entry]) -> dict[int, int]:
+    """Epochs in which the present or last owner of a shard noted that its entities start."""
+    found: dict[int, int] = {}
+    for word in words:
+        number = word.shard.shard
+        if word.shard.role == role and number < len(entries):
+            entry = entries[number]
+            if (entry.owner, entry.epoch) == (Incarnation(word.owner), word.epoch):
+                found[number] = word.epoch
+    return found

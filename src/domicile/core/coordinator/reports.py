@@ -1,0 +1,147 @@
+"""What nodes told the coordinator that the store does not say: who lives, who let go, who gave up.
+
+Called by the coordinator only. Everything here may be lost with a leadership: owners repeat a
+release until the record moves on (H10), and nodes answer the next ping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.placement.model import RoleView, departing
+from domicile.core.state.cluster_view import StoreView
+from domicile.core.state.shardmap import Entry
+
+EARLY = 16_384
+"""I6: words kept before the first listing; what is dropped will be repeated (H10)."""
+
+Word = tuple[Incarnation, int]
+"""An owner and its epoch."""
+
+
+class Hearsay:
+    """Words of nodes, kept while they are about the present owner and epoch of a shard."""
+
+    def __init__(self) -> None:
+        self.heard_at: dict[Incarnation, float] = {}
+        self._known_since: dict[Incarnation, float] = {}
+        self._departing_since: dict[Incarnation, float] = {}
+        self.released: dict[ShardKey, Word] = {}
+        self.asked: dict[ShardKey, Word] = {}
+        self.floors: dict[ShardKey, int] = {}
+        """Epochs that journals have seen beyond the stored ones (J1)."""
+        self._wished: dict[ShardKey, int] = {}
+        self._resting: dict[ShardKey, tuple[int, float]] = {}
+
+    def release(self, shard: ShardKey, word: Word) -> bool:
+        """Note a release; False if it is not news."""
+        known = self.released.get(shard)
+        if known == word or (known is None and len(self.released) >= EARLY):
+            return False
+        self.released[shard] = word
+        return True
+
+    def floor(self, shard: ShardKey, epoch: int) -> None:
+        """Note an epoch that a journal has seen; the shard's next one must be newer (J1)."""
+        if epoch and (shard in self.floors or len(self.floors) < EARLY):
+            self.floors[shard] = max(epoch, self.floors.get(shard, 0))
+
+    def ask_revert(self, shard: ShardKey, word: Word) -> None:
+        """Note that an owner asks to keep a shard."""
+        if shard in self.asked or len(self.asked) < EARLY:
+            self.asked[shard] = word
+
+    def reverted(self, shard: ShardKey, entry: Entry, until: float) -> None:
+        """A move was taken back; if its owner asked for that, the shard rests for a while."""
+        if self.asked.get(shard) == (entry.owner, entry.epoch):
+            del self.asked[shard]
+            self._resting[shard] = (entry.epoch, until)
+
+    def move(self, view: StoreView, shard: ShardKey, to: Incarnation) -> None:
+        """A shard goes somewhere; remember if a wish is the reason."""
+        record = view.nodes.get(to)
+        if record is not None and view.wishes.get(shard) == record.node:
+            self._wished[shard] = view.entry(shard).epoch
+
+    def known_since(self, view: StoreView, now: float) -> dict[Incarnation, float]:
+        """When this leadership first saw each record."""
+        self._known_since = {node: self._known_since.get(node, now) for node in view.nodes}
+        return self._known_since
+
+    def departing_since(self, view: StoreView, now: float) -> dict[Incarnation, float]:
+        """When this leadership first saw that each of those who leave or are drained does so."""
+        leaving = departing(view.nodes, view.drains)
+        self._departing_since = {node: self._departing_since.get(node, now) for node in leaving}
+        return self._departing_since
+
+    def prune(self, view: StoreView, now: float) -> None:
+        """Forget what is no longer about anything stored."""
+        for node in [node for node in self.heard_at if node not in view.nodes]:
+            del self.heard_at[node]
+        for shard, (owner, epoch) in tuple(self.released.items()):
+            entry = view.entry(shard)
+            if entry.epoch > epoch or (entry.epoch == epoch and entry.owner != owner):
+                del self.released[shard]
+        for shard, floor in tuple(self.floors.items()):
+            if view.entry(shard).epoch > floor:
+                del self.floors[shard]
+        for shard, word in tuple(self.asked.items()):
+            entry = view.entry(shard)
+            if entry.state != "moving" or (entry.owner, entry.epoch) != word:
+                del self.asked[shard]
+        for shard, (epoch, until) in tuple(self._resting.items()):
+            if now >= until or view.entry(shard).epoch != epoch:
+                del self._resting[shard]
+
+    def role_view(self, view: StoreView, role: str, entries: Sequence[Entry]) -> RoleView:
+        """One role for the planner; `entries` may be ahead of the store by drafts under way."""
+        released = {
+            release.shard.shard: release.epoch
+            for release in view.releases.values()
+            if _current(release.shard, (release.owner, release.epoch), role, entries)
+        }
+        for shard, word in self.released.items():
+            if _current(shard, word, role, entries):
+                released[shard.shard] = word[1]
+        return RoleView(
+            tuple(entries),
+            {shard.shard: node for shard, node in view.wishes.items() if shard.role == role},
+            released,
+            {
+                shard.shard: word[1]
+                for shard, word in self.asked.items()
+                if _current(shard, word, role, entries)
+            },
+            self._moves_for_wishes(view, role, entries),
+            {
+                shard.shard: until
+                for shard, (_, until) in self._resting.items()
+                if shard.role == role
+            },
+        )
+
+    def _moves_for_wishes(
+        self, view: StoreView, role: str, entries: Sequence[Entry]
+    ) -> dict[int, int]:
+        """Epochs of moves that go where a wish names or named; removing it takes them back."""
+        wished: dict[int, int] = {}
+        for shard in tuple(self._wished):
+            if shard.role == role and entries[shard.shard].state != "moving":
+                del self._wished[shard]
+        for number, entry in enumerate(entries):
+            if entry.state != "moving":
+                continue
+            shard = ShardKey(role, number)
+            self.move(view, shard, entry.to)
+            if shard in self._wished:
+                wished[number] = self._wished[shard]
+        return wished
+
+
+def _current(shard: ShardKey, word: Word, role: str, entries: Sequence[Entry]) -> bool:
+    """Whether an owner's word is about the shard's present owner and epoch (C4)."""
+    if shard.role != role or not 0 <= shard.shard < len(entries):
+        return False
+    entry = entries[shard.shard]
+    return (entry.owner, entry.epoch) == word

@@ -1,0 +1,1 @@
+"""How a shard moves without losing, duplicating or reordering a message."""

@@ -1,0 +1,413 @@
+"""One shard as one sending incarnation sees it: what waits, what was written where (H1–H6, N3–N5).
+
+A sender writes to a new owner only after the old one answered its flush, or their link is lost;
+so order rests on the owners' answers alone. The shell numbers nothing and decides nothing: it
+sends what the effects say and reports what comes back.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterable
+
+from domicile.core.handoff.admission import UNIT_BYTES, Flow, Outflow
+from domicile.core.handoff.pending import (
+    Arm,
+    Effect,
+    GiveUp,
+    Home,
+    Letter,
+    Limits,
+    SendFlush,
+    Wanted,
+    Write,
+    is_nested,
+    lane,
+    next_wave,
+    number_of,
+)
+from domicile.core.handoff.tables import SENDER_TRANSITIONS as TRANSITIONS
+from domicile.core.handoff.tables import Bond, SenderEvent
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.state.shardmap import FREE, Entry
+
+_HOMELESS = ("free", "quarantined")
+_BOUND = Bond.BOUND
+
+
+class Sender:
+    """The sender's side of one shard."""
+
+    __slots__ = (
+        "bond", "entry", "flow", "flush_at", "flush_id", "held_bytes", "is_moving", "is_up", "key",
+        "last_flush", "limits", "moving_since", "next_n", "open", "outflow", "over_epoch", "queue",
+        "seen_change", "shard", "wave_at", "written",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        shard: ShardKey,
+        limits: Limits,
+        is_moving: Callable[[ShardKey], bool],
+        is_up: Callable[[Incarnation], bool],
+        outflow: Outflow | None = None,
+    ) -> None:
+        self.shard = shard
+        self.limits = limits
+        self.is_moving = is_moving
+        self.is_up = is_up
+        self.outflow = Outflow() if outflow is None else outflow
+        self.flow = Flow(1 << 60, 1 << 60)
+        self.entry: Entry = FREE
+        self.over_epoch = 0
+        """The owner said released: as moving until a newer epoch (H3)."""
+        self.bond = Bond.UNBOUND
+        self.key: Home | None = None
+        self.flush_id = 0
+        self.last_flush = 0
+        self.flush_at = 0.0
+        self.seen_change = 0
+        """The newest `moving` entry that was flushed for, or seen unbound (H4)."""
+        self.queue: list[Letter] = []
+        self.held_bytes = 0
+        self.written: dict[int, Letter] = {}
+        self.open = 0
+        self.next_n = 1
+        self.moving_since = 0.0
+        self.wave_at = 0.0
+
+    # what the shell reports
+
+    def number(self) -> int:
+        """The next number of this shard: taken at call time (H1)."""
+        n = self.next_n
+        self.next_n += 1
+        return n
+
+    def room(self, size_bytes: int, nested: bool = False) -> bool:
+        """Whether one more message may be held, or be on its way to the home (I6)."""
+        return (
+            len(self.queue) < self.limits.buffer
+            and self.held_bytes + size_bytes <= self.limits.hold_bytes
+            and self.outflow.takes(self.entry.owner, size_bytes, nested)
+        )
+
+    def clear(self) -> Home | None:
+        """The home to which a new message would be written at once, as by `submit` (H2)."""
+        home, entry = self.key, self.entry
+        if (
+            home is None
+            or self.queue
+            or self.bond is not _BOUND
+            or entry.state != "serving"
+            or home.epoch != entry.epoch
+            or home.owner != entry.owner
+            or home.epoch <= self.over_epoch
+            or self.open >= self.limits.window
+            or self.flow.open >= self.flow.limit
+            or not self.is_up(home.owner)
+        ):
+            return None
+        return home
+
+    def post(self, letter: Letter) -> None:
+        """Note a message as written to the home that `clear` has just named: `letter.to`."""
+        self.written[letter.n] = letter
+        if not letter.started:
+            self.open += 1
+            letter.flow = self.flow
+            self.flow.open += 1 + letter.size_bytes // UNIT_BYTES
+
+    def submit(self, letter: Letter, now: float) -> tuple[Effect, ...]:
+        """A new message, numbered and with room (H1)."""
+        self._hold(letter)
+        return self._go_on(now)
+
+    def see(self, entry: Entry, now: float) -> tuple[Effect, ...]:
+        """A map entry, from wherever: merged if newer (H3, H4)."""
+        if entry.change <= self.entry.change:
+            return ()
+        moving = entry.state == "moving"
+        if moving:
+            self.moving_since = now
+            self.wave_at = 0.0
+        self.entry = entry
+        if not moving:
+            self.wave_at = 0.0
+            for letter in self.queue:
+                letter.urgent = False
+        return self._go_on(now)
+
+    def look(self, now: float) -> tuple[Effect, ...]:
+        """Something else changed: what is finishing (N3), or which nodes are up."""
+        return self._go_on(now)
+
+    def returned(
+        self, peer: Incarnation, ns: Iterable[int], entry: Entry, released: bool, now: float
+    ) -> tuple[Effect, ...]:
+        """H3: reinsert by number, merge the entry, flush."""
+        out: list[Effect] = []
+        came_back = False
+        for n in ns:
+            letter = self.written.get(n)
+            if letter is None or letter.to != peer or letter.started:
+                continue
+            came_back = True
+            self._take_back(letter)
+        if came_back:
+            self._note_over(peer, released)
+        if came_back and self.key is not None and self.key.owner == peer:
+            self._take(SenderEvent.RETURN, now, out)
+        out.extend(self.see(entry, now))
+        out.extend(self._go_on(now))
+        return tuple(out)
+
+    def flushed(
+        self, peer: Incarnation, id: int, entry: Entry, released: bool, now: float
+    ) -> tuple[Effect, ...]:
+        """H5, if it answers the flush that is out."""
+        out: list[Effect] = []
+        if id == self.flush_id and self.key is not None and self.key.owner == peer:
+            self._note_over(peer, released)
+            self._take(SenderEvent.FLUSHED, now, out)
+        else:
+            self._take(SenderEvent.LATE, now, out)
+        out.extend(self.see(entry, now))
+        out.extend(self._go_on(now))
+        return tuple(out)
+
+    def begun(self, peer: Incarnation, n: int, now: float) -> tuple[Effect, ...]:
+        """It has started: room in the window; nothing more is owed to a tell."""
+        letter = self.written.get(n)
+        if letter is not None and letter.to == peer and not letter.started:
+            letter.started = True
+            self.open -= 1
+            if letter.flow is not None:
+                letter.flow.open -= 1 + letter.size_bytes // UNIT_BYTES
+            if not letter.ask or letter.resolved:
+                del self.written[n]
+        # A wider window lets only what waits go on.
+        return self._go_on(now) if self.queue else ()
+
+    def answered(
+        self, peer: Incarnation, n: int, now: float
+    ) -> tuple[Letter | None, tuple[Effect, ...]]:
+        """A reply: the letter it resolves, if any is still waiting."""
+        letter = self.written.get(n)
+        if letter is None or letter.to != peer:
+            return None, ()
+        del self.written[n]
+        if not letter.started:
+            self._close(letter)
+        effects = self._go_on(now) if self.queue else ()
+        if letter.resolved:
+            return None, effects
+        letter.resolved = True
+        return letter, effects
+
+    def withdraw(self, letter: Letter, now: float) -> tuple[bool, tuple[Effect, ...]]:
+        """Its caller waits no more. True: it was never written, so it never runs."""
+        letter.resolved = True
+        if letter.to is None:
+            self.queue.remove(letter)
+            self._let_go(letter)
+            return True, self._go_on(now)
+        if letter.started:
+            self.written.pop(letter.n, None)
+        return False, ()
+
+    def link_lost(self, peer: Incarnation, unsent: Iterable[int], now: float) -> tuple[Effect, ...]:
+        """H6: what that peer had is unknown; what waits here stays, in order.
+
+        `unsent` never left this process, so it cannot have run: it waits again.
+        """
+        out: list[Effect] = []
+        for n in unsent:
+            letter = self.written.get(n)
+            if letter is not None and letter.to == peer:
+                self._take_back(letter)
+        self._give_up(peer, out)
+        if self.key is not None and self.key.owner == peer:
+            self._take(SenderEvent.LINK_LOST, now, out)
+        out.extend(self._go_on(now))
+        return tuple(out)
+
+    def departing(self, peer: Incarnation, now: float) -> tuple[Effect, ...]:
+        """H14: the peer says goodbye: write nothing more to it, flush."""
+        out: list[Effect] = []
+        if self.entry.owner == peer:
+            self.over_epoch = max(self.over_epoch, self.entry.epoch)
+        if self.key is not None and self.key.owner == peer:
+            self._take(SenderEvent.MISMATCH, now, out)
+        return tuple(out)
+
+    def tick(self, now: float) -> tuple[Effect, ...]:
+        """An armed time came: waves (N5), and a `Flushed` that is overdue (H6)."""
+        out: list[Effect] = []
+        if self.bond is Bond.FLUSHING and now >= self.flush_at + self.limits.hold_timeout_s:
+            assert self.key is not None
+            self._give_up(self.key.owner, out, unstarted_only=True)
+            self._take(SenderEvent.HOLD_TIMEOUT, now, out)
+        if self.wave_at and now >= self.wave_at:
+            self.wave_at = 0.0
+            for letter in self.queue:
+                letter.urgent = letter.urgent or (letter.ask and bool(letter.chain))
+        out.extend(self._go_on(now))
+        if self.bond is Bond.FLUSHING:
+            # A wave may have come before it, and only one time is armed.
+            out.append(Arm(self.flush_at + self.limits.hold_timeout_s))
+        return tuple(out)
+
+    def refused(self) -> tuple[Letter, ...]:
+        """What waits for a quarantined shard, which gets no home soon: resolved, and gone from here
+        (DX-20). What was written may have run, and stays until its owner's answer or end."""
+        if self.entry.state != "quarantined" or not self.queue:
+            return ()
+        letters = tuple(self.queue)
+        self.queue.clear()
+        for letter in letters:
+            letter.resolved = True
+            self._let_go(letter)
+        return letters
+
+    def waiting(self) -> bool:
+        """Whether anything is queued, or written but neither started nor returned (H14)."""
+        return bool(self.queue) or self.open > 0
+
+    # decisions
+
+    def finishing(self, letter: Letter) -> bool:
+        """N3, N5: a draining shard waits for this one, as far as is known here."""
+        if not letter.ask:
+            return False
+        if letter.urgent or any(map(self._drains, letter.chain)):
+            return True
+        return letter.behind is not None and any(map(self._drains, letter.behind()))
+
+    def _drains(self, shard: ShardKey) -> bool:
+        return shard == self.shard or self.is_moving(shard)
+
+    def _home(self) -> Home | None:
+        """The home that may be written to: none while free, gone, or released by its owner."""
+        entry = self.entry
+        if entry.state in _HOMELESS or entry.epoch <= self.over_epoch:
+            return None
+        if not self.is_up(entry.owner):
+            return None
+        return Home(entry.owner, entry.epoch)
+
+    def _go_on(self, now: float) -> tuple[Effect, ...]:
+        """H4, then H2 or N4, as far as they go."""
+        out: list[Effect] = []
+        home = self._home()
+        moving = self.entry.state == "moving"
+        if self.key is not None and self.key != (self.entry.owner, self.entry.epoch):
+            self._take(SenderEvent.MISMATCH, now, out)
+        if moving and self.seen_change < self.entry.change:
+            self._take(SenderEvent.MOVING, now, out)
+        if self.bond is not Bond.FLUSHING and home is not None and self.key in (None, home):
+            if moving:
+                self._write_lane(home, self.finishing, True, now, out)
+            else:
+                self._write_heads(home, now, out)
+        if moving and any(mail.ask and mail.chain and not mail.urgent for mail in self.queue):
+            if not self.wave_at:
+                self.wave_at = self._next_wave(now)
+            out.append(Arm(self.wave_at))
+        return tuple(out)
+
+    def _next_wave(self, now: float) -> float:
+        return next_wave(self.moving_since, now)
+
+    def _write_heads(self, home: Home, now: float, out: list[Effect]) -> None:
+        """H2, as far as the window goes; but what a running handler awaits never waits for it:
+        the window may be full of mail that waits for that very handler."""
+        count = min(len(self.queue), max(0, self.limits.window - self.open))
+        heads = self.queue[:count]
+        del self.queue[:count]
+        for letter in heads:
+            letter.beyond = False
+            self._write(letter, home, self.finishing(letter), now, out)
+        if self.queue:
+            self._write_lane(home, is_nested, False, now, out)
+
+    def _write_lane(
+        self, home: Home, wanted: Wanted, finishing: bool, now: float, out: list[Effect]
+    ) -> None:
+        """N4: a wanted message goes out behind all queued ones to the same entity."""
+        goes, self.queue[:] = lane(self.queue, wanted)
+        for letter in goes:
+            letter.beyond = self.open >= self.limits.window
+            self._write(letter, home, finishing or self.finishing(letter), now, out)
+
+    def _write(
+        self, letter: Letter, home: Home, finishing: bool, now: float, out: list[Effect]
+    ) -> None:
+        self._take(SenderEvent.WRITE, now, out)
+        if self.key is None:
+            self.flow = self.outflow.to(home.owner)
+        self.key = home
+        self._let_go(letter)
+        letter.to = home.owner
+        letter.started = False
+        self.post(letter)
+        change = self.entry.change
+        out.append(Write(letter, home.owner, home.epoch, change, finishing, self.open))
+
+    def _take(self, happening: SenderEvent, now: float, out: list[Effect]) -> None:
+        """One step of the table, with what it does."""
+        transition = TRANSITIONS[self.bond, happening]
+        self.bond = transition.to[0]
+        if happening is SenderEvent.MOVING:
+            self.seen_change = self.entry.change
+        if transition.does.endswith("flush"):
+            assert self.key is not None
+            self.last_flush += 1
+            self.flush_id = self.last_flush
+            self.flush_at = now
+            out.append(SendFlush(self.key.owner, self.flush_id))
+            out.append(Arm(now + self.limits.hold_timeout_s))
+        elif self.bond is Bond.UNBOUND:
+            self.key = None
+            self.flush_id = 0
+
+    def _close(self, letter: Letter) -> None:
+        """Written, and known to have started or not to start there."""
+        self.open -= 1
+        if letter.flow is not None:
+            letter.flow.open -= 1 + letter.size_bytes // UNIT_BYTES
+
+    def _let_go(self, letter: Letter) -> None:
+        self.held_bytes -= letter.size_bytes
+        self.outflow.held_bytes -= letter.size_bytes
+
+    def _hold(self, letter: Letter) -> None:
+        self.held_bytes += letter.size_bytes
+        self.outflow.held_bytes += letter.size_bytes
+        if not self.queue or self.queue[-1].n < letter.n:
+            self.queue.append(letter)
+        else:
+            insort(self.queue, letter, key=number_of)
+
+    def _take_back(self, letter: Letter) -> None:
+        """Written, but certain not to have run."""
+        del self.written[letter.n]
+        self._close(letter)
+        letter.to = None
+        if not letter.resolved:
+            self._hold(letter)
+
+    def _note_over(self, peer: Incarnation, released: bool) -> None:
+        if released and self.key is not None and self.key.owner == peer:
+            self.over_epoch = max(self.over_epoch, self.key.epoch)
+
+    def _give_up(self, peer: Incarnation, out: list[Effect], unstarted_only: bool = False) -> None:
+        for n, letter in list(self.written.items()):
+            if letter.to != peer or (unstarted_only and letter.started):
+                continue
+            del self.written[n]
+            if not letter.started:
+                self._close(letter)
+            if not letter.resolved:
+                letter.resolved = True
+                out.append(GiveUp(letter))

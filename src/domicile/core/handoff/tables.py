@@ -1,0 +1,135 @@
+"""The hand-off protocol as two tables: a shard's phase at an owner, a sender's bond to an owner.
+
+The machines in `owner` and `sender` take every step from here; the docs draw them from here.
+A (state, event) pair that is missing would be a bug: the tests assert that none is.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from domicile.core.transitions import Transition
+
+
+class Phase(Enum):
+    """What a shard is to this incarnation."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    DRAINING = "draining"
+    RELEASED = "released"
+
+
+class OwnerEvent(Enum):
+    """What can happen to a phase. Entries are classified against the newest own epoch."""
+
+    SERVING_NEWER = "serving(me), newer epoch"
+    SERVING_SAME = "serving(me), own epoch"
+    MOVING_NEWER = "moving(me), newer epoch"
+    MOVING_SAME = "moving(me), own epoch"
+    FOREIGN = "someone else, newer epoch"
+    STALE = "older entry"
+    EMPTY = "nothing runs, waits or is resident"
+    OVERDUE = "drain deadline"
+    OUTRUN = "a journal knows a newer epoch"
+    FENCED = "lease lost"
+
+
+_P = Transition[Phase]
+_NONE = "nothing"
+_C, _O, _D, _R = Phase.CLOSED, Phase.OPEN, Phase.DRAINING, Phase.RELEASED
+
+OWNER_TRANSITIONS: dict[tuple[Phase, OwnerEvent], Transition[Phase]] = {
+    (_C, OwnerEvent.SERVING_NEWER): _P((_O,), "H11", "open"),
+    (_C, OwnerEvent.SERVING_SAME): _P((_C,), "L5", _NONE),
+    (_C, OwnerEvent.MOVING_NEWER): _P((_R,), "H9", "release"),
+    (_C, OwnerEvent.MOVING_SAME): _P((_C,), "L5", _NONE),
+    (_C, OwnerEvent.FOREIGN): _P((_C,), "C3", _NONE),
+    (_C, OwnerEvent.STALE): _P((_C,), "C3", _NONE),
+    (_C, OwnerEvent.EMPTY): _P((_C,), "H10", _NONE),
+    (_C, OwnerEvent.OVERDUE): _P((_C,), "H10", _NONE),
+    (_C, OwnerEvent.OUTRUN): _P((_C,), "J1", _NONE),
+    (_C, OwnerEvent.FENCED): _P((_C,), "L4", _NONE),
+    (_O, OwnerEvent.SERVING_NEWER): _P((_O,), "H11", "reopen"),
+    (_O, OwnerEvent.SERVING_SAME): _P((_O,), "C3", _NONE),
+    (_O, OwnerEvent.MOVING_NEWER): _P((_R,), "H9", "drop and release"),
+    (_O, OwnerEvent.MOVING_SAME): _P((_D,), "H9", "cut"),
+    (_O, OwnerEvent.FOREIGN): _P((_C,), "I1", "drop"),
+    (_O, OwnerEvent.STALE): _P((_O,), "C3", _NONE),
+    (_O, OwnerEvent.EMPTY): _P((_O,), "H10", _NONE),
+    (_O, OwnerEvent.OVERDUE): _P((_O,), "H10", _NONE),
+    (_O, OwnerEvent.OUTRUN): _P((_D,), "J1", "cut"),
+    (_O, OwnerEvent.FENCED): _P((_C,), "L4", "drop"),
+    (_D, OwnerEvent.SERVING_NEWER): _P((_O,), "H11", "reopen"),
+    (_D, OwnerEvent.SERVING_SAME): _P((_O,), "H11", "revert"),
+    (_D, OwnerEvent.MOVING_NEWER): _P((_R,), "H9", "drop and release"),
+    (_D, OwnerEvent.MOVING_SAME): _P((_D,), "C3", _NONE),
+    (_D, OwnerEvent.FOREIGN): _P((_C,), "I1", "drop"),
+    (_D, OwnerEvent.STALE): _P((_D,), "C3", _NONE),
+    (_D, OwnerEvent.EMPTY): _P((_R,), "H10", "release"),
+    (_D, OwnerEvent.OVERDUE): _P((_D,), "H10", "ask for revert, or cancel"),
+    (_D, OwnerEvent.OUTRUN): _P((_D,), "J1", _NONE),
+    (_D, OwnerEvent.FENCED): _P((_C,), "L4", "drop"),
+    (_R, OwnerEvent.SERVING_NEWER): _P((_O,), "H11", "open"),
+    (_R, OwnerEvent.SERVING_SAME): _P((_R,), "H11", "repeat Released"),
+    (_R, OwnerEvent.MOVING_NEWER): _P((_R,), "H9", "release"),
+    (_R, OwnerEvent.MOVING_SAME): _P((_R,), "H10", "repeat Released"),
+    (_R, OwnerEvent.FOREIGN): _P((_R,), "C3", _NONE),
+    (_R, OwnerEvent.STALE): _P((_R,), "C3", _NONE),
+    (_R, OwnerEvent.EMPTY): _P((_R,), "H10", _NONE),
+    (_R, OwnerEvent.OVERDUE): _P((_R,), "H10", _NONE),
+    (_R, OwnerEvent.OUTRUN): _P((_R,), "J1", _NONE),
+    (_R, OwnerEvent.FENCED): _P((_C,), "L4", _NONE),
+}
+
+
+class Bond(Enum):
+    """What ties a sender to an owner."""
+
+    UNBOUND = "unbound"
+    BOUND = "bound"
+    FLUSHING = "flushing"
+
+
+class SenderEvent(Enum):
+    """What can happen to a bond."""
+
+    WRITE = "head of the queue may be written"
+    MISMATCH = "record no longer matches the bond"
+    MOVING = "moving first seen"
+    RETURN = "mail came back"
+    FLUSHED = "Flushed of this flush"
+    LATE = "Flushed of another flush"
+    LINK_LOST = "link lost"
+    HOLD_TIMEOUT = "Flushed is overdue"
+
+
+_L = Transition[Bond]
+_U, _B, _F = Bond.UNBOUND, Bond.BOUND, Bond.FLUSHING
+
+SENDER_TRANSITIONS: dict[tuple[Bond, SenderEvent], Transition[Bond]] = {
+    (_U, SenderEvent.WRITE): _L((_B,), "H2", "write"),
+    (_U, SenderEvent.MISMATCH): _L((_U,), "H2", "hold"),
+    (_U, SenderEvent.MOVING): _L((_U,), "H4", "note it as seen"),
+    (_U, SenderEvent.RETURN): _L((_U,), "H3", "reinsert"),
+    (_U, SenderEvent.FLUSHED): _L((_U,), "H5", "ignore"),
+    (_U, SenderEvent.LATE): _L((_U,), "H5", "ignore"),
+    (_U, SenderEvent.LINK_LOST): _L((_U,), "H6", "resolve what that owner had"),
+    (_U, SenderEvent.HOLD_TIMEOUT): _L((_U,), "H6", "ignore"),
+    (_B, SenderEvent.WRITE): _L((_B,), "H2", "write"),
+    (_B, SenderEvent.MISMATCH): _L((_F,), "H4", "flush"),
+    (_B, SenderEvent.MOVING): _L((_F,), "H4", "flush"),
+    (_B, SenderEvent.RETURN): _L((_F,), "H3", "reinsert, flush"),
+    (_B, SenderEvent.FLUSHED): _L((_B,), "H5", "ignore"),
+    (_B, SenderEvent.LATE): _L((_B,), "H5", "ignore"),
+    (_B, SenderEvent.LINK_LOST): _L((_U,), "H6", "resolve what that owner had"),
+    (_B, SenderEvent.HOLD_TIMEOUT): _L((_B,), "H6", "ignore"),
+    (_F, SenderEvent.WRITE): _L((_F,), "H1", "hold"),
+    (_F, SenderEvent.MISMATCH): _L((_F,), "H4", "hold"),
+    (_F, SenderEvent.MOVING): _L((_F,), "H4", "note it as seen"),
+    (_F, SenderEvent.RETURN): _L((_F,), "H3", "reinsert"),
+    (_F, SenderEvent.FLUSHED): _L((_U,), "H5", "go on"),
+    (_F, SenderEvent.LATE): _L((_F,), "H5", "ignore"),
+    (_F, SenderEvent.LINK_LOST): _L((_U,), "H6", "resolve what that owner had"),
+    (_F, SenderEvent.HOLD_TIMEOUT): _L((_U,), "H6", "resolve what that owner had"),
+}

@@ -1,0 +1,1 @@
+"""May this process act, and is that one dead?"""

@@ -1,0 +1,1 @@
+"""Where shards should be; never when they go there."""

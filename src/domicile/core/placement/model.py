@@ -1,0 +1,214 @@
+"""What a plan is made from and what it consists of: views and decisions, all frozen.
+
+Views are made by the coordinator, decisions by `plan`. Data only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.core.placement import versions
+from domicile.core.state.records import NodeRecord
+from domicile.core.state.shardmap import Entry
+from domicile.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class RoleView:
+    """One role's shards. Mappings are by shard number."""
+
+    entries: tuple[Entry, ...]
+    wishes: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Operators' wishes: node ids."""
+    released: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Epochs that their owners released (H10), for the current owner and epoch only."""
+    asked: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Epochs for which the owner asked to take a move back (H10)."""
+    wished: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Epochs of moves under way whose reason is a wish."""
+    resting_until: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Shards that could not be emptied in time: not to be tried again before."""
+    struck: Mapping[int, int] = field(default_factory=dict[int, int])
+    """How many owners a shard lost lately, before the present one."""
+    begun: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Epochs in which the owner noted that entities of a suspected shard start."""
+    pardoned: tuple[int, ...] = ()
+    """Quarantined shards that an operator set free."""
+    advice: Mapping[int, str] | None = None
+    """Where a user's function wants shards: node ids. None: the named strategy decides."""
+    undecided: bool = False
+    """A user's function is still at it: nothing is placed or balanced for the moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that a plan depends on."""
+
+    me: Incarnation
+    nodes: Mapping[Incarnation, NodeRecord]
+    """Every registered node, the oldest record first."""
+    heard_at: Mapping[Incarnation, float]
+    drains: tuple[str, ...]
+    roles: Mapping[str, RoleView]
+    balance: bool = False
+    strategy: str = "least_shards"
+    target: str = ""
+    """The version that operators want; empty: the newest that is there."""
+    known_since: Mapping[Incarnation, float] = field(default_factory=dict[Incarnation, float])
+    """When each record was first seen; one that is missing is no newcomer."""
+    departing_since: Mapping[Incarnation, float] = field(default_factory=dict[Incarnation, float])
+    """When each departing node was first seen to be one; one that is missing is so for long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """A shard without a home gets an owner; `gone`: because the old one's record is gone (X)."""
+
+    shard: ShardKey
+    owner: Incarnation
+    gone: bool
+    strikes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A shard's owner shall empty it for another."""
+
+    shard: ShardKey
+    to: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Revert:
+    """A move is taken back."""
+
+    shard: ShardKey
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """A shard that lost too many owners gets no home before an operator says so (DX-20)."""
+
+    shard: ShardKey
+    strikes: int
+
+
+Decision = Own | Move | Revert | Quarantine
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Decisions, each shard in at most one of them."""
+
+    owns: tuple[Own, ...] = ()
+    moves: tuple[Move, ...] = ()
+    reverts: tuple[Revert, ...] = ()
+    quarantines: tuple[Quarantine, ...] = ()
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """Everything, the most urgent first."""
+        return (*self.quarantines, *self.owns, *self.moves, *self.reverts)
+
+
+def heard(view: View, node: Incarnation, now: float, heard_s: float) -> bool:
+    """Whether a node was heard lately (C7); this process always hears itself."""
+    return node == view.me or now - view.heard_at.get(node, float("-inf")) <= heard_s
+
+
+def fresh(
+    view: View,
+    role: str,
+    willing: Mapping[Incarnation, NodeRecord],
+    now: float,
+    settings: Settings,
+) -> bool:
+    """Whether a node of the target version has just registered and was not heard yet (SM-14).
+
+    What a departing node gave to others meanwhile would have to move once more. Those who leave
+    count among the versions: the last of the old ones waits, too.
+    """
+    if not versions.mixed(one.version for one in view.nodes.values() if role in one.roles):
+        return False
+    allowed = versions.target((record.version for record in willing.values()), view.target)
+    return any(
+        record.version in allowed
+        and now - view.known_since.get(node, float("-inf")) <= settings.heard_s
+        and not heard(view, node, now, settings.heard_s)
+        for node, record in willing.items()
+    )
+
+
+def patient(view: View, now: float, settings: Settings) -> dict[Incarnation, float]:
+    """Departing nodes that may wait for such a newcomer, and until when.
+
+    The time is one for all newcomers: one that crashes and registers anew, under whatever name,
+    gets no time of its own.
+    """
+    ends = {node: since + settings.heard_s for node, since in view.departing_since.items()}
+    return {node: end for node, end in ends.items() if now < end}
+
+
+def emptying(
+    view: View,
+    role: str,
+    leaving: Mapping[Incarnation, None],
+    willing: Mapping[Incarnation, NodeRecord],
+    now: float,
+    settings: Settings,
+) -> Mapping[Incarnation, None]:
+    """Those of the departing nodes that wait for no newcomer (SM-14)."""
+    if not leaving or not fresh(view, role, willing, now, settings):
+        return leaving
+    waiting = patient(view, now, settings)
+    return {node: None for node in leaving if node not in waiting}
+
+
+def departing(
+    nodes: Mapping[Incarnation, NodeRecord], drains: Container[str]
+) -> dict[Incarnation, None]:
+    """Nodes that leave or are drained."""
+    return {
+        node: None
+        for node, record in nodes.items()
+        if record.status == "leaving" or record.node in drains
+    }
+
+
+def receives(record: NodeRecord, role: str) -> bool:
+    """Whether a node could be home to shards of a role at all: it stays, and has room."""
+    return role in record.roles and record.status == "up" and record.capacity > 0
+
+
+def stranded(view: View, role: str) -> list[int]:
+    """Shards on their way from one leaver to another while nobody stays who could have them (H14).
+
+    Emptied for nobody they are no death to whoever comes next (DX-20).
+    """
+    nodes, entries = view.nodes, view.roles[role].entries
+    if any(receives(record, role) for record in nodes.values()):
+        return []
+    return [
+        number
+        for number, entry in enumerate(entries)
+        if entry.state == "moving"
+        and entry.to != NOBODY
+        and entry.owner in nodes
+        and nodes[entry.owner].status == "leaving"
+    ]
+
+
+def fallen(part: RoleView, homeless: Iterable[int]) -> dict[int, Incarnation]:
+    """Shards that may be what their owner died of, and that owner (DX-20).
+
+    Not those that were emptied for nobody: their owner left in an orderly way (H14).
+    """
+    owners: dict[int, Incarnation] = {}
+    for shard in homeless:
+        entry = part.entries[shard]
+        left = entry.state == "moving" and entry.to == NOBODY
+        if entry.owner != NOBODY and shard not in part.released and not left:
+            owners[shard] = entry.owner
+    return owners

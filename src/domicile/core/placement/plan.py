@@ -1,0 +1,386 @@
+"""What should change in the shard map, given what is known: owners, moves, reverts, quarantines.
+
+Called by the coordinator. A plan is only a wish: what may be committed, and under which
+conditions, is the coordinator's matter (C4). Never looks at the store, never remembers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import fsum
+
+from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.core.placement import model, strategies, versions
+from domicile.core.placement.balance import (
+    intake,
+    least_shards,
+    place,
+    receiver_limit,
+    round_limit,
+)
+from domicile.core.placement.model import (
+    Move,
+    Own,
+    Plan,
+    Quarantine,
+    Revert,
+    View,
+    fallen,
+    heard,
+)
+from domicile.core.placement.strategies import Seat, Situation
+from domicile.core.state.records import NodeRecord
+from domicile.core.state.shardmap import Entry
+from domicile.settings import Settings
+
+SUSPICIOUS = 2
+"""Deaths after which a shard is kept apart from other suspects, or one fewer than is allowed."""
+
+TOGETHER = 2
+"""How many times as many deaths it takes while several owners go at once, as in an outage of the
+store: a culprit takes one at a time."""
+
+MOST_CAPACITY = 1e6
+"""I6: a record's capacity counts up to this, so that no sum of them overflows."""
+
+
+def plan(view: View, now: float, settings: Settings) -> Plan:
+    """The changes that are wanted now."""
+    parts = [_Round(view, role, now, settings).decide() for role in view.roles]
+    return Plan(
+        tuple(own for part in parts for own in part.owns),
+        tuple(move for part in parts for move in part.moves),
+        tuple(revert for part in parts for revert in part.reverts),
+        tuple(one for part in parts for one in part.quarantines),
+    )
+
+
+def situation(view: View, role: str, now: float, settings: Settings) -> Situation:
+    """What a user's function is asked with: where shards are or go, and who may receive."""
+    return _Round(view, role, now, settings).situation()
+
+
+class _Round:
+    """One role's plan in the making. `_load` is what nodes will have once all is done."""
+
+    def __init__(self, view: View, role: str, now: float, settings: Settings) -> None:
+        self._view, self._role, self._now, self._settings = view, role, now, settings
+        self._part = view.roles[role]
+        self._departing = model.departing(view.nodes, view.drains)
+        up = {node: record for node, record in view.nodes.items() if model.receives(record, role)}
+        self._willing = {
+            node: record for node, record in up.items() if record.node not in view.drains
+        }
+        # A drained node is better than no home at all, but only where nobody else exists:
+        # one that is merely silent will be heard soon or lose its record.
+        pool = self._willing or up
+        self._open = {
+            node: _capacity(record)
+            for node, record in pool.items()
+            if heard(view, node, now, settings.heard_s)
+        }
+        self._targets = self._open
+        self._mixed = versions.mixed(record.version for record in up.values())
+        if self._mixed:
+            allowed = versions.target((record.version for record in pool.values()), view.target)
+            of_target = {
+                node: one for node, one in self._open.items() if pool[node].version in allowed
+            }
+            self._targets = of_target or self._open
+        self._units = fsum(map(_capacity, up.values()))
+        self._receivers = self._targets if self._willing else {}
+        self._open_ids = {pool[node].node: node for node in self._open}
+        self._target_ids = {pool[node].node: node for node in self._targets}
+        self._last = max(1, settings.poison_deaths - 1)
+        self._suspicious = min(SUSPICIOUS, self._last)
+        self._load: dict[Incarnation, int] = {}
+        self._homeless: list[int] = []
+        self._serving: list[int] = []
+        self._moving: list[int] = []
+        self._sort()
+        self._most = (
+            intake(len(self._part.entries), self._targets, self._units)
+            if len(self._targets) < len(self._open)
+            else None
+        )
+        self._wanted = self._ask_strategy()
+
+    def decide(self) -> Plan:
+        strikes, quarantines = self._judge()
+        owns = self._place(strikes)
+        moves = [*self._empty(), *self._fulfil()]
+        reverts = self._take_back()
+        if self._view.balance and not (self._homeless or self._mixed or self._part.undecided):
+            moves += self._balance({move.shard.shard: None for move in moves})
+        return Plan(tuple(owns), tuple(moves), tuple(reverts), tuple(quarantines))
+
+    def situation(self) -> Situation:
+        nodes, seated = self._view.nodes, self._target_ids.values()
+        homes: list[str] = []
+        homeless = dict.fromkeys(self._homeless)
+        for shard, entry in enumerate(self._part.entries):
+            goes = entry.to if entry.state == "moving" else NOBODY
+            home = NOBODY if shard in homeless else entry.owner
+            if goes in (self._targets if shard in homeless else nodes):
+                home = goes
+            homes.append(nodes[home].node if home in nodes else "")
+        seats = (Seat(nodes[n].node, self._targets[n], nodes[n].version) for n in seated)
+        return Situation(self._role, tuple(homes), tuple(seats))
+
+    def _sort(self) -> None:
+        nodes, released, load = self._view.nodes, self._part.released, self._load
+        for shard, entry in enumerate(self._part.entries):
+            owner, state = entry.owner, entry.state
+            if state == "quarantined":
+                if shard in self._part.pardoned:
+                    self._homeless.append(shard)
+                continue
+            if owner not in nodes or shard in released:
+                self._homeless.append(shard)
+                continue
+            if state == "moving":
+                self._moving.append(shard)
+                owner = entry.to if entry.to in self._willing else owner
+            else:
+                self._serving.append(shard)
+            load[owner] = load.get(owner, 0) + 1
+
+    def _add(self, node: Incarnation, count: int) -> None:
+        self._load[node] = self._load.get(node, 0) + count
+
+    def _ask_strategy(self) -> Callable[[int], Incarnation | None]:
+        """Where a shard belongs, if that node may receive now; None: wherever the load is least.
+
+        Strategies by name know silent nodes too: a pause of two seconds must not shift ranges.
+        """
+        ids = self._target_ids
+        advice = self._part.advice
+        if self._part.undecided:
+            return lambda shard: None
+        if advice is not None:
+            return lambda shard: ids.get(advice.get(shard, ""))
+        seats = {record.node: _capacity(record) for record in self._willing.values()}
+        found = strategies.wanted(
+            self._view.strategy, self._role, len(self._part.entries), tuple(seats.items())
+        )
+        # While versions are mixed places change with each node: only the load counts (SM-14).
+        if found is None or self._mixed:
+            return lambda shard: None
+        return lambda shard: ids.get(found[shard])
+
+    def _wish(self, shard: int) -> Incarnation | None:
+        """The node that an operator wants, if it can receive; its version is their matter."""
+        if not self._willing:
+            return None
+        return self._open_ids.get(self._part.wishes.get(shard, ""))
+
+    def _resting(self, shard: int) -> bool:
+        return self._now < self._part.resting_until.get(shard, float("-inf"))
+
+    def _at_wish(self, shard: int) -> bool:
+        owner = self._view.nodes[self._part.entries[shard].owner]
+        return self._part.wishes.get(shard) == owner.node
+
+    def _judge(self) -> tuple[dict[int, int], list[Quarantine]]:
+        """Strikes of the homeless, and those that lost too many owners (DX-20).
+
+        Beyond suspicion a strike counts only if entities of the shard had begun to start: whoever
+        merely lived beside the culprit is not condemned with it.
+        """
+        strikes: dict[int, int] = {}
+        quarantines: list[Quarantine] = []
+        most, fell = self._settings.poison_deaths, fallen(self._part, self._homeless)
+        enough = most if len(dict.fromkeys(fell.values())) == 1 else TOGETHER * most
+        for shard in self._homeless:
+            entry = self._part.entries[shard]
+            before = 0 if entry.state == "quarantined" else self._part.struck.get(shard, 0)
+            counts = before < most - 1 or self._part.begun.get(shard) == entry.epoch
+            struck = before + (shard in fell and counts)
+            if before < struck >= enough:
+                quarantines.append(Quarantine(ShardKey(self._role, shard), struck))
+            else:
+                strikes[shard] = struck
+        return strikes, quarantines
+
+    def _place(self, strikes: Mapping[int, int]) -> list[Own]:
+        """Homes for the homeless: where wished, where the move was going, where the strategy
+        says, where it was (C8). Suspects go apart from each other, the worst first (DX-20)."""
+        chosen: dict[int, Incarnation] = {}
+        prefer: dict[int, Incarnation] = {}
+        rest: list[int] = []
+        suspects: list[int] = []
+        for shard, struck in strikes.items():
+            entry = self._part.entries[shard]
+            wish = self._wish(shard)
+            if wish is not None:
+                self._take(chosen, shard, wish)
+            elif struck >= self._suspicious:
+                suspects.append(shard)
+            elif entry.state == "moving" and entry.to in self._targets:
+                self._take(chosen, shard, entry.to)
+            elif not self._take_wanted(chosen, shard):
+                rest.append(shard)
+                if entry.owner not in self._view.nodes and entry.previous in self._target_ids:
+                    prefer[shard] = self._target_ids[entry.previous]
+        if not self._part.undecided:
+            suspects.sort(key=lambda shard: -strikes[shard])
+            chosen |= self._spread(suspects, marked=self._suspects())
+            chosen |= self._spread(rest, prefer)
+        return [
+            self._own(shard, chosen[shard], struck)
+            for shard, struck in strikes.items()
+            if shard in chosen
+        ]
+
+    def _take(self, chosen: dict[int, Incarnation], shard: int, node: Incarnation) -> None:
+        chosen[shard] = node
+        self._add(node, 1)
+
+    def _take_wanted(self, chosen: dict[int, Incarnation], shard: int) -> bool:
+        """Choose where the strategy wants a shard, if it wants it somewhere with room."""
+        node = self._wanted(shard)
+        if node is None or (self._most and self._load.get(node, 0) >= self._most[node]):
+            return False
+        self._take(chosen, shard, node)
+        return True
+
+    def _spread(
+        self,
+        shards: Sequence[int],
+        prefer: Mapping[int, Incarnation] | None = None,
+        marked: Mapping[Incarnation, int] | None = None,
+    ) -> dict[int, Incarnation]:
+        """The least loaded nodes; what exceeds the intake of a version goes to the others."""
+        placed = place(shards, self._load, self._targets, prefer, most=self._most, marked=marked)
+        if len(placed) < len(shards):
+            others = {n: one for n, one in self._open.items() if n not in self._targets}
+            placed |= place([shard for shard in shards if shard not in placed], self._load, others)
+        for node in placed.values():
+            self._add(node, 1)
+        return placed
+
+    def _suspects(self) -> dict[Incarnation, int]:
+        """How many shards under suspicion each node has."""
+        counts: dict[Incarnation, int] = {}
+        for shard, struck in self._part.struck.items():
+            if struck >= self._suspicious and shard < len(self._part.entries):
+                owner = self._part.entries[shard].owner
+                counts[owner] = counts.get(owner, 0) + 1
+        return counts
+
+    def _own(self, shard: int, node: Incarnation, strikes: int) -> Own:
+        entry = self._part.entries[shard]
+        released = shard in self._part.released
+        gone = not released and entry.owner != NOBODY
+        assert released or entry.owner not in self._view.nodes, "C4: neither released nor gone"
+        return Own(ShardKey(self._role, shard), node, gone, strikes)
+
+    def _empty(self) -> list[Move]:
+        """Leaving and drained nodes give everything away."""
+        departing = model.emptying(
+            self._view, self._role, self._departing, self._willing, self._now, self._settings
+        )
+        chosen: dict[int, Incarnation] = {}
+        rest: list[int] = []
+        for shard in self._serving if departing else ():
+            owner = self._part.entries[shard].owner
+            if owner not in departing or self._view.nodes[owner].status == "evicted":
+                continue
+            leaves = self._view.nodes[owner].status == "leaving"
+            if not leaves and (self._part.undecided or self._resting(shard)):
+                continue
+            wish = self._wish(shard)
+            if wish is not None:
+                self._take(chosen, shard, wish)
+            elif not (self._receivers and self._take_wanted(chosen, shard)):
+                rest.append(shard)
+        if self._receivers:
+            chosen |= self._spread(rest)
+        for shard in () if self._willing else rest:
+            # Nobody to give it to: it is drained all the same before its owner goes (H14).
+            if self._view.nodes[self._part.entries[shard].owner].status == "leaving":
+                chosen[shard] = NOBODY
+        chosen |= dict.fromkeys(model.stranded(self._view, self._role), NOBODY)
+        return [Move(ShardKey(self._role, shard), node) for shard, node in chosen.items()]
+
+    def _fulfil(self) -> list[Move]:
+        """Shards that an operator wants elsewhere."""
+        moves: list[Move] = []
+        serving = self._serving if self._part.wishes else ()
+        for shard in [one for one in serving if one in self._part.wishes]:
+            owner = self._part.entries[shard].owner
+            record = self._view.nodes[owner]
+            if record.status != "up" or owner in self._departing or self._resting(shard):
+                continue
+            wish = self._wish(shard)
+            if wish is not None and not self._at_wish(shard):
+                moves.append(Move(ShardKey(self._role, shard), wish))
+                self._add(owner, -1)
+                self._add(wish, 1)
+        return moves
+
+    def _take_back(self) -> list[Revert]:
+        """Moves whose owner gave up, or whose reason is gone while the owner stays."""
+        reverts: list[Revert] = []
+        for shard in self._moving:
+            entry = self._part.entries[shard]
+            if self._view.nodes[entry.owner].status != "up":
+                continue
+            if self._part.asked.get(shard) == entry.epoch or self._pointless(shard, entry):
+                reverts.append(Revert(ShardKey(self._role, shard)))
+        return reverts
+
+    def _pointless(self, shard: int, entry: Entry) -> bool:
+        if entry.owner in self._departing:
+            return False
+        if self._at_wish(shard):
+            return True
+        if self._wish(shard) is not None:
+            return False
+        unwished = self._part.wished.get(shard) == entry.epoch and shard not in self._part.wishes
+        return unwished or entry.to not in self._willing
+
+    def _balance(self, decided: Mapping[int, None]) -> list[Move]:
+        """A limited step towards where shards belong, between heard nodes only."""
+        entries, settings = self._part.entries, self._settings
+        limit = round_limit(len(entries), settings.balance_limit, settings.balance_shards)
+        room = dict.fromkeys(self._receivers, receiver_limit(limit, settings.balance_receiver))
+        for shard in (*self._moving, *decided):
+            if entries[shard].owner not in self._departing:
+                limit -= 1
+                if entries[shard].to in room:
+                    room[entries[shard].to] -= 1
+        spare: dict[Incarnation, list[int]] = {node: [] for node in self._receivers}
+        for shard in self._serving:
+            owner = entries[shard].owner
+            if owner in spare and shard not in decided and not self._fixed(shard):
+                spare[owner].append(shard)
+        if self._part.advice is None and self._view.strategy not in strategies.PLACES:
+            movable = {node: len(shards) for node, shards in spare.items()}
+            pairs = least_shards(
+                self._load, self._receivers, limit=limit, room=room, movable=movable
+            )
+            next_of = {node: iter(shards) for node, shards in spare.items()}
+            return [Move(ShardKey(self._role, next(next_of[giver])), to) for giver, to in pairs]
+        moves: list[Move] = []
+        for owner, shards in spare.items():
+            for shard in shards:
+                to = self._wanted(shard)
+                if to is not None and to != owner and room[to] > 0 and limit > 0:
+                    room[to], limit = room[to] - 1, limit - 1
+                    moves.append(Move(ShardKey(self._role, shard), to))
+        return moves
+
+    def _fixed(self, shard: int) -> bool:
+        """Whether balancing leaves a shard alone: it rests, is at its wish, or one death from
+        quarantine."""
+        part = self._part
+        return bool(
+            (part.resting_until and self._resting(shard))
+            or (part.wishes and self._at_wish(shard))
+            or (part.struck and part.struck.get(shard, 0) >= self._last)
+        )
+
+
+def _capacity(record: NodeRecord) -> float:
+    return min(record.capacity, MOST_CAPACITY)

@@ -1,0 +1,1 @@
+"""What the store holds: its keys, its records, the map, and one view of them all."""

@@ -1,0 +1,71 @@
+""""""
+
+from __future__ import annotations
+
+from domicile.core.state.records import TypeRecord
+
+
+def common_protocol(one: tuple[int, int], other: tuple[int, int]) -> int:
+    """The newest protocol in both ranges (oldest, newest); 0 if there is none."""
+    newest = min(one[1], other[1])
+    return newest if newest >= max(one[0], other[0]) else 0
+
+
+def no_common_protocol(here: tuple[int, int], there: tuple[int, int]) -> str:
+    """What to tell a process that nobody here can talk to."""
+    return (
+        f"wire protocols {here[0]} to {here[1]} are spoken here and {there[0]} to {there[1]} by "
+        "the other end: none is common. Neighbouring versions understand each other, so update "
+        "the older one version by version"
+    )
+
+
+def mismatch(name: str, known: TypeRecord, own: TypeRecord) -> str:
+    """Why a process cannot take part with its definition of a type; empty if it can (RG-24)."""
+    if known.role != own.role:
+        return (
+            f"entity type {name!r} belongs to role {known.role!r} in this cluster, to {own.role!r} "
+            f"in this process; write role={known.role!r} in its class here, give the type another "
+            "name=, or use another cluster"
+        )
+    if known.shard_id != own.shard_id:
+        return (
+            f"the cluster finds shards of entity type {name!r} by {known.shard_id!r}, this process "
+            f"by {own.shard_id!r}; use the same shard_id= in its class here, give the type another "
+            "name=, or use another cluster"
+        )
+    return ""
+
+
+def agreed_tokens(known: tuple[str, ...], own: tuple[str, ...]) -> tuple[str, ...]:
+    """The fingerprints to keep when a node joins that has one of the `known`, if there are any.
+
+    A node with several is in the middle of a change and says what all may have; one with the
+    newest alone ends that change; one that has not heard of it changes nothing.
+    """
+    return own if not known or len(own) > 1 or own == known[:1] else known
+
+
+def foreign_token(known: tuple[str, ...], own: tuple[str, ...], *, inhabited: bool) -> str:
+    """Why a process cannot take part with its token; empty if it can (DX-07).
+
+    `inhabited`: nodes are there now. A cluster without any takes on the first token it gets.
+    """
+    if known and not own:
+        return (
+            "this cluster has a token, this process has none: give it the cluster's, by token= or "
+            "DOMICILE_TOKEN"
+        )
+    if known and not any(one in known for one in own):
+        return (
+            "the token of this process is not the cluster's: give it the same, by token= or "
+            "DOMICILE_TOKEN. To change the token of a cluster, restart its processes one by one "
+            "with 'new,old', then one by one with 'new'"
+        )
+    if own and not known and inhabited:
+        return (
+            "this process has a token, the nodes of this cluster run without: stop all of them, "
+            "then start all with the same token= or DOMICILE_TOKEN (records of nodes that died go "
+            "by themselves, soon)"
+        )
+    return ""

@@ -1,0 +1,72 @@
+"""What processes say of themselves in the store: node, client, leader and config records."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from domicile.core.ids import Incarnation
+
+
+class NodeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A node, under its own lease. `status` is "evicted" only by the leader's hand (C6)."""
+
+    node: str
+    incarnation: Incarnation
+    address: str
+    roles: tuple[str, ...]
+    types: tuple[str, ...]
+    ttl_s: float
+    candidate: bool = True
+    capacity: float = 1.0
+    version: str = ""
+    status: str = "up"
+    """"up", "leaving" (wants to be emptied, receives nothing) or "evicted"."""
+    protocols: tuple[int, int] = (1, 1)
+    """The oldest and newest wire protocol that it speaks (DX-19)."""
+    stalled: bool = False
+    """It says of itself that its event loop is blocked, and renews on for a while (DX-10)."""
+
+
+class ClientRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A client, under its own lease, so that the loss of a link to it is defined too."""
+
+    incarnation: Incarnation
+
+
+class LeaderRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The acting coordinator. The revision of this key guards all that it writes (C1)."""
+
+    incarnation: Incarnation
+    node: str
+
+
+class TypeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An entity type: the role whose shards it lives in, and how its shard is found."""
+
+    role: str
+    shard_id: str = "xxh3"
+
+
+class ConfigRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What every member must agree on: shards per role, and where the entities of a type are."""
+
+    shards: dict[str, int]
+    hash: str = "xxh3"
+    types: dict[str, TypeRecord] = {}
+    tokens: tuple[str, ...] = ()
+    """Fingerprints of the secrets that are good in this cluster, the newest first (DX-07)."""
+
+
+Record = TypeVar("Record", NodeRecord, ClientRecord, LeaderRecord, ConfigRecord)
+
+
+def encode_record(record: NodeRecord | ClientRecord | LeaderRecord | ConfigRecord) -> bytes:
+    """The stored form: JSON, so that people can read it in any store's own tools."""
+    return msgspec.json.encode(record)
+
+
+def decode_record(value: bytes, kind: type[Record]) -> Record:
+    """A record from its stored form."""
+    return msgspec.json.decode(value, type=kind)
