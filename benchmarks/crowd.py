@@ -52,7 +52,7 @@ from domicile.entity.ref import Outbound
 from domicile.life import Backends, Lives, Plan
 from domicile.observe import Metrics
 from domicile.stores.namespace import Namespace
-from domicile.stores.sqlite import SqliteStore
+from domicile.stores.sqlite.store import SqliteStore
 from domicile.testing.store_view import StoreView
 from domicile.wiring import backends, token_of
 

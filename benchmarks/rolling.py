@@ -53,7 +53,8 @@ GOAL_S = 0.1
 """What a planned change may add to the p99 of asks."""
 
 IMPORTS = (
-    "import domicile.node, domicile.stores.sqlite, domicile.transports.tcp, benchmarks.openloop"
+    "import domicile.node, domicile.stores.sqlite.store, domicile.transports.tcp, "
+    "benchmarks.openloop"
 )
 
 

@@ -65,7 +65,7 @@ from domicile.core.state.keys import block_key
 from domicile.core.state.shardmap import Block, Entry, encode_block
 from domicile.core.state.txn import Delete, Put, Write
 from domicile.stores.namespace import Namespace
-from domicile.stores.sqlite import KEPT_COMMITS, SqliteStore
+from domicile.stores.sqlite.store import KEPT_COMMITS, SqliteStore
 from domicile.testing.processes import HarnessError
 
 PAGE = ROOT / "docs" / "explanation" / "performance.md"

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from domicile.core.state.txn import Put
-from domicile.stores.sqlite import SqliteStore
+from domicile.stores.sqlite.store import SqliteStore
 
 FLAG = "--follow"
 

@@ -22,7 +22,7 @@ from domicile.life import Life
 from domicile.life.errands import Errands
 from domicile.ports.health import Verdict
 from domicile.ports.transport import ConnectionHandler
-from domicile.stores.locks import FileLocks
+from domicile.stores.file_locks import FileLocks
 from domicile.transports.memory import MemoryTransport
 
 SETTINGS = Settings(shards=4, settle_s=0.05)

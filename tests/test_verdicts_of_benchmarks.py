@@ -16,7 +16,7 @@ import pytest
 from domicile.core.state.keys import block_key
 from domicile.core.state.shardmap import decode_block
 from domicile.stores.namespace import Namespace
-from domicile.stores.sqlite import KEPT_COMMITS, SqliteStore
+from domicile.stores.sqlite.store import KEPT_COMMITS, SqliteStore
 
 ROOT = Path(__file__).parent.parent
 MODULES = (

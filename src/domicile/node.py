@@ -17,7 +17,6 @@ from typing import Any, Self
 
 from domicile import config
 from domicile.core.placement.strategies import Strategy, check_strategy
-from domicile.core.readiness import Answer
 from domicile.entity.client import Client
 from domicile.entity.define import Entity, catalogue
 from domicile.entity.ref import Outbound
@@ -25,12 +24,13 @@ from domicile.errors import ConfigError
 from domicile.life import Backends, Life, Lives, Plan
 from domicile.life.host import default_node_id, until_asked
 from domicile.life.observed import Observed
+from domicile.links.machine import PROTOCOLS
+from domicile.observe.readiness import Answer
 from domicile.persist.eventsourced import EventSourced
 from domicile.ports.meter import Meter
 from domicile.ports.trace import Tracer
 from domicile.ports.watchdog import Watchdog
 from domicile.settings import Settings
-from domicile.transports.link import PROTOCOLS
 from domicile.wiring import (
     LOOPBACK,
     backends,

@@ -14,24 +14,24 @@ from pathlib import Path
 from random import Random
 from typing import ClassVar
 
-from domicile.control.clock import SystemClock
 from domicile.core.state.keys import CLIENTS
 from domicile.entity.blocking import WorkerThreads
 from domicile.errors import ConfigError
+from domicile.journals.memory import MemoryJournal
 from domicile.life import Backends
-from domicile.persist.memory import MemoryJournal
+from domicile.links.token import SHORT, secrets_of
+from domicile.membership.clock import SystemClock
 from domicile.ports.meter import Meter, NoMeter
 from domicile.ports.watchdog import Watchdog
 from domicile.settings import Settings
-from domicile.stores.locks import FileLocks
-from domicile.stores.memory import MemoryStore
+from domicile.stores.file_locks import FileLocks
+from domicile.stores.memory.store import MemoryStore
 from domicile.stores.namespace import Namespace
-from domicile.stores.sqlite import SqliteStore
+from domicile.stores.sqlite.store import SqliteStore
 from domicile.transports.framing import FIRST_BYTES, packet_limit_bytes
 from domicile.transports.memory import MemoryNetwork, MemoryTransport
 from domicile.transports.tcp import TcpTransport
 from domicile.transports.tls import Certificates
-from domicile.transports.token import SHORT, secrets_of
 
 log = logging.getLogger("domicile")
 

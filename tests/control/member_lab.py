@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from domicile.control.member import Member
 from domicile.core.ids import Incarnation
 from domicile.core.state.cluster_view import Fact
 from domicile.core.state.keys import node_key
 from domicile.core.state.records import ClientRecord, NodeRecord, decode_record, encode_record
 from domicile.core.state.txn import Changes, Condition, Item, Listing, Outcome, Put, Write
+from domicile.membership.member import Member
 from domicile.ports.clock import Timer
 from domicile.ports.store import Store
 from domicile.settings import Settings

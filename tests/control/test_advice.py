@@ -10,8 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from domicile.control.advice import Advisor
-from domicile.control.threads import DaemonThreads, ThreadsBusy
+from domicile.control.strategy_runner import Advisor, DaemonThreads, ThreadsBusy
 from domicile.core.placement.strategies import Seat, Situation, Wanted
 from domicile.ports.meter import NoMeter
 

@@ -19,9 +19,6 @@ import msgspec
 import pytest
 from member_lab import Tampered
 
-from domicile.control.beside import Renewals
-from domicile.control.clock import SystemClock
-from domicile.control.member import Member
 from domicile.core.ids import Incarnation
 from domicile.core.lease.lease import LeaseState
 from domicile.core.state.cluster_view import Fact
@@ -29,9 +26,12 @@ from domicile.core.state.keys import node_key
 from domicile.core.state.records import ClientRecord, NodeRecord, decode_record, encode_record
 from domicile.core.state.txn import At, Changes, Committed, Conflict, Item, Listing, Outcome, Put
 from domicile.errors import StoreRewound, StoreUnavailable
+from domicile.membership.clock import SystemClock
+from domicile.membership.member import Member
+from domicile.membership.thread_renewer import Renewals
 from domicile.ports.store import Beside, Kept
 from domicile.settings import Settings
-from domicile.stores.memory import MemoryStore
+from domicile.stores.memory.store import MemoryStore
 
 ME = Incarnation("a" * 32)
 KEY = node_key(ME)

@@ -15,9 +15,9 @@ import pytest
 from domicile.core.state.txn import Committed, Conflict, Item, Put
 from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.ports.store import Beside, Kept, OffersBeside
-from domicile.stores.memory import MemoryStore
+from domicile.stores.memory.store import MemoryStore
 from domicile.stores.namespace import Namespace
-from domicile.stores.sqlite import SqliteStore
+from domicile.stores.sqlite.store import SqliteStore
 from domicile.testing.clock import SimClock
 from domicile.testing.loop import World
 

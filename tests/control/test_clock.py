@@ -9,7 +9,7 @@ from datetime import UTC, timedelta
 
 import pytest
 
-from domicile.control.clock import SystemClock
+from domicile.membership.clock import SystemClock
 from domicile.ports.clock import Clock
 
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from domicile import ConfigError, Entity, Node, Settings, handler
-from domicile.control.deaths import EVIDENCE_S, Deaths, check_fencing, let_go
 from domicile.core.ids import Incarnation
 from domicile.core.lease.death_probes import PROBE_S, burial
 from domicile.core.state.cluster_view import Members
 from domicile.core.state.keys import LEADER_KEY, client_key, dead_key, node_key
 from domicile.core.state.records import ClientRecord, LeaderRecord, NodeRecord, encode_record
 from domicile.core.state.txn import At, Delete, Item, Listing, Present, Put
+from domicile.membership.death_watch import EVIDENCE_S, Deaths, check_fencing, let_go
 from domicile.ports.health import Health, Verdict
-from domicile.stores.locks import FileLocks
-from domicile.stores.memory import MemoryStore
+from domicile.stores.file_locks import FileLocks
+from domicile.stores.memory.store import MemoryStore
 from domicile.testing import Sim, simulated
 from domicile.testing.clock import SimClock
 from domicile.testing.health import SimLocks

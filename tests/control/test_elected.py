@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from domicile.control.elected import Elected
-from domicile.control.member import Member
 from domicile.core.ids import Incarnation, ShardKey, new_incarnation
 from domicile.core.state.cluster_view import Fact
 from domicile.core.state.keys import LEADER_KEY, drain_key, parse_block_key
@@ -18,6 +17,7 @@ from domicile.core.state.records import NodeRecord
 from domicile.core.state.shardmap import Entry, ShardMap, decode_block
 from domicile.core.state.txn import Changes, Delete, Listing, Put
 from domicile.core.wire import AskRevert, Ping, Released, Told, ToOwner
+from domicile.membership.member import Member
 from domicile.settings import Settings
 from domicile.testing.clock import SimClock
 from domicile.testing.history import History

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.control.beside import AGAIN_S, Renewals
 from domicile.core.lease.blocked_loop import LATE_S, MOST_RESTS, RESTS, rests
+from domicile.membership.thread_renewer import AGAIN_S, Renewals
 from domicile.ports.store import Kept
 from domicile.settings import Settings
 
@@ -51,7 +51,7 @@ def resting(patch: pytest.MonkeyPatch, then: Callable[[], None] = lambda: None) 
         rests.append(seconds)
         then()
 
-    patch.setattr("domicile.control.beside.time.sleep", rest)
+    patch.setattr("domicile.membership.thread_renewer.time.sleep", rest)
     return rests
 
 

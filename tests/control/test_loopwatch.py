@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from domicile.control.clock import SystemClock
-from domicile.control.loopwatch import KEPT, NO_HANDLER, UNNAMED, Handler, LoopWatch, where_in
+from domicile.membership.clock import SystemClock
+from domicile.membership.loopwatch import KEPT, NO_HANDLER, UNNAMED, Handler, LoopWatch, where_in
 from domicile.ports.clock import Timer
 from domicile.ports.meter import NoMeter
 from domicile.settings import Settings

@@ -16,7 +16,7 @@ from domicile.core.state.keys import node_key
 from domicile.core.state.records import NodeRecord, encode_record
 from domicile.core.state.txn import Changes, Delete, Put
 from domicile.errors import StoreUnavailable, WatchCompacted
-from domicile.stores.memory import MemoryStore
+from domicile.stores.memory.store import MemoryStore
 from domicile.testing.clock import SimClock
 from domicile.testing.servers import RemoteStore
 

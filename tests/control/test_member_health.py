@@ -9,15 +9,15 @@ from math import inf
 import pytest
 from member_lab import Lab, Process, done, evict, nothing_to_see
 
-from domicile.control.member import Member
 from domicile.core.ids import Incarnation
 from domicile.core.lease.lease import RECORD_FOREVER_S, LeaseState
 from domicile.core.state.keys import CONFIG_KEY, client_key, node_key
 from domicile.core.state.records import ClientRecord, NodeRecord, decode_record
 from domicile.core.state.txn import Absent, Delete, Outcome, Unknown, Write
 from domicile.errors import StoreError, StoreRewound, StoreUnavailable
+from domicile.membership.member import Member
 from domicile.settings import Settings
-from domicile.stores.memory import MemoryStore
+from domicile.stores.memory.store import MemoryStore
 from domicile.testing.clock import SimClock
 from domicile.testing.servers import RemoteStore
 

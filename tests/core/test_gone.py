@@ -8,8 +8,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.gone import MOST_GONE, Gone
 from domicile.core.ids import Incarnation, new_incarnation
+from domicile.links.departed import MOST_GONE, Gone
 
 NAMES = st.integers(0, 40).map(lambda number: Incarnation(f"{number:032x}"))
 

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from domicile.core.readiness import Standing, health, readiness
+from domicile.observe.readiness import Standing, health, readiness
 
 TAKES_PART = Standing(
     started=True, joined=True, was_joined=True, valid=True, viewed=True, configured=True

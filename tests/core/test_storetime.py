@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.storetime import StoreTime
 from domicile.settings import MAX_TICK_S
+from domicile.stores.storetime import StoreTime
 
 WALLS = st.lists(st.floats(-1e6, 1e6, allow_nan=False), min_size=1, max_size=50)
 

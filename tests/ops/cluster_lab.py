@@ -27,7 +27,7 @@ from domicile.core.state.records import (
 from domicile.core.state.shardmap import BLOCK_SIZE, Block, Entry, encode_block
 from domicile.core.state.txn import Committed, Listing, Put
 from domicile.stores.namespace import Namespace
-from domicile.stores.sqlite import SqliteStore
+from domicile.stores.sqlite.store import SqliteStore
 
 A, B, C, GONE = (Incarnation(sign * 32) for sign in "abcf")
 

@@ -17,7 +17,6 @@ from cluster_lab import GONE, A, B, Stored, contents, healthy, moving, node, ser
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from domicile.control.clock import SystemClock
 from domicile.core.hashing import shard_of
 from domicile.core.ids import EntityKey, ShardKey
 from domicile.core.kick import KickOutcome, KickRecord, decode_kick, encode_kick
@@ -25,6 +24,7 @@ from domicile.core.state.keys import AUDIT, CONFIG_KEY, KICK, kick_key, stuck_ke
 from domicile.core.state.records import ConfigRecord, TypeRecord, encode_record
 from domicile.core.state.txn import At, Put
 from domicile.core.stuck import StuckRecord, StuckTurn, encode_stuck
+from domicile.membership.clock import SystemClock
 from domicile.ops import stuck
 from domicile.ops.cli import app
 from domicile.ops.inspecting import ranges
@@ -32,7 +32,7 @@ from domicile.ops.show import count, stuck_view
 from domicile.ops.stuck import told
 from domicile.ops.stuck_seen import StuckSeen
 from domicile.stores.namespace import Namespace
-from domicile.stores.sqlite import SqliteStore
+from domicile.stores.sqlite.store import SqliteStore
 
 STACK = ("shop.py:41 Room.pay", "bank.py:7 ask_bank", "asyncio/locks.py Event.wait")
 

@@ -25,9 +25,9 @@ from domicile.core.state.txn import Committed, Outcome, Put, Unknown
 from domicile.errors import StoreUnavailable
 from domicile.ops.cli import app
 from domicile.ops.operator import Operator
-from domicile.stores.locks import FileLocks
+from domicile.stores.file_locks import FileLocks
 from domicile.stores.namespace import Namespace
-from domicile.stores.sqlite import SqliteStore
+from domicile.stores.sqlite.store import SqliteStore
 
 
 @pytest.fixture(autouse=True)

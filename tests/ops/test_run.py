@@ -18,7 +18,7 @@ from domicile.core.state.keys import NODES
 from domicile.core.state.txn import Committed, Delete
 from domicile.ops.watchdog import STUCK_EXIT
 from domicile.stores.namespace import Namespace
-from domicile.stores.sqlite import SqliteStore
+from domicile.stores.sqlite.store import SqliteStore
 
 LOOPS = [
     "asyncio",

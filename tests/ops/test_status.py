@@ -22,7 +22,7 @@ from domicile.core.state.shardmap import FREE
 from domicile.core.state.txn import Put
 from domicile.ops.cli import app
 from domicile.ops.show import age_text
-from domicile.stores.sqlite import SqliteStore
+from domicile.stores.sqlite.store import SqliteStore
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def domicile(*arguments: str) -> Result:
 
 HOLD = """
 import sys, pathlib
-from domicile.stores.locks import FileLocks
+from domicile.stores.file_locks import FileLocks
 FileLocks(pathlib.Path(sys.argv[1])).hold(sys.argv[2])
 """
 

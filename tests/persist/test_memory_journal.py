@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.persist.memory import MemoryJournal
+from domicile.journals.memory import MemoryJournal
 from domicile.ports.journal import Append, Appended, Claim, Journal, Refusal
 from domicile.testing.history import History
 from domicile.testing.suites.journal import ENTITY, NEW, OLD, Gate, JournalContract

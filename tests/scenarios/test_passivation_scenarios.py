@@ -10,8 +10,8 @@ import pytest
 from real_lab import LEDGER, balanced, enter, judge, nothing_lost, open_ledger, run
 
 from domicile import Entity, Settings, handler
-from domicile.control.clock import SystemClock
 from domicile.core.ids import ShardKey
+from domicile.membership.clock import SystemClock
 from domicile.testing import History, Processes, Sim, simulated
 
 log: list[tuple[str, str, int]] = []

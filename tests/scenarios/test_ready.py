@@ -12,7 +12,7 @@ import pytest
 from real_lab import Diary, balanced, run
 
 from domicile import Entity, Node, Settings, handler
-from domicile.core.readiness import Answer
+from domicile.observe.readiness import Answer
 from domicile.testing import Processes, Sim, simulated
 
 FEW = Settings(shards=8)

@@ -18,7 +18,7 @@ from domicile.core.ids import ShardKey
 from domicile.core.state.keys import NODES as NODE_RECORDS
 from domicile.core.state.records import NodeRecord, decode_record
 from domicile.stores.namespace import Namespace
-from domicile.stores.sqlite import SqliteStore
+from domicile.stores.sqlite.store import SqliteStore
 from domicile.testing import History, Processes
 
 NODES, CLIENTS, VISITS, ASKS = 12, 40, 2, 5

@@ -13,11 +13,11 @@ import pytest
 from real_lab import ROLE, Diary, judge, run
 
 from domicile import Settings
-from domicile.control.beside import JITTER
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.state.keys import node_key
 from domicile.core.state.shardmap import Entry
-from domicile.stores.sqlite import commits
+from domicile.membership.thread_renewer import JITTER
+from domicile.stores.sqlite.store import commits
 from domicile.testing import Processes
 
 SHORT = Settings(ttl_s=3, shards=24)

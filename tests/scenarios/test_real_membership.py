@@ -14,8 +14,8 @@ from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.lease import death_probes
 from domicile.core.state.keys import dead_key, node_key
 from domicile.core.state.shardmap import Entry
+from domicile.links.outgoing import SILENCE_S
 from domicile.testing import Event, History, Processes, Sim, simulated
-from domicile.transports.dialled import SILENCE_S
 
 ROLE = "default"
 SHARDS = 6

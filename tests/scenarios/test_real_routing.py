@@ -16,7 +16,7 @@ from domicile.core.state.keys import LEADER_KEY, MAP, block_key, wish_key
 from domicile.core.state.shardmap import BLOCK_SIZE, Entry, decode_block
 from domicile.core.state.txn import Put
 from domicile.stores.namespace import Namespace
-from domicile.stores.sqlite import SqliteStore
+from domicile.stores.sqlite.store import SqliteStore
 from domicile.testing import Processes
 from domicile.testing.recorder import FileRecorder
 

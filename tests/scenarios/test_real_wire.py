@@ -8,8 +8,8 @@ import pytest
 from real_lab import Diary, balanced, judge, nothing_lost, run
 
 from domicile import Settings
+from domicile.links.machine import PROTOCOLS
 from domicile.testing import Processes
-from domicile.transports.link import PROTOCOLS
 
 OLDER = (PROTOCOLS[0], PROTOCOLS[1] - 1)
 SETTINGS = Settings(shards=12, balance_interval_s=0.1)

@@ -31,10 +31,10 @@ from domicile.core.wire import (
     decode_packet,
     encode_packet,
 )
+from domicile.links.token import prove_hello
 from domicile.testing import Processes
 from domicile.transports.addresses import parse
 from domicile.transports.framing import FrameDecoder, header
-from domicile.transports.token import prove_hello
 
 TOKEN = "the token of this cluster, and no other"
 OTHER = "the token of another cluster"

@@ -22,8 +22,8 @@ from domicile.core.state.keys import node_key
 from domicile.core.state.records import NodeRecord, decode_record
 from domicile.core.state.shardmap import Entry
 from domicile.entity.define import entity_type
+from domicile.journals.memory import MemoryJournal
 from domicile.life import Backends
-from domicile.persist.memory import MemoryJournal
 from domicile.testing import History, Processes
 from domicile.wiring import backends
 

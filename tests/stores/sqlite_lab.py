@@ -17,8 +17,8 @@ import pytest
 
 from domicile.core.state.txn import Condition, Outcome, Write
 from domicile.ports.store import Store
-from domicile.stores.sqlite import SqliteStore
-from domicile.stores.sqlite_jobs import CommitJob, Result, Writer
+from domicile.stores.sqlite.jobs import CommitJob, Result, Writer
+from domicile.stores.sqlite.store import SqliteStore
 
 Ask = tuple[Sequence[Condition], Sequence[Write]]
 

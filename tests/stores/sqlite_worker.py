@@ -13,8 +13,8 @@ from pathlib import Path
 
 from domicile.core.state.txn import Absent, At, Committed, Condition, Put
 from domicile.errors import StoreError
-from domicile.stores.sqlite import SqliteStore
-from domicile.stores.sqlite_file import Database
+from domicile.stores.sqlite.file import Database
+from domicile.stores.sqlite.store import SqliteStore
 
 
 def say(*words: object) -> None:

@@ -18,14 +18,14 @@ import pytest
 from domicile.core.ids import Incarnation
 from domicile.errors import StoreUnavailable
 from domicile.ports.health import Health, Verdict
-from domicile.stores.locks import LISTED_AT_ONCE, SWEPT_AT_ONCE, FileLocks
+from domicile.stores.file_locks import LISTED_AT_ONCE, SWEPT_AT_ONCE, FileLocks
 
 ONE, TWO = Incarnation("1" * 32), Incarnation("2" * 32)
 
 HOLDER = """
 import os, subprocess, sys
 from pathlib import Path
-from domicile.stores.locks import FileLocks
+from domicile.stores.file_locks import FileLocks
 locks = FileLocks(Path(sys.argv[1]))
 locks.hold(sys.argv[2])
 children = []
@@ -111,7 +111,7 @@ def test_a_forked_child_does_not_take_the_lock_along(tmp_path: Path) -> None:
 
 def judged_by_another_process(directory: Path, incarnation: Incarnation) -> str:
     code = (
-        "import sys; from pathlib import Path; from domicile.stores.locks import FileLocks;"
+        "import sys; from pathlib import Path; from domicile.stores.file_locks import FileLocks;"
         "print(FileLocks(Path(sys.argv[1])).verdict(sys.argv[2]).value)"
     )
     command = [sys.executable, "-c", code, str(directory), incarnation]
@@ -181,7 +181,7 @@ def test_a_directory_that_can_not_be_written_to_is_named_with_the_reason(
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     with monkeypatch.context() as patched:
-        patched.setattr("domicile.stores.locks.os.open", refuse)
+        patched.setattr("domicile.stores.file_locks.os.open", refuse)
         with pytest.raises(StoreUnavailable) as caught:
             FileLocks(tmp_path).hold(ONE)
     said = str(caught.value)

@@ -8,7 +8,7 @@ import pytest
 
 from domicile.core.state.txn import Committed, Put
 from domicile.errors import StoreRewound
-from domicile.stores.memory import MemoryStore
+from domicile.stores.memory.store import MemoryStore
 from domicile.testing.clock import ManualClock
 from domicile.testing.history import History
 

@@ -24,7 +24,7 @@ from domicile.core.state.txn import (
 )
 from domicile.errors import StoreRewound, StoreUnavailable, WatchCompacted
 from domicile.ports.store import Store
-from domicile.stores.memory import MemoryStore
+from domicile.stores.memory.store import MemoryStore
 from domicile.testing.clock import ManualClock
 from domicile.testing.history import History
 from domicile.testing.suites.store import StoreContract, after, put

@@ -26,7 +26,7 @@ from domicile.core.state.txn import (
     Put,
     Write,
 )
-from domicile.stores.memory import MemoryStore
+from domicile.stores.memory.store import MemoryStore
 from domicile.testing.clock import ManualClock
 
 KEYS = [b"a", b"b", b"n/1", b"n/2", b"n/3"]

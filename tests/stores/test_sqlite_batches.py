@@ -13,9 +13,20 @@ from sqlite_lab import Ask, Batches, at_once, held, opened, until, worker
 
 from domicile.core.state.txn import Absent, Committed, Conflict, Outcome, Put
 from domicile.errors import StoreRewound, StoreUnavailable
-from domicile.stores import sqlite, sqlite_file, sqlite_jobs, sqlite_threads
-from domicile.stores.sqlite import SqliteStore, commits
-from domicile.stores.sqlite_jobs import MOST_BYTES, MOST_COMMITS
+from domicile.stores.sqlite import (
+    file as sqlite_file,
+)
+from domicile.stores.sqlite import (
+    jobs as sqlite_jobs,
+)
+from domicile.stores.sqlite import (
+    store as sqlite,
+)
+from domicile.stores.sqlite import (
+    threads as sqlite_threads,
+)
+from domicile.stores.sqlite.jobs import MOST_BYTES, MOST_COMMITS
+from domicile.stores.sqlite.store import SqliteStore, commits
 
 TIMEOUT_S = 30.0
 

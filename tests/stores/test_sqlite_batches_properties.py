@@ -23,8 +23,8 @@ from domicile.core.state.txn import (
     Put,
 )
 from domicile.ports.store import Store
-from domicile.stores.memory import MemoryStore
-from domicile.stores.sqlite import commits
+from domicile.stores.memory.store import MemoryStore
+from domicile.stores.sqlite.store import commits
 from domicile.testing.clock import ManualClock
 
 KEYS = [b"a", b"", b"a/1", b"\xff", b"c\0"]

@@ -13,9 +13,10 @@ from domicile import Settings
 from domicile.core.ids import Incarnation
 from domicile.core.state.keys import client_key, node_key
 from domicile.core.state.txn import Put
-from domicile.stores import sqlite_jobs, sqlite_threads
-from domicile.stores.sqlite import SqliteStore
-from domicile.stores.sqlite_jobs import Reader
+from domicile.stores.sqlite import jobs as sqlite_jobs
+from domicile.stores.sqlite import threads as sqlite_threads
+from domicile.stores.sqlite.jobs import Reader
+from domicile.stores.sqlite.store import SqliteStore
 from domicile.wiring import backends
 
 RENEWALS = 60

@@ -11,8 +11,8 @@ from domicile.core.ids import Incarnation
 from domicile.core.state.txn import Committed, Put
 from domicile.errors import StoreError, StoreRewound
 from domicile.ports.health import Verdict
-from domicile.stores.locks import FileLocks
-from domicile.stores.sqlite import SqliteStore
+from domicile.stores.file_locks import FileLocks
+from domicile.stores.sqlite.store import SqliteStore
 
 
 @pytest.mark.parametrize("ends", [("-wal", "-shm"), ("-wal",), ("-shm",)])

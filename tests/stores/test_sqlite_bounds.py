@@ -19,13 +19,13 @@ from sqlite_lab import SqliteStores, held, lab, until
 
 from domicile.core.state.txn import Change, Changes, Committed, Item, Put
 from domicile.errors import StoreUnavailable
-from domicile.stores import sqlite_threads
-from domicile.stores.sqlite import SqliteStore
-from domicile.stores.sqlite_file import Known
-from domicile.stores.sqlite_jobs import CommitJob, News, Writer
-from domicile.stores.sqlite_recent import Recent
-from domicile.stores.sqlite_schema import packed
-from domicile.stores.sqlite_threads import FEW_JOBS, MOST_JOBS, SIFT_S, Desk
+from domicile.stores.sqlite import threads as sqlite_threads
+from domicile.stores.sqlite.file import Known
+from domicile.stores.sqlite.jobs import CommitJob, News, Writer
+from domicile.stores.sqlite.recent import Recent
+from domicile.stores.sqlite.schema import packed
+from domicile.stores.sqlite.store import SqliteStore
+from domicile.stores.sqlite.threads import FEW_JOBS, MOST_JOBS, SIFT_S, Desk
 
 FULL = "did not begin.*health of the store's disk, then try again"
 

@@ -19,10 +19,10 @@ from sqlite_lab import Disk, opened, worker
 
 from domicile.core.state.txn import Committed, Conflict, Put, Unknown
 from domicile.errors import StoreUnavailable
-from domicile.stores.sqlite import SqliteStore, commits
-from domicile.stores.sqlite_file import Handle
-from domicile.stores.sqlite_jobs import Reader, Writer
-from domicile.stores.sqlite_threads import Bell
+from domicile.stores.sqlite.file import Handle
+from domicile.stores.sqlite.jobs import Reader, Writer
+from domicile.stores.sqlite.store import SqliteStore, commits
+from domicile.stores.sqlite.threads import Bell
 from domicile.testing.suites.store import put
 
 NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
@@ -352,7 +352,7 @@ def test_a_thread_that_the_disk_keeps_holds_up_no_end(
 def test_a_thread_that_stumbles_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
-    monkeypatch.setattr("domicile.stores.sqlite_threads.STUMBLE_S", 0.001)
+    monkeypatch.setattr("domicile.stores.sqlite.threads.STUMBLE_S", 0.001)
     shaken = Shaken(monkeypatch, Bell, "wait")
 
     async def scenario(store: SqliteStore) -> None:

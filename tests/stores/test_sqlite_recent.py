@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domicile.core.state.txn import Change, Changes, Item
-from domicile.stores.sqlite_jobs import News
-from domicile.stores.sqlite_recent import Recent
+from domicile.stores.sqlite.jobs import News
+from domicile.stores.sqlite.recent import Recent
 
 KEYS = (b"a/1", b"a/2", b"b/1")
 

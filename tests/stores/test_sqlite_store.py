@@ -31,9 +31,9 @@ from domicile.core.state.txn import (
 )
 from domicile.errors import ConfigError, StoreRewound, StoreUnavailable, WatchCompacted
 from domicile.ports.store import Store
-from domicile.stores.memory import MemoryStore
-from domicile.stores.sqlite import Commit, SqliteStore, commits
-from domicile.stores.sqlite_schema import CALLS, above
+from domicile.stores.memory.store import MemoryStore
+from domicile.stores.sqlite.schema import CALLS, above
+from domicile.stores.sqlite.store import Commit, SqliteStore, commits
 from domicile.testing.clock import ManualClock
 from domicile.testing.suites.store import StoreContract, after, put
 

@@ -14,11 +14,11 @@ from sqlite_lab import Ask, at_once
 
 from domicile.core.state.txn import Absent, At, Committed, Conflict, Put, Unknown
 from domicile.errors import StoreUnavailable
-from domicile.stores.sqlite import SqliteStore, commits
-from domicile.stores.sqlite_file import Database
-from domicile.stores.sqlite_jobs import MOST_BYTES, MOST_COMMITS, TOGETHER_S, CommitJob
-from domicile.stores.sqlite_schema import CALLS
-from domicile.stores.sqlite_threads import Desk
+from domicile.stores.sqlite.file import Database
+from domicile.stores.sqlite.jobs import MOST_BYTES, MOST_COMMITS, TOGETHER_S, CommitJob
+from domicile.stores.sqlite.schema import CALLS
+from domicile.stores.sqlite.store import SqliteStore, commits
+from domicile.stores.sqlite.threads import Desk
 
 
 class Statements:

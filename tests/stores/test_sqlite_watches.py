@@ -10,8 +10,8 @@ from sqlite_lab import until
 
 from domicile.core.state.txn import Committed, Put
 from domicile.errors import StoreRewound
-from domicile.stores.sqlite import SqliteStore
-from domicile.stores.sqlite_jobs import News
+from domicile.stores.sqlite.jobs import News
+from domicile.stores.sqlite.store import SqliteStore
 
 
 def test_nothing_of_an_old_history_comes_behind_the_news_of_its_end(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 from domicile import ConfigError, Entity, Settings, handler
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.state.keys import MAP
-from domicile.stores.sqlite import Commit
+from domicile.stores.sqlite.store import Commit
 from domicile.testing import Event, HarnessError, Processes, check
 from domicile.testing.member_process import ImportPath, import_class, import_path
 from domicile.testing.member_signals import standing_still

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from domicile.stores.sqlite import Commit
+from domicile.stores.sqlite.store import Commit
 from domicile.testing.checkers import check
 from domicile.testing.history import Event, History
 from domicile.testing.real_history import RealHistory, before, merge

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from domicile.control.clock import SystemClock
+from domicile.membership.clock import SystemClock
 from domicile.testing.recorder import FileRecorder, RecordReader, read_records
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from domicile.core.ids import Incarnation, new_incarnation
 from domicile.core.wire import Ping, Pong, Reply, Request, Status, ToOwner, ToSender
+from domicile.links.layer import LinkLayer
 from domicile.ports.transport import LinkKey, Peer
 from domicile.settings import Settings
 from domicile.testing.clock import SimClock
 from domicile.testing.history import History
 from domicile.testing.loop import World
 from domicile.testing.network import SimNetwork
-from domicile.transports.links import LinkLayer
 
 CLUSTER = "test"
 

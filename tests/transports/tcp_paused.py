@@ -15,7 +15,7 @@ import json
 import sys
 from typing import Any
 
-from domicile.control.clock import SystemClock
+from domicile.membership.clock import SystemClock
 from domicile.ports.transport import Connection
 from domicile.transports.tcp import TcpTransport
 

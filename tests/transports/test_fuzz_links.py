@@ -16,7 +16,6 @@ from hostile_lab import NOT_PACKETS, ROGUE, hostile_bytes, packets, to_owner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from domicile.control.clock import SystemClock
 from domicile.core.ids import Incarnation
 from domicile.core.wire import (
     Frame,
@@ -34,13 +33,14 @@ from domicile.core.wire import (
     decode_packet,
     encode_packet,
 )
+from domicile.links import machine as link_module
+from domicile.links.layer import LinkLayer
+from domicile.membership.clock import SystemClock
 from domicile.ports.transport import Connection, LinkKey, Peer
 from domicile.settings import Settings
-from domicile.transports import link as link_module
 from domicile.transports.compress import Deflated, deflate
-from domicile.transports.links import LinkLayer
+from domicile.transports.limits import MOST_STRANGERS, MOST_UNREGISTERED, WARNINGS
 from domicile.transports.memory import MemoryNetwork, MemoryTransport
-from domicile.transports.strangers import MOST_STRANGERS, MOST_UNREGISTERED, WARNINGS
 
 SOON_S = 5.0
 

@@ -37,14 +37,8 @@ from domicile.core.wire import (
     decode_packet,
     encode_packet,
 )
+from domicile.links.machine import PROTOCOLS, Acceptor, DialledLink, LinkBroken, LinkVoid
 from domicile.transports.framing import FIRST_BYTES, FrameDecoder, FramingError
-from domicile.transports.link import (
-    PROTOCOLS,
-    Acceptor,
-    DialledLink,
-    LinkBroken,
-    LinkVoid,
-)
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 """What the link layer takes for garbage; anything else would get past it."""

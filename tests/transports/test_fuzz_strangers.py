@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.transports.strangers import (
+from domicile.transports.limits import (
     WARNING_EVERY_S,
     WARNINGS,
     Complaints,

@@ -21,7 +21,7 @@ from domicile.core.wire import (
     Status,
     Welcome,
 )
-from domicile.transports.link import (
+from domicile.links.machine import (
     CONTROL_RESERVE,
     FRAME_MESSAGES,
     AcceptedLink,

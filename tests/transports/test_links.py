@@ -9,13 +9,9 @@ from links_lab import Lab, request, simulate
 
 from domicile.core.ids import Incarnation
 from domicile.core.wire import Ping, Pong
+from domicile.links.session import ACK_DELAY_S, MANY_MESSAGES, SOON_MESSAGES
 from domicile.ports.transport import LinkKey, Peer
 from domicile.settings import Settings
-from domicile.transports.side import (
-    ACK_DELAY_S,
-    MANY_MESSAGES,
-    SOON_MESSAGES,
-)
 
 FEW = SOON_MESSAGES - 1
 

@@ -8,12 +8,12 @@ from functools import partial
 import pytest
 from links_lab import Lab, simulate
 
-from domicile.core.gone import Gone
 from domicile.core.ids import Incarnation
 from domicile.core.wire import Frame, Hello, Reply, Request, Status, Welcome
-from domicile.transports import link as link_module
-from domicile.transports import links as links_module
-from domicile.transports.link import AcceptedLink, Acceptor, DialledLink
+from domicile.links import layer as links_module
+from domicile.links import machine as link_module
+from domicile.links.departed import Gone
+from domicile.links.machine import AcceptedLink, Acceptor, DialledLink
 
 KIB = 1024
 ME, PEER = Incarnation("a" * 32), Incarnation("b" * 32)

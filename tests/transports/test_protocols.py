@@ -23,8 +23,7 @@ from domicile.core.wire import (
     decode_packet,
     encode_packet,
 )
-from domicile.ports.transport import LinkKey
-from domicile.transports.link import (
+from domicile.links.machine import (
     HELD_MESSAGES,
     PROTOCOLS,
     SINCE,
@@ -33,6 +32,7 @@ from domicile.transports.link import (
     LinkBroken,
     protocols_of,
 )
+from domicile.ports.transport import LinkKey
 
 P = Incarnation("p" * 32)
 Q = Incarnation("q" * 32)

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from tcp_lab import LIMIT_S, on_both_loops
 
-from domicile.control.clock import SystemClock
+from domicile.membership.clock import SystemClock
 
 PROGRAM = Path(__file__).with_name("tcp_paused.py")
 

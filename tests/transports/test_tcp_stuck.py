@@ -12,8 +12,8 @@ from domicile import Entity, Settings, connect, handler
 from domicile.core.ids import Incarnation
 from domicile.core.wire import Request, Welcome, encode_packet
 from domicile.errors import MaybeExecuted, NotExecuted
+from domicile.links.machine import DialledLink
 from domicile.node import Node
-from domicile.transports.link import DialledLink
 
 
 class Scale(Entity, name="scale"):

@@ -19,7 +19,7 @@ from test_tcp_paused import heard, read_up_to, stop
 from tls_lab import tls_lab
 
 from certificates_lab import Authority, Files
-from domicile.control.clock import SystemClock
+from domicile.membership.clock import SystemClock
 from domicile.transports.tls_connection import SEAL_BYTES
 
 MIB = 1024 * 1024

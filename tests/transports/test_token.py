@@ -12,8 +12,7 @@ from links_lab import CLUSTER, Host, Lab, request, simulate
 from domicile.core.ids import Incarnation
 from domicile.core.wire import Frame, Hello, Refused, Welcome, decode_packet, encode_packet
 from domicile.errors import ConfigError
-from domicile.ports.transport import Connection, Peer
-from domicile.transports.token import (
+from domicile.links.token import (
     MOST_SECRETS,
     check_hello,
     check_welcome,
@@ -22,6 +21,7 @@ from domicile.transports.token import (
     prove_welcome,
     secrets_of,
 )
+from domicile.ports.transport import Connection, Peer
 
 TOKEN = "correct horse battery staple"
 OTHER = "incorrect horse battery staple"

@@ -12,7 +12,7 @@ from domicile import ConfigError, Entity, Manager, Node, Settings, connect, hand
 from domicile.core.state.agreement import agreed_tokens, foreign_token
 from domicile.core.state.keys import CONFIG_KEY
 from domicile.core.state.records import ConfigRecord, decode_record
-from domicile.transports.token import fingerprints
+from domicile.links.token import fingerprints
 from domicile.wiring import _Here, token_of
 
 OLD, NEW, OTHER = "an old secret of some length", "a new secret of some length", "another secret"

@@ -15,8 +15,8 @@ from random import Random
 
 import msgspec
 
-from domicile.control.advice import Advisor
 from domicile.control.leadership import FAILED, Leadership
+from domicile.control.strategy_runner import Advisor
 from domicile.core.coordinator.election import RANK_STEP_S, campaign_at, eligible
 from domicile.core.coordinator.events import Heard, ProbeAnswered, ReleasedBy, RevertAsked
 from domicile.core.coordinator.eviction import UNREACHED

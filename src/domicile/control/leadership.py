@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
-from domicile.control.advice import Advisor
+from domicile.control.strategy_runner import Advisor
 from domicile.core.coordinator.custom_strategy import CUSTOM
 from domicile.core.coordinator.events import (
     Advised,

@@ -10,6 +10,7 @@ from typing import Any
 from domicile.core.placement.strategies import Strategy
 from domicile.core.state.records import TypeRecord
 from domicile.entity.define import EntityType
+from domicile.links.machine import PROTOCOLS
 from domicile.ports.clock import Clock
 from domicile.ports.health import Health
 from domicile.ports.journal import Journal
@@ -20,7 +21,6 @@ from domicile.ports.trace import Tracer
 from domicile.ports.transport import Transport
 from domicile.ports.watchdog import Watchdog
 from domicile.settings import Settings
-from domicile.transports.link import PROTOCOLS
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from domicile.core.ids import Incarnation
 from domicile.core.state.cluster_view import Members
 from domicile.core.wire import Goodbye
 from domicile.entity.runtime import Runtime
+from domicile.links.layer import LinkLayer
 from domicile.ports.clock import Clock
 from domicile.ports.transport import LinkKey
 from domicile.settings import Settings
-from domicile.transports.links import LinkLayer
 
 POLL_S = 0.02
 """How often a leaving node looks whether it is done."""

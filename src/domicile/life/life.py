@@ -13,12 +13,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from domicile.control.advice import Advisor
-from domicile.control.clock import SystemClock
-from domicile.control.deaths import Deaths, check_fencing, let_go
 from domicile.control.elected import Elected
-from domicile.control.loopwatch import Handler, LoopWatch
-from domicile.control.member import Member
+from domicile.control.strategy_runner import Advisor
 from domicile.core.handoff.mailbox import Source
 from domicile.core.ids import Incarnation, ShardKey, new_incarnation
 from domicile.core.lease.lease import FOREVER_S
@@ -63,10 +59,14 @@ from domicile.life.leaving import Leaving
 from domicile.life.reach import Reach
 from domicile.life.stuck import StuckHandlers
 from domicile.life.to_leader import ToLeader
+from domicile.links.layer import LinkLayer
+from domicile.links.token import fingerprints
+from domicile.membership.clock import SystemClock
+from domicile.membership.death_watch import Deaths, check_fencing, let_go
+from domicile.membership.loopwatch import Handler, LoopWatch
+from domicile.membership.member import Member
 from domicile.ports.health import Health
 from domicile.ports.transport import LinkKey, Peer
-from domicile.transports.links import LinkLayer
-from domicile.transports.token import fingerprints
 
 log = logging.getLogger("domicile")
 

@@ -11,12 +11,12 @@ import logging
 from http import HTTPStatus
 from typing import Any, Self
 
-from domicile.core.readiness import Answer, Standing, health, readiness
 from domicile.life.gauges import gauges_of
 from domicile.life.lives import Lives
 from domicile.observe.exposition import CONTENT_TYPE, gauge
 from domicile.observe.http import HttpServer, Page, split_address
 from domicile.observe.metrics import Metrics
+from domicile.observe.readiness import Answer, Standing, health, readiness
 from domicile.ports.meter import Meter, takes_events
 
 log = logging.getLogger("domicile")

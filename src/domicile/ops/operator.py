@@ -33,7 +33,7 @@ from domicile.errors import StoreUnavailable
 from domicile.ops.status import existing, part, place_of
 from domicile.ports.health import Verdict
 from domicile.stores.namespace import Namespace
-from domicile.stores.sqlite import SqliteStore
+from domicile.stores.sqlite.store import SqliteStore
 from domicile.wiring import locks_of
 
 TRIES = 20

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from domicile.control.clock import SystemClock
 from domicile.core.breakglass import AuditRecord, Picture
 from domicile.core.hashing import NAMED, shard_of
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
@@ -21,9 +20,10 @@ from domicile.core.state.records import ConfigRecord, NodeRecord
 from domicile.core.state.shardmap import Entry
 from domicile.core.state.txn import Item, Listing
 from domicile.errors import ConfigError, StoreError
+from domicile.membership.clock import SystemClock
 from domicile.ops.stuck_seen import StuckSeen, stuck_record, stuck_seen
 from domicile.ports.health import Health, Verdict
-from domicile.stores.sqlite import SqliteStore
+from domicile.stores.sqlite.store import SqliteStore
 from domicile.wiring import check_store, locks_of, sqlite_path
 
 READ_S = 5.0

@@ -1,7 +1,7 @@
 """The coordination store (S1–S9), modelled on etcd.
 
 Strongly consistent, with a store-wide rising revision. `domicile.testing.suites` defines what
-an implementation must do; `domicile.stores.memory` is the reference.
+an implementation must do; `domicile.stores.memory.store` is the reference.
 """
 
 from __future__ import annotations

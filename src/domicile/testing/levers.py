@@ -19,9 +19,9 @@ from pathlib import Path
 
 import apsw
 
-from domicile.control.clock import SystemClock
-from domicile.stores.sqlite_file import Database, Row
-from domicile.stores.sqlite_schema import LOG
+from domicile.membership.clock import SystemClock
+from domicile.stores.sqlite.file import Database, Row
+from domicile.stores.sqlite.schema import LOG
 
 _WALL = struct.Struct("=d")
 _FULL = _WALL.size

@@ -31,7 +31,7 @@ from domicile.settings import Settings
 from domicile.testing.levers import Levers, install
 from domicile.testing.recorder import FileRecorder
 from domicile.transports import tcp
-from domicile.transports.sockets import prepare
+from domicile.transports.tcp import prepare
 from domicile.wiring import LOOPBACK
 
 _PR_SET_PDEATHSIG = 1

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 from domicile.core.ids import Incarnation
+from domicile.links.machine import PROTOCOLS
 from domicile.testing.recorder import RecordReader
-from domicile.transports.link import PROTOCOLS
 
 LOG_LINES = 30
 

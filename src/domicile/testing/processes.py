@@ -27,17 +27,17 @@ from typing import Literal, Self
 import apsw
 import msgspec
 
-from domicile.control.clock import SystemClock
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.state.shardmap import Entry
 from domicile.entity.define import Entity, catalogue, entity_type
 from domicile.entity.ref import Outbound
 from domicile.errors import ConfigError, StoreError
 from domicile.life import Lives, Plan
+from domicile.membership.clock import SystemClock
 from domicile.ports.store import Store
 from domicile.settings import Settings
 from domicile.stores.namespace import Namespace
-from domicile.stores.sqlite import Commit, SqliteStore, commits
+from domicile.stores.sqlite.store import Commit, SqliteStore, commits
 from domicile.testing.history import Event, History
 from domicile.testing.levers import Levers
 from domicile.testing.member_process import MemberPlan, Place, import_path, loop_factory

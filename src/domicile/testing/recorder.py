@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from domicile.control.clock import SystemClock
+from domicile.membership.clock import SystemClock
 from domicile.testing.history import Event
 
 COUNTS = "counts"

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from domicile.persist.memory import MemoryJournal
+from domicile.journals.memory import MemoryJournal
 from domicile.ports.meter import Meter
-from domicile.stores.memory import MemoryStore
-from domicile.stores.memory_data import Snapshot
+from domicile.stores.memory.data import Snapshot
+from domicile.stores.memory.store import MemoryStore
 from domicile.testing.clock import SimClock
 from domicile.testing.loop import SimLoop, SimulationError, World
 from domicile.testing.remote import WATCH_WINDOW as WATCH_WINDOW

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 
 from domicile.core.ids import Incarnation
+from domicile.links.machine import PROTOCOLS
 from domicile.node import Node
 from domicile.testing.clock import Machine
 from domicile.testing.loop import SimLoop
 from domicile.testing.wire import Faults
-from domicile.transports.link import PROTOCOLS
 
 
 class SimNode:

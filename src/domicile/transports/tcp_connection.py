@@ -24,7 +24,7 @@ from itertools import islice
 from domicile.ports.meter import Meter, takes_events
 from domicile.ports.transport import ConnectionHandler
 from domicile.transports.framing import HEADER_BYTES, FrameDecoder, FramingError, header_of
-from domicile.transports.strangers import MOST_OF_ONE_HOST, MOST_STRANGERS, Complaints, Room
+from domicile.transports.limits import MOST_OF_ONE_HOST, MOST_STRANGERS, Complaints, Room
 from domicile.transports.tls import Certificates
 
 log = logging.getLogger("domicile")

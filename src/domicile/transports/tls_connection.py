@@ -14,7 +14,7 @@ from socket import socket
 from typing import cast
 
 from domicile.ports.transport import ConnectionHandler
-from domicile.transports.strangers import host_of
+from domicile.transports.limits import host_of
 from domicile.transports.tcp_connection import Shared, State, TcpConnection
 
 HANDSHAKE_S = 3.0

@@ -1,8 +1,9 @@
 """Whether a node whose event loop may be blocked renews its lease, and what it says of itself.
 
-Asked by the thread that renews beside the loop (`control.beside`), which acts on the answers. A
-blocking call must cost no shard, and a loop that is dead must lose them: so renewals go on for
-`stall_limit_s` after the loop last turned, and not a moment longer. It must never read a clock.
+Asked by the thread that renews beside the loop (`membership.thread_renewer`), which acts on the
+answers. A blocking call must cost no shard, and a loop that is dead must lose them: so renewals go
+on for `stall_limit_s` after the loop last turned, and not a moment longer. It must never read a
+clock.
 """
 
 from __future__ import annotations

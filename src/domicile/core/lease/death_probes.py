@@ -1,7 +1,7 @@
 """Whom to look at, and when, to find the dead: shells ask the health port and remove records (L6).
 
-Called by `domicile.control.deaths` only. A look costs as much as it has incarnations in it, so
-what ends every few milliseconds, a client, must not cause looks at everybody (I8).
+Called by `domicile.membership.death_watch` only. A look costs as much as it has incarnations in it,
+so what ends every few milliseconds, a client, must not cause looks at everybody (I8).
 
 What to commit once an incarnation is proved dead (C5): it must not wait for its lease.
 """

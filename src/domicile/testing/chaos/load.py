@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from random import Random
 
-from domicile.control.clock import SystemClock
 from domicile.core.ids import ShardKey
 from domicile.entity.define import Entity, handler
 from domicile.entity.ref import Ref
@@ -29,6 +28,7 @@ from domicile.errors import (
     Rejection,
     StoreError,
 )
+from domicile.membership.clock import SystemClock
 from domicile.testing.chaos.tally import Tally
 from domicile.testing.processes import HarnessError, Processes
 from domicile.testing.workload import ENTITIES, Ledger, Room, rooms_by_shard

@@ -1,7 +1,7 @@
 """The embedded store's threads: SQLite may wait for a lock or a disk, the event loop must not.
 
 A `Desk` does one job after another. A `Bell` ends its wait: for a job, for the passing of time, or
-for another process's write to a file. Used by `domicile.stores.sqlite` alone.
+for another process's write to a file. Used by `domicile.stores.sqlite.store` alone.
 """
 
 from __future__ import annotations

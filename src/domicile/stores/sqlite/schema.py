@@ -5,7 +5,7 @@ the work: SQLite takes the write lock, works and commits without handing control
 What came of it is left in temp tables, `now` and (of commits) `outcome`, which no other connection
 can see or change. Several commits may be the rows of one such INSERT: each is judged by itself and
 gets its own revision, and the disk is waited for once.
-Used by `domicile.stores.sqlite` alone.
+Used by `domicile.stores.sqlite.store` alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The embedded store as a thread beside the event loop sees it: a lease kept while a loop is held.
 
-Made by `domicile.stores.sqlite` alone. It hands jobs to the store's two threads and never touches
-the event loop, so it works while that is blocked. It is bound to the history that was known when
-it was made: a rewind that a blocked loop has not noticed yet refuses every call (S5).
+Made by `domicile.stores.sqlite.store` alone. It hands jobs to the store's two threads and never
+touches the event loop, so it works while that is blocked. It is bound to the history that was known
+when it was made: a rewind that a blocked loop has not noticed yet refuses every call (S5).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from domicile.core.state.txn import (
 )
 from domicile.errors import DomicileError, StoreUnavailable
 from domicile.ports.store import Kept
-from domicile.stores.sqlite_file import OutcomeUnknown
-from domicile.stores.sqlite_jobs import CommitJob, Reader, Result, Writer
-from domicile.stores.sqlite_schema import packed
-from domicile.stores.sqlite_threads import Desk
+from domicile.stores.sqlite.file import OutcomeUnknown
+from domicile.stores.sqlite.jobs import CommitJob, Reader, Result, Writer
+from domicile.stores.sqlite.schema import packed
+from domicile.stores.sqlite.threads import Desk
 
 log = logging.getLogger("domicile")
 

@@ -20,10 +20,6 @@ from random import Random
 
 import msgspec
 
-from domicile.control.agree import NO_TYPES, agree, check_protocols
-from domicile.control.beside import JITTER, Renewals
-from domicile.control.registration import Leased, Registration, Unleased
-from domicile.control.standing import MemberEvents, Standing
 from domicile.core.ids import ShardKey
 from domicile.core.lease.lease import LeaseState
 from domicile.core.state.cluster_view import Fact, Members, Unreadable
@@ -41,6 +37,10 @@ from domicile.core.state.txn import (
     Unknown,
 )
 from domicile.errors import ConfigError, StoreRewound, StoreUnavailable, WatchCompacted
+from domicile.membership.config_agreement import NO_TYPES, agree, check_protocols
+from domicile.membership.lease_holder import MemberEvents, Standing
+from domicile.membership.registration import Leased, Registration, Unleased
+from domicile.membership.thread_renewer import JITTER, Renewals
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
 from domicile.ports.store import Kept, OffersBeside, Store

@@ -1,7 +1,7 @@
 """What the embedded store's two threads do with its file: one writes, one reads and looks out.
 
 Every method runs in its thread, and none touches the event loop. Used by
-`domicile.stores.sqlite` alone.
+`domicile.stores.sqlite.store` alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import apsw
 
 from domicile.core.state.txn import Change, Changes, Item, Listing
 from domicile.errors import ConfigError, StoreError, StoreRewound, StoreUnavailable, WatchCompacted
-from domicile.stores.sqlite_file import (
+from domicile.stores.sqlite.file import (
     Database,
     Handle,
     Known,
@@ -29,7 +29,7 @@ from domicile.stores.sqlite_file import (
     elapsed_s,
     explain,
 )
-from domicile.stores.sqlite_schema import (
+from domicile.stores.sqlite.schema import (
     CALLS,
     COLUMNS,
     GET,
@@ -43,7 +43,7 @@ from domicile.stores.sqlite_schema import (
     ranged,
     together,
 )
-from domicile.stores.sqlite_threads import Bell, ring_file
+from domicile.stores.sqlite.threads import Bell, ring_file
 
 log = logging.getLogger("domicile")
 

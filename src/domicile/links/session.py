@@ -14,14 +14,14 @@ import msgspec
 
 from domicile.core.ids import Incarnation
 from domicile.core.wire import Frame, Packet, decode_packet, encode_packet
+from domicile.links.machine import AcceptedLink, DialledLink
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter, takes_events
 from domicile.ports.transport import Connection, LinkEvents
 from domicile.settings import Settings
 from domicile.transports.compress import SINCE_PROTOCOL, Deflated, deflate, inflate
 from domicile.transports.framing import packet_limit_bytes
-from domicile.transports.link import AcceptedLink, DialledLink
-from domicile.transports.strangers import Complaints, peer_of
+from domicile.transports.limits import Complaints, peer_of
 
 ACK_DELAY_S = 1.2
 """A frame is acknowledged at most this long after it arrived."""

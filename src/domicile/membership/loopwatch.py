@@ -2,8 +2,8 @@
 
 Made by a node's life, for real time only: never in the simulator. It asks the loop to call back,
 rarely while nothing runs, and reads what runs without a lock. From `turned_at` the renewal beside
-the loop (`control.beside`) learns that a loop is blocked; a handler that holds it for longer than
-`slow_s` is named in the log. It must never change anything, nor wait for the loop.
+the loop (`membership.thread_renewer`) learns that a loop is blocked; a handler that holds it for
+longer than `slow_s` is named in the log. It must never change anything, nor wait for the loop.
 
 It needs the GIL like any thread: a C function that keeps that to itself for long holds it up, too.
 """

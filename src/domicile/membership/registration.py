@@ -1,6 +1,6 @@
 """How a member's record stands in the store: under a lease, or without one (C9).
 
-Only `domicile.control.member` uses it. Under a lease the record goes when renewals stay away.
+Only `domicile.membership.member` uses it. Under a lease the record goes when renewals stay away.
 Without one it stays until its holder removes it or somebody proves that the holder can never run
 again; so whoever stops must remove it, and must never claim to have done so while a write of the
 record may still arrive.
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from domicile.control.agree import Calls
 from domicile.core.lease.lease import FOREVER_S, RECORD_FOREVER_S
 from domicile.core.state.txn import At, Committed, Delete
 from domicile.errors import StoreRewound, StoreUnavailable
+from domicile.membership.store_calls import Calls
 
 REMOVE_TRIES = 3
 

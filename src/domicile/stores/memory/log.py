@@ -1,6 +1,6 @@
 """The newest commits of a memory store, and who waits for the next one.
 
-Only `domicile.stores.memory` and its data call this. A history has an id: what is cut off by
+Only `domicile.stores.memory.store` and its data call this. A history has an id: what is cut off by
 a rewind belongs to no history any more, and whoever knew it is told so (S5).
 """
 

@@ -1,10 +1,11 @@
 """One incarnation's right to act: its lease and its own record, and what ends it (L1, L3, L5).
 
-Base of `domicile.control.member.Member`, which feeds it what the store says of both. A node may be
-renewed by a thread beside its event loop (`control.beside`), so that a blocked loop keeps its
-shards for a while (DX-10). Then two threads change the lease and the own record, both only under
-`_lock`: without it a renewal that was looked at before a fence could be counted after it, and bring
-a dead incarnation back (L5). What belongs to the loop must never be called in the other thread.
+Base of `domicile.membership.member.Member`, which feeds it what the store says of both. A node may
+be renewed by a thread beside its event loop (`membership.thread_renewer`), so that a blocked loop
+keeps its shards for a while (DX-10). Then two threads change the lease and the own record, both
+only under `_lock`: without it a renewal that was looked at before a fence could be counted after
+it, and bring a dead incarnation back (L5). What belongs to the loop must never be called in the
+other thread.
 
 Reading takes no lock, for guards are on every message's path. `Lease.valid` reads the state, then
 the deadline, each of them whole (they are single references). Whatever falls between the two reads,
@@ -24,13 +25,13 @@ from typing import Protocol
 
 import msgspec
 
-from domicile.control.agree import Calls
 from domicile.core.lease.lease import FOREVER_S, Lease, LeaseState
 from domicile.core.state.cluster_view import Fact
 from domicile.core.state.keys import client_key, node_key
 from domicile.core.state.records import ClientRecord, NodeRecord, decode_record
 from domicile.core.state.txn import Changes, Item, Listing
 from domicile.errors import StoreRewound
+from domicile.membership.store_calls import Calls
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
 from domicile.ports.store import Kept, Store

@@ -3,7 +3,7 @@
 A connection belongs to the thread that uses it. After an error it is dropped and made anew by the
 next use, so a store recovers by itself once the cause is gone. Nothing here may open and close the
 file by other means than SQLite: that would drop the locks SQLite holds in this process. Used by
-`domicile.stores.sqlite` alone.
+`domicile.stores.sqlite.store` alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import apsw
 
 from domicile.errors import ConfigError, StoreRewound, StoreUnavailable
-from domicile.stores.sqlite_schema import APPLICATION_ID, FORMAT, STATE, TABLES
+from domicile.stores.sqlite.schema import APPLICATION_ID, FORMAT, STATE, TABLES
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 BUSY_S = 0.001

@@ -1,4 +1,4 @@
-"""All links of one incarnation: the shell around the machines in `domicile.transports.link`.
+"""All links of one incarnation: the shell around the machines in `domicile.links.machine`.
 
 Owns connections, timers and batching. What is queued during one turn of the event loop leaves
 as one frame per link at its end. The runtime calls `LinkLayer` through the `Links` port and
@@ -15,7 +15,6 @@ from random import Random
 
 import msgspec
 
-from domicile.core.gone import Gone
 from domicile.core.ids import Incarnation
 from domicile.core.state.agreement import common_protocol, no_common_protocol
 from domicile.core.wire import (
@@ -28,20 +27,17 @@ from domicile.core.wire import (
     Welcome,
     encode_packet,
 )
+from domicile.links.departed import Gone
+from domicile.links.incoming import Accepted, Caller
+from domicile.links.machine import PROTOCOLS, Acceptor, DialledLink, protocols_of
+from domicile.links.outgoing import Dialled
+from domicile.links.session import UNSPOKEN, Layer
+from domicile.links.token import check_hello, prove_welcome
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
 from domicile.ports.transport import ConnectionHandler, LinkEvents, LinkKey, Peer, Transport
 from domicile.settings import Settings
-from domicile.transports.accepted import Accepted, Caller
-from domicile.transports.dialled import Dialled
-from domicile.transports.link import (
-    PROTOCOLS,
-    Acceptor,
-    DialledLink,
-    protocols_of,
-)
-from domicile.transports.side import UNSPOKEN, Layer
-from domicile.transports.strangers import (
+from domicile.transports.limits import (
     MOST_OF_ONE_HOST,
     MOST_STRANGERS,
     MOST_UNREGISTERED,
@@ -49,7 +45,6 @@ from domicile.transports.strangers import (
     peer_of,
     plain,
 )
-from domicile.transports.token import check_hello, prove_welcome
 
 UNPROVED = (
     "this cluster has a token and the caller proves none that is good here: give it the "

@@ -1,8 +1,8 @@
 """A thread that renews a node's lease beside the event loop (L1, DX-10).
 
-Made by `domicile.control.member` alone, for stores that can be asked from any thread. Of the loop
-it knows one thing: when it last turned. Once that is longer ago than `stall_limit_s` it renews no
-more, and the lease runs out. It must never call what belongs to the loop: what it learns goes to
+Made by `domicile.membership.member` alone, for stores that can be asked from any thread. Of the
+loop it knows one thing: when it last turned. Once that is longer ago than `stall_limit_s` it renews
+no more, and the lease runs out. It must never call what belongs to the loop: what it learns goes to
 the `Standing`, whose methods for it take a lock, and from there to the guards (L3).
 
 A busy loop can keep a thread from running. CPython hands its lock over when a thread has waited for
@@ -23,7 +23,6 @@ from typing import TypeVar
 
 import msgspec
 
-from domicile.control.standing import Standing
 from domicile.core.lease.blocked_loop import (
     LATE_S,
     Step,
@@ -36,6 +35,7 @@ from domicile.core.lease.blocked_loop import (
 from domicile.core.state.records import NodeRecord, encode_record
 from domicile.core.state.txn import Committed
 from domicile.errors import StoreRewound, StoreUnavailable
+from domicile.membership.lease_holder import Standing
 from domicile.ports.clock import Clock
 from domicile.ports.store import Beside
 from domicile.settings import Settings

@@ -1,16 +1,12 @@
 """A member's calls to the store, bounded and repeated, and the `config` all members agree on.
 
-Only `domicile.control.member` calls it. It must never write `config` unconditionally: two members
-that join at once with different roles both end up in it.
+Only `domicile.membership.member` calls it. It must never write `config` unconditionally: two
+members that join at once with different roles both end up in it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Mapping
-from random import Random
-from typing import TypeVar
+from collections.abc import Mapping
 
 import msgspec
 
@@ -24,73 +20,11 @@ from domicile.core.state.agreement import (
 from domicile.core.state.cluster_view import Members
 from domicile.core.state.keys import CONFIG_KEY
 from domicile.core.state.records import ConfigRecord, TypeRecord, decode_record, encode_record
-from domicile.core.state.txn import Absent, At, Committed, Condition, Item, Outcome, Put, Unknown
-from domicile.errors import ConfigError, StoreUnavailable
-from domicile.ports.store import Store
-
-BACKOFF_MIN_S = 0.05
-BACKOFF_MAX_S = 0.5
-TELLING_FAILURES = 5
-"""Failed reads in a row after which the log says why: once, not at each."""
+from domicile.core.state.txn import Absent, At, Committed, Condition, Item, Put
+from domicile.errors import ConfigError
+from domicile.membership.store_calls import Calls
 
 NO_TYPES: Mapping[str, TypeRecord] = {}
-
-log = logging.getLogger("domicile")
-
-T = TypeVar("T")
-
-
-class Calls:
-    """Store calls of one incarnation: each ends in time, reads are repeated until it is over."""
-
-    def __init__(
-        self, store: Store, op_timeout_s: float, random: Random, over: asyncio.Event
-    ) -> None:
-        self.store = store
-        self.newest = 0
-        """The highest revision that the store ever showed this incarnation (S5)."""
-        self._op_timeout_s = op_timeout_s
-        self._random = random
-        self._over = over
-
-    async def bounded(self, call: Awaitable[T]) -> T:
-        """Await a call; `StoreUnavailable` if it takes too long."""
-        try:
-            async with asyncio.timeout(self._op_timeout_s):
-                return await call
-        except TimeoutError as error:
-            raise StoreUnavailable(
-                f"the store did not answer within {self._op_timeout_s:g} s; it is asked again"
-            ) from error
-
-    async def read(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Read until it works; `StoreUnavailable` only once the incarnation is over."""
-        failures = 0
-        while True:
-            try:
-                return await self.bounded(call())
-            except StoreUnavailable as error:
-                if self._over.is_set():
-                    raise
-                failures += 1
-                if failures == TELLING_FAILURES:
-                    log.warning("the store can't be read, it is asked again: %s", error)
-            await self.pause(failures)
-
-    async def commit(self, condition: Condition, put: Put) -> Outcome:
-        """One conditional write. No answer is `Unknown`: the caller reads again (S1)."""
-        try:
-            outcome = await self.bounded(self.store.commit([condition], [put]))
-        except StoreUnavailable:
-            return Unknown()
-        if isinstance(outcome, Committed):
-            self.newest = max(self.newest, outcome.revision)
-        return outcome
-
-    async def pause(self, failures: int) -> None:
-        """Wait a little before trying again, longer the more often it failed."""
-        most_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(failures, 8))
-        await asyncio.sleep(self._random.uniform(BACKOFF_MIN_S, most_s))
 
 
 def check_protocols(members: Members, own: tuple[int, int]) -> None:

@@ -2,7 +2,7 @@
 
 A link is FIFO both ways and exactly once across connections. The dialling end
 is a `DialledLink`; the accepting process keeps one `Acceptor` per dialling incarnation, which
-holds the current `AcceptedLink`. Called by `domicile.transports.links` alone, which owns the
+holds the current `AcceptedLink`. Called by `domicile.links.layer` alone, which owns the
 connections and timers. Nothing here may do I/O, look at a clock, or draw random numbers.
 """
 

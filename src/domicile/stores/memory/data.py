@@ -1,7 +1,7 @@
 """The items and leases of a memory store. Every change is one commit in its log.
 
-Only `domicile.stores.memory` calls this. Leases run on a clock that never jumps or, like those of
-a store without one, on store time made from a wall clock (S4).
+Only `domicile.stores.memory.store` calls this. Leases run on a clock that never jumps or, like
+those of a store without one, on store time made from a wall clock (S4).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from domicile.core.state.txn import (
     Write,
     check_limits,
 )
-from domicile.core.storetime import StoreTime
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
-from domicile.stores.memory_log import Log
+from domicile.stores.memory.log import Log
+from domicile.stores.storetime import StoreTime
 
 TICK_S = 0.2
 """S4: how often store time is advanced when nothing else does it; below one `MAX_TICK_S`."""

@@ -1,6 +1,6 @@
 """A dialled link's shell: dialling, redialling, noticing silence, giving up.
 
-Made by `domicile.transports.links` alone. It must never believe a connection it has left.
+Made by `domicile.links.layer` alone. It must never believe a connection it has left.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from random import Random
 import msgspec
 
 from domicile.core.wire import Frame, Hello, Packet, ToSender, Welcome
+from domicile.links.machine import DialledLink, LinkBroken, LinkVoid
+from domicile.links.session import UNSPOKEN, Layer, Side, cancel
+from domicile.links.token import check_welcome, prove_hello
 from domicile.ports.clock import Timer
 from domicile.ports.transport import Connection, Peer, Transport
-from domicile.transports.link import DialledLink, LinkBroken, LinkVoid
-from domicile.transports.side import UNSPOKEN, Layer, Side, cancel
-from domicile.transports.token import check_welcome, prove_hello
 
 log = logging.getLogger("domicile")
 

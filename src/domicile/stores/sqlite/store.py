@@ -41,8 +41,7 @@ from domicile.core.state.txn import (
 )
 from domicile.errors import ConfigError, StoreError, StoreRewound, StoreUnavailable
 from domicile.ports.meter import Meter, NoMeter
-from domicile.stores.sqlite_beside import SqliteBeside
-from domicile.stores.sqlite_file import (
+from domicile.stores.sqlite.file import (
     Database,
     Known,
     OutcomeUnknown,
@@ -50,10 +49,11 @@ from domicile.stores.sqlite_file import (
     elapsed_s,
     explain,
 )
-from domicile.stores.sqlite_jobs import CommitJob, Log, News, Reader, Result, Writer
-from domicile.stores.sqlite_recent import Recent
-from domicile.stores.sqlite_schema import COMMITS, packed
-from domicile.stores.sqlite_threads import Desk
+from domicile.stores.sqlite.jobs import CommitJob, Log, News, Reader, Result, Writer
+from domicile.stores.sqlite.recent import Recent
+from domicile.stores.sqlite.schema import COMMITS, packed
+from domicile.stores.sqlite.threaded import SqliteBeside
+from domicile.stores.sqlite.threads import Desk
 
 log = logging.getLogger("domicile")
 

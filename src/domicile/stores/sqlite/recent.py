@@ -2,7 +2,7 @@
 
 A watch that has seen all that came before takes them from here: without that, each of a machine's
 processes would read each commit twice, once to see whom it concerns (I8). Used by
-`domicile.stores.sqlite` alone, on the event loop.
+`domicile.stores.sqlite.store` alone, on the event loop.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 from domicile.core.state.txn import Change, Changes
-from domicile.stores.sqlite_jobs import Log, News
+from domicile.stores.sqlite.jobs import Log, News
 
 KEPT = 256
 KEPT_BYTES = 4 * 1024 * 1024

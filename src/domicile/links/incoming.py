@@ -1,6 +1,6 @@
 """An accepted link's shell, and incoming connections from their first packet on.
 
-Made by `domicile.transports.links` alone. A connection speaks for its link only while it is the
+Made by `domicile.links.layer` alone. A connection speaks for its link only while it is the
 one of the newest session.
 """
 
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from functools import partial
 
 from domicile.core.wire import Frame, Hello, Packet, Reply
+from domicile.links.machine import AcceptedLink, LinkBroken
+from domicile.links.session import Layer, Side, cancel
 from domicile.ports.clock import Timer
 from domicile.ports.transport import Connection, LinkKey
-from domicile.transports.link import AcceptedLink, LinkBroken
-from domicile.transports.side import Layer, Side, cancel
-from domicile.transports.strangers import Room, host_of
+from domicile.transports.limits import Room, host_of
 
 
 class Accepted(Side[AcceptedLink]):

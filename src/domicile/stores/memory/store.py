@@ -13,8 +13,8 @@ from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter, NoMeter
 from domicile.ports.store import Store
-from domicile.stores.memory_data import Data, Snapshot
-from domicile.stores.memory_log import Log, under
+from domicile.stores.memory.data import Data, Snapshot
+from domicile.stores.memory.log import Log, under
 
 KEPT_COMMITS = 10_000
 

@@ -1,0 +1,1 @@
+"""Numbered, acknowledged sessions between two incarnations that survive reconnects."""

@@ -1,0 +1,1 @@
+"""The reference store: one process, in memory."""

@@ -1,0 +1,1 @@
+"""The embedded store: many processes of one machine, one file, no server."""
