@@ -70,7 +70,7 @@ def _functions(stack: ExitStack) -> list[tuple[str, str, Callable[[], Callable[[
 
 
 def _echo() -> Any:
-    from domicile.entity.define import entity_type
+    from domicile.entity.model.entity import entity_type
 
     return entity_type(home.Echo).find(home.Echo.echo)
 

@@ -48,13 +48,14 @@ from benchmarks.part import Part as PartOf
 from benchmarks.processes import ROOT, Part
 from benchmarks.report import fill
 from domicile import Client, DomicileError, Node, Settings
-from domicile.entity.ref import Outbound
-from domicile.life import Backends, Lives, Plan
+from domicile.backends.wiring import backends, token_of
+from domicile.entity.model.ref import Outbound
+from domicile.incarnation.context import Backends, Plan
+from domicile.incarnation.supervisor import Lives
 from domicile.observe import Metrics
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite.store import SqliteStore
 from domicile.testing.store_view import StoreView
-from domicile.wiring import backends, token_of
 
 PAGE = ROOT / "docs" / "explanation" / "performance.md"
 CLUSTER = "domicile"

@@ -28,11 +28,11 @@ from benchmarks.part import Part as PartOf
 from benchmarks.processes import ROOT, Part, cpu_of_all_s
 from benchmarks.report import fill, grid
 from domicile import Node, Settings
+from domicile.backends.wiring import backends
 from domicile.core.state.txn import Changes, Condition, Item, Listing, Outcome, Write
-from domicile.life import Backends
+from domicile.incarnation.context import Backends
 from domicile.observe import Metrics
 from domicile.ports.store import Beside, Kept, OffersBeside, Store
-from domicile.wiring import backends
 
 SHARDS = (16, 256, 4_096)
 NODES = 3

@@ -14,12 +14,12 @@ import pytest
 
 from domicile import ConfigError, Entity, Node, Settings, handler
 from domicile.control.elected import Elected
-from domicile.core.failures import MOST_FAILED
 from domicile.core.ids import Incarnation
 from domicile.entity.runtime import Runtime
 from domicile.errors import MaybeExecuted, Unavailable
-from domicile.life import Life
-from domicile.life.errands import Errands
+from domicile.incarnation.incarnation import Life
+from domicile.incarnation.store_tasks import Errands
+from domicile.incarnation.supervisor import MOST_FAILED
 from domicile.ports.health import Verdict
 from domicile.ports.transport import ConnectionHandler
 from domicile.stores.file_locks import FileLocks
@@ -46,7 +46,7 @@ def test_a_rejoin_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> 
         return await listen(self, accept)
 
     monkeypatch.setattr(MemoryTransport, "listen", second_fails)
-    monkeypatch.setattr("domicile.life.lives.REJOIN_S", 0.01)
+    monkeypatch.setattr("domicile.incarnation.supervisor.REJOIN_S", 0.01)
 
     async def main() -> None:
         async with Node("memory://rejoin", settings=SETTINGS) as node:
@@ -191,7 +191,7 @@ class Failing:
             await run(elected)
 
         monkeypatch.setattr(Elected, "run", fails)
-        monkeypatch.setattr("domicile.life.lives.REJOIN_S", 0.01)
+        monkeypatch.setattr("domicile.incarnation.supervisor.REJOIN_S", 0.01)
 
 
 @pytest.mark.parametrize("times", [1, MOST_FAILED])

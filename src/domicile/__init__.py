@@ -9,11 +9,11 @@ from __future__ import annotations
 from domicile.client import connect
 from domicile.core.hashing import by_message, murmur2, shardcake, xxh3
 from domicile.core.placement.strategies import Seat, Situation
-from domicile.entity.client import Client
-from domicile.entity.define import Entity
-from domicile.entity.handlers import blocking, handler
-from domicile.entity.ref import Ref
-from domicile.entity.region import Region
+from domicile.entity.model.client import Client
+from domicile.entity.model.entity import Entity
+from domicile.entity.model.handlers import blocking, handler
+from domicile.entity.model.ref import Ref
+from domicile.entity.model.region import Region
 from domicile.errors import (
     CallCycle,
     CallTooDeep,

@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import Self
 
 from domicile import config
-from domicile.entity.client import Client
-from domicile.entity.ref import Outbound
+from domicile.backends.wiring import backends, check_cluster, check_store, token_of
+from domicile.entity.model.client import Client
+from domicile.entity.model.ref import Outbound
 from domicile.errors import ConfigError
-from domicile.life import Lives, Plan
+from domicile.incarnation.context import Plan
+from domicile.incarnation.supervisor import Lives
 from domicile.ports.meter import Meter
 from domicile.ports.trace import Tracer
 from domicile.settings import Settings
-from domicile.wiring import backends, check_cluster, check_store, token_of
 
 
 class ConnectedClient(Client):

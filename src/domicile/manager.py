@@ -10,15 +10,17 @@ from contextlib import AsyncExitStack
 from typing import Self
 
 from domicile import config
+from domicile.backends.wiring import LOOPBACK, backends, check_cluster, check_store, token_of
 from domicile.core.placement.strategies import Strategy, check_strategy
 from domicile.errors import ConfigError
-from domicile.life import Life, Lives, Plan
-from domicile.life.host import default_node_id, until_asked
-from domicile.life.observed import Observed
+from domicile.incarnation.context import Plan
+from domicile.incarnation.incarnation import Life
+from domicile.incarnation.observation import Observed
+from domicile.incarnation.signals import default_node_id, until_asked
+from domicile.incarnation.supervisor import Lives
 from domicile.ports.meter import Meter
 from domicile.ports.watchdog import Watchdog
 from domicile.settings import Settings
-from domicile.wiring import LOOPBACK, backends, check_cluster, check_store, token_of
 
 
 class Manager:

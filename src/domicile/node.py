@@ -16,22 +16,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from domicile import config
-from domicile.core.placement.strategies import Strategy, check_strategy
-from domicile.entity.client import Client
-from domicile.entity.define import Entity, catalogue
-from domicile.entity.ref import Outbound
-from domicile.errors import ConfigError
-from domicile.life import Backends, Life, Lives, Plan
-from domicile.life.host import default_node_id, until_asked
-from domicile.life.observed import Observed
-from domicile.links.machine import PROTOCOLS
-from domicile.observe.readiness import Answer
-from domicile.persist.eventsourced import EventSourced
-from domicile.ports.meter import Meter
-from domicile.ports.trace import Tracer
-from domicile.ports.watchdog import Watchdog
-from domicile.settings import Settings
-from domicile.wiring import (
+from domicile.backends.wiring import (
     LOOPBACK,
     backends,
     check_cluster,
@@ -39,6 +24,23 @@ from domicile.wiring import (
     check_store,
     token_of,
 )
+from domicile.core.placement.strategies import Strategy, check_strategy
+from domicile.entity.model.client import Client
+from domicile.entity.model.entity import Entity, catalogue
+from domicile.entity.model.ref import Outbound
+from domicile.errors import ConfigError
+from domicile.incarnation.context import Backends, Plan
+from domicile.incarnation.incarnation import Life
+from domicile.incarnation.observation import Observed
+from domicile.incarnation.signals import default_node_id, until_asked
+from domicile.incarnation.supervisor import Lives
+from domicile.links.machine import PROTOCOLS
+from domicile.observe.readiness import Answer
+from domicile.persist.eventsourced import EventSourced
+from domicile.ports.meter import Meter
+from domicile.ports.trace import Tracer
+from domicile.ports.watchdog import Watchdog
+from domicile.settings import Settings
 
 Resources = Callable[[], AbstractAsyncContextManager[Mapping[type[Any], Any]]]
 

@@ -17,8 +17,8 @@ from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 
 from domicile import config
 from domicile.client import ConnectedClient, connect
-from domicile.entity.define import Entity, entity_type
-from domicile.entity.ref import Call, Outbound, Ref
+from domicile.entity.model.entity import Entity, entity_type
+from domicile.entity.model.ref import Call, Outbound, Ref
 from domicile.errors import ConfigError, MaybeExecuted, Unavailable
 from domicile.ports.meter import Meter
 from domicile.ports.trace import Tracer

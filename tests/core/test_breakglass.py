@@ -7,24 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.breakglass import (
-    KEPT_AUDITS,
-    Ambiguous,
-    AuditRecord,
-    Deed,
-    Picture,
-    audited,
-    blocks,
-    check_version,
-    declare_dead,
-    drain,
-    find,
-    free,
-    parse_shard,
-    raised_block,
-    set_target,
-    unquarantine,
-)
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.state.keys import (
     AUDIT,
@@ -56,6 +38,24 @@ from domicile.core.state.txn import (
     check_limits,
 )
 from domicile.errors import ConfigError
+from domicile.ops.operator_commits import (
+    KEPT_AUDITS,
+    Ambiguous,
+    AuditRecord,
+    Deed,
+    Picture,
+    audited,
+    blocks,
+    check_version,
+    declare_dead,
+    drain,
+    find,
+    free,
+    parse_shard,
+    raised_block,
+    set_target,
+    unquarantine,
+)
 
 A, B, C, GONE = (Incarnation(sign * 32) for sign in "abcf")
 ROLE = "default"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.failures import MOST_FAILED, STEADY_S, Failures
+from domicile.incarnation.supervisor import MOST_FAILED, STEADY_S, Failures
 
 
 def test_so_many_in_a_row_and_no_more() -> None:

@@ -14,7 +14,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.passivation import (
+from domicile.entity.hosting.policies import (
     LFU,
     LRU,
     MOST_COUNT,

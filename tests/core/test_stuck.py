@@ -7,38 +7,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.breakglass import Picture
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.kick import (
-    MOST_KICKS,
-    KickOutcome,
-    KickRecord,
-    decode_kick,
-    encode_kick,
-    kick,
-)
 from domicile.core.state.cluster_view import KickWished, Members
 from domicile.core.state.keys import CONFIG_KEY, block_key, kick_key, node_key, parse_kick_key
 from domicile.core.state.records import ConfigRecord, NodeRecord, encode_record
 from domicile.core.state.shardmap import Block, Entry, encode_block
 from domicile.core.state.txn import MAX_VALUE_BYTES, Absent, Change, Changes, Item, Listing, Put
-from domicile.core.stuck import (
+from domicile.diagnose.records import (
     LEAST_LOOK_S,
     MOST_CHARS,
     MOST_LINES,
     MOST_TURNS,
     REFRESH_S,
     Bulletin,
+    KickOutcome,
+    KickRecord,
     Publish,
     StuckRecord,
     StuckTurn,
     Withdraw,
     bounded_stack,
     bounded_text,
+    decode_kick,
     decode_stuck,
+    encode_kick,
     encode_stuck,
 )
 from domicile.errors import ConfigError
+from domicile.ops.operator_commits import MOST_KICKS, Picture, kick
 
 STUCK_S = 2.0
 SHARD, CART = ShardKey("default", 7), EntityKey("cart", "c1")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from domicile import Entity, Node, Rejection, Settings, handler
-from domicile.entity.ref import Ref
+from domicile.entity.model.ref import Ref
 from domicile.testing import Sim
 
 FEW = Settings(shards=4)

@@ -23,9 +23,9 @@ from domicile import (
     handler,
 )
 from domicile.core.wire import Reply
-from domicile.entity import blocking as module
-from domicile.entity.blocking import Blocking, WorkerThreads, in_thread
-from domicile.entity.define import entity_type
+from domicile.entity.model.entity import entity_type
+from domicile.entity.running import blocking as module
+from domicile.entity.running.blocking import Blocking, WorkerThreads, in_thread
 from domicile.ports.meter import NoMeter
 from domicile.testing import Sim, simulated
 

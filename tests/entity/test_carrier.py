@@ -15,7 +15,7 @@ from domicile import Settings
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import Carry
-from domicile.entity.carrier import TOTAL, WAIT_S, Carrier
+from domicile.entity.carry.transfer import TOTAL, WAIT_S, Carrier
 from domicile.ports.meter import NoMeter
 
 

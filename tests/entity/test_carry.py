@@ -17,14 +17,8 @@ from domicile import ConfigError, Entity, EventSourced
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import Carried, Carry
-from domicile.entity.carry import (
-    OVERHEAD_BYTES,
-    PART_BYTES,
-    Budget,
-    CarryBook,
-    CarryShelf,
-)
-from domicile.entity.define import catalogue, entity_type
+from domicile.entity.carry.fields import OVERHEAD_BYTES, PART_BYTES, Budget, CarryBook, CarryShelf
+from domicile.entity.model.entity import catalogue, entity_type
 
 if TYPE_CHECKING:
     from fractions import Fraction

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domicile.core.wire import Status
-from domicile.entity.codec import (
+from domicile.entity.model.codec import (
     MsgspecCodec,
     Packing,
     decode_error,
@@ -215,7 +215,7 @@ def test_a_reply_that_does_not_fit_ran() -> None:
 
 def test_sets_have_the_same_bytes_in_every_run() -> None:
     program = (
-        "from domicile.entity.codec import Packing\n"
+        "from domicile.entity.model.codec import Packing\n"
         "async def go(self, names: set[str]) -> None: ...\n"
         "print(Packing('go', go).encode_args(({'a', 'b', 'c', 'd', 'e', 'f'},), {}).hex())\n"
     )

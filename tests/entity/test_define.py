@@ -17,16 +17,9 @@ import pytest
 from domicile.core.hashing import by_message, murmur2, shard_of, shardcake, xxh3
 from domicile.core.ids import EntityKey
 from domicile.core.state.records import TypeRecord
-from domicile.entity.define import (
-    Context,
-    Entity,
-    HandlerOptions,
-    catalogue,
-    entity_type,
-    handler,
-    make,
-)
-from domicile.entity.ref import Ref
+from domicile.entity.model.entity import Context, Entity, catalogue, entity_type, make
+from domicile.entity.model.handlers import HandlerOptions, handler
+from domicile.entity.model.ref import Ref
 from domicile.errors import ConfigError
 
 T = TypeVar("T")

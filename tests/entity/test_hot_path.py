@@ -29,9 +29,9 @@ from desk_lab import (
 
 from domicile import HandlerFailed, MaybeExecuted, Node, NotExecuted, Settings
 from domicile.core.handoff.pending import Letter
-from domicile.entity.cell import current_turn
-from domicile.entity.ref import Ref
-from domicile.entity.sending import Outgoing
+from domicile.entity.hosting.cell import current_turn
+from domicile.entity.model.ref import Ref
+from domicile.entity.sending.outbound import Outgoing
 from domicile.testing import Sim, simulated
 from domicile.testing.simulated import run_simulation
 

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 import pytest
 
 from domicile import Entity, Settings, handler
-from domicile.entity.workers import Workers
+from domicile.entity.running.workers import Workers
 from domicile.testing import Sim, simulated
 
 colour: ContextVar[str] = ContextVar("colour", default="none")

@@ -13,11 +13,19 @@ from room_lab import LOG, move
 
 from domicile import Entity, MaybeExecuted, Settings, Unavailable, handler
 from domicile.core.ids import EntityKey
-from domicile.core.kick import KickOutcome, KickRecord, decode_kick, encode_kick
 from domicile.core.state.keys import kick_key, stuck_key
 from domicile.core.state.txn import Absent, Committed, Delete, Put
-from domicile.core.stuck import MOST_TURNS, REFRESH_S, StuckRecord, decode_stuck
-from domicile.entity.inspect import thread_stack
+from domicile.diagnose.inspect import thread_stack
+from domicile.diagnose.records import (
+    MOST_TURNS,
+    REFRESH_S,
+    KickOutcome,
+    KickRecord,
+    StuckRecord,
+    decode_kick,
+    decode_stuck,
+    encode_kick,
+)
 from domicile.testing import Sim, simulated
 
 SEEDS = 2

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from domicile.entity.workers import Worker, Workers
+from domicile.entity.running.workers import Worker, Workers
 from domicile.testing.loop import World
 
 colour: ContextVar[str] = ContextVar("colour", default="none")

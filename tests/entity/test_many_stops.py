@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from domicile import Entity, Settings, handler
-from domicile.entity.stops import STOPS, Stops
+from domicile.entity.hosting.stop_budget import STOPS, Stops
 from domicile.testing import Sim, simulated
 
 

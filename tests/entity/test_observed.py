@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from domicile.entity.observed import SAMPLED, Observer
+from domicile.entity.running.observer import SAMPLED, Observer
 
 
 class Eyes:

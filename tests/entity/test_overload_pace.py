@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from domicile.entity.pace import SPELL_S, TURN_S, Pace
-from domicile.entity.workers import QUANTUM, Worker, Workers
+from domicile.entity.running.workers import QUANTUM, SPELL_S, TURN_S, Pace, Worker, Workers
 
 
 class Hand:

@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Self
 import pytest
 
 from domicile.core.ids import EntityKey
-from domicile.entity.client import Client
-from domicile.entity.define import Entity, entity_type, handler
-from domicile.entity.ref import Call, Outbound, Ref
+from domicile.entity.model.client import Client
+from domicile.entity.model.entity import Entity, entity_type
+from domicile.entity.model.handlers import handler
+from domicile.entity.model.ref import Call, Outbound, Ref
 from domicile.errors import ConfigError, HandlerFailed
 
 

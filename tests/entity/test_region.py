@@ -11,10 +11,11 @@ import pytest
 
 from domicile.core.hashing import by_message, murmur2, shard_of
 from domicile.core.ids import EntityKey
-from domicile.entity.client import Client
-from domicile.entity.define import Entity, entity_type, handler
-from domicile.entity.ref import Call, Outbound
-from domicile.entity.region import Region, message_types
+from domicile.entity.model.client import Client
+from domicile.entity.model.entity import Entity, entity_type
+from domicile.entity.model.handlers import handler
+from domicile.entity.model.ref import Call, Outbound
+from domicile.entity.model.region import Region, message_types
 from domicile.errors import ConfigError, NotExecuted
 
 

@@ -12,16 +12,9 @@ from hypothesis import strategies as st
 
 from domicile import ConfigError, Entity, Settings, handler
 from domicile.core.ids import EntityKey
-from domicile.core.passivation import POLICIES
-from domicile.entity.define import entity_type
-from domicile.entity.residents import (
-    PERIOD_S,
-    REST,
-    SLICE,
-    TRIES,
-    IdleWheel,
-    Residents,
-)
+from domicile.entity.hosting.policies import POLICIES
+from domicile.entity.hosting.residents import PERIOD_S, REST, SLICE, TRIES, IdleWheel, Residents
+from domicile.entity.model.entity import entity_type
 from domicile.ports.meter import NoMeter
 from domicile.testing import Sim, simulated
 

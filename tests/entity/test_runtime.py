@@ -28,7 +28,7 @@ from domicile import (
     Settings,
     Unavailable,
 )
-from domicile.entity.workers import SPARE
+from domicile.entity.running.workers import SPARE
 from domicile.testing import Sim, simulated
 from domicile.testing.clock import EPOCH
 from domicile.testing.simulated import run_simulation

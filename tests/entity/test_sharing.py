@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domicile import Entity, HandlerFailed, Node, Settings, handler
-from domicile.entity.define import entity_type
+from domicile.entity.model.entity import entity_type
 
 
 @dataclass

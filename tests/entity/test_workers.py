@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from domicile.entity.workers import QUANTUM, SPARE, Abandoned, Guarded, Worker, Workers
+from domicile.entity.running.workers import QUANTUM, SPARE, Abandoned, Guarded, Worker, Workers
 from domicile.testing.loop import World
 
 colour: ContextVar[str] = ContextVar("colour", default="none")

@@ -19,11 +19,18 @@ from typer.testing import CliRunner, Result
 
 from domicile.core.hashing import shard_of
 from domicile.core.ids import EntityKey, ShardKey
-from domicile.core.kick import KickOutcome, KickRecord, decode_kick, encode_kick
 from domicile.core.state.keys import AUDIT, CONFIG_KEY, KICK, kick_key, stuck_key
 from domicile.core.state.records import ConfigRecord, TypeRecord, encode_record
 from domicile.core.state.txn import At, Put
-from domicile.core.stuck import StuckRecord, StuckTurn, encode_stuck
+from domicile.diagnose.records import (
+    KickOutcome,
+    KickRecord,
+    StuckRecord,
+    StuckTurn,
+    decode_kick,
+    encode_kick,
+    encode_stuck,
+)
 from domicile.membership.clock import SystemClock
 from domicile.ops import stuck
 from domicile.ops.cli import app

@@ -16,8 +16,6 @@ import pytest
 from cluster_lab import GONE, A, B, Stored, contents, healthy, node, poisoned, serving
 from typer.testing import CliRunner, Result
 
-from domicile.core.breakglass import KEPT_AUDITS, AuditRecord, Deed, Picture
-from domicile.core.breakglass import free as free_deed
 from domicile.core.ids import ShardKey
 from domicile.core.state.keys import AUDIT, LEADER_KEY, block_key, dead_key, node_key
 from domicile.core.state.shardmap import FREE, decode_block
@@ -25,6 +23,8 @@ from domicile.core.state.txn import Committed, Outcome, Put, Unknown
 from domicile.errors import StoreUnavailable
 from domicile.ops.cli import app
 from domicile.ops.operator import Operator
+from domicile.ops.operator_commits import KEPT_AUDITS, AuditRecord, Deed, Picture
+from domicile.ops.operator_commits import free as free_deed
 from domicile.stores.file_locks import FileLocks
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite.store import SqliteStore

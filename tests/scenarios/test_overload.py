@@ -22,7 +22,7 @@ from domicile import (
     connect,
     handler,
 )
-from domicile.entity.crowded import PAUSE_S
+from domicile.entity.sending.backpressure import PAUSE_S
 from domicile.testing import Processes, Sim, simulated
 
 # in virtual time

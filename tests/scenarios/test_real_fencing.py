@@ -30,7 +30,7 @@ from real_lab import (
 from domicile import DomicileError, MaybeExecuted, Settings
 from domicile.core.ids import ShardKey
 from domicile.core.state.keys import dead_key, node_key
-from domicile.entity.define import Entity
+from domicile.entity.model.entity import Entity
 from domicile.testing import History, Processes
 from domicile.testing.member_signals import standing_still
 

@@ -17,7 +17,7 @@ from domicile.core.ids import ShardKey
 from domicile.core.placement.strategies import Situation
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import Flush, Request
-from domicile.entity.shard import ShardHost
+from domicile.entity.hosting.shard_host import ShardHost
 from domicile.testing import Sim, simulated
 
 ROLE = "default"

@@ -13,7 +13,7 @@ from manager_lab import stored
 from domicile import Entity, Settings, handler
 from domicile.core.coordinator import departures
 from domicile.core.ids import ShardKey
-from domicile.entity import stops
+from domicile.entity.hosting import stop_budget
 from domicile.testing import Sim, simulated
 from domicile.testing.campaign import run_seed
 
@@ -89,7 +89,7 @@ async def test_nodes_that_leave_together_give_nothing_to_each_other(sim: Sim) ->
 @pytest.fixture(params=[1, 2])
 def small_steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were thousands of entities and hundreds of shards."""
-    monkeypatch.setattr(stops, "STOPS", request.param)
+    monkeypatch.setattr(stop_budget, "STOPS", request.param)
     monkeypatch.setattr(departures, "STAGE", request.param)
     monkeypatch.setattr(departures, "STAGES", 100)
 

@@ -17,15 +17,15 @@ import pytest
 from real_lab import balanced, deadline, enter, judge, lives, of, open_ledger, run, seen
 
 from domicile import Entity, EventSourced, MaybeExecuted, Node, Settings, handler
+from domicile.backends.wiring import backends
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.keys import node_key
 from domicile.core.state.records import NodeRecord, decode_record
 from domicile.core.state.shardmap import Entry
-from domicile.entity.define import entity_type
+from domicile.entity.model.entity import entity_type
+from domicile.incarnation.context import Backends
 from domicile.journals.memory import MemoryJournal
-from domicile.life import Backends
 from domicile.testing import History, Processes
-from domicile.wiring import backends
 
 TTL_S = 2.0
 PATIENT = Settings(shards=6, ttl_s=TTL_S)

@@ -14,11 +14,11 @@ import pytest
 from real_lab import balanced
 
 from domicile import Entity, MaybeExecuted, Settings, handler
-from domicile.core.breakglass import Picture
 from domicile.core.ids import EntityKey
-from domicile.core.kick import KickOutcome, KickRecord, decode_kick, encode_kick
 from domicile.core.state.keys import kick_key
 from domicile.core.state.txn import Put
+from domicile.diagnose.records import KickOutcome, KickRecord, decode_kick, encode_kick
+from domicile.ops.operator_commits import Picture
 from domicile.ops.status import Status, summed_up
 from domicile.testing import Processes, Sim, check, simulated
 

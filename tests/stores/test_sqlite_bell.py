@@ -10,6 +10,7 @@ import pytest
 from sqlite_lab import until
 
 from domicile import Settings
+from domicile.backends.wiring import backends
 from domicile.core.ids import Incarnation
 from domicile.core.state.keys import client_key, node_key
 from domicile.core.state.txn import Put
@@ -17,7 +18,6 @@ from domicile.stores.sqlite import jobs as sqlite_jobs
 from domicile.stores.sqlite import threads as sqlite_threads
 from domicile.stores.sqlite.jobs import Reader
 from domicile.stores.sqlite.store import SqliteStore
-from domicile.wiring import backends
 
 RENEWALS = 60
 ONE = Incarnation("1" * 32)

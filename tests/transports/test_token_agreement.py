@@ -9,11 +9,11 @@ from contextlib import AsyncExitStack
 import pytest
 
 from domicile import ConfigError, Entity, Manager, Node, Settings, connect, handler
+from domicile.backends.wiring import _Here, token_of
 from domicile.core.state.agreement import agreed_tokens, foreign_token
 from domicile.core.state.keys import CONFIG_KEY
 from domicile.core.state.records import ConfigRecord, decode_record
 from domicile.links.token import fingerprints
-from domicile.wiring import _Here, token_of
 
 OLD, NEW, OTHER = "an old secret of some length", "a new secret of some length", "another secret"
 SETTINGS = Settings(shards=4, settle_s=0.05)

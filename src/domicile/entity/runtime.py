@@ -37,21 +37,20 @@ from domicile.core.wire import (
     Started,
     ToOwner,
 )
-from domicile.entity.blocking import Blocking, WorkerThreads
-from domicile.entity.calloff import CallOffs
-from domicile.entity.carrier import Carrier
-from domicile.entity.cell import Cell, Turn, current_turn
-from domicile.entity.crowded import encode_crowded
-from domicile.entity.define import Entity, EntityType, entity_type
-from domicile.entity.limited import LimitedHost
-from domicile.entity.observed import Observer
-from domicile.entity.ref import Call, Ref, Route
-from domicile.entity.residents import Residents
-from domicile.entity.sending import Sending
-from domicile.entity.shard import ShardHost
-from domicile.entity.stops import Stops
-from domicile.entity.turns import NOT_HERE
-from domicile.entity.workers import Worker, Workers
+from domicile.entity.carry.transfer import Carrier
+from domicile.entity.hosting.cancellation import CallOffs
+from domicile.entity.hosting.cell import Cell, Turn, current_turn
+from domicile.entity.hosting.execution import NOT_HERE
+from domicile.entity.hosting.residents import Residents
+from domicile.entity.hosting.shard_host import LimitedHost, ShardHost
+from domicile.entity.hosting.stop_budget import Stops
+from domicile.entity.model.entity import Entity, EntityType, entity_type
+from domicile.entity.model.ref import Call, Ref, Route
+from domicile.entity.running.blocking import Blocking, WorkerThreads
+from domicile.entity.running.observer import Observer
+from domicile.entity.running.workers import Worker, Workers
+from domicile.entity.sending.backpressure import encode_crowded
+from domicile.entity.sending.outbound import Sending
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.journal import Journal
 from domicile.ports.meter import Meter, sampler, takes_events

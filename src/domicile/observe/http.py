@@ -1,9 +1,9 @@
 """A small HTTP/1.1 server for probes and scrapers: GET and HEAD of a few fixed paths.
 
-Made by `life.observed`. Everything is bounded (I6): the head of a request, the time for a request,
-the connections at a time; each connection answers one request and is closed. It reads nothing but
-the head, changes nothing, and must never raise into the loop: a hostile client costs one
-connection. It is no web framework and will not become one.
+Made by `incarnation.observation`. Everything is bounded (I6): the head of a request, the time for a
+request, the connections at a time; each connection answers one request and is closed. It reads
+nothing but the head, changes nothing, and must never raise into the loop: a hostile client costs
+one connection. It is no web framework and will not become one.
 """
 
 from __future__ import annotations

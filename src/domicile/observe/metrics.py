@@ -1,8 +1,9 @@
 """Counters and sampled handler times of one process, in the words that scrapers read.
 
 `Metrics` is a `Meter` for production: counting is an addition to a dict, protocol events are
-forgotten, and everything else is computed when somebody asks (`life.observed`). Labels are role,
-phase, type and handler, whose values a program's own classes bound; ids and nodes never are labels.
+forgotten, and everything else is computed when somebody asks (`incarnation.observation`). Labels
+are role, phase, type and handler, whose values a program's own classes bound; ids and nodes never
+are labels.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ def read(url: str, cluster: str, look: Callable[[Reader], Awaitable[T]]) -> T:
 
 def answered(work: Callable[[], T]) -> T:
     """Do something with a cluster; its errors become exit codes."""
-    from domicile.core.breakglass import Ambiguous
+    from domicile.ops.operator_commits import Ambiguous
     from domicile.ops.status import NoCluster
 
     try:

@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 
 from domicile.client import ConnectedClient, connect
-from domicile.entity.client import Client
-from domicile.entity.define import Entity, handler
+from domicile.entity.model.client import Client
+from domicile.entity.model.entity import Entity
+from domicile.entity.model.handlers import handler
 from domicile.errors import DomicileError, MaybeExecuted, NotExecuted
 from domicile.settings import Settings
 from domicile.testing.recorder import FileRecorder

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from domicile.core.breakglass import Picture, find
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.ops.operator_commits import Picture, find
 from domicile.ops.status import NodeSeen, Place, Reader, place_of, summed_up
 from domicile.ops.stuck_seen import StuckSeen, stuck_record, stuck_seen
 

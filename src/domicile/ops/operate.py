@@ -1,7 +1,7 @@
 """Commands that change a cluster: `drain` and `target`, and the break-glass ones.
 
 A break-glass command says what it risks and wants the name of the thing typed, or `--yes`; each
-command leaves an audit record in the store. What is committed is decided in `core.breakglass`.
+command leaves an audit record in the store. What is committed is decided in `ops.operator_commits`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from domicile.core import breakglass
 from domicile.core.placement.versions import same
+from domicile.ops import operator_commits
 from domicile.ops.console import (
     FAILED,
     INTERRUPTED,
@@ -30,9 +30,9 @@ from domicile.ops.console import (
 )
 
 if TYPE_CHECKING:
-    from domicile.core.breakglass import AuditRecord, Deed, Picture
     from domicile.core.ids import Incarnation
     from domicile.ops.operator import Operator
+    from domicile.ops.operator_commits import AuditRecord, Deed, Picture
 
 T = TypeVar("T")
 
@@ -94,8 +94,8 @@ def drain(
     had_shards: list[bool] = []
 
     def wish(picture: Picture) -> Deed:
-        had_shards.append(breakglass.has_shards(picture, node))
-        return breakglass.drain(picture, node, undo=undo)
+        had_shards.append(operator_commits.has_shards(picture, node))
+        return operator_commits.drain(picture, node, undo=undo)
 
     _do(url, name, "drain --undo" if undo else "drain", wish, why)
     if undo:
@@ -146,8 +146,8 @@ def target(
     present = {record.version for record in picture.members.nodes.values() if record.roles}
     if version is not None and not force:
         wanted = version
-        answered(lambda: breakglass.check_version(wanted, present))
-    _do(url, name, "target", lambda _: breakglass.set_target(version), why)
+        answered(lambda: operator_commits.check_version(wanted, present))
+    _do(url, name, "target", lambda _: operator_commits.set_target(version), why)
     if version is None:
         typer.echo("no target version: the newest one receives shards")
         return
@@ -189,15 +189,15 @@ def declare_dead(
 
     async def look(operator: Operator) -> tuple[Picture, Incarnation, Verdict]:
         picture = await operator.look()
-        dead = breakglass.find(picture, name)
+        dead = operator_commits.find(picture, name)
         return picture, dead, operator.verdict(dead)
 
     picture, dead, verdict = run_operator(url, label, look)
-    shown = breakglass.title(picture.members, dead)
+    shown = operator_commits.title(picture.members, dead)
     evidence = f"declared dead by {who()}" + (f": {why}" if why else "")
 
     def make(now: Picture) -> Deed:
-        return breakglass.declare_dead(now, breakglass.find(now, dead), evidence)
+        return operator_commits.declare_dead(now, operator_commits.find(now, dead), evidence)
 
     risk = (
         f"You assert that {shown} can never run again (A6).\n"
@@ -226,9 +226,9 @@ def free(
     already stays chosen; else drain the owner first, or it may get the shard again.
     """
     url, name = which(store, app, cluster, "free", shard)
-    key = answered(lambda: breakglass.parse_shard(shard))
+    key = answered(lambda: operator_commits.parse_shard(shard))
     picture = _look(url, name)
-    deed = answered(lambda: breakglass.free(picture, key))
+    deed = answered(lambda: operator_commits.free(picture, key))
     _confirm(
         f"You take {deed.what}, without its consent.\n"
         "The owner stops as soon as it sees the new entry; until then two homes may run for a "
@@ -238,7 +238,7 @@ def free(
         shard,
         yes,
     )
-    _do(url, name, "free", lambda picture: breakglass.free(picture, key), why, deed.what)
+    _do(url, name, "free", lambda picture: operator_commits.free(picture, key), why, deed.what)
     typer.echo(f"{deed.what}: freed; a coordinator gives it a new home")
 
 
@@ -255,9 +255,9 @@ def unquarantine(
     A shard is quarantined after several of its owners died soon after each other.
     """
     url, name = which(store, app, cluster, "unquarantine", shard)
-    key = answered(lambda: breakglass.parse_shard(shard))
+    key = answered(lambda: operator_commits.parse_shard(shard))
     picture = _look(url, name)
-    answered(lambda: breakglass.unquarantine(picture, key))
+    answered(lambda: operator_commits.unquarantine(picture, key))
     _confirm(
         f"{shard} was quarantined because its last owners died with it.\n"
         "If one of its entities still kills its process, the next owners die as well, and with "
@@ -265,7 +265,7 @@ def unquarantine(
         shard,
         yes,
     )
-    _do(url, name, "unquarantine", lambda now: breakglass.unquarantine(now, key), why)
+    _do(url, name, "unquarantine", lambda now: operator_commits.unquarantine(now, key), why)
     typer.echo(f"{shard} is pardoned; a coordinator gives it a home")
 
 
@@ -275,7 +275,7 @@ def reset_history(
     cluster: Cluster = None,
     gap: Annotated[
         int, typer.Option(min=1, max=10**12, help="By how much every epoch rises.")
-    ] = breakglass.EPOCH_GAP,
+    ] = operator_commits.EPOCH_GAP,
     force: Annotated[
         bool, typer.Option("--force", help="Even though nodes are registered.")
     ] = False,
@@ -289,7 +289,7 @@ def reset_history(
     """
     url, name = which(store, app, cluster, "reset-history")
     picture = _look(url, name)
-    there = [breakglass.title(picture.members, one) for one in sorted(picture.members.nodes)]
+    there = [operator_commits.title(picture.members, one) for one in sorted(picture.members.nodes)]
     if there and not force:
         fail(
             f"nodes are registered: {', '.join(there)}. Stop them first; records of processes "

@@ -16,25 +16,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from domicile.core.breakglass import (
+from domicile.backends.wiring import locks_of
+from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.state.keys import AUDIT, block_key, kick_key
+from domicile.core.state.shardmap import decode_block
+from domicile.core.state.txn import Committed, Unknown
+from domicile.diagnose.records import KICK_TTL_S, KickOutcome, KickRecord, decode_kick
+from domicile.errors import StoreUnavailable
+from domicile.ops.operator_commits import (
     AuditRecord,
     Deed,
     Picture,
     audited,
     blocks,
+    kick,
     raised_block,
 )
-from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.kick import KICK_TTL_S, KickOutcome, KickRecord, decode_kick, kick
-from domicile.core.state.keys import AUDIT, block_key, kick_key
-from domicile.core.state.shardmap import decode_block
-from domicile.core.state.txn import Committed, Unknown
-from domicile.errors import StoreUnavailable
 from domicile.ops.status import existing, part, place_of
 from domicile.ports.health import Verdict
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite.store import SqliteStore
-from domicile.wiring import locks_of
 
 TRIES = 20
 RETRY_S = 0.05

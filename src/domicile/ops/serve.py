@@ -14,13 +14,13 @@ from collections.abc import Callable, Generator
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any, Literal
 
+from domicile.backends.wiring import locks_of, sqlite_path
 from domicile.core.coordinator.departures import late_s
 from domicile.core.state.records import NodeRecord
 from domicile.errors import ConfigError
 from domicile.manager import Manager
 from domicile.node import Node
 from domicile.ports.health import Verdict
-from domicile.wiring import locks_of, sqlite_path
 
 log = logging.getLogger("domicile")
 

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from domicile.core.breakglass import AuditRecord
+from domicile.ops.operator_commits import AuditRecord
 from domicile.ops.status import NodeSeen, Place, Status
 from domicile.ops.stuck_seen import StuckSeen
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from domicile.core.breakglass import AuditRecord, Picture
+from domicile.backends.wiring import check_store, locks_of, sqlite_path
 from domicile.core.hashing import NAMED, shard_of
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.cluster_view import Members
@@ -21,10 +21,10 @@ from domicile.core.state.shardmap import Entry
 from domicile.core.state.txn import Item, Listing
 from domicile.errors import ConfigError, StoreError
 from domicile.membership.clock import SystemClock
+from domicile.ops.operator_commits import AuditRecord, Picture
 from domicile.ops.stuck_seen import StuckSeen, stuck_record, stuck_seen
 from domicile.ports.health import Health, Verdict
 from domicile.stores.sqlite.store import SqliteStore
-from domicile.wiring import check_store, locks_of, sqlite_path
 
 READ_S = 5.0
 

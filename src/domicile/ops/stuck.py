@@ -23,10 +23,10 @@ from domicile.ops.console import (
 from domicile.ops.operate import PROGRESS_S, Why, run_operator, say_logged
 
 if TYPE_CHECKING:
-    from domicile.core.breakglass import AuditRecord
-    from domicile.core.kick import KickOutcome
+    from domicile.diagnose.records import KickOutcome
     from domicile.ops.inspecting import EntityInspected, NodeInspected
     from domicile.ops.operator import Kicking, Operator
+    from domicile.ops.operator_commits import AuditRecord
     from domicile.ops.status import Reader
 
 WAIT_S = 15.0

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from domicile.core.breakglass import Picture
 from domicile.core.ids import Incarnation
 from domicile.core.state.cluster_view import Members
 from domicile.core.state.keys import stuck_key
-from domicile.core.stuck import StuckRecord, decode_stuck
+from domicile.diagnose.records import StuckRecord, decode_stuck
+from domicile.ops.operator_commits import Picture
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 
 from domicile.core.ids import ShardKey
-from domicile.entity.cell import Cell, Turn, current_turn
-from domicile.entity.define import Entity
-from domicile.entity.shard import ShardHost
-from domicile.entity.turns import OutcomeUnknown
+from domicile.entity.hosting.cell import Cell, Turn, current_turn
+from domicile.entity.hosting.execution import OutcomeUnknown
+from domicile.entity.hosting.shard_host import ShardHost
+from domicile.entity.model.entity import Entity
 from domicile.errors import ConfigError, Fenced, HandlerFailed
 from domicile.ports.journal import (
     Append,

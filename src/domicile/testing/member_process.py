@@ -23,7 +23,8 @@ from typing import Any
 
 import msgspec
 
-from domicile.entity.define import Entity
+from domicile.backends.wiring import LOOPBACK
+from domicile.entity.model.entity import Entity
 from domicile.errors import ConfigError
 from domicile.manager import Manager
 from domicile.node import Node
@@ -32,7 +33,6 @@ from domicile.testing.levers import Levers, install
 from domicile.testing.recorder import FileRecorder
 from domicile.transports import tcp
 from domicile.transports.tcp import prepare
-from domicile.wiring import LOOPBACK
 
 _PR_SET_PDEATHSIG = 1
 NEW_NETWORK = 0x40000000

@@ -27,12 +27,14 @@ from typing import Literal, Self
 import apsw
 import msgspec
 
+from domicile.backends.wiring import backends, token_of
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.state.shardmap import Entry
-from domicile.entity.define import Entity, catalogue, entity_type
-from domicile.entity.ref import Outbound
+from domicile.entity.model.entity import Entity, catalogue, entity_type
+from domicile.entity.model.ref import Outbound
 from domicile.errors import ConfigError, StoreError
-from domicile.life import Lives, Plan
+from domicile.incarnation.context import Plan
+from domicile.incarnation.supervisor import Lives
 from domicile.membership.clock import SystemClock
 from domicile.ports.store import Store
 from domicile.settings import Settings
@@ -48,7 +50,6 @@ from domicile.testing.recorder import FileRecorder, RecordReader
 from domicile.testing.store_view import StoreView
 from domicile.testing.surroundings import Network, Surroundings
 from domicile.testing.verbs import LENIENT
-from domicile.wiring import backends, token_of
 
 __all__ = ["CLUSTER", "HarnessError", "NodeProcess", "Processes"]
 

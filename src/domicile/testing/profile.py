@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from domicile.core.ids import ShardKey
-from domicile.entity.client import Client
+from domicile.entity.model.client import Client
 from domicile.errors import DomicileError
 from domicile.testing.history import Event
 from domicile.testing.mischief import Mischief

@@ -17,10 +17,12 @@ from domicile.core.placement.strategies import Strategy
 from domicile.core.state.keys import block_key
 from domicile.core.state.shardmap import BLOCK_SIZE, Entry, decode_block
 from domicile.core.state.txn import Condition, Outcome, Unknown, Write
-from domicile.entity.define import Entity, entity_type
-from domicile.entity.ref import Outbound
+from domicile.entity.model.entity import Entity, entity_type
+from domicile.entity.model.ref import Outbound
 from domicile.errors import StoreRewound
-from domicile.life import Backends, Life, Lives, Plan
+from domicile.incarnation.context import Backends, Plan
+from domicile.incarnation.incarnation import Life
+from domicile.incarnation.supervisor import Lives
 from domicile.node import Node
 from domicile.persist.eventsourced import EventSourced
 from domicile.ports.store import Store

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from domicile.core.placement.strategies import Strategy
-from domicile.entity.define import Entity
+from domicile.entity.model.entity import Entity
 from domicile.errors import ConfigError
 from domicile.settings import Settings
 from domicile.testing.checkers import check

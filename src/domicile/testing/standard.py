@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from domicile.core.handoff.tables import Phase
 from domicile.core.ids import ShardKey
-from domicile.life import Life
+from domicile.incarnation.incarnation import Life
 from domicile.settings import Settings
 from domicile.testing.sim import Sim, SimNode
 

@@ -12,8 +12,8 @@ from abc import abstractmethod
 from domicile.core.ids import EntityKey, ShardKey
 from domicile.core.state.keys import drain_key, wish_key
 from domicile.core.state.txn import Committed, Delete, Put, Write
-from domicile.entity.client import Client
-from domicile.entity.define import Entity, entity_type
+from domicile.entity.model.client import Client
+from domicile.entity.model.entity import Entity, entity_type
 from domicile.errors import StoreUnavailable
 from domicile.ports.store import Store
 from domicile.settings import Settings

@@ -12,7 +12,8 @@ from random import Random
 
 from domicile.core.hashing import shard_of
 from domicile.core.ids import EntityKey, ShardKey
-from domicile.entity.define import Entity, handler
+from domicile.entity.model.entity import Entity
+from domicile.entity.model.handlers import handler
 from domicile.errors import Rejection
 from domicile.persist.eventsourced import EventSourced
 

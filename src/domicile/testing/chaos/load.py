@@ -18,8 +18,9 @@ from contextlib import suppress
 from random import Random
 
 from domicile.core.ids import ShardKey
-from domicile.entity.define import Entity, handler
-from domicile.entity.ref import Ref
+from domicile.entity.model.entity import Entity
+from domicile.entity.model.handlers import handler
+from domicile.entity.model.ref import Ref
 from domicile.errors import (
     DomicileError,
     HandlerFailed,

@@ -1,0 +1,1 @@
+"""From URLs to stores, journals, transports and health ports."""

@@ -1,0 +1,1 @@
+"""Which handlers have run for too long, and how an operator ends them (DX-09)."""

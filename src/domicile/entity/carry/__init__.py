@@ -1,0 +1,1 @@
+"""Fields that entities take along on planned moves."""

@@ -1,0 +1,216 @@
+"""One incarnation's carried fields on their way: from a shard that is over here to its next home.
+
+Made by the runtime; shard hosts say what stops, starts and is over, `life` brings what peers sent.
+It decides nothing about who is home: it waits a moment for the next one before a release is told,
+never longer (DX-13), and gives an entity its fields only in the epoch after the one they are from.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
+from domicile.core.state.shardmap import Entry
+from domicile.core.wire import Carry
+from domicile.entity.carry.fields import Budget, CarryBook, CarryShelf, Fields
+from domicile.entity.model.entity import Context, Entity, EntityType, make
+from domicile.ports.clock import Clock, Timer
+from domicile.ports.meter import Meter
+from domicile.settings import Settings
+
+log = logging.getLogger("domicile")
+
+WAIT_S = 1.0
+"""How long a release may wait until the next home has everything."""
+
+TOTAL = 16
+"""I6: a node keeps at most this many times `carry_bytes`, for all its shards together."""
+
+PROTOCOL = 3
+"""Since when nodes understand `Carry`."""
+
+
+class Post(Protocol):
+    """The way to other nodes."""
+
+    def speaks(self, node: Incarnation) -> int:
+        """The newest wire protocol of a node; 0 if it is not known."""
+        ...
+
+    def carry(self, to: Incarnation, carry: Carry) -> None:
+        """Send a part."""
+        ...
+
+
+class Carrier:
+    """Books of the shards at home here, and a shelf for those to come."""
+
+    def __init__(
+        self, me: Incarnation, clock: Clock, meter: Meter, settings: Settings, post: Post
+    ) -> None:
+        self._me, self._clock, self._meter, self._post = me, clock, meter, post
+        self._most_bytes = settings.carry_bytes
+        self._most_body_bytes = min(settings.carry_bytes, settings.message_bytes)
+        self._budget = Budget(TOTAL * settings.carry_bytes)
+        self._shelf = CarryShelf(me, self._budget, settings.carry_bytes, settings.hold_timeout_s)
+        self._books: dict[ShardKey, CarryBook] = {}
+        self._awaited: dict[int, ShardKey] = {}
+        self._releases: dict[ShardKey, tuple[Callable[[], None], Timer]] = {}
+        self._next_id = 1
+
+    # at home here
+
+    def stopped(self, shard: ShardKey, key: EntityKey, fields: Fields, entity: Any) -> None:
+        """An entity stopped because its shard is about to move: keep its fields."""
+        try:
+            body = fields.encode(entity)
+        except TypeError as error:
+            log.warning("%s %r starts fresh at its next home: %s", key.type, key.id, error)
+            self._meter.count("carry.dropped")
+            return
+        if len(body) > self._most_body_bytes or not self._book(shard).keep(key, body):
+            self._meter.count("carry.dropped")
+
+    def make(self, shard: ShardKey, key: EntityKey, kind: EntityType, context: Context) -> Entity:
+        """A new entity with what it took along, if anything."""
+        entity = make(kind, context)
+        if kind.fields is None or self.restore(shard, key, kind.fields, entity):
+            return entity
+        return make(kind, context)
+
+    def restore(self, shard: ShardKey, key: EntityKey, fields: Fields, entity: Any) -> bool:
+        """Set what a new entity took along, if anything. False if it did not fit: make another."""
+        book = self._books.get(shard)
+        body = None if book is None else book.get(key)
+        if body is None:
+            return True
+        try:
+            fields.restore(entity, body)
+        except (msgspec.DecodeError, AttributeError, TypeError, ValueError) as error:
+            log.warning("%s %r starts fresh: what it took along fails: %s", key.type, key.id, error)
+            self._meter.count("carry.dropped")
+            self.started(shard, key)
+            return False
+        return True
+
+    def started(self, shard: ShardKey, key: EntityKey) -> None:
+        """An entity runs here: what it took along is its own now, and is never used again."""
+        book = self._books.get(shard)
+        if book is not None:
+            book.drop(key)
+
+    def opened(self, shard: ShardKey, epoch: int) -> None:
+        """The shard is at home here in an epoch that is new here."""
+        self.lost(shard)
+        self._unpack(shard, epoch)
+
+    def release(self, shard: ShardKey, epoch: int, entry: Entry, then: Callable[[], None]) -> bool:
+        """The epoch is over here for good. True if `then` is called later, once that may be told.
+
+        Only now anything is sent: nothing of this epoch starts here any more (H10).
+        """
+        if shard in self._releases:
+            self.lost(shard)
+        # A home that was over before it opened passes on what came for it.
+        self._unpack(shard, epoch)
+        book = self._books.get(shard)
+        if book is None or not len(book):
+            return False
+        to = entry.to
+        if entry.state != "moving" or to in (NOBODY, self._me) or self._post.speaks(to) < PROTOCOL:
+            self.lost(shard)
+            return False
+        count = len(book)
+        parts = book.hand_over(shard, epoch, self._next_id)
+        self._next_id += len(parts)
+        timer = self._clock.call_at(self._clock.now() + WAIT_S, partial(self._give_up, shard))
+        self._releases[shard] = (then, timer)
+        for part in parts:
+            self._awaited[part.id] = shard
+            self._post.carry(to, part)
+        self._meter.count("carry.sent", count)
+        return True
+
+    def handing_over(self, shard: ShardKey) -> bool:
+        """Whether the release of a shard waits for its next home."""
+        return shard in self._releases
+
+    def lost(self, shard: ShardKey) -> None:
+        """The shard is at home here no more, or anew: nothing kept for it may be used."""
+        book = self._books.pop(shard, None)
+        if book is not None:
+            self._drop(book.clear())
+        waiting = self._releases.pop(shard, None)
+        if waiting is not None:
+            waiting[1].cancel()
+
+    # from others
+
+    def on_carry(self, sender: Incarnation, carry: Carry, known: Entry) -> bool:
+        """A part from the last home; True if that may be answered by `CarryTaken`."""
+        dropped = self._shelf.put(sender, carry, known, self._clock.now())
+        self._drop(len(carry.entities) if dropped is None else dropped)
+        return dropped is not None
+
+    def on_taken(self, id: int) -> None:
+        """The next home has a part."""
+        shard = self._awaited.pop(id, None)
+        book = None if shard is None else self._books.get(shard)
+        if shard is not None and book is not None and book.taken(id):
+            self._tell(shard)
+
+    def see(self, shard: ShardKey, entry: Entry) -> None:
+        """A newer entry of any shard, after its host saw it."""
+        if len(self._shelf):
+            self._drop(self._shelf.see(shard, entry))
+
+    # in time
+
+    def sweep(self, now: float) -> None:
+        """Drop what no home came for."""
+        if len(self._shelf):
+            self._drop(self._shelf.expire(now))
+
+    def close(self) -> None:
+        """This incarnation is over: nothing is told any more (L5)."""
+        for shard in list(self._books):
+            self.lost(shard)
+        self._shelf.clear()
+        self._awaited.clear()
+
+    def _unpack(self, shard: ShardKey, epoch: int) -> None:
+        bodies = self._shelf.take(shard, epoch)
+        if bodies:
+            dropped = self._book(shard).fill(bodies.items())
+            self._drop(dropped)
+            self._meter.count("carry.taken", len(bodies) - dropped)
+
+    def _book(self, shard: ShardKey) -> CarryBook:
+        book = self._books.get(shard)
+        if book is None:
+            book = self._books[shard] = CarryBook(self._budget, self._most_bytes)
+        return book
+
+    def _give_up(self, shard: ShardKey) -> None:
+        book = self._books.get(shard)
+        if book is not None:
+            self._meter.count("carry.unconfirmed", book.give_up())
+        self._tell(shard)
+
+    def _tell(self, shard: ShardKey) -> None:
+        self._awaited = {id: of for id, of in self._awaited.items() if of != shard}
+        self._books.pop(shard, None)
+        waiting = self._releases.pop(shard, None)
+        if waiting is not None:
+            then, timer = waiting
+            timer.cancel()
+            then()
+
+    def _drop(self, entities: int) -> None:
+        if entities:
+            self._meter.count("carry.dropped", entities)

@@ -1,0 +1,1 @@
+"""Shards at home in this process: their entities, mailboxes and turns."""

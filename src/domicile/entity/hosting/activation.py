@@ -1,0 +1,204 @@
+"""Notes that entities of a shard under suspicion start at this owner (DX-20).
+
+Used by `entity.hosting.shard_host`. Only a death after such a note may count against a shard for
+the last time, so the note is stored before the first entity starts (I3), once per epoch and shared
+by all that wait for it. A shard that lost no owners needs none.
+
+How an entity becomes resident: its cell, its object, `on_start`, and what follows a failure.
+
+The base of `Turns`. An entity starts for a message, never by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from domicile.core.handoff.owner import Owner
+from domicile.core.ids import EntityKey, ShardKey
+from domicile.entity.hosting.cell import Cell, Turn
+from domicile.entity.model.entity import Entity, make
+from domicile.errors import NotExecuted, Unavailable
+
+if TYPE_CHECKING:
+    from domicile.entity.hosting.shard_host import ShardHost
+    from domicile.entity.runtime import Runtime
+
+
+class Marks:
+    """The notes of one shard at one owner. `store` writes one; True once it is stored."""
+
+    __slots__ = ("_enough", "_epoch", "_store", "_waiters")
+
+    def __init__(self, poison_deaths: int, store: Callable[[int], Awaitable[bool]]) -> None:
+        self._enough = poison_deaths - 1
+        self._store = store
+        self._epoch = 0
+        self._waiters: list[asyncio.Future[None]] | None = None
+
+    def due(self, strikes: int, epoch: int) -> bool:
+        """Whether one more death would end it, and nothing is stored for this epoch yet."""
+        return strikes >= self._enough and self._epoch != epoch
+
+    async def make(self, epoch: int) -> bool:
+        """Have it stored; False if that failed, also for all who wait for the same try."""
+        if self._waiters is not None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+            return self._epoch == epoch
+        self._waiters = []
+        try:
+            if await self._store(epoch):
+                self._epoch = epoch
+        finally:
+            waiters, self._waiters = self._waiters, None
+            for other in waiters:
+                if not other.done():
+                    other.set_result(None)
+        return self._epoch == epoch
+
+
+log = logging.getLogger("domicile")
+
+FIRST_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 10.0
+
+
+class NotStarted(Exception):
+    """The message did not reach its handler; `reason` is for the caller."""
+
+    def __init__(self, reason: NotExecuted) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+class Starts(ABC):
+    """The residents of one shard."""
+
+    _host: ShardHost
+    """This, as its cells and turns know it."""
+
+    def __init__(self, runtime: Runtime, shard: ShardKey) -> None:
+        self.runtime = runtime
+        self.shard = shard
+        self.owner = Owner(shard, runtime.me, runtime.settings.mailbox, runtime.admission)
+        self.cells: dict[EntityKey, Cell] = {}
+        self._backoff: dict[EntityKey, tuple[float, float]] = {}
+        self._marks = Marks(runtime.settings.poison_deaths, partial(runtime.mark_started, shard))
+
+    @abstractmethod
+    def tags(self, epoch: int | None = None) -> dict[str, object]:
+        """What every log record about this shard carries."""
+
+    @abstractmethod
+    def note(self, kind: str, what: Turn, **more: Any) -> None:
+        """A history event about one message."""
+
+    async def _started_cell(self, turn: Turn) -> Cell:
+        key = turn.entity
+        now = self.runtime.clock.now()
+        if now >= turn.expires_at:
+            raise NotStarted(Unavailable(f"its time ran out before {name_of(key)} could start it"))
+        cell = self.cells.get(key)
+        if cell is None or not cell.started:
+            self.note("waking", turn)
+        if cell is None:
+            kind = self.runtime.catalogue.get(key.type)
+            if kind is None:
+                raise NotStarted(
+                    Unavailable(
+                        f"node {self.runtime.node_id} is home to {name_of(key)} but does not know "
+                        f"that type; start it with entities=[...] listing it"
+                    )
+                )
+            until, _ = self._backoff.get(key, (0.0, 0.0))
+            if now < until:
+                raise NotStarted(Unavailable(f"{name_of(key)} failed to start; next try soon"))
+            if self._marks.due(self.owner.entry.strikes, self.owner.epoch):
+                if not await self._marks.make(self.owner.epoch):
+                    raise NotStarted(
+                        Unavailable(
+                            f"{name_of(key)} can't start: owners of its shard died, and the store "
+                            "did not take the note that it starts again; try again"
+                        )
+                    )
+                # Another message may have made it meanwhile.
+                cell = self.cells.get(key)
+            if cell is None:
+                cell = self.cells[key] = Cell(self._host, key, kind, self.owner.epoch)
+        if not cell.started:
+            await self._start(cell)
+        return cell
+
+    async def _start(self, cell: Cell) -> None:
+        if cell.starting is not None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            cell.starting.append(waiter)
+            await waiter
+            if not cell.started:
+                raise NotStarted(Unavailable(f"{name_of(cell.key)} failed to start"))
+            return
+        cell.starting = []
+        carrier = self.runtime.carrier
+        try:
+            cell.entity = carrier.make(self.shard, cell.key, cell.kind, cell)
+            if cell.kind.cls.on_start is not Entity.on_start:
+                await cell.entity.on_start()
+            cell.started = True
+            self._backoff.pop(cell.key, None)
+            if self.cells.get(cell.key) is cell:
+                carrier.started(self.shard, cell.key)
+                self.runtime.residents.arrived(cell, self.runtime.clock.now())
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
+            _, delay_s = self._backoff.get(cell.key, (0.0, FIRST_BACKOFF_S / 2))
+            delay_s = min(delay_s * 2, MAX_BACKOFF_S)
+            self._backoff[cell.key] = (self.runtime.clock.now() + delay_s, delay_s)
+            self.runtime.meter.count("entity.start_failed")
+            where = name_of(cell.key)
+            log.warning("%s failed to start", where, exc_info=error, extra=self.tags())
+            raise NotStarted(
+                Unavailable(f"{where} failed to start: {type(error).__name__}: {error}")
+            ) from error
+        finally:
+            waiters, cell.starting = cell.starting, None
+            for other in waiters:
+                if not other.done():
+                    other.set_result(None)
+            if not cell.started and self.cells.get(cell.key) is cell:
+                del self.cells[cell.key]
+                cell.resident = False
+
+    def _start_now(self, key: EntityKey, now: float) -> Cell | None:
+        """A new cell, if its start is nothing but making the object; else `_start` is for it."""
+        kind = self.runtime.catalogue.get(key.type)
+        if (
+            kind is None
+            or key in self.cells
+            or kind.cls.on_start is not Entity.on_start
+            or kind.fields is not None
+            or key in self._backoff
+            or self._marks.due(self.owner.entry.strikes, self.owner.epoch)
+        ):
+            return None
+        cell = Cell(self._host, key, kind, self.owner.epoch)
+        try:
+            cell.entity = make(kind, cell)
+        except Exception:
+            # Made once more where failures to start are dealt with.
+            return None
+        cell.started = True
+        self.cells[key] = cell
+        self.runtime.residents.arrived(cell, now)
+        return cell
+
+
+def name_of(key: EntityKey) -> str:
+    """An entity in a text for people."""
+    return f"{key.type} {key.id!r}"

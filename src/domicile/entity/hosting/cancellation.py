@@ -1,0 +1,97 @@
+"""What becomes of messages whose callers wait no more, and of what handlers ask for such callers.
+
+Made by the runtime. Unstarted messages are taken away, running handlers are cancelled only if they
+are declared `cancellable`: an impatient caller interrupts nobody else's work.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from domicile.core.handoff.mailbox import Source
+from domicile.core.handoff.pending import nested_timeout_s
+from domicile.core.ids import ShardKey
+from domicile.core.wire import Cancel
+from domicile.entity.hosting.cell import Turn
+from domicile.errors import Unavailable
+from domicile.ports.clock import Timer
+
+if TYPE_CHECKING:
+    from domicile.entity.runtime import Runtime
+
+LOOK_S = 0.05
+"""How long such messages may wait to be looked for, together with others."""
+
+MOST = 4_096
+"""I6: how many of one shard are looked for at a time; the rest run or expire as if unheard."""
+
+IMPATIENT = "its caller waits no more"
+
+
+class CallOffs:
+    """The messages of one incarnation's shards that nobody waits for any more."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._wanted: dict[ShardKey, dict[tuple[Source, int], None]] = {}
+        self._timer: Timer | None = None
+        self._cancellable = any(
+            handler.cancellable
+            for kind in runtime.catalogue.values()
+            for handler in kind.handlers.values()
+        )
+
+    def take(self, source: Source, message: Cancel) -> None:
+        """A caller waits no more."""
+        shard = ShardKey(message.role, message.shard)
+        if shard not in self._runtime.hosts:
+            return
+        wanted = self._wanted.setdefault(shard, {})
+        if len(wanted) >= MOST:
+            self._runtime.meter.count("cancel.ignored")
+            return
+        wanted[source, message.n] = None
+        if self._timer is None:
+            clock = self._runtime.clock
+            self._timer = clock.call_at(clock.now() + LOOK_S, self._look)
+
+    def close(self) -> None:
+        """The incarnation is over."""
+        self._wanted.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        wanted, self._wanted = self._wanted, {}
+        if not self._runtime.guard():
+            return
+        for shard, messages in wanted.items():
+            self._runtime.hosts[shard].call_off(messages)
+        if self._cancellable:
+            for turn in list(self._runtime.suspended):
+                messages = wanted.get(turn.host.shard, {})
+                if (turn.source, turn.n) in messages and _is_cancellable(turn):
+                    turn.cancel(IMPATIENT)
+
+
+def time_left_s(turn: Turn, timeout_s: float) -> float:
+    """How long an ask within a handler may take; `Unavailable` if nobody waits for it any more."""
+    if not turn.request.ask:
+        return timeout_s
+    clock = turn.host.runtime.clock
+    timeout_s = nested_timeout_s(timeout_s, turn.expires_at - clock.now())
+    if timeout_s <= 0.0:
+        name = f"{turn.entity.type} {turn.entity.id!r}"
+        raise Unavailable(
+            f"whoever asked {name} for {turn.request.method!r} waits no more, so nothing is asked "
+            "in its name; use tell for what must happen in any case"
+        )
+    return timeout_s
+
+
+def _is_cancellable(turn: Turn) -> bool:
+    kind = turn.host.runtime.catalogue.get(turn.entity.type)
+    handler = None if kind is None else kind.handlers.get(turn.request.method)
+    return turn.began and turn.request.ask and handler is not None and handler.cancellable

@@ -1,0 +1,294 @@
+"""One resident entity, and one turn of it.
+
+A cell is a small object: no task, queue or future exists for it while it is idle. It is also
+the entity's context: what `self.id`, `self.after` and the rest of `Entity` reach. A turn is one
+message being run; it judges every resumption of the handler (L3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextvars import ContextVar
+from datetime import datetime
+from random import Random
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from domicile.core.handoff.mailbox import Source
+from domicile.core.ids import EntityKey, ShardKey
+from domicile.core.wire import Caller, Request
+from domicile.entity.model.entity import Entity, EntityType
+from domicile.entity.model.ref import Ref
+from domicile.errors import ConfigError
+from domicile.ports.clock import Timer
+
+if TYPE_CHECKING:
+    from domicile.entity.hosting.shard_host import ShardHost
+
+E = TypeVar("E", bound=Entity)
+T = TypeVar("T")
+
+current_turn: ContextVar[Turn | None] = ContextVar("domicile_turn", default=None)
+
+
+class Incoming(msgspec.Struct, gc=False):
+    """A request at its owner, with the time until which it may start."""
+
+    request: Request
+    expires_at: float
+
+
+class Called(msgspec.Struct, gc=False):
+    """What a turn needs to know of a local ask that runs within its call; as of a `Request`."""
+
+    n: int
+    epoch: int
+    change: int
+    method: str
+    chain: tuple[Caller, ...]
+    ttl_s: float
+    ask: bool = True
+    key: str = ""
+    trace: str = ""
+
+    def as_sent(self, shard: ShardKey, entity: EntityKey) -> Request:
+        """As it would travel, but for its arguments."""
+        return Request(
+            *shard, self.n, self.epoch, self.change, *entity, self.method, b"", True, False,
+            self.ttl_s, self.chain,
+        )  # fmt: skip
+
+
+class Alarm(msgspec.Struct):
+    """A due `self.after`, queued like a message; an `on_stop` (number 0) is run as one."""
+
+    n: int
+    epoch: int
+    run: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    change: int = 0
+    chain: tuple[Caller, ...] = ()
+    ask: bool = False
+    key: str = ""
+
+    @property
+    def method(self) -> str:
+        """The name of what it calls."""
+        return getattr(self.run, "__name__", "?")
+
+
+class Cell:
+    """A resident entity. Implements the entity's `Context`."""
+
+    __slots__ = (
+        "alarms", "bucket", "entity", "epoch", "host", "key", "kind", "resident", "started",
+        "starting", "used_at", "wants_stop",
+    )  # fmt: skip
+
+    def __init__(self, host: ShardHost, key: EntityKey, kind: EntityType, epoch: int) -> None:
+        self.host = host
+        self.key = key
+        self.kind = kind
+        self.epoch = epoch
+        self.entity: Entity | None = None
+        self.starting: list[asyncio.Future[None]] | None = None
+        self.started = False
+        self.resident = True
+        """Whether its host still has it."""
+        self.wants_stop = False
+        self.used_at = 0.0
+        self.bucket: dict[Any, None] | None = None
+        """Where it waits to be found idle."""
+        self.alarms: dict[str, Timer] | None = None
+
+    # the entity's context
+
+    @property
+    def id(self) -> str:
+        """The entity's id."""
+        return self.key.id
+
+    @property
+    def idle_s(self) -> float:
+        """After how much silence it is passivated."""
+        return self.kind.idle_s or self.host.runtime.settings.idle_s
+
+    @property
+    def random(self) -> Random:
+        """The node's random source; seeded in the simulator."""
+        return self.host.runtime.random
+
+    def ref(self, kind: type[E], id: str) -> Ref[E]:
+        """A ref that sends from this node."""
+        return self.host.runtime.ref(kind, id)
+
+    def resource(self, kind: type[T]) -> T:
+        """An injected dependency of the node."""
+        try:
+            return self.host.runtime.resources[kind]  # type: ignore[no-any-return]
+        except KeyError:
+            raise ConfigError(
+                f"{self.kind.name} {self.key.id!r} asked for resource {kind.__name__}, but the "
+                f"node was not given one: pass resources= a function whose context yields "
+                f"{{{kind.__name__}: ...}}"
+            ) from None
+
+    def now(self) -> datetime:
+        """Wall time in UTC."""
+        return self.host.runtime.clock.wall()
+
+    def after(self, delay_s: float, method: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """Run a method later as a message of its own; replaces an earlier one of that method."""
+        alarms = self.alarms
+        if alarms is None:
+            alarms = self.alarms = {}
+        name = getattr(method, "__name__", repr(method))
+        earlier = alarms.pop(name, None)
+        if earlier is not None:
+            earlier.cancel()
+        clock = self.host.runtime.clock
+
+        def due() -> None:
+            alarms.pop(name, None)
+            self.host.alarm(self, method, args, kwargs)
+
+        alarms[name] = clock.call_at(clock.now() + delay_s, due)
+
+    def passivate(self) -> None:
+        """Stop once the running handlers ended; the next message starts it anew."""
+        self.wants_stop = True
+
+    async def run_blocking(self, name: str, work: Callable[[], T], /) -> T:
+        """Run a plain function in a thread; the turn that waits for it cannot be interrupted."""
+        return await self.host.runtime.blocking.run(name, work, current_turn.get())
+
+    # lifecycle
+
+    def silence(self) -> None:
+        """Drop the alarms: a stopped entity hears none."""
+        if self.alarms:
+            for timer in self.alarms.values():
+                timer.cancel()
+        self.alarms = None
+
+
+class Turn(msgspec.Struct, eq=False):
+    """One message being run on a cell: the `Watcher` of its coroutine."""
+
+    host: ShardHost
+    source: Source
+    entity: EntityKey
+    shared: bool
+    request: Request | Called | Alarm
+    expires_at: float
+    """Until when its caller waits for it."""
+    store_first: Callable[[], Awaitable[None]] | None = None
+    """Set while a keyed handler has events that are not committed yet."""
+    active: bool = True
+    began: bool = False
+    cancel_reason: str = ""
+    task: asyncio.Task[Any] | None = None
+    """The worker that goes on with it, once it has suspended."""
+    timer: Timer | None = None
+    thread: int | None = None
+    """The thread that runs its function, while one does."""
+    threads: int = 0
+    """How many blocking methods it waits for: before their end it is not over, cancelled or not."""
+    answered: bool = False
+    """Whether its caller was told of a cancellation that a thread holds up."""
+    dropped: bool = False
+    """Given up although its node lives on: never resumed (DX-09)."""
+
+    @property
+    def n(self) -> int:
+        """The number its sender gave it."""
+        return self.request.n
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that its sender believes in."""
+        return self.request.epoch
+
+    @property
+    def key(self) -> str:
+        """The key of a keyed ask."""
+        return self.request.key
+
+    @property
+    def chain(self) -> tuple[Caller, ...]:
+        """Who waits for what this turn asks (N1)."""
+        role, shard = self.host.shard
+        me = Caller(role, shard, self.entity.type, self.entity.id, self.shared)
+        return (*self.request.chain, me)
+
+    def suspended(self) -> None:
+        """First suspension: start the handler's clock."""
+        runtime = self.host.runtime
+        self.task = asyncio.current_task()
+        now = runtime.suspended[self] = runtime.clock.now()
+        runtime.on_suspended()
+        due = now + self.host.timeout_s(self)
+        self.timer = runtime.clock.call_at(due, self._overdue)
+
+    def may_resume(self) -> bool:
+        """L3: compare before every resumption."""
+        runtime = self.host.runtime
+        if not runtime.guard():
+            return False
+        if runtime.tracing and self.began:
+            self.host.note("resume", self)
+        runtime.running = self
+        return True
+
+    def rests(self) -> None:
+        """It holds the event loop no more."""
+        self.host.runtime.running = None
+
+    def may_clean_up(self) -> bool:
+        """L4: a cancelled handler may clean up until the hard deadline, or until it is given up."""
+        # Another worker goes on with it if its own was cancelled before it first ran.
+        self.task = asyncio.current_task()
+        return not self.dropped and self.host.runtime.may_clean_up()
+
+    def abandon(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """L4: never resumed; kept so that it isn't closed by the garbage collector."""
+        self.host.runtime.graveyard.append(coroutine)
+        if self.began:
+            self.host.note("finish", self, how="abandoned")
+
+    def cancel(self, reason: str, *, anew: bool = False) -> None:
+        """Interrupt the handler; its caller learns `reason`. Once, unless it is said `anew`."""
+        if self.task is not None and self.active and (anew or not self.cancel_reason):
+            if self.cancel_reason:
+                self.task.uncancel()
+            self.cancel_reason = reason
+            self.task.cancel()
+            if self.threads:
+                self.host.answer_early(self)
+
+    def drop(self) -> None:
+        """Never resume the handler, though its node lives on: it ignored its cancellation.
+
+        Its worker ends with it: what it left behind, such as a timeout, may still cancel that task.
+        """
+        if self.task is not None and self.active and not self.threads:
+            self.dropped = True
+            self.task.cancel()
+
+    def end(self) -> None:
+        """The coroutine is over: its chain is no longer waited for."""
+        self.active = False
+        if self.task is None:
+            return
+        if self.cancel_reason and not self.dropped:
+            # Also if the handler swallowed it: the worker goes on with other messages.
+            self.task.uncancel()
+        if self.timer is not None:
+            self.timer.cancel()
+        self.host.runtime.suspended.pop(self, None)
+
+    def _overdue(self) -> None:
+        self.cancel("timeout")

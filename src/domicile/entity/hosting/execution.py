@@ -1,0 +1,553 @@
+"""The turns of one shard: a started message from its cell's start to its answer.
+
+The other half of `ShardHost`, which decides nothing here: what may start, `core.handoff.owner`
+says. The usual message (a resident entity, a handler that does not suspend) is served by `request`
+or `call_here` alone; everything else goes through `_serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from domicile.core.handoff.mailbox import Mail, Source
+from domicile.core.handoff.owner import Effect
+from domicile.core.handoff.pending import Home
+from domicile.core.handoff.tables import Phase
+from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.wire import Caller, Reply, Request, Status
+from domicile.entity.hosting.activation import NotStarted, Starts, name_of
+from domicile.entity.hosting.cell import Alarm, Called, Cell, Incoming, Turn, current_turn
+from domicile.entity.model.codec import decode_error, encode_error, encode_failure
+from domicile.entity.model.handlers import Handler
+from domicile.entity.model.ref import Call, Route
+from domicile.entity.running.workers import Abandoned, Guarded, Worker
+from domicile.errors import Fenced, HandlerFailed, MaybeExecuted, NotExecuted, Unavailable
+
+if TYPE_CHECKING:
+    from domicile.entity.runtime import Runtime
+
+log = logging.getLogger("domicile")
+
+ALARM = Source(Incarnation(""), "alarm")
+
+WEIGHT_BYTES = 1_024
+"""About what a message takes in memory while it waits, beside its body and its ids."""
+
+NOT_HERE: Final = object()
+"""A local ask did not begin within its call: nothing has happened."""
+
+_OK = Status.OK
+
+
+class OutcomeUnknown(MaybeExecuted):
+    """A durable write's outcome is unknown or it was fenced: the caller learns MaybeExecuted."""
+
+
+class Turns(Starts):
+    """Runs what its shard's owner machine hands out."""
+
+    _limited = False
+    """Whether `_used` does more than what is done here without it."""
+
+    def __init__(self, runtime: Runtime, shard: ShardKey) -> None:
+        super().__init__(runtime, shard)
+        self._woken: dict[EntityKey, None] = {}
+        """Entities that have a turn coming."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Something ended while draining: see whether that was the last."""
+
+    @abstractmethod
+    def _stop(self, cell: Cell) -> bool:
+        """Stop an entity that runs nothing."""
+
+    @abstractmethod
+    def restart(self, cell: Cell) -> None:
+        """Forget an entity's memory at once."""
+
+    @abstractmethod
+    def _carry_out(self, effects: Iterable[Effect]) -> None:
+        """What the owner machine wants."""
+
+    # the usual way
+
+    def request(
+        self, worker: Worker, source: Source, request: Request, now: float, *, late: bool
+    ) -> None:
+        """A message for this shard. It begins in the worker's name, if nothing is in its way and
+        this turn of the event loop has not lasted too long."""
+        cell = self.cells.get((request.type, request.id))  # type: ignore[call-overload]
+        entity = EntityKey(request.type, request.id) if cell is None else cell.key
+        if (
+            not (late or request.key)
+            and request.ttl_s > 0
+            and self.owner.clear(source, entity, request.epoch, request.change)
+        ):
+            if cell is None:
+                cell = self._start_now(entity, now)
+            handler = None if cell is None else cell.kind.direct.get(request.method)
+            if cell is not None and cell.started and handler is not None:
+                try:
+                    args, kwargs = handler.decode_args(request.body)
+                except NotExecuted:
+                    # Refused below, in order.
+                    pass
+                else:
+                    expires_at = now + request.ttl_s
+                    turn = Turn(self._host, source, entity, handler.shared, request, expires_at)
+                    self._begin_now(worker, turn, cell, handler, args, kwargs, now)
+                    return
+        self._request(source, request, now)
+
+    def _request(self, source: Source, request: Request, now: float) -> None:
+        """A message that must wait, or that needs more than its handler."""
+        kind = self.runtime.catalogue.get(request.type)
+        handler = None if kind is None else kind.handlers.get(request.method)
+        mail = Mail(
+            source,
+            request.n,
+            EntityKey(request.type, request.id),
+            request.epoch,
+            request.change,
+            request.finishing,
+            handler is not None and handler.shared,
+            Incoming(request, now + request.ttl_s),
+            len(request.body) + 4 * (len(request.id) + len(request.key)) + WEIGHT_BYTES,
+            request.ttl_s,
+            bool(request.chain),
+        )
+        self._carry_out(self.owner.request(mail))
+
+    def _begin_now(
+        self,
+        worker: Worker,
+        turn: Turn,
+        cell: Cell,
+        handler: Handler,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        now: float,
+        *,
+        waited: bool = False,
+    ) -> None:
+        """Run a message until it ends or first suspends: one that is clear to start, or has waited.
+
+        The entity of the former is not marked as busy before it suspends: until then nothing else
+        can start, except what it asks itself and what runs within that call, and they know that it
+        waits (N2).
+        """
+        runtime, request = self.runtime, turn.request
+        if runtime.tracing:
+            if not waited:
+                self.note("accept", turn, depth=1)
+            self.note("start", turn, method=request.method, shared=turn.shared)
+        turn.began = True
+        current_turn.set(turn)
+        outer, runtime.running = runtime.running, turn
+        observer = runtime.observer
+        observer.left -= 1
+        try:
+            work = (
+                handler.fn(cell.entity, *args, **kwargs)
+                if kwargs
+                else handler.fn(cell.entity, *args)
+            )
+            if observer.left < 0:
+                trace = request.trace if isinstance(request, Request) else ""
+                work = observer.look_at(work, cell.kind.name, handler.name, trace)
+            waits_for = work.send(None)
+        except StopIteration as stop:
+            runtime.running = outer
+            if request.ask:
+                try:
+                    body = handler.encode_reply(stop.value)
+                except TypeError as error:
+                    self._conclude(turn, *self._failure(turn, error))
+                else:
+                    if runtime.tracing or len(body) > runtime.small_bytes:
+                        self._conclude(turn, "ok", _OK, body)
+                    else:
+                        role, shard = self.shard
+                        runtime.answer(turn.source, Reply(role, shard, request.n, _OK, body))
+            else:
+                if runtime.tracing:
+                    self.note("finish", turn, how="ok")
+                runtime.begun(self.shard, turn.source, request.n)
+        except (KeyboardInterrupt, SystemExit):
+            runtime.running = outer
+            turn.active = False
+            raise
+        except BaseException as error:
+            runtime.running = outer
+            self._conclude(turn, *self._failure(turn, error))
+        else:
+            runtime.running = outer
+            if not waited:
+                self.owner.occupy(turn.source, turn.entity, turn.shared)
+            runtime.begun(self.shard, turn.source, request.n)
+            guarded = Guarded(work, turn, begun=True, waits_for=waits_for)
+            worker.start(self._see_through(turn, guarded, handler))
+            return
+        turn.active = False
+        if waited:
+            current_turn.set(None)
+            self._finished(turn)
+            return
+        if self._limited:
+            self._used(cell, now)
+        else:
+            cell.used_at = now
+        if cell.wants_stop:
+            self._stop(cell)
+
+    def call_here(
+        self,
+        worker: Worker,
+        call: Call,
+        route: Route,
+        home: Home,
+        chain: tuple[Caller, ...],
+        now: float,
+        timeout_s: float,
+    ) -> Any:
+        """A local ask, run within the call that makes it: what its handler returned.
+
+        `NOT_HERE` if it can't begin so; a `Letter` if it has begun and suspended. It takes the same
+        place in the same order as one that travels: nothing of its sender waits for this shard.
+        """
+        runtime, entity, sender = self.runtime, call.entity, route.sender
+        change = sender.entry.change
+        if not self.owner.clear(runtime.source, entity, home.epoch, change):
+            return NOT_HERE
+        cell = route.cell
+        if cell is None or not cell.resident or cell.host is not self:
+            cell = route.cell = self.cells.get(entity) or self._start_now(entity, now)
+        handler = None if cell is None else cell.kind.direct.get(call.handler.name)
+        if cell is None or handler is None or not cell.started:
+            return NOT_HERE
+        args, kwargs = call.args, call.kwargs
+        shares = runtime.shares and handler is call.handler and not kwargs
+        if not (shares and handler.may_share(args)):
+            body = call.encoded()
+            if len(body) + route.weight_bytes > runtime.settings.message_bytes:
+                return NOT_HERE
+            try:
+                args, kwargs = handler.decode_args(body)
+            except NotExecuted:
+                return NOT_HERE
+        called = Called(sender.number(), home.epoch, change, handler.name, chain, timeout_s)
+        turn = Turn(self._host, runtime.source, cell.key, handler.shared, called, now + timeout_s)
+        tracing = runtime.tracing
+        if tracing:
+            runtime.sending.note_here(call, sender, home, called)
+            self.note("accept", turn, depth=1)
+            self.note("start", turn, method=called.method, shared=turn.shared)
+        turn.began = True
+        current_turn.set(turn)
+        outer, runtime.running = runtime.running, turn
+        how, status, encoded, value = "ok", _OK, b"", None
+        observer = runtime.observer
+        observer.left -= 1
+        try:
+            work = (
+                handler.fn(cell.entity, *args, **kwargs)
+                if kwargs
+                else handler.fn(cell.entity, *args)
+            )
+            if observer.left < 0:
+                work = observer.look_at(work, cell.kind.name, handler.name)
+            waits_for = work.send(None)
+        except StopIteration as stop:
+            value = stop.value
+            shares = shares and handler.may_share_reply(value)
+            if not shares:
+                how, status, encoded = self._reply_of(turn, handler, value)
+        except (KeyboardInterrupt, SystemExit):
+            runtime.running = outer
+            turn.active = False
+            raise
+        except BaseException as error:
+            how, status, encoded = self._failure(turn, error)
+        else:
+            runtime.running = outer
+            self.owner.occupy(turn.source, cell.key, turn.shared)
+            letter = runtime.sending.began_here(call, sender, home, turn)
+            guarded = Guarded(work, turn, begun=True, waits_for=waits_for)
+            worker.start(self._see_through(turn, guarded, handler))
+            return letter
+        runtime.running = outer
+        if runtime.clock.now() >= runtime.lease.valid_until and not runtime.guard():
+            # L3: an answer that comes past the deadline is none, and its caller must not go on.
+            shares, lost = False, MaybeExecuted(f"{name_of(entity)} ran past its node's deadline")
+            status, encoded = encode_error(lost)
+        if tracing:
+            self.note("finish", turn, how=how)
+            runtime.sending.note_outcome_here(sender, called.n, status)
+        turn.active = False
+        if self._limited:
+            self._used(cell, now)
+        else:
+            cell.used_at = now
+        if cell.wants_stop and not _waits(chain, entity):
+            self._stop(cell)
+        if status is not _OK:
+            raise decode_error(status, encoded)
+        return value if shares else call.handler.decode_reply(encoded)
+
+    def _wake(self, entity: EntityKey) -> None:
+        """Have an entity start a message in its turn: it has one at a time, however much waits."""
+        if entity not in self._woken:
+            self._woken[entity] = None
+            self.runtime.workers.submit(partial(self._next, entity))
+
+    def _next(self, entity: EntityKey, worker: Worker) -> None:
+        """Start the next message of an entity that waited, if one may start now."""
+        del self._woken[entity]
+        if not self.runtime.guard():
+            return
+        mail = self.owner.start(entity)
+        if mail is None:
+            return
+        box = self.owner.boxes.get(entity)
+        if box is not None and box.ready():
+            self._wake(entity)
+        turn, now = self.turn_of(mail), self.runtime.clock.now()
+        request = turn.request
+        cell = self.cells.get(entity)
+        if isinstance(request, Request) and cell is not None and cell.started:
+            handler = cell.kind.direct.get(request.method)
+            if handler is not None and not request.key and now < turn.expires_at:
+                try:
+                    args, kwargs = handler.decode_args(request.body)
+                except NotExecuted:
+                    # Refused there.
+                    worker.start(self._serve(turn))
+                else:
+                    self._begin_now(worker, turn, cell, handler, args, kwargs, now, waited=True)
+                return
+        worker.start(self._serve(turn))
+
+    def turn_of(self, mail: Mail) -> Turn:
+        """The turn of a message that has waited."""
+        load = mail.load
+        if isinstance(load, Alarm):
+            return Turn(self._host, ALARM, mail.entity, False, load, float("inf"))
+        request, expires_at = load.request, load.expires_at
+        return Turn(self._host, mail.source, mail.entity, mail.shared, request, expires_at)
+
+    # the whole way
+
+    async def _serve(self, turn: Turn) -> None:
+        """Run a started message whatever it needs: a start, a key, a refusal."""
+        current_turn.set(turn)
+        await self._see_through(turn, Guarded(self._run(turn), turn), None)
+
+    async def _see_through(self, turn: Turn, guarded: Guarded, handler: Handler | None) -> None:
+        """Await what runs of a message, and answer it. Raises only what ends the worker."""
+        try:
+            body = await guarded
+            if handler is not None:
+                body = handler.encode_reply(body) if turn.request.ask else b""
+            self._conclude(turn, "ok", _OK, body)
+        except NotStarted as refusal:
+            self._answer(turn, *encode_error(refusal.reason))
+        except asyncio.CancelledError as error:
+            # Whoever else cancels a worker's task means the handler: only the pool's end ends it.
+            if self.runtime.fenced or (self.runtime.workers.closed and not turn.cancel_reason):
+                if turn.began:
+                    self.note("finish", turn, how="cancelled")
+                raise
+            if turn.began:
+                self._conclude(turn, *self._failure(turn, error))
+            else:
+                # I9: it was `on_start` that was cut short, so the message never ran.
+                why = turn.cancel_reason or "it was cancelled"
+                late = Unavailable(f"{name_of(turn.entity)} did not start ({why})")
+                self._answer(turn, *encode_error(late))
+        except Abandoned:
+            if not turn.dropped or self.runtime.fenced:
+                raise
+            self._given_up(turn)
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
+            # Whatever else it raised: the worker lives on, or this entity would stay busy for good.
+            self._conclude(turn, *self._failure(turn, error))
+        finally:
+            turn.end()
+            # Its worker waits for others: it must not keep this one, and what came with it.
+            current_turn.set(None)
+        self._finished(turn)
+
+    async def _run(self, turn: Turn) -> bytes:
+        """Everything between a started message and its encoded reply."""
+        request = turn.request
+        cell = await self._started_cell(turn)
+        entity = cell.entity
+        assert entity is not None
+        if isinstance(request, Alarm):
+            self._begin(turn)
+            await request.run(*request.args, **request.kwargs)
+            return b""
+        assert isinstance(request, Request)
+        handler = cell.kind.handlers.get(request.method)
+        if handler is None:
+            raise NotStarted(
+                Unavailable(
+                    f"{cell.kind.name!r} has no handler {request.method!r} at node "
+                    f"{self.runtime.node_id}; is a rolling update under way?"
+                )
+            )
+        try:
+            args, kwargs = handler.decode_args(request.body)
+            if handler.blocking:
+                self.runtime.blocking.check(f"{cell.kind.name}.{request.method}")
+        except NotExecuted as unfit:
+            raise NotStarted(unfit) from unfit
+        except Exception as error:
+            raise NotStarted(NotExecuted(f"the arguments do not fit: {error}")) from error
+
+        if request.key and not cell.kind.durable:
+            raise NotStarted(
+                NotExecuted(
+                    f"{cell.kind.name!r} keeps no journal at node {self.runtime.node_id}, so a key "
+                    "can't make a call repeat-safe; leave it out, or make the type event-sourced"
+                )
+            )
+
+        observer = self.runtime.observer
+
+        async def call() -> bytes:
+            work = handler.fn(entity, *args, **kwargs)
+            observer.left -= 1
+            if observer.left < 0:
+                work = observer.look_at(work, cell.kind.name, handler.name, request.trace)
+            value = await work
+            return handler.encode_reply(value) if request.ask else b""
+
+        self._begin(turn)
+        if request.key:
+            return await entity.__domicile_keyed__(request.key, call)  # type: ignore[attr-defined, no-any-return]
+        return await call()
+
+    def _begin(self, turn: Turn) -> None:
+        """The message starts now, in the eyes of its sender and of every invariant."""
+        turn.began = True
+        self.note("start", turn, method=turn.request.method, shared=turn.shared)
+        if turn.source is not ALARM:
+            self.runtime.begun(self.shard, turn.source, turn.n)
+
+    def _finished(self, turn: Turn) -> None:
+        entity = turn.entity
+        cell = self.cells.get(entity)
+        if cell is not None:
+            self._used(cell, self.runtime.clock.now())
+        more = self.owner.finish(entity, turn.shared)
+        if cell is not None and cell.wants_stop and self._stop(cell):
+            return
+        if more:
+            self._wake(entity)
+        elif self.owner.phase is Phase.DRAINING:
+            self.settle()
+
+    def _used(self, cell: Cell, now: float) -> None:
+        """A message of it ended."""
+        cell.used_at = now
+
+    # outcomes
+
+    def _given_up(self, turn: Turn) -> None:
+        """A handler ignored its cancellation and is never resumed: the entity starts anew (DX-09).
+
+        What it holds in memory it may have left half done, so nobody else sees that.
+        """
+        cell = self.cells.get(turn.entity)
+        if cell is not None:
+            self.restart(cell)
+        name, why = name_of(turn.entity), turn.cancel_reason
+        error: NotExecuted | MaybeExecuted = MaybeExecuted(f"{name}: {turn.request.method!r} {why}")
+        if not turn.began:
+            error = Unavailable(f"{name} did not start ({why})")
+        self._answer(turn, *encode_error(error))
+
+    def _failure(self, turn: Turn, error: BaseException) -> tuple[str, Status, bytes]:
+        """How a message ended that ran and raised."""
+        if isinstance(error, asyncio.CancelledError):
+            if not turn.cancel_reason:
+                return "cancelled", *encode_failure(error)
+            if turn.cancel_reason == "timeout":
+                limit = HandlerFailed(f"the handler ran for more than {self.timeout_s(turn):g} s")
+                return "cancelled", *encode_failure(limit)
+            return "cancelled", *encode_error(MaybeExecuted(turn.cancel_reason))
+        if isinstance(error, OutcomeUnknown | Fenced):
+            return "failed", *encode_error(MaybeExecuted(str(error)))
+        status, body = encode_failure(error)
+        if status is Status.REJECTED:
+            return "rejected", status, body
+        self.runtime.meter.count("handler.failed")
+        log.warning(
+            "%s failed on %s", turn.request.method, name_of(turn.entity), exc_info=error,
+            extra=self.tags(turn.epoch),
+        )  # fmt: skip
+        return "failed", status, body
+
+    def _reply_of(self, turn: Turn, handler: Handler, value: Any) -> tuple[str, Status, bytes]:
+        """What a handler returned, as it travels."""
+        try:
+            body = handler.encode_reply(value)
+        except TypeError as error:
+            return self._failure(turn, error)
+        return "ok", *self._fitting(_OK, body)
+
+    def _fitting(self, status: Status, body: bytes) -> tuple[Status, bytes]:
+        most = self.runtime.settings.message_bytes
+        if len(body) <= most:
+            return status, body
+        return encode_failure(
+            HandlerFailed(f"the reply has {len(body):,} bytes; the limit is {most:,}")
+        )
+
+    def _conclude(self, turn: Turn, how: str, status: Status, body: bytes) -> None:
+        """Answer a message that ran."""
+        if len(body) > self.runtime.small_bytes:
+            status, body = self._fitting(status, body)
+        if self.runtime.tracing:
+            self.note("finish", turn, how=how)
+        if (status is not _OK or turn.request.ask) and not turn.answered:
+            self._answer(turn, status, body)
+
+    def _answer(self, to: Turn | Mail, status: Status, body: bytes) -> None:
+        if to.source is not ALARM:
+            role, shard = self.shard
+            self.runtime.answer(to.source, Reply(role, shard, to.n, status, body))
+
+    def timeout_s(self, turn: Turn) -> float:
+        """How long this message's handler may run."""
+        settings = self.runtime.settings
+        if isinstance(turn.request, Alarm):
+            return settings.handler_timeout_s if turn.n else settings.stop_timeout_s
+        kind = self.runtime.catalogue.get(turn.entity.type)
+        handler = None if kind is None else kind.handlers.get(turn.request.method)
+        if handler is not None and handler.timeout_s is not None:
+            return handler.timeout_s
+        return settings.handler_timeout_s
+
+    def note(self, kind: str, what: Turn | Mail, **more: Any) -> None:
+        """A history event about one message."""
+        if self.runtime.tracing:
+            self.runtime.meter.event(
+                kind, inc=self.runtime.me, role=self.shard.role, shard=self.shard.shard,
+                epoch=what.epoch, sender=what.source.sender, n=what.n,
+                type=what.entity.type, id=what.entity.id, **more,
+            )  # fmt: skip
+
+
+def _waits(chain: tuple[Caller, ...], entity: EntityKey) -> bool:
+    """Whether a handler of an entity waits at the other end of a chain, perhaps not marked yet."""
+    return any((caller.type, caller.id) == entity for caller in chain)

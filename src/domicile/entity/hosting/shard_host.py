@@ -1,0 +1,401 @@
+"""The host of one shard: carries out what `core.handoff.owner` decides and runs its entities.
+
+Called by the runtime only. It starts what the owner machine hands out, answers, stops entities
+when the shard drains, and says when nothing is left. It decides nothing about order or phases.
+
+The host of a shard at a node that limits its residents: it also says which ones are in use.
+
+Made by the runtime instead of a plain host when there is a limit, so that without one no message
+pays for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from domicile.core.handoff.mailbox import Mail, Source
+from domicile.core.handoff.owner import (
+    Accepted,
+    AnswerFlush,
+    CalledOff,
+    Discard,
+    Effect,
+    FlushAsked,
+    PhaseChanged,
+    ReadRecord,
+    Refuse,
+    SendBack,
+    Wake,
+    call_off,
+)
+from domicile.core.handoff.tables import OwnerEvent, Phase
+from domicile.core.ids import NOBODY, ShardKey
+from domicile.core.state.shardmap import Entry
+from domicile.core.wire import AskRevert, Flush, Flushed, Released, Return
+from domicile.entity.hosting.activation import name_of
+from domicile.entity.hosting.cell import Alarm, Cell, Turn, current_turn
+from domicile.entity.hosting.execution import ALARM, Turns
+from domicile.entity.model.codec import encode_error
+from domicile.entity.model.entity import Entity
+from domicile.entity.running.workers import Abandoned, Guarded
+from domicile.errors import NotExecuted, Overloaded
+from domicile.ports.clock import Timer
+
+if TYPE_CHECKING:
+    from domicile.entity.runtime import Runtime
+
+log = logging.getLogger("domicile")
+
+SELF_DRAIN_S = 0.25
+
+
+class ShardHost(Turns):
+    """One shard at this node, whether it is home here now or not."""
+
+    def __init__(self, runtime: Runtime, shard: ShardKey) -> None:
+        super().__init__(runtime, shard)
+        self._host = self
+        self.fence_claim: object | None = None
+        """J1: the claim of the current epoch, made and kept by the first durable use."""
+        self._alarms = 0
+        self._floor = 0
+        self._stopping = 0
+        self._settling = False
+        self._drain: Timer | None = None
+
+    # what the runtime reports
+
+    def flush(self, source: Source, flush: Flush) -> None:
+        """A sender wants its unstarted mail back."""
+        self._carry_out(self.owner.flush(FlushAsked(source, flush.id)))
+        self.settle()
+
+    def call_off(self, wanted: CalledOff) -> None:
+        """Callers wait no more: what has not started is not started."""
+        mails, ready = call_off(self.owner, wanted)
+        for mail in mails:
+            self.runtime.meter.count("request.called_off")
+            self.note("dropped", mail, why="its caller waits no more")
+            # Nobody hears it, but its place in the sender's window is free again.
+            self._answer(mail, *encode_error(NotExecuted("its caller waits no more")))
+        for entity in ready:
+            self._wake(entity)
+        self.settle()
+
+    def see(self, entry: Entry) -> None:
+        """A newer map entry."""
+        self._carry_out(self.owner.see(entry))
+
+    def outrun(self, epoch: int) -> None:
+        """J1: a journal has seen a newer epoch than this home's; it must be given a newer one."""
+        self._floor = max(epoch, self._floor)
+        self._carry_out(self.owner.happen(OwnerEvent.OUTRUN))
+
+    def link_gone(self, source: Source) -> None:
+        """An incoming link's state was dropped."""
+        self.owner.link_gone(source)
+
+    def fence(self) -> None:
+        """The lease is lost: no start, no answer; the runtime cancels what runs (L4)."""
+        self.owner.happen(OwnerEvent.FENCED)
+        self._forget_cells()
+        self._disarm()
+
+    def alarm(
+        self, cell: Cell, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """A due `after` of a resident entity."""
+        if not self.runtime.guard() or self.cells.get(cell.key) is not cell:
+            return
+        self._alarms += 1
+        alarm = Alarm(-self._alarms, self.owner.epoch, method, args, kwargs)
+        mail = Mail(ALARM, alarm.n, cell.key, alarm.epoch, 0, False, False, alarm)
+        if self.owner.timer(mail):
+            self._wake(cell.key)
+
+    def passivate(self, cell: Cell) -> bool:
+        """Stop an entity that runs nothing and has no mail, unless its shard moves anyway.
+
+        Never within a handler: its entity need not be marked as busy.
+        """
+        if self.owner.phase is not Phase.OPEN or cell.key in self.owner.boxes:
+            return False
+        return self._stop(cell)
+
+    def answer_early(self, turn: Turn) -> None:
+        """Tell the caller of a handler that was cancelled but has to wait for its thread."""
+        if turn.began and not turn.answered:
+            _, status, body = self._failure(turn, asyncio.CancelledError())
+            self._answer(turn, status, body)
+            turn.answered = True
+
+    def repeat_released(self) -> None:
+        """H10: until the record's epoch is newer, the leader hears it again."""
+        owner = self.owner
+        entry = owner.entry
+        if self.runtime.carrier.handing_over(self.shard):
+            return
+        if owner.phase is Phase.RELEASED and entry.owner == owner.me and entry.epoch <= owner.epoch:
+            self.runtime.tell_leader(Released(*self.shard, owner.epoch, self._floor))
+            self.runtime.repeat_soon()
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether the store still says that this node has something to release (H14), or does not
+        name the next home yet, if somebody can say so: who goes before that takes the word of it
+        along if it leads, and would be taken for one that died."""
+        entry = self.owner.entry
+        return entry.owner == self.owner.me and (
+            self.owner.phase in (Phase.OPEN, Phase.DRAINING)
+            or entry.epoch > self.owner.epoch
+            or self.runtime.carrier.handing_over(self.shard)
+            or (entry.to != NOBODY and self.runtime.may_place(self.shard.role))
+        )
+
+    # effects
+
+    def _carry_out(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Wake(entity):
+                    self._wake(entity)
+                case Accepted(mail, depth):
+                    self.note("accept", mail, depth=depth)
+                    if mail.load.request.chain:
+                        self.runtime.look_soon()
+                case SendBack(source, mails):
+                    self._send_back(source, mails)
+                case AnswerFlush(source, id):
+                    self._answer_flush(source, id)
+                case Refuse(mail, by_node):
+                    self.runtime.meter.count("mail.refused")
+                    if by_node:
+                        self._answer(mail, *self.runtime.crowded)
+                        continue
+                    full = Overloaded(f"the mailbox of {name_of(mail.entity)} is full; slow down")
+                    self._answer(mail, *encode_error(full))
+                case Discard(mails):
+                    for mail in mails:
+                        self.runtime.meter.count("mail.dropped")
+                        self.note("dropped", mail, why="its link is lost")
+                case ReadRecord():
+                    self.runtime.read_record(self.shard)
+                case PhaseChanged():
+                    self._phase_changed(effect)
+
+    def _phase_changed(self, change: PhaseChanged) -> None:
+        runtime = self.runtime
+        if "drop" in change.does or change.does == "reopen":
+            runtime.cancel_turns(self.shard, "the shard has a new home")
+            self._forget_cells()
+        if change.does != "repeat Released":
+            log.debug("%s", change.phase.value, extra=self.tags(change.epoch))
+            runtime.meter.event(
+                change.phase.value, inc=runtime.me, role=self.shard.role, shard=self.shard.shard,
+                epoch=change.epoch,
+            )  # fmt: skip
+        match change.phase:
+            case Phase.OPEN:
+                self._disarm()
+                if change.does != "revert":
+                    self.fence_claim = None
+                    runtime.carrier.opened(self.shard, change.epoch)
+                for entity in list(self.owner.boxes):
+                    self._wake(entity)
+            case Phase.DRAINING:
+                clock = runtime.clock
+                self._drain = clock.call_at(
+                    clock.now() + runtime.settings.drain_deadline_s, self._overdue
+                )
+                self.settle()
+            case Phase.RELEASED:
+                self._disarm()
+                # What entities take along goes out first, then the leader hears of it (DX-13).
+                if change.does == "repeat Released" or not runtime.carrier.release(
+                    self.shard, change.epoch, self.owner.entry, self.repeat_released
+                ):
+                    self.repeat_released()
+            case Phase.CLOSED:
+                self._disarm()
+
+    def _send_back(self, source: Source, mails: tuple[Mail, ...]) -> None:
+        for mail in mails:
+            self.note("return", mail)
+        ns = tuple(mail.n for mail in mails)
+        self.runtime.answer(source, Return(*self.shard, ns, self.owner.entry, self.owner.released))
+
+    def _answer_flush(self, source: Source, id: int, *, late: bool = False) -> None:
+        owner, clock = self.owner, self.runtime.clock
+        if not late and owner.phase is Phase.DRAINING and owner.entry.state == "serving":
+            # It drains by itself (J1) and no record says so: whoever hears at once that all is
+            # back would write it all again at once.
+            again = partial(self._answer_flush, source, id, late=True)
+            clock.call_at(clock.now() + SELF_DRAIN_S, again)
+        elif not late or self.runtime.guard():
+            self.runtime.answer(source, Flushed(*self.shard, id, owner.entry, owner.released))
+
+    # stops
+
+    def settle(self) -> None:
+        """Draining: once nothing waits or runs, stop what is resident; then it is over (H10)."""
+        if self.owner.phase is not Phase.DRAINING or self.owner.boxes or self._settling:
+            return
+        self._settling = True
+        go_on = partial(self._settle, iter(list(self.cells.values())))
+        if not go_on():
+            self.runtime.stops.later(go_on)
+
+    def _settle(self, cells: Iterator[Cell]) -> bool:
+        """Stop as many as this turn of the event loop allows; True if there are no more."""
+        while self.owner.phase is Phase.DRAINING:
+            if not self.runtime.stops.take():
+                return False
+            cell = next(cells, None)
+            if cell is None:
+                break
+            if cell.resident:
+                self._stop(cell, moves=True)
+        self._settling = False
+        if self.owner.phase is Phase.DRAINING and not self.owner.boxes and not self._stopping:
+            if self.cells:
+                # Something else came and started them meanwhile.
+                self.settle()
+            else:
+                self._carry_out(self.owner.happen(OwnerEvent.EMPTY))
+        return True
+
+    def _stop(self, cell: Cell, *, moves: bool = False) -> bool:
+        """Stop an entity that runs nothing; False if something runs in it."""
+        plain = cell.kind.cls.on_stop is Entity.on_stop
+        if plain and cell.key not in self.owner.boxes:
+            # It is over before anything could come between, so nobody has to be kept out.
+            cell.silence()
+            self._let_go(cell, moves)
+            if not self._settling:
+                self.settle()
+            return True
+        if not self.owner.hold(cell.key):
+            return False
+        cell.wants_stop = False
+        cell.silence()
+        if plain:
+            self._stopped(cell, moves)
+        else:
+            self._stopping += 1
+            self.runtime.workers.submit(lambda worker: worker.start(self._run_stop(cell, moves)))
+        return True
+
+    async def _run_stop(self, cell: Cell, moves: bool) -> None:
+        alarm = Alarm(0, cell.epoch, _nothing, (), {})
+        turn = Turn(self, ALARM, cell.key, False, alarm, float("inf"))
+        current_turn.set(turn)
+        try:
+            if self.runtime.guard() and cell.entity is not None:
+                await Guarded(cell.entity.on_stop(), turn)
+                self.note("stopped", turn)
+        except asyncio.CancelledError:
+            if self.runtime.fenced or (self.runtime.workers.closed and not turn.cancel_reason):
+                raise
+            why = turn.cancel_reason or "it was cancelled"
+            log.warning(
+                "on_stop of %s was cut short: %s", name_of(cell.key), why, extra=self.tags()
+            )
+        except Abandoned:
+            if not turn.dropped or self.runtime.fenced:
+                raise
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
+            self.runtime.meter.count("entity.stop_failed")
+            log.warning(
+                "on_stop of %s failed", name_of(cell.key), exc_info=error, extra=self.tags()
+            )
+        finally:
+            turn.end()
+        self._stopping -= 1
+        self._stopped(cell, moves)
+
+    def _stopped(self, cell: Cell, moves: bool) -> None:
+        if cell.resident:
+            self._let_go(cell, moves)
+        if self.owner.finish(cell.key, False):
+            self._wake(cell.key)
+        elif self.owner.phase is Phase.DRAINING and not self.owner.boxes:
+            self.settle()
+
+    def _let_go(self, cell: Cell, moves: bool) -> None:
+        """It has stopped; what it takes along is kept."""
+        self._leave(cell)
+        fields = cell.kind.fields
+        if moves and fields is not None and cell.entity is not None:
+            self.runtime.carrier.stopped(self.shard, cell.key, fields, cell.entity)
+        # Refs remember cells, and must not keep what an entity had in memory.
+        cell.entity = None
+
+    def restart(self, cell: Cell) -> None:
+        """Forget an entity's memory at once: its durable state is in doubt (J4)."""
+        cell.silence()
+        if self.cells.get(cell.key) is cell:
+            self._leave(cell)
+
+    def _leave(self, cell: Cell) -> None:
+        """It is resident no more."""
+        del self.cells[cell.key]
+        cell.resident = False
+        if cell.started:
+            self.runtime.residents.left(cell)
+
+    def _overdue(self) -> None:
+        """H10: a balancing move asks for its revert; a leaving node cancels."""
+        runtime = self.runtime
+        self._drain = None
+        if self.owner.phase is not Phase.DRAINING or not runtime.guard():
+            return
+        # The phase stays, and with it the drain that has begun: what the table asks for is here.
+        self.owner.happen(OwnerEvent.OVERDUE)
+        runtime.meter.count("drain.overdue")
+        if runtime.leaving:
+            runtime.cancel_turns(self.shard, "its node is leaving and the drain deadline passed")
+        else:
+            runtime.tell_leader(AskRevert(*self.shard, self.owner.epoch))
+            clock = runtime.clock
+            self._drain = clock.call_at(clock.now() + 1.0, self._overdue)
+
+    # small things
+
+    def tags(self, epoch: int | None = None) -> dict[str, object]:
+        """What every log record about this shard carries."""
+        shard = f"{self.shard.role}/{self.shard.shard}"
+        epoch = self.owner.epoch if epoch is None else epoch
+        return {"node": self.runtime.node_id, "shard": shard, "epoch": epoch}
+
+    def _forget_cells(self) -> None:
+        for cell in list(self.cells.values()):
+            cell.silence()
+            self._leave(cell)
+        self._backoff.clear()
+        self.runtime.carrier.lost(self.shard)
+
+    def _disarm(self) -> None:
+        if self._drain is not None:
+            self._drain.cancel()
+            self._drain = None
+
+
+async def _nothing() -> None:
+    """An alarm's method that does nothing."""
+
+
+class LimitedHost(ShardHost):
+    """As `ShardHost`; every use counts for the policy that chooses whom to stop."""
+
+    _limited = True
+
+    def _used(self, cell: Cell, now: float) -> None:
+        super()._used(cell, now)
+        if self.cells.get(cell.key) is cell:
+            self.runtime.residents.touch(cell)

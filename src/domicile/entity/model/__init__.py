@@ -1,0 +1,1 @@
+"""What users write: entities, handlers, references, and how their values travel."""

@@ -1,0 +1,174 @@
+"""Typed addresses of entities: a method and its arguments in, a call for the runtime out.
+
+Made by clients, nodes and entities. A ref checks everything it can before anything is sent; it
+holds no connection and keeps no state of the entity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+
+import msgspec
+
+from domicile.core.hashing import Place
+from domicile.core.ids import EntityKey
+from domicile.entity.model.entity import Entity, EntityType
+from domicile.entity.model.handlers import Handler
+from domicile.errors import ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+E = TypeVar("E", bound=Entity)
+
+_KEEP: Any = object()
+
+
+class Route:
+    """Where a ref's calls go, once it is known: found again for each process and incarnation."""
+
+    __slots__ = ("cell", "host", "sender", "sending", "weight_bytes")
+
+    def __init__(self) -> None:
+        self.sending: Any = None
+        self.sender: Any = None
+        self.weight_bytes = 0
+        self.host: Any = None
+        self.cell: Any = None
+        """The shard's host and the entity, if they were found in this process."""
+
+    def lead(self, sending: Any, sender: Any, weight_bytes: int) -> None:
+        """From now on calls go by this sender; messages weigh so much beside their arguments."""
+        self.sending = sending
+        self.sender = sender
+        self.weight_bytes = weight_bytes
+        self.host = self.cell = None
+
+
+class Call(msgspec.Struct):
+    """One tell or ask on its way out. `timeout_s` None: the sender's setting."""
+
+    entity: EntityKey
+    kind: EntityType
+    handler: Handler
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    timeout_s: float | None
+    key: str
+    place: Place
+    """Which of so many shards is the entity's home: the type's, or that of one message."""
+    route: Route | None = None
+
+    def encoded(self) -> bytes:
+        """The arguments as they travel; `TypeError` if the handler can't be called so."""
+        return self.handler.encode_args(self.args, self.kwargs)
+
+
+class Outbound(Protocol):
+    """Where calls go. Both take their place in the order (I5) before they first suspend."""
+
+    def ask(self, call: Call) -> Coroutine[Any, Any, Any]:
+        """The handler's value, or the error that says whether it ran (I9)."""
+        ...
+
+    def tell(self, call: Call) -> Coroutine[Any, Any, None]:
+        """Return once the call is queued."""
+        ...
+
+
+class Ref(Generic[E]):
+    """The address of one entity. Cheap to make; equal to every ref of the same type and id."""
+
+    __slots__ = ("_entity", "_key", "_outbound", "_route", "_timeout_s", "_type")
+
+    def __init__(
+        self,
+        kind: EntityType,
+        id: str,
+        outbound: Outbound,
+        *,
+        timeout_s: float | None = None,
+        key: str = "",
+    ) -> None:
+        if not isinstance(id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"the id of a {kind.name!r} must be text, not {id!r}; use str(...)")
+        self._type = kind
+        self._entity = EntityKey(kind.name, id)
+        self._outbound = outbound
+        self._timeout_s = timeout_s
+        self._key = key
+        self._route = Route()
+
+    @property
+    def id(self) -> str:
+        """The entity's id."""
+        return self._entity.id
+
+    def ask(
+        self,
+        method: Callable[Concatenate[E, P], Coroutine[Any, Any, R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Coroutine[Any, Any, R]:
+        """Run a handler at the entity's home and return its value: at most once, in order.
+
+        Raises `NotExecuted`, `MaybeExecuted`, `HandlerFailed`, or the handler's `Rejection`.
+        """
+        kind = self._type
+        call = Call(
+            self._entity, kind, kind.find(method), args, kwargs, self._timeout_s, self._key,
+            kind.place, self._route,
+        )  # fmt: skip
+        return self._outbound.ask(call)
+
+    def tell(
+        self,
+        method: Callable[Concatenate[E, P], Coroutine[Any, Any, Any]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Coroutine[Any, Any, None]:
+        """Have a handler run at the entity's home; return once queued. At most once, in order."""
+        kind = self._type
+        call = Call(
+            self._entity, kind, kind.find(method), args, kwargs, self._timeout_s, self._key,
+            kind.place, self._route,
+        )  # fmt: skip
+        return self._outbound.tell(call)
+
+    def options(self, *, timeout_s: float = _KEEP, key: str = _KEEP) -> Self:
+        """The same address with other terms: how long an ask waits, and a key that makes it
+        safe to repeat (durable entities: same key, same effect, stored reply)."""
+        wait_s, name = self._timeout_s, self._key
+        if timeout_s is not _KEEP:
+            if not (timeout_s > 0 and math.isfinite(timeout_s)):
+                raise ConfigError(f"options(timeout_s={timeout_s!r}) must be positive and finite")
+            wait_s = timeout_s
+        if key is not _KEEP:
+            if not isinstance(key, str) or not key:  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigError(f"options(key={key!r}) must be non-empty text")
+            try:
+                key.encode()
+            except UnicodeEncodeError as error:
+                # Found here, it fails one call; found in a frame, it would cost the whole link.
+                raise ConfigError(f"options(key={key!r}) can't travel: {error}") from error
+            if not self._type.durable:
+                raise ConfigError(
+                    f"options(key=…) needs an EventSourced entity, and {self._type.name!r} is not "
+                    "one: without a journal nobody can know that a key was used before"
+                )
+            name = key
+        return type(self)(self._type, self.id, self._outbound, timeout_s=wait_s, key=name)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Ref):
+            return NotImplemented
+        return self._entity == other._entity
+
+    def __hash__(self) -> int:
+        return hash(self._entity)
+
+    def __repr__(self) -> str:
+        return f"Ref({self._type.cls.__qualname__}, {self.id!r})"

@@ -1,0 +1,1 @@
+"""The tasks and threads in which handlers run."""

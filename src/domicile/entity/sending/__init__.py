@@ -1,0 +1,1 @@
+"""Calls on their way out: routing, waiting, refusing, timing out."""

@@ -1,0 +1,48 @@
+"""Why a message was not sent, or not answered: errors that say what happened and what to do (I9).
+
+Made by `sending` alone; nothing here decides.
+"""
+
+from __future__ import annotations
+
+from domicile.core.handoff.sender import Sender
+from domicile.core.ids import EntityKey
+from domicile.core.wire import Request
+from domicile.entity.model.ref import Call
+from domicile.errors import MaybeExecuted, NotExecuted, Overloaded, Unavailable
+
+
+def too_large(call: Call, size_bytes: int, most_bytes: int) -> NotExecuted:
+    """It is longer than any message may be."""
+    return NotExecuted(
+        f"the message to {call.entity.type} {call.entity.id[:64]!r} has {size_bytes:,} bytes "
+        f"with its id; the limit is {most_bytes:,} (Settings.message_bytes)"
+    )
+
+
+def overloaded(sender: Sender, entity: EntityKey) -> Overloaded:
+    """Too much waits for its shard already (I6)."""
+    shard = f"shard {sender.shard.role}/{sender.shard.shard}"
+    waits = f"{len(sender.queue)} messages already wait for {shard}"
+    if not sender.queue:
+        waits = f"too much is already on its way to the home of {shard}"
+    return Overloaded(f"{waits}, where {entity.type} {entity.id!r} lives; slow down and retry")
+
+
+def quarantined(sender: Sender, within_s: float) -> Unavailable:
+    """Its shard gets no home before an operator says so (DX-20)."""
+    shard = f"{sender.shard.role}/{sender.shard.shard}"
+    strikes = sender.entry.strikes
+    died = f"{strikes} owners died within {within_s:g} s of each other"
+    return Unavailable(
+        f"shard {shard} is quarantined: its last {died if strikes > 1 else 'owner died'}; see "
+        f"what its entities do, then run `domicile unquarantine {shard}`"
+    )
+
+
+def expired(request: Request, unwritten: bool) -> Unavailable | MaybeExecuted:
+    """The caller's time is up."""
+    where = f"{request.type} {request.id!r} (shard {request.role}/{request.shard})"
+    if unwritten:
+        return Unavailable(f"no home of {where} could be reached in time; retry is safe")
+    return MaybeExecuted(f"{where} did not answer in time; {request.method!r} may have run")

@@ -1,0 +1,609 @@
+"""The sending half of one incarnation: carries out what `core.handoff.sender` decides.
+
+Every ask and tell of this process goes through here, local ones included. It turns outcomes
+into results and errors (I9), and counts what is lost (I6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from domicile.core.handoff.admission import Outflow
+from domicile.core.handoff.pending import (
+    Arm,
+    Effect,
+    GiveUp,
+    Home,
+    Letter,
+    Limits,
+    SendFlush,
+    Write,
+)
+from domicile.core.handoff.sender import Sender
+from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.state.shardmap import Entry
+from domicile.core.wire import (
+    Caller,
+    Cancel,
+    Flush,
+    Flushed,
+    Reply,
+    Request,
+    Return,
+    Status,
+    ToOwner,
+    weight_bytes,
+)
+from domicile.entity.hosting.cancellation import time_left_s
+from domicile.entity.hosting.cell import Called, Incoming, Turn, current_turn
+from domicile.entity.hosting.execution import NOT_HERE
+from domicile.entity.model.codec import decode_error
+from domicile.entity.model.ref import Call, Route
+from domicile.entity.sending.ask_timeouts import Waits
+from domicile.entity.sending.backpressure import Pauses
+from domicile.entity.sending.call_errors import expired, overloaded, quarantined, too_large
+from domicile.entity.sending.routing import Places
+from domicile.errors import (
+    CallCycle,
+    CallTooDeep,
+    DomicileError,
+    MaybeExecuted,
+    NotExecuted,
+    Unavailable,
+)
+from domicile.ports.clock import Timer
+
+if TYPE_CHECKING:
+    from domicile.entity.runtime import Runtime
+
+_OUTCOMES = {
+    Status.OK: "ok",
+    Status.REJECTED: "rejected",
+    Status.MAYBE_EXECUTED: "maybe_executed",
+}
+_NOBODY = EntityKey("", "")
+_OK = Status.OK
+
+WEIGHT_BYTES = 192
+"""About what a message weighs beside its body and its ids."""
+
+NESTED = 16
+"""Local asks that run within each other; deeper ones wait, or they would exhaust the stack."""
+
+SWEEP_S = 0.5
+"""How often tells that wait past their time are given up."""
+
+
+class Outgoing(msgspec.Struct, eq=False):
+    """What the shell knows of a letter: what it says, who waits for it, and until when."""
+
+    request: Request
+    """As it was first written; its stamps are those of the time it is written at."""
+    sender: Sender
+    expires_at: float
+    future: asyncio.Future[bytes] | None
+
+
+class Sending:
+    """All shards this incarnation sends to."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        settings = runtime.settings
+        self._me, self._lease, self._now = runtime.me, runtime.lease, runtime.clock.now
+        self._loop = runtime.loop
+        self._ask_timeout_s = settings.ask_timeout_s
+        self._message_bytes = settings.message_bytes
+        self._limits = Limits(
+            settings.buffer, settings.hold_bytes, settings.window, settings.hold_timeout_s
+        )
+        # One shard alone may use its whole window.
+        self._outflow = Outflow(max(settings.node_mail, settings.window))
+        self._pauses = Pauses(runtime.clock, self._outflow)
+        self.senders: dict[ShardKey, Sender] = {}
+        self._by_role: dict[str, dict[int, Sender]] = {}
+        self._waits = Waits(runtime.clock, self._expired)
+        self._timers: dict[ShardKey, tuple[float, Timer]] = {}
+        self._asks = 0
+        self._sweep: Timer | None = None
+        self._places = Places(runtime)
+
+    # calls
+
+    async def ask(self, call: Call) -> Any:
+        """Send and wait for the outcome."""
+        turn = current_turn.get()
+        if turn is not None and turn.active and turn.store_first is not None:
+            # What a keyed handler has persisted commits before anyone else hears of it (I4).
+            await turn.store_first()
+        timeout_s = call.timeout_s
+        if timeout_s is None:
+            timeout_s = self._ask_timeout_s
+        now, route = self._address(call, turn)
+        chain: tuple[Caller, ...] = ()
+        if turn is not None and turn.active:
+            timeout_s = time_left_s(turn, timeout_s)
+            chain = self._chain(call, turn)
+        sender: Sender = route.sender
+        home = sender.clear()
+        letter: Letter | None = None
+        if (
+            home is not None
+            and home.owner == self._me
+            and not (sender.open or call.key)
+            and len(chain) <= NESTED
+            and self._runtime.may_run_here(now, turn)
+        ):
+            outcome = self._runtime.run_here(call, route, home, chain, now, timeout_s)
+            if type(outcome) is Letter:
+                letter = outcome
+            elif outcome is not NOT_HERE:
+                return outcome
+        if letter is None:
+            future: asyncio.Future[bytes] = self._loop.create_future()
+            letter = self._submit(call, route, home, chain, now, timeout_s, future)
+        book = self._waits.add(letter, timeout_s)
+        self._asks += 1
+        try:
+            return call.handler.decode_reply(await letter.load.future)
+        finally:
+            self._asks -= 1
+            book.pop(letter, None)
+            if not letter.resolved:
+                self._abandon(sender, letter)
+
+    async def tell(self, call: Call) -> None:
+        """Queue and return."""
+        turn = current_turn.get()
+        if turn is not None and turn.active and turn.store_first is not None:
+            await turn.store_first()
+        timeout_s = call.timeout_s
+        if timeout_s is None:
+            timeout_s = self._ask_timeout_s
+        now, route = self._address(call, turn)
+        self._submit(call, route, route.sender.clear(), (), now, timeout_s, None)
+
+    def _address(self, call: Call, turn: Turn | None) -> tuple[float, Route]:
+        """Whether this process may send now, and which shard it goes to."""
+        runtime = self._runtime
+        now = self._now()
+        if now >= self._lease.valid_until and not runtime.guard():
+            raise Unavailable("this process lost its lease and is joining anew; retry soon")
+        if runtime.leaving and (
+            turn is None or not turn.active or turn.host.runtime is not runtime
+        ):
+            raise Unavailable("this node is leaving the cluster; send from another one")
+        route = call.route
+        if route is None:
+            route = Route()
+        if route.sending is not self:
+            shard = self._places.shard_of(call)
+            route.lead(self, self.senders.get(shard) or self._sender(shard), _weight(call))
+        return now, route
+
+    def _submit(
+        self,
+        call: Call,
+        route: Route,
+        home: Home | None,
+        callers: tuple[Caller, ...],
+        now: float,
+        timeout_s: float,
+        future: asyncio.Future[bytes] | None,
+    ) -> Letter:
+        """Number a message and send it, or hold it until its shard has a home (H1, H2).
+
+        Raises `TypeError` or `NotExecuted` if it can't travel.
+        """
+        runtime, sender = self._runtime, route.sender
+        handler = call.handler
+        body = handler.encode_args(call.args, call.kwargs)
+        size = len(body) + route.weight_bytes
+        chain: tuple[ShardKey, ...] = ()
+        behind = None
+        if callers:
+            size += weight_bytes(b"", *[caller.id for caller in callers])
+            chain = tuple([ShardKey(caller.role, caller.shard) for caller in callers])
+            behind = partial(self._behind, callers)
+        if size > self._message_bytes:
+            raise too_large(call, size, self._message_bytes)
+        ask = future is not None
+        tracer = runtime.observer.tracer
+        n, entity = sender.number(), call.entity
+        role, shard = sender.shard
+        kind, id = entity
+        request = Request(
+            role, shard, n, 0 if home is None else home.epoch, sender.entry.change, kind, id,
+            handler.name, body, ask, False, timeout_s, callers, call.key,
+            "" if tracer is None else tracer.inject(),
+        )  # fmt: skip
+        load = Outgoing(request, sender, now + timeout_s, future)
+        if home is None:
+            letter = Letter(n, entity, ask, chain, size, load, behind)
+            self._hold(sender, letter, now, timeout_s)
+            return letter
+        owner = home.owner
+        letter = Letter(n, entity, ask, chain, size, load, behind, False, False, owner)
+        sender.post(letter)
+        if chain and sender.finishing(letter):
+            request = replace(request, finishing=True)
+        if runtime.tracing:
+            self.note_submit(letter, 0, timeout_s)
+            self.note_write(letter, home, finishing=request.finishing, open=sender.open)
+        links = runtime.links
+        # Nobody else waits for anything, so there is nothing to wait for here.
+        if links is None or not links.post(owner, request, at_once=ask and not self._asks):
+            runtime.send(owner, request)
+        return letter
+
+    def began_here(self, call: Call, sender: Sender, home: Home, turn: Turn) -> Letter:
+        """A local ask began within its call and has suspended: its reply comes as any other."""
+        future: asyncio.Future[bytes] = self._loop.create_future()
+        assert isinstance(turn.request, Called)
+        load = Outgoing(
+            turn.request.as_sent(sender.shard, call.entity), sender, turn.expires_at, future
+        )
+        chain = tuple([ShardKey(caller.role, caller.shard) for caller in turn.request.chain])
+        letter = Letter(turn.n, call.entity, True, chain, 0, load, to=home.owner, started=True)
+        sender.post(letter)
+        return letter
+
+    def note_here(self, call: Call, sender: Sender, home: Home, called: Called) -> None:
+        """For histories: a local ask begins within its call."""
+        load = Outgoing(called.as_sent(sender.shard, call.entity), sender, 0.0, None)
+        letter = Letter(called.n, call.entity, True, (), 0, load)
+        self.note_submit(letter, 0, called.ttl_s)
+        self.note_write(letter, home, finishing=False, open=1)
+
+    def note_outcome_here(self, sender: Sender, n: int, status: Status) -> None:
+        """For histories: it has ended within its call."""
+        outcome = _OUTCOMES.get(status, "failed")
+        self._outcome(sender.shard, Letter(n, _NOBODY, True, (), 0, None), outcome)
+
+    def _hold(self, sender: Sender, letter: Letter, now: float, timeout_s: float) -> None:
+        """The longer way: what waits before it, or its home, comes first."""
+        runtime = self._runtime
+        refusal = self._refusal(sender, letter)
+        effects = sender.submit(letter, now) if refusal is None else ()
+        if runtime.tracing:
+            self.note_submit(letter, len(sender.queue), timeout_s)
+        if refusal is not None:
+            letter.resolved = True
+            self._outcome(sender.shard, letter, "not_executed")
+            raise refusal
+        self._carry_out(sender, effects)
+        if not letter.ask and letter.to is None and self._sweep is None:
+            self._sweep = runtime.clock.call_at(now + SWEEP_S, self._sweep_tells)
+
+    def note_submit(self, letter: Letter, held: int, timeout_s: float) -> None:
+        """For histories: a call was made."""
+        request: Request = letter.load.request
+        self._runtime.meter.event(
+            "submit", inc=self._runtime.me, role=request.role, shard=request.shard, n=letter.n,
+            type=request.type, id=request.id, method=request.method, ask=letter.ask,
+            chain=[(caller.type, caller.id) for caller in request.chain], held=held,
+            timeout=timeout_s,
+        )  # fmt: skip
+
+    def note_write(self, letter: Letter, home: Home, *, finishing: bool, open: int) -> None:
+        """For histories: a message went to its home."""
+        role, shard = letter.load.sender.shard
+        self._runtime.meter.event(
+            "write", inc=self._runtime.me, role=role, shard=shard, n=letter.n, to=home.owner,
+            epoch=home.epoch, finishing=finishing, open=open, beyond=letter.beyond,
+        )  # fmt: skip
+
+    def _refusal(self, sender: Sender, letter: Letter) -> NotExecuted | None:
+        """Why a message can't even wait for its shard (I6), if so."""
+        if sender.entry.state == "quarantined":
+            return quarantined(sender, self._runtime.settings.poison_window_s)
+        if sender.room(letter.size_bytes, bool(letter.chain)):
+            return None
+        self._runtime.meter.count("message.overloaded")
+        return overloaded(sender, letter.entity)
+
+    def _behind(self, chain: tuple[Caller, ...]) -> Iterator[ShardKey]:
+        """Who waits in line behind the handlers of a chain, as far as they run on this node.
+
+        A handler in a draining shard may wait for a message that is queued behind another one,
+        which asks back into that shard: what the first waits for, the second must finish, too.
+        """
+        for caller in chain:
+            host = self._runtime.hosts.get(ShardKey(caller.role, caller.shard))
+            box = None if host is None else host.owner.boxes.get(EntityKey(caller.type, caller.id))
+            if box is not None:
+                for mail in box.mail:
+                    if isinstance(mail.load, Incoming):
+                        for waiting in mail.load.request.chain:
+                            yield ShardKey(waiting.role, waiting.shard)
+
+    def _chain(self, call: Call, turn: Turn) -> tuple[Caller, ...]:
+        """N1, N2: who waits for this ask."""
+        runtime = self._runtime
+        if turn.host.runtime is not runtime:
+            return ()
+        chain = turn.chain
+        if len(chain) > runtime.settings.chain:
+            raise CallTooDeep(
+                f"{len(chain)} handlers already wait on each other before "
+                f"{call.entity.type} {call.entity.id!r}; the limit is {runtime.settings.chain}"
+            )
+        for caller in chain:
+            if (caller.type, caller.id) == call.entity and not (
+                call.handler.shared and caller.shared
+            ):
+                path = " → ".join(f"{link.type} {link.id!r}" for link in chain)
+                raise CallCycle(
+                    f"{call.entity.type} {call.entity.id!r} already waits for this call "
+                    f"({path} → itself); use tell, or mark both handlers shared"
+                )
+        return chain
+
+    def _sender(self, shard: ShardKey) -> Sender:
+        sender = self.senders.get(shard)
+        if sender is None:
+            members = self._runtime.members
+            sender = self.senders[shard] = Sender(
+                shard,
+                self._limits,
+                lambda other: members.map.get(other).state == "moving",
+                members.nodes.__contains__,
+                self._outflow,
+            )
+            self._by_role.setdefault(shard.role, {})[shard.shard] = sender
+            sender.see(members.map.get(shard), self._runtime.clock.now())
+        return sender
+
+    # what the runtime reports
+
+    def see(self, shard: ShardKey, entry: Entry) -> None:
+        """A newer map entry."""
+        sender = self.senders.get(shard)
+        if sender is not None:
+            self._carry_out(sender, sender.see(entry, self._now()))
+
+    def look(self) -> None:
+        """The map or the nodes changed: what is finishing or reachable may have changed (N3)."""
+        now = self._now()
+        for sender in list(self.senders.values()):
+            if sender.queue:
+                self._carry_out(sender, sender.look(now))
+
+    def forget(self, peer: Incarnation) -> None:
+        """It is gone: whatever is known of its pace is of no use."""
+        self._outflow.forget(peer)
+
+    def link_lost(self, peer: Incarnation, unsent: Iterable[ToOwner]) -> None:
+        """H6, for every shard."""
+        now = self._now()
+        numbers: dict[ShardKey, list[int]] = {}
+        for message in unsent:
+            if isinstance(message, Request):
+                numbers.setdefault(ShardKey(message.role, message.shard), []).append(message.n)
+        for shard, sender in list(self.senders.items()):
+            self._carry_out(sender, sender.link_lost(peer, numbers.get(shard, ()), now))
+
+    def departing(self, peer: Incarnation) -> None:
+        """H14: a peer said goodbye."""
+        now = self._now()
+        for sender in list(self.senders.values()):
+            self._carry_out(sender, sender.departing(peer, now))
+
+    def on_reply(self, peer: Incarnation, reply: Reply) -> None:
+        """The outcome of one message came back from an owner."""
+        senders = self._by_role.get(reply.role)
+        sender = None if senders is None else senders.get(reply.shard)
+        if sender is None:
+            return
+        letter, effects = sender.answered(peer, reply.n, self._now())
+        if letter is not None:
+            if reply.status is not _OK:
+                self._pauses.hear(peer, reply)
+                error = decode_error(reply.status, reply.body)
+                self._fail(sender.shard, letter, error, reply.status)
+            else:
+                if self._runtime.tracing:
+                    self._outcome(sender.shard, letter, "ok")
+                future = letter.load.future
+                if future is not None and not future.done():
+                    future.set_result(reply.body)
+        if effects:
+            self._carry_out(sender, effects)
+
+    def on_begun(self, peer: Incarnation, role: str, begun: Iterable[tuple[int, int]]) -> None:
+        """These messages have started, each of its shard."""
+        senders = self._by_role.get(role, {})
+        now = self._now()
+        for shard, n in begun:
+            sender = senders.get(shard)
+            if sender is not None:
+                effects = sender.begun(peer, n, now)
+                if effects:
+                    self._carry_out(sender, effects)
+
+    def on_answer(self, peer: Incarnation, message: Return | Flushed) -> None:
+        """Something else came back from an owner."""
+        sender = self.senders.get(ShardKey(message.role, message.shard))
+        if sender is None:
+            return
+        now = self._now()
+        match message:
+            case Return(ns=ns, entry=entry, released=released):
+                effects = sender.returned(peer, ns, entry, released, now)
+            case Flushed(id=id, entry=entry, released=released):
+                effects = sender.flushed(peer, id, entry, released, now)
+        self._carry_out(sender, effects)
+
+    @property
+    def open_asks(self) -> int:
+        """Asks without an answer."""
+        return self._asks
+
+    def waiting(self) -> bool:
+        """H14: whether the own sender side is not empty yet."""
+        return self._asks > 0 or any(sender.waiting() for sender in self.senders.values())
+
+    def fail_all(self, why: str) -> None:
+        """The incarnation ends: everything unresolved is told so (I6)."""
+        for sender in self.senders.values():
+            for letter in [*sender.queue, *sender.written.values()]:
+                if letter.resolved:
+                    continue
+                if letter.to is None and letter.ask:
+                    letter.resolved = True
+                    self._fail(sender.shard, letter, Unavailable(why))
+                elif letter.ask or not letter.started:
+                    self._give_up(sender.shard, letter, why)
+            # Letters know their sender, and the garbage collector does not look into them.
+            sender.queue.clear()
+            sender.written.clear()
+        self.senders.clear()
+        self._by_role.clear()
+        self._waits.close()
+        for _, timer in self._timers.values():
+            timer.cancel()
+        if self._sweep is not None:
+            self._sweep.cancel()
+
+    # effects
+
+    def _carry_out(self, sender: Sender, effects: Iterable[Effect]) -> None:
+        runtime = self._runtime
+        for effect in effects:
+            match effect:
+                case Write():
+                    self._write(effect)
+                case SendFlush(to, id):
+                    runtime.send(to, Flush(*sender.shard, id))
+                case GiveUp(letter):
+                    self._give_up(sender.shard, letter, "the link to its home was lost")
+                case Arm(at):
+                    self._arm(sender, at)
+        for letter in sender.refused():
+            self._fail(
+                sender.shard, letter, quarantined(sender, self._runtime.settings.poison_window_s)
+            )
+
+    def _write(self, write: Write) -> None:
+        letter, to, epoch = write.letter, write.to, write.epoch
+        if self._runtime.tracing:
+            self.note_write(letter, Home(to, epoch), finishing=write.finishing, open=write.open)
+        load: Outgoing = letter.load
+        request = replace(
+            load.request, epoch=epoch, change=write.change, finishing=write.finishing,
+            ttl_s=max(0.0, load.expires_at - self._now()),
+        )  # fmt: skip
+        self._runtime.send(to, request)
+
+    def _arm(self, sender: Sender, at: float) -> None:
+        armed = self._timers.get(sender.shard)
+        if armed is not None:
+            if armed[0] <= at:
+                return
+            armed[1].cancel()
+
+        def due() -> None:
+            self._timers.pop(sender.shard, None)
+            if self._runtime.guard():
+                self._carry_out(sender, sender.tick(self._now()))
+
+        self._timers[sender.shard] = (at, self._runtime.clock.call_at(at, due))
+
+    # outcomes
+
+    def _fail(
+        self, shard: ShardKey, letter: Letter, error: DomicileError, status: Status | None = None
+    ) -> None:
+        if status is Status.REJECTED:
+            outcome = "rejected"
+        elif isinstance(error, NotExecuted):
+            outcome = "not_executed"
+        elif isinstance(error, MaybeExecuted):
+            outcome = "maybe_executed"
+        else:
+            outcome = "failed"
+        future = letter.load.future
+        if future is None and outcome in ("rejected", "failed"):
+            return
+        self._outcome(shard, letter, outcome)
+        if future is None:
+            self._runtime.meter.count("tell.refused")
+        elif not future.done():
+            future.set_exception(error)
+
+    def _give_up(self, shard: ShardKey, letter: Letter, why: str) -> None:
+        letter.resolved = True
+        if letter.ask:
+            request: Request = letter.load.request
+            ran = f"{request.type} {request.id!r} may have run {request.method!r}"
+            self._fail(shard, letter, MaybeExecuted(f"{ran}: {why}"))
+        else:
+            self._lost(shard, letter)
+
+    def _lost(self, shard: ShardKey, letter: Letter) -> None:
+        self._runtime.meter.count("tell.lost")
+        self._runtime.meter.event(
+            "lost", inc=self._runtime.me, role=shard.role, shard=shard.shard, n=letter.n
+        )
+
+    def _outcome(
+        self, shard: ShardKey, letter: Letter, outcome: str, cancelled: bool = False
+    ) -> None:
+        if self._runtime.tracing:
+            self._runtime.meter.event(
+                "outcome", inc=self._runtime.me, role=shard.role, shard=shard.shard, n=letter.n,
+                outcome=outcome, cancelled=cancelled,
+            )  # fmt: skip
+
+    def _expired(self, letter: Letter) -> None:
+        """The caller's time is up."""
+        if letter.resolved:
+            return
+        sender: Sender = letter.load.sender
+        unwritten, effects = sender.withdraw(letter, self._now())
+        self._fail(sender.shard, letter, expired(letter.load.request, unwritten))
+        self._carry_out(sender, effects)
+        self._take_back(letter)
+
+    def _abandon(self, sender: Sender, letter: Letter) -> None:
+        """The caller was cancelled: nobody waits for the outcome any more."""
+        unwritten, effects = sender.withdraw(letter, self._now())
+        outcome = "not_executed" if unwritten else "maybe_executed"
+        self._outcome(sender.shard, letter, outcome, cancelled=True)
+        self._carry_out(sender, effects)
+        self._take_back(letter)
+
+    def _take_back(self, letter: Letter) -> None:
+        """Nobody waits for it: its owner need not start it, nor end it if it is `cancellable`."""
+        if letter.to is not None and self._runtime.guard():
+            shard: ShardKey = letter.load.sender.shard
+            self._runtime.take_back(letter.to, Cancel(*shard, letter.n))
+
+    def _sweep_tells(self) -> None:
+        """Tells that wait longer than their time are lost, and counted as such (I6)."""
+        self._sweep = None
+        now = self._now()
+        held = False
+        for sender in list(self.senders.values()):
+            for letter in [mail for mail in sender.queue if not mail.ask]:
+                held = True
+                if now >= letter.load.expires_at:
+                    _, effects = sender.withdraw(letter, now)
+                    self._lost(sender.shard, letter)
+                    self._carry_out(sender, effects)
+        if held:
+            self._sweep = self._runtime.clock.call_at(now + SWEEP_S, self._sweep_tells)
+
+
+def _weight(call: Call) -> int:
+    """About what every message to that entity weighs beside its body."""
+    id, key = call.entity.id, call.key
+    if id.isascii() and not key:
+        return len(id) + WEIGHT_BYTES
+    return weight_bytes(b"", id, key) + WEIGHT_BYTES

@@ -1,0 +1,66 @@
+"""Which shard a call belongs to, as far as the cluster and this process mean the same type (RG-24).
+
+Used by `sending` alone. Decides from the config record and from what this process registered.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from domicile.core.ids import ShardKey
+from domicile.core.state.agreement import mismatch
+from domicile.core.state.records import TypeRecord
+from domicile.entity.model.ref import Call
+from domicile.errors import NotExecuted, Unavailable
+
+if TYPE_CHECKING:
+    from domicile.entity.runtime import Runtime
+
+
+class Places:
+    """Remembers how many shards each type has."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._seen: dict[tuple[str, str, str], int] = {}
+        """Shards of a role's type, once it was seen that the cluster means the same type."""
+
+    def shard_of(self, call: Call) -> ShardKey:
+        """The shard that a call belongs to; raises `NotExecuted` if there is none."""
+        kind = call.kind
+        asked = (kind.role, kind.name, kind.shard_id)
+        shards = self._seen.get(asked)
+        if shards is None:
+            shards = self._seen[asked] = self._shards_of(*asked)
+        return ShardKey(kind.role, call.place(call.entity, shards))
+
+    def _shards_of(self, role: str, kind: str, shard_id: str) -> int:
+        """How many shards a type has, if it is the same type here and in the cluster (RG-24)."""
+        members = self._runtime.members
+        config = members.config
+        wanted = TypeRecord(role, shard_id)
+        own = self._runtime.catalogue.get(kind)
+        known = None if config is None else config.types.get(kind)
+        if own is not None:
+            known = own.record
+        why = mismatch(kind, known or wanted, wanted)
+        if why:
+            raise NotExecuted(why)
+        if own is not None:
+            # Registered with this very process, whose watch may not have shown it yet; joining
+            # agreed with the config on the number of shards.
+            return self._runtime.shards.get(role, self._runtime.settings.shards)
+        if not members.knows_type(role, kind):
+            registered = ", ".join(members.types(role)) or "none"
+            text = (
+                f"no node has registered entity type {kind!r} in role {role!r} (registered: "
+                f"{registered}); start a node with entities=[...] listing it"
+            )
+            if not members.nodes:
+                text += (
+                    ". No node is there at all: if one runs, it has another store, and a relative "
+                    "sqlite:/// path begins in the directory of each process"
+                )
+            raise Unavailable(text)
+        assert config is not None, "a node registers its roles in the config before itself"
+        return config.shards[role]

@@ -1,0 +1,560 @@
+"""One incarnation of a node or client, from registration to its end.
+
+Wires store, transport and journal to the membership, the coordinator shell and the message
+runtime, and carries out leaving (H14) and fencing (L5). A `Life` is never used again: a node
+that was fenced begins a new one. Made by `node` and `client` only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from domicile.control.elected import Elected
+from domicile.control.strategy_runner import Advisor
+from domicile.core.handoff.mailbox import Source
+from domicile.core.ids import Incarnation, ShardKey, new_incarnation
+from domicile.core.lease.lease import FOREVER_S
+from domicile.core.state.cluster_view import (
+    ClientGone,
+    EntryChanged,
+    Fact,
+    KickWished,
+    LeaderChanged,
+    Members,
+    NodeChanged,
+    NodeGone,
+)
+from domicile.core.state.records import ClientRecord, NodeRecord
+from domicile.core.state.shardmap import Entry
+from domicile.core.state.txn import Changes, Listing
+from domicile.core.wire import (
+    AskRevert,
+    Carry,
+    CarryTaken,
+    Goodbye,
+    GoodbyeAck,
+    Ping,
+    Pong,
+    Probe,
+    Probed,
+    Released,
+    Reply,
+    Suspect,
+    Told,
+    ToOwner,
+    ToSender,
+)
+from domicile.diagnose.inspect import handler_of
+from domicile.diagnose.late_handlers import StuckHandlers
+from domicile.entity.hosting.cell import Turn
+from domicile.entity.runtime import Runtime
+from domicile.errors import StoreRewound, StoreUnavailable
+from domicile.incarnation.context import Backends, Plan
+from domicile.incarnation.peer_probe import Reach
+from domicile.incarnation.shutdown import Leaving, in_turn, stop_handlers, stop_leading
+from domicile.incarnation.store_tasks import Errands
+from domicile.incarnation.to_leader import ToLeader
+from domicile.links.layer import LinkLayer
+from domicile.links.token import fingerprints
+from domicile.membership.clock import SystemClock
+from domicile.membership.death_watch import Deaths, check_fencing, let_go
+from domicile.membership.loopwatch import Handler, LoopWatch
+from domicile.membership.member import Member
+from domicile.ports.health import Health
+from domicile.ports.transport import LinkKey, Peer
+
+log = logging.getLogger("domicile")
+
+
+class Life:
+    """One incarnation. `begin`, then `run`; `leave` ends it in an orderly way."""
+
+    def __init__(
+        self, backends: Backends, plan: Plan, *, rewound: bool = False, owed: tuple[str, ...] = ()
+    ) -> None:
+        self._backends = backends
+        self._plan = plan
+        self._hosts = bool(plan.node_id)
+        self.me: Incarnation = new_incarnation(backends.random)
+        self._transport = backends.transport()
+        self._links: LinkLayer | None = None
+        self._incoming: dict[LinkKey, Source] = {}
+        self._goodbyes: dict[Incarnation, None] = {}
+        self._over = asyncio.Event()
+        self._deaths: Deaths | None = None
+        self.rewound = rewound
+        """Whether the store was found to have lost commits: takeovers must wait (S5)."""
+        self._owed = owed
+        self._left = False
+        self._revoked = False
+        self._gone = False
+        """Whether the own record is certainly gone from the store."""
+        self.tags = {"node": plan.node_id or "client", "incarnation": self.me}
+        self.loop_watch = self._watch_loop() if self._hosts else None
+        """What looks whether the loop turns; its `reports` name what held it up (DX-10)."""
+
+    async def begin(self) -> bool:
+        """Read the store, open the port, register (SM-02). False if fenced meanwhile."""
+        backends, plan = self._backends, self._plan
+        settings = plan.settings
+        shards = plan.role_shards()
+        record: NodeRecord | ClientRecord
+        if self._hosts:
+            record = NodeRecord(
+                plan.node_id, self.me, "", tuple(shards), tuple(sorted(plan.catalogue)),
+                settings.ttl_s, plan.candidate, plan.capacity, plan.version,
+                protocols=plan.protocols,
+            )  # fmt: skip
+        else:
+            record = ClientRecord(self.me)
+        self.member = Member(
+            store=backends.store,
+            clock=backends.clock,
+            meter=backends.meter,
+            settings=settings,
+            random=backends.random,
+            record=record,
+            shards=shards,
+            types=plan.types(),
+            protocols=plan.protocols,
+            tokens=fingerprints(plan.token, plan.cluster),
+            events=self,
+            turned_at=None if self.loop_watch is None else self.loop_watch.turned_at,
+        )
+        self._errands = Errands(
+            store=backends.store, meter=backends.meter, settings=settings, me=self.me,
+            learn=self._learn_block,
+        )  # fmt: skip
+        self.elected = Elected(
+            store=backends.store,
+            clock=backends.clock,
+            meter=backends.meter,
+            settings=settings,
+            random=backends.random,
+            me=self.me,
+            node_id=plan.node_id,
+            guard=self.member.guard,
+            send=self._send_control,
+            candidate=self._hosts and plan.candidate,
+            strategy=self._strategy(),
+        )
+        to_leader = ToLeader(
+            me=self.me, clock=backends.clock, members=self._members, elected=self.elected,
+            errands=self._errands, send=self._send_control, connected=self._connected,
+            suspected=self._suspected,
+        )  # fmt: skip
+        self.runtime = Runtime(
+            me=self.me,
+            node_id=plan.node_id or "client",
+            clock=backends.clock,
+            meter=backends.meter,
+            settings=settings,
+            random=backends.random,
+            members=self.member.members,
+            guard=self.member.guard,
+            lease=self.member.lease,
+            may_clean_up=lambda: self.member.lease.may_resume(backends.clock.now()),
+            tell_leader=to_leader.tell,
+            read_record=self._errands.read_record,
+            mark_started=self._errands.mark_started,
+            catalogue=plan.catalogue,
+            shards=shards,
+            resources=plan.resources,
+            journal=backends.journal,
+            threads=backends.blocking or backends.threads,
+            tracer=backends.tracer,
+        )
+        self._stuck = StuckHandlers(
+            store=backends.store, clock=backends.clock, meter=backends.meter, settings=settings,
+            me=self.me, lease=self.member.lease_id if settings.fencing == "lease" else None,
+            runtime=self.runtime,
+        )  # fmt: skip
+        self.runtime.on_suspended = self._stuck.begin
+        self._links = LinkLayer(
+            self._transport, backends.clock, settings, backends.random, backends.meter, self.me,
+            plan.cluster, "", self.member.guard, self, plan.protocols, plan.token,
+            self._registered,
+        )  # fmt: skip
+        self._reach = Reach(
+            self.me, backends.clock, backends.meter, self._send_control, to_leader.tell_of_another
+        )
+        backends.meter.event(
+            "life", inc=self.me, node=plan.node_id, hosts=self._hosts,
+            limits={
+                "buffer": settings.buffer, "window": settings.window,
+                "mailbox": settings.mailbox, "chain": settings.chain,
+            },
+        )  # fmt: skip
+        self.runtime.start(self._links)
+        try:
+            if self._hosts:
+                check_fencing(settings, backends.health)
+            if backends.health is not None:
+                backends.health.hold(self.me)
+            await self._tidy_up()
+            return await self.member.join(self._listen if self._hosts else None)
+        except BaseException:
+            await self._end()
+            raise
+
+    async def _tidy_up(self) -> None:
+        """What earlier incarnations left to do in the store, before this one registers (L5, S5)."""
+        try:
+            await self._errands.revoke(self._owed)
+            self._owed = ()
+            if self.rewound:
+                await self._errands.note_rewind()
+                self.rewound = False
+        except StoreRewound as error:
+            # Once more from the start: the backup may hold those leases, too.
+            self.rewound = True
+            raise StoreUnavailable("the store was rewound meanwhile; it is asked again") from error
+
+    async def _listen(self) -> str:
+        assert self._links is not None
+        self._links.address = address = await self._transport.listen(self._accept)
+        return address
+
+    async def run(self) -> None:
+        """Until fenced or left; then nothing of this incarnation is left running."""
+        if not self._over.is_set():
+            log.info("joined the cluster %s", self._plan.cluster, extra=self.tags)
+        try:
+            if self.loop_watch is not None:
+                self.loop_watch.start()
+            async with asyncio.TaskGroup() as group:
+                watching = [group.create_task(self.member.run(), name="domicile-member")]
+                if self._hosts:
+                    watching.append(group.create_task(self.elected.run(), name="domicile-elected"))
+                    if self._backends.health is not None:
+                        self._deaths = deaths = self._look_out(self._backends.health)
+                        watching.append(group.create_task(deaths.run(), name="domicile-deaths"))
+                await self._over.wait()
+                for task in watching:
+                    task.cancel()
+        finally:
+            if self.loop_watch is not None:
+                self.loop_watch.stop()
+            await self._end()
+
+    async def leave(self) -> None:
+        """H14: release all, answer and hear everything, say goodbye, then give up the lease."""
+        leaving = Leaving(
+            me=self.me, clock=self._backends.clock, settings=self._plan.settings,
+            members=self._members, over=self._over, goodbyes=self._goodbyes,
+        )  # fmt: skip
+        log.info("leaving: handing everything over (H14)", extra=self.tags)
+        self.runtime.leaving = True
+        if self._hosts:
+            self.elected.stand_aside()
+            await self.member.set_status("leaving")
+        leaving.said()
+        await leaving.settle(self.runtime)
+        if self._hosts:
+            await leaving.see_off(self.elected)
+        leaving.linger()
+        links = self._links
+        if links is not None and self.member.guard():
+            await leaving.part(links)
+            if self._hosts:
+                # Who could have led instead may have begun to leave meanwhile, and others to dial.
+                await leaving.see_off(self.elected)
+                await leaving.part(links)
+            links.close_doors()
+        if self._hosts:
+            await self.elected.resign()
+            await self._await_threads(leaving)
+        self._left = True
+        self.runtime.sending.fail_all("this process left the cluster")
+        self._end_links()
+        self._gone = await self.member.leave()
+        self._revoked = True
+        log.info("left the cluster %s", self._plan.cluster, extra=self.tags)
+        self._over.set()
+
+    def _watch_loop(self) -> LoopWatch | None:
+        """A thread beside the loop, in real time only: in virtual time nothing ever blocks."""
+        backends = self._backends
+        if not isinstance(backends.clock, SystemClock):
+            return None
+        return LoopWatch(
+            clock=backends.clock, meter=backends.meter, settings=self._plan.settings,
+            running=lambda: self.runtime.running, describe=_described, tags=self.tags,
+            stuck=self._holds_loop,
+        )  # fmt: skip
+
+    def _holds_loop(self, turn: object, since_s: float, ident: int) -> None:
+        assert isinstance(turn, Turn)
+        self._stuck.held(turn, since_s, ident)
+
+    async def _await_threads(self, leaving: Leaving) -> None:
+        """L4: a thread that is still at work must not outlive the lease that covers it."""
+        threads, watchdog = self.runtime.blocking, self._backends.watchdog
+        await leaving.until(lambda: not threads.running, self._plan.settings.stop_budget_s)
+        if threads.running and watchdog is not None:
+            watchdog.stuck(threads.running)
+
+    def _look_out(self, health: Health) -> Deaths:
+        return Deaths(
+            store=self._backends.store, health=health, clock=self._backends.clock,
+            meter=self._backends.meter, settings=self._plan.settings, members=self._members,
+            me=self.me, lease=self.member.lease_id, guard=self.member.guard,
+        )  # fmt: skip
+
+    @property
+    def links(self) -> LinkLayer | None:
+        """The links of this incarnation, once it begins."""
+        return self._links
+
+    @property
+    def lease_left_s(self) -> float:
+        """For how long it may act from now on; 0 once it may not. Unlike `guard` it only looks."""
+        lease, now = self.member.lease, self._backends.clock.now()
+        return lease.valid_until - now if lease.valid(now) else 0.0
+
+    @property
+    def owed(self) -> tuple[str, ...]:
+        """Leases of this and earlier incarnations that the store may still think alive (L5)."""
+        mine = (self.member.lease_id,) if self.member.asked and not self._gone else ()
+        return (*self._owed, *mine, *self.elected.owed)
+
+    async def _end(self) -> None:
+        """Nothing of this incarnation runs afterwards; the store frees its shards at once (L5)."""
+        health, watchdog = self._backends.health, self._backends.watchdog
+        self._end_links()
+        self._reach.close()
+        try:
+            await in_turn(
+                self._errands.close,
+                self._stuck.close,
+                partial(stop_handlers, self.runtime, watchdog),
+                self._transport.close,
+                partial(stop_leading, self.elected, rewound=self.rewound),
+                self._give_back,
+            )
+        finally:
+            if health is not None:
+                let_go(health, self.me, gone=self._gone)
+
+    async def _give_back(self) -> None:
+        if not self._revoked:
+            self._gone = await self.member.leave()
+
+    def _end_links(self) -> None:
+        if self._links is not None:
+            self._links.abort()
+
+    # what the membership reports
+
+    def on_fact(self, fact: Fact) -> None:
+        """Something in the cluster is new."""
+        match fact:
+            case EntryChanged(shard, entry):
+                self.runtime.on_entry(shard, entry)
+            case NodeGone(incarnation) | ClientGone(incarnation):
+                self._backends.meter.event("gone", inc=self.me, peer=incarnation)
+                assert self._links is not None
+                self._links.forget(incarnation)
+                self.runtime.on_gone(incarnation)
+                self._goodbyes.pop(incarnation, None)
+            case NodeChanged(record) if record.status == "leaving":
+                self._hurry(record.incarnation)
+            case LeaderChanged():
+                self.runtime.repeat_released()
+            case KickWished():
+                self._stuck.kick(fact)
+            case _:
+                pass
+
+    def _hurry(self, leaving: Incarnation) -> None:
+        """H14: it goes once all that it sent is acknowledged."""
+        if self._links is not None:
+            self._links.hurry(leaving)
+
+    def on_listing(self, listing: Listing) -> None:
+        """The whole store."""
+        self.runtime.on_map_changed()
+        if self._hosts:
+            self.elected.on_listing(listing)
+
+    def on_changes(self, changes: Changes) -> None:
+        """One commit."""
+        self.runtime.on_map_changed()
+        if self._hosts:
+            self.elected.on_changes(changes)
+
+    def on_renewed(self) -> None:
+        """L4: from now on the watchdog would wait until the new hard deadline.
+
+        Also called by the thread that renews beside the loop: a blocked loop feeds nobody.
+        """
+        hard_until = self.member.lease.hard_until
+        # Without a deadline (C9) there is nothing that the process must not outlive.
+        if self._backends.watchdog is not None and hard_until < FOREVER_S:
+            self._backends.watchdog.feed(max(0.0, hard_until - self._backends.clock.now()))
+
+    def on_fenced(self, reason: str) -> None:
+        """L4, L5: this incarnation is over."""
+        self.rewound = self.rewound or self.member.rewound
+        if not self._left:
+            log.warning("fenced, joining anew: %s", reason, extra=self.tags)
+        self._over.set()  # first: whatever fails below must not keep this life from its end
+        self.runtime.fence(reason)
+        self._end_links()
+
+    # what links report
+
+    def on_requests(self, link: LinkKey, messages: Iterator[ToOwner]) -> None:
+        """From a process that dialled this one."""
+        source = self._incoming.get(link)
+        if source is None:
+            source = self._incoming[link] = Source(*link)
+        self._heard(link.sender)
+        self.runtime.on_requests(source, messages, partial(self._on_control, link))
+
+    def _on_control(self, link: LinkKey, message: ToOwner) -> None:
+        match message:
+            case Ping(id):
+                self._answer(link, Pong(id))
+            case Probe(node):
+                if self._leads(link.sender) and node in self._members.nodes:
+                    self._reach.probe(node)
+            case Probed():
+                self.elected.on_probed(link.sender, message)
+            case Suspect(node):
+                self._suspected(node)
+            case Released():
+                self.elected.on_released(link.sender, message)
+            case AskRevert():
+                self.elected.on_ask_revert(link.sender, message)
+            case Told(role, shard, entry):
+                if self._leads(link.sender) and self.runtime.exists(role, shard):
+                    self.runtime.learn(ShardKey(role, shard), entry)
+                    self.runtime.on_map_changed()
+            case GoodbyeAck():
+                self._goodbyes.pop(link.sender, None)
+            case Carry(id=id):
+                if self.runtime.on_carry(link.sender, message):
+                    self._answer(link, CarryTaken(id))
+            case _:
+                pass
+
+    def on_answers(self, peer: Incarnation, messages: Iterator[ToSender]) -> None:
+        """Back from a process that this one dialled."""
+        self._heard(peer)
+        on_reply = self.runtime.sending.on_reply
+        for message in messages:
+            if type(message) is Reply:
+                on_reply(peer, message)
+                continue
+            match message:
+                case Pong(id):
+                    self._reach.answered(peer, id)
+                case Goodbye():
+                    self.runtime.sending.departing(peer)
+                    self._send(peer, GoodbyeAck())
+                    self._hurry(peer)
+                case CarryTaken(id):
+                    self.runtime.carrier.on_taken(id)
+                case _:
+                    self.runtime.on_answer(peer, message)
+
+    def on_link_lost(self, peer: Incarnation, reason: str, unsent: tuple[ToOwner, ...]) -> None:
+        """A dialled link is lost for good."""
+        self.runtime.sending.link_lost(peer, unsent)
+        if peer in self._members.nodes:
+            self._reach.lost(peer)
+
+    def on_disconnected(self, peer: Incarnation) -> None:
+        """A connection broke: perhaps its other end died (L6)."""
+        if self._deaths is not None:
+            self._deaths.parted(peer)
+
+    def on_link_gone(self, link: LinkKey) -> None:
+        """An incoming link's state was dropped."""
+        self._incoming.pop(link, None)
+        if not any(other.sender == link.sender for other in self._incoming):
+            self._goodbyes.pop(link.sender, None)
+        self.runtime.on_link_gone(Source(*link))
+
+    def _accept(self) -> Any:
+        assert self._links is not None, "nobody knows the address before the links stand"
+        return self._links.accept()
+
+    def _registered(self, peer: Incarnation) -> bool:
+        return peer in self._members.nodes or peer in self._members.clients
+
+    def _leads(self, peer: Incarnation) -> bool:
+        """Whether a peer may speak as the leader (C3). One that is newer than what is known here
+        loses nothing but time: what it tells is stored, and the watch shows it."""
+        leader = self._members.leader
+        if leader is not None and leader.incarnation == peer:
+            return True
+        self._backends.meter.count("leader.unknown")
+        return False
+
+    def _heard(self, peer: Incarnation) -> None:
+        if self._hosts and self.elected.leading:
+            self.elected.on_heard(peer)
+
+    # small errands
+
+    @property
+    def _members(self) -> Members:
+        return self.member.members
+
+    def _send(self, to: Incarnation, message: ToOwner, *, control: bool = False) -> None:
+        node = self._members.nodes.get(to)
+        if node is not None and self._links is not None:
+            self._links.send(Peer(to, node.address), message, control=control)
+
+    def _connected(self, to: Incarnation) -> bool:
+        return self._links is not None and self._links.connected(to)
+
+    def _answer(self, link: LinkKey, message: ToSender) -> None:
+        assert self._links is not None
+        self._links.answer(link, message)
+
+    def _send_control(self, to: Incarnation, message: ToOwner) -> None:
+        """What the coordinator says to nodes; to its own node without a link."""
+        if to != self.me:
+            self._send(to, message, control=True)
+        elif isinstance(message, Told):
+            told = message
+            asyncio.get_running_loop().call_soon(self._told_myself, told)
+        else:
+            self._heard(self.me)
+
+    def _told_myself(self, told: Told) -> None:
+        if self.member.guard():
+            self.runtime.learn(ShardKey(told.role, told.shard), told.entry)
+            self.runtime.on_map_changed()
+
+    def _suspected(self, node: Incarnation) -> None:
+        """SM-08: a sender gets no answer from a node; the health port knows whether it lives."""
+        self._backends.meter.count("node.suspected")
+        if self._deaths is not None:
+            self._deaths.suspect(node)
+
+    def _strategy(self) -> str | Advisor:
+        plan, backends = self._plan, self._backends
+        if isinstance(plan.strategy, str):
+            return plan.strategy
+        return Advisor(
+            plan.strategy, plan.settings.strategy_timeout_s, backends.meter, backends.threads
+        )
+
+    def _learn_block(self, first: ShardKey, entries: tuple[Entry, ...]) -> None:
+        if self.member.guard():
+            for index, entry in enumerate(entries):
+                self.runtime.learn(ShardKey(first.role, first.shard + index), entry)
+            self.runtime.on_map_changed()
+
+
+def _described(turn: object) -> Handler:
+    assert isinstance(turn, Turn)
+    return Handler(*turn.entity, handler_of(turn))

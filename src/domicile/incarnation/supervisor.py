@@ -1,0 +1,209 @@
+"""When whoever fails again and again gives up. Counts, and knows no clock.
+
+Asked by `incarnation.supervisor` after a life that ended by something nobody expected. Most such
+things pass, so another life begins; what comes back at once, time after time, has to be seen by
+whoever runs the process.
+
+One life after another: what a fence ends, a node or client begins anew (L5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, cast
+
+from domicile.entity.model.ref import Call
+from domicile.errors import ConfigError, StoreError, StoreRewound, Unavailable
+from domicile.incarnation.context import Backends, Plan
+from domicile.incarnation.incarnation import Life
+
+MOST_FAILED = 3
+STEADY_S = 60.0
+"""Of lives that ended by something unexpected, so many may follow on each other, each after less
+than this time; with one more it ends for good."""
+
+
+class Failures:
+    """Lives that ended unexpectedly, one right after the other."""
+
+    __slots__ = ("_count",)
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def again(self, lasted_s: float) -> bool:
+        """One more, after so long; whether another life may begin."""
+        self._count = self._count + 1 if lasted_s < STEADY_S else 1
+        return self._count <= MOST_FAILED
+
+
+log = logging.getLogger("domicile")
+
+REJOIN_S = 1.0
+"""How long a node that could not join anew waits before it tries again."""
+
+
+class Lives:
+    """One life after another, until stopped: what a fence ends, this begins anew (L5).
+
+    Calls go out from the current life (the `Outbound` of a node's or client's refs).
+    """
+
+    def __init__(self) -> None:
+        self.current: Life | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._stopping = False
+        self.joined = False
+        """Whether any life of it was ever registered."""
+
+    @property
+    def started(self) -> bool:
+        """Whether `start` was ever called."""
+        return self._supervisor is not None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was asked to leave."""
+        return self._stopping
+
+    @property
+    def failed(self) -> str:
+        """What ended it for good after it had joined; empty while it lives or leaves."""
+        supervisor = self._supervisor
+        if supervisor is None or not supervisor.done() or supervisor.cancelled():
+            return ""
+        error = supervisor.exception()
+        return "" if error is None else _why(error)
+
+    async def start(self, backends: Backends, plan: Plan) -> None:
+        """Join; returns once the first life is registered."""
+        loop = asyncio.get_running_loop()
+        joined: asyncio.Future[None] = loop.create_future()
+        self._supervisor = loop.create_task(
+            self._supervise(backends, plan, joined), name=f"domicile-{plan.node_id or 'client'}"
+        )
+        try:
+            await joined
+        except BaseException:
+            self._supervisor.cancel()
+            await self._ended()
+            raise
+
+    async def stop(self) -> None:
+        """Leave in an orderly way (H14)."""
+        self._stopping = True
+        left = False
+        try:
+            if self.current is not None:
+                await self.current.leave()
+                left = True
+        finally:
+            if self._supervisor is not None and not left:
+                self._supervisor.cancel()
+            await self._ended()
+
+    async def wait(self) -> None:
+        """Until stopped by someone else."""
+        if self._supervisor is not None:
+            await asyncio.shield(self._supervisor)
+
+    def ask(self, call: Call) -> Coroutine[Any, Any, Any]:
+        """For refs."""
+        life = self.current or self._running()
+        return life.runtime.sending.ask(call)
+
+    def tell(self, call: Call) -> Coroutine[Any, Any, None]:
+        """For refs."""
+        life = self.current or self._running()
+        return life.runtime.sending.tell(call)
+
+    def _running(self) -> Life:
+        if self.current is None:
+            if self.failed:
+                raise Unavailable(
+                    f"this process left its cluster for good after an error ({self.failed}); look "
+                    "at its log and start it anew"
+                )
+            raise Unavailable(
+                "this process is not part of a cluster now: enter it with `async with` first, or "
+                "retry soon if it is joining anew after losing its lease"
+            )
+        return self.current
+
+    async def _supervise(
+        self, backends: Backends, plan: Plan, joined: asyncio.Future[None]
+    ) -> None:
+        now = backends.clock.now
+        rewound, again, owed, failures = False, False, tuple[str, ...](), Failures()
+        try:
+            while not self._stopping:
+                life, since = Life(backends, plan, rewound=rewound, owed=owed), now()
+                pause_s = 0.0
+                try:
+                    began = await life.begin()
+                except (StoreError, ConfigError, OSError) as error:
+                    # Once joined, nothing of this is final: a port or a descriptor gets free, and
+                    # a store that was rewound once more has a newest commit again.
+                    # Nor is it if an earlier try got as far as being fenced: the store was there.
+                    if not joined.done() and not (again and isinstance(error, StoreError)):
+                        raise
+                    log.warning("can't join anew yet: %s", error, extra=life.tags)
+                    rewound, owed = life.rewound or isinstance(error, StoreRewound), life.owed
+                    await asyncio.sleep(REJOIN_S)
+                    continue
+                if began:
+                    self.current = life
+                    self.joined = True
+                    if not joined.done():
+                        joined.set_result(None)
+                try:
+                    await life.run()
+                except Exception as error:
+                    # It ends this incarnation (L5). Whatever it was, most likely it passes.
+                    lives_on = failures.again(now() - since)
+                    if not joined.done() or not lives_on or self._stopping:
+                        raise
+                    self._report(error, life)
+                    pause_s = REJOIN_S
+                finally:
+                    self.current = None
+                    rewound, again, owed = life.rewound, True, life.owed
+                if pause_s:
+                    await asyncio.sleep(pause_s)
+        except Exception as error:
+            if joined.done():
+                if not self._stopping:
+                    log.error("ended for good, start it anew: %s", _why(error))
+                raise
+            joined.set_exception(error)
+        finally:
+            try:
+                await backends.store.close()
+            finally:
+                if not joined.done():
+                    joined.set_exception(Unavailable("it was ended before it had joined"))
+
+    def _report(self, error: Exception, life: Life) -> None:
+        """What nobody expected must not pass unseen: not in a log, not in a simulation."""
+        log.error("this incarnation failed, joining anew: %s", _why(error), extra=life.tags)
+        context = {"message": "an incarnation failed", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(context)
+
+    async def _ended(self) -> None:
+        supervisor, me = self._supervisor, asyncio.current_task()
+        if supervisor is not None and me is not None:
+            wanted = me.cancelling()
+            try:
+                await supervisor
+            except asyncio.CancelledError:
+                if not supervisor.cancelled() or me.cancelling() > wanted:
+                    raise
+
+
+def _why(error: BaseException) -> str:
+    """What happened; a group says no more than that there is something in it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,324 @@
+"""What an operator's commands commit: deaths declared, shards freed, pardons, epochs raised.
+
+Called by the command line. Everything here is decided from one listing of the store and is
+conditional on what was read, so a cluster that moved on refuses it. Only `raised_block` writes the
+map, which is the leader's: it is for a store that lost commits, while no node runs (S5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
+from domicile.core.lease.death_probes import burial
+from domicile.core.placement.versions import ranks
+from domicile.core.state.cluster_view import Members
+from domicile.core.state.keys import (
+    AUDIT,
+    TARGET_KEY,
+    block_key,
+    drain_key,
+    kick_key,
+    node_key,
+    pardon_key,
+    release_key,
+)
+from domicile.core.state.shardmap import (
+    BLOCK_SIZE,
+    FREE,
+    Block,
+    Entry,
+    block_count,
+    decode_block,
+    encode_block,
+)
+from domicile.core.state.txn import (
+    MAX_OPERATIONS,
+    Absent,
+    At,
+    Condition,
+    Delete,
+    Item,
+    Listing,
+    Present,
+    Put,
+    Write,
+)
+from domicile.diagnose.records import KickRecord, encode_kick
+from domicile.errors import ConfigError
+
+KEPT_AUDITS = 100
+"""I6: how many records of operators' commands are kept."""
+
+EPOCH_GAP = 1_000_000
+"""Above all epochs that were used since the backup was made: over ten a second for a day."""
+
+LEAST_PREFIX = 6
+"""How much of an incarnation must be said for it to be meant."""
+
+
+class Ambiguous(LookupError):
+    """A name that means several incarnations; the message lists them."""
+
+
+class AuditRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who did what to a cluster, when and why, as stored."""
+
+    at: str
+    by: str
+    command: str
+    what: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """One commit. `what` names the thing exactly: another `what` is another deed."""
+
+    what: str
+    conditions: tuple[Condition, ...]
+    writes: tuple[Write, ...]
+
+
+class Picture:
+    """The store as one listing shows it."""
+
+    def __init__(self, listing: Listing) -> None:
+        self.members = Members()
+        self.members.relist(listing)
+        self._items = {item.key: item for item in listing.items}
+
+    def item(self, key: bytes) -> Item | None:
+        """What is stored under a key."""
+        return self._items.get(key)
+
+    @property
+    def target(self) -> str:
+        """The version that operators want; empty: none is said."""
+        item = self.item(TARGET_KEY)
+        return "" if item is None else item.value.decode(errors="replace")
+
+    @property
+    def audits(self) -> list[bytes]:
+        """The keys of stored audit records, the oldest first."""
+        return sorted(key for key in self._items if key.startswith(AUDIT))
+
+    def last_audit(self) -> AuditRecord | None:
+        """The newest record of an operator's command that can be read."""
+        for key in reversed(self.audits):
+            try:
+                return msgspec.json.decode(self._items[key].value, type=AuditRecord)
+            except msgspec.MsgspecError:
+                continue
+        return None
+
+    def shards(self, role: str) -> int:
+        """How many shards a role has; raises `LookupError`."""
+        known = {} if self.members.config is None else self.members.config.shards
+        if role not in known:
+            listed = f"known ones: {', '.join(sorted(known))}" if known else "there are none yet"
+            raise LookupError(f"there is no role {role!r}; {listed}")
+        return known[role]
+
+    def entry(self, shard: ShardKey) -> Entry:
+        """A shard's entry; raises `LookupError` if there is no such shard."""
+        count = self.shards(shard.role)
+        if not 0 <= shard.shard < count:
+            raise LookupError(
+                f"role {shard.role!r} has no shard {shard.shard}; they are 0 to {count - 1}"
+            )
+        return self.members.map.get(shard)
+
+
+def parse_shard(text: str) -> ShardKey:
+    """A shard as people write it, `default/7`; raises `ConfigError`."""
+    role, slash, number = text.rpartition("/")
+    if not slash or not role or not (number.isascii() and number.isdecimal()):
+        raise ConfigError(f"{text!r} names no shard: write role and number, as in default/7")
+    return ShardKey(role, int(number))
+
+
+def find(picture: Picture, name: str) -> Incarnation:
+    """The incarnation that a node id, an incarnation or the beginning of one means."""
+    members = picture.members
+    everyone = (*members.nodes, *members.clients)
+    found = [one for one, record in members.nodes.items() if record.node == name]
+    if not found and len(name) >= LEAST_PREFIX:
+        found = [one for one in everyone if one.startswith(name)]
+    if not found:
+        known = [f"{record.node} ({one[:8]})" for one, record in members.nodes.items()]
+        listed = f"registered: {', '.join(sorted(known))}" if known else "no node is registered"
+        raise LookupError(f"nobody is registered as {name!r}; {listed}")
+    if len(found) > 1:
+        raise Ambiguous(
+            f"{name!r} has several incarnations; say which one is dead: "
+            + " or ".join(f"{one} (at {_address(members, one)})" for one in found)
+        )
+    return found[0]
+
+
+def title(members: Members, incarnation: Incarnation) -> str:
+    """An incarnation as people know it."""
+    record = members.nodes.get(incarnation)
+    return f"{'client' if record is None else record.node} ({incarnation[:8]})"
+
+
+def declare_dead(picture: Picture, dead: Incarnation, evidence: str) -> Deed:
+    """C5, C9: an operator's word that an incarnation can never run again."""
+    conditions, writes = burial(picture.members, dead, evidence, "")
+    # Evidence by an operator is nobody's who could die: it is not attached to a lease.
+    kept = tuple(Put(one.key, one.value) if isinstance(one, Put) else one for one in writes)
+    return Deed(f"{title(picture.members, dead)} = {dead}", conditions, kept)
+
+
+def free(picture: Picture, shard: ShardKey) -> Deed:
+    """C4 (R) without the owner's consent: its release of the present epoch, in its name."""
+    entry, name = picture.entry(shard), f"{shard.role}/{shard.shard}"
+    if entry.state == "quarantined":
+        raise LookupError(f"{name} is quarantined and has no owner; see domicile unquarantine")
+    if entry.owner == NOBODY:
+        raise LookupError(f"{name} has no owner to be taken from; it waits for a node of its role")
+    if entry.owner not in picture.members.nodes:
+        raise LookupError(
+            f"{name} needs no force: the record of its owner ({entry.owner[:8]}) is gone, so a "
+            "coordinator gives it a new home; see that one is there: domicile status"
+        )
+    block = picture.item(block_key(shard.role, shard.shard // BLOCK_SIZE))
+    assert block is not None, "an owner is only known from a stored block"
+    return Deed(
+        f"{name}@{entry.epoch} from {title(picture.members, entry.owner)}",
+        (At(block.key, block.revision), Present(node_key(entry.owner))),
+        (Put(release_key(entry.owner, shard, entry.epoch), b""),),
+    )
+
+
+def unquarantine(picture: Picture, shard: ShardKey) -> Deed:
+    """End a shard's quarantine (DX-20): the leader gives it a home again."""
+    entry, name = picture.entry(shard), f"{shard.role}/{shard.shard}"
+    if entry.state != "quarantined":
+        raise LookupError(f"{name} is not quarantined; it is {entry.state}")
+    return Deed(name, (), (Put(pardon_key(shard), b""),))
+
+
+def set_target(version: str | None) -> Deed:
+    """The version that shall receive shards while versions are mixed; None: the newest."""
+    if version is None:
+        return Deed("no target version", (), (Delete(TARGET_KEY),))
+    if not version.strip() or not version.isprintable():
+        raise ConfigError(f"{version!r} is no version: write what nodes have as version=")
+    return Deed(version, (), (Put(TARGET_KEY, version.encode()),))
+
+
+def check_version(version: str, present: Collection[str]) -> None:
+    """Raise `ConfigError` for a text of no kind of version, unless a node has it all the same."""
+    # Of each kind one: what can be compared with it is of that kind. "1" is a PEP 440 one, too.
+    if version in present or any(ranks((version, one)) for one in ("1", "2000-01-01")):
+        return
+    raise ConfigError(
+        f"{version!r} is no version: write what nodes have as version=, which is a whole number, "
+        "a PEP 440 version such as 2.1.0 or an ISO time; --force takes any text"
+    )
+
+
+def has_shards(picture: Picture, node: str) -> bool:
+    """Whether any shard is at home at an incarnation of a node."""
+    nodes = picture.members.nodes
+    owners = {one: None for one, record in nodes.items() if record.node == node}
+    return any(entry.owner in owners for _, entry in picture.members.map)
+
+
+def drain(picture: Picture, node: str, *, undo: bool) -> Deed:
+    """Wish a node empty, or take that wish back."""
+    if undo:
+        if node not in picture.members.drains:
+            wished = ", ".join(picture.members.drains) or "none"
+            raise LookupError(f"{node!r} is not drained; nodes that are: {wished}")
+        return Deed(node, (), (Delete(drain_key(node)),))
+    known = {record.node: None for record in picture.members.nodes.values() if record.roles}
+    if node not in known:
+        listed = f"registered: {', '.join(sorted(known))}" if known else "no node is registered"
+        raise LookupError(f"no node is registered as {node!r}; {listed}")
+    return Deed(node, (), (Put(drain_key(node), b""),))
+
+
+def blocks(picture: Picture) -> list[tuple[str, int]]:
+    """Every block that the map consists of, stored or not: role and number."""
+    config = picture.members.config
+    roles = {} if config is None else config.shards
+    return [
+        (role, number)
+        for role, shards in sorted(roles.items())
+        for number in range(block_count(shards))
+    ]
+
+
+def raised_block(picture: Picture, role: str, number: int, gap: int, txn: str) -> Deed:
+    """S5: every epoch of one block raised by a gap, so that none is used a second time.
+
+    Entries' change numbers rise as well, else a process that knows lost ones would not listen.
+    Owners that are not registered are forgotten; so are moves to such nodes.
+    """
+    key = block_key(role, number)
+    item = picture.item(key)
+    entries = () if item is None else decode_block(item.value).entries
+    size = min(BLOCK_SIZE, picture.shards(role) - number * BLOCK_SIZE)
+    entries += (FREE,) * (size - len(entries))
+    raised = tuple(_raised(picture.members, entry, gap) for entry in entries)
+    return Deed(
+        f"{role}, block {number}: epochs + {gap}",
+        (Absent(key) if item is None else At(key, item.revision),),
+        (Put(key, encode_block(Block(txn, raised))),),
+    )
+
+
+def _raised(members: Members, entry: Entry, gap: int) -> Entry:
+    epoch, change = entry.epoch + gap, entry.change + gap
+    if entry.state == "quarantined":
+        return msgspec.structs.replace(entry, epoch=epoch, change=change)
+    if entry.owner not in members.nodes:
+        return Entry(NOBODY, epoch, "free", NOBODY, change, entry.previous, entry.strikes)
+    return msgspec.structs.replace(entry, epoch=epoch, change=change)
+
+
+def audited(deed: Deed, key: bytes, record: AuditRecord, kept: Sequence[bytes]) -> Deed:
+    """The same deed with its audit record in one commit; the oldest records go (I6)."""
+    room = MAX_OPERATIONS - len(deed.conditions) - len(deed.writes) - 1
+    extra = max(0, len(kept) + 1 - KEPT_AUDITS)
+    deletes = tuple(map(Delete, sorted(kept)[: min(extra, room)]))
+    put = Put(key, msgspec.json.encode(record))
+    return Deed(deed.what, deed.conditions, (*deed.writes, put, *deletes))
+
+
+def _address(members: Members, incarnation: Incarnation) -> str:
+    record = members.nodes.get(incarnation)
+    return "no address: a client" if record is None else record.address
+
+
+MOST_KICKS = 64
+"""I6: wishes that may wait at a time."""
+MOST_KEY_BYTES = 4_096
+
+
+def kick(picture: Picture, shard: ShardKey, entity: EntityKey, record: KickRecord) -> Deed:
+    """Wish the handlers of an entity ended; raises `LookupError` if nobody could do it."""
+    entry, name = picture.entry(shard), f"{shard.role}/{shard.shard}"
+    shown = f"{entity.type} {entity.id!r}"
+    if entry.owner not in picture.members.nodes:
+        raise LookupError(f"nothing of {shown} runs: its shard {name} has no owner ({entry.state})")
+    key = kick_key(shard, entity)
+    if len(key) > MOST_KEY_BYTES:
+        raise ConfigError(f"the id of {entity.type} is too long for a key in the store")
+    if picture.item(key) is not None:
+        raise LookupError(f"{shown} is being kicked by somebody else; look again in a moment")
+    waiting = len(picture.members.kicks)
+    if waiting >= MOST_KICKS:
+        raise LookupError(f"{waiting} other kicks wait for their owners; try again in a moment")
+    owner = picture.members.nodes[entry.owner].node
+    return Deed(
+        f"{shown} in {name} at {owner}",
+        (Absent(key), Present(node_key(entry.owner))),
+        (Put(key, encode_kick(record), record.lease),),
+    )
