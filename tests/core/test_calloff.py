@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.handoff.mailbox import Mail, Source
+from domicile.core.handoff.mailbox import Mail
 from domicile.core.handoff.owner import (
     Accepted,
     Discard,
@@ -22,16 +22,16 @@ from domicile.core.handoff.owner import (
     call_off,
 )
 from domicile.core.handoff.pending import SLACK, nested_timeout_s
-from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.ids import EntityKey, Incarnation, LinkKey, ShardKey
 from domicile.core.state.shardmap import Entry
 
 ME, OTHER = Incarnation("me"), Incarnation("other")
-ANN, BEN = Source(Incarnation("ann"), "l1"), Source(Incarnation("ben"), "l1")
+ANN, BEN = LinkKey(Incarnation("ann"), "l1"), LinkKey(Incarnation("ben"), "l1")
 CART, DOOR = EntityKey("cart", "c"), EntityKey("door", "d")
 SERVING = Entry(ME, 1, "serving", change=1)
 
 
-def mail(n: int, source: Source = ANN, entity: EntityKey = CART, **more: Any) -> Mail:
+def mail(n: int, source: LinkKey = ANN, entity: EntityKey = CART, **more: Any) -> Mail:
     given = {"epoch": 1, "change": 1, "finishing": False, "shared": False, "load": None, **more}
     return Mail(source, n, entity, **given)
 
@@ -68,7 +68,7 @@ def test_a_started_message_is_left_alone() -> None:
 
 def test_the_same_number_of_another_sender_or_link_is_another_message() -> None:
     owner = opened(mail(1), mail(1, BEN, DOOR))
-    again = Source(ANN.sender, "l2")
+    again = LinkKey(ANN.sender, "l2")
     assert call_off(owner, {(BEN, 2): None, (again, 1): None}) == ([], [])
     found, _ = call_off(owner, {(BEN, 1): None})
     assert [one.source for one in found] == [BEN]
@@ -123,7 +123,7 @@ class Walk:
         self.place: dict[int, str] = {}
         self.mail: dict[int, Mail] = {}
         self.running: list[Mail] = []
-        self.last: dict[tuple[Source, EntityKey], int] = {}
+        self.last: dict[tuple[LinkKey, EntityKey], int] = {}
 
     def take(self, step: tuple[Any, ...]) -> None:
         owner = self.owner
@@ -165,7 +165,7 @@ class Walk:
         assert self.last.get(lane, 0) < one.n, "out of order"
         self.last[lane] = one.n
 
-    def called_off(self, wanted: dict[tuple[Source, int], None]) -> None:
+    def called_off(self, wanted: dict[tuple[LinkKey, int], None]) -> None:
         before = {n for n, place in self.place.items() if place == "in"}
         found, ready = call_off(self.owner, wanted)
         assert sorted(numbers(found)) == sorted(n for _, n in wanted if n in before)

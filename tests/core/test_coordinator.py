@@ -10,7 +10,6 @@ from tiny_store import BLOCK, TinyStore
 from domicile.core.coordinator.custom_strategy import CUSTOM
 from domicile.core.coordinator.events import (
     Advised,
-    Arm,
     AskProbe,
     Changed,
     Commit,
@@ -31,6 +30,7 @@ from domicile.core.coordinator.events import (
 )
 from domicile.core.coordinator.machine import Coordinator
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.core.machines import Arm
 from domicile.core.placement.model import Plan, View
 from domicile.core.placement.plan import plan
 from domicile.core.state.keys import (

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tiny_store import TinyStore
 
 from domicile.core.coordinator.events import (
-    Arm,
     Changed,
     Commit,
     CommitDone,
@@ -27,6 +26,7 @@ from domicile.core.coordinator.events import (
 )
 from domicile.core.coordinator.machine import Coordinator
 from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.machines import Arm
 from domicile.core.state.keys import drain_key, node_key, release_key, wish_key
 from domicile.core.state.shardmap import Entry
 from domicile.core.state.txn import MAX_OPERATIONS, Committed, Item, Outcome, Unknown

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tiny_store import TinyStore
 
 from domicile.core.coordinator.events import (
-    Arm,
     Changed,
     Commit,
     CommitDone,
@@ -26,6 +25,7 @@ from domicile.core.coordinator.events import (
 )
 from domicile.core.coordinator.machine import Coordinator
 from domicile.core.ids import NOBODY, Incarnation
+from domicile.core.machines import Arm
 from domicile.core.state.keys import drain_key, node_key
 from domicile.core.state.shardmap import Entry
 from domicile.settings import Settings

@@ -7,19 +7,19 @@ from random import Random
 import pytest
 
 from domicile.core.handoff.admission import Admission, Bounds, Outflow
-from domicile.core.handoff.mailbox import Mail, Source
+from domicile.core.handoff.mailbox import Mail
 from domicile.core.handoff.owner import PARKED, Accepted, FlushAsked, Owner, Refuse, call_off
 from domicile.core.handoff.pending import Letter, Limits, Write
 from domicile.core.handoff.sender import Sender
-from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.ids import EntityKey, Incarnation, LinkKey, ShardKey
 from domicile.core.state.shardmap import Entry
 
 ME, OTHER = Incarnation("me"), Incarnation("other")
 SHARD = ShardKey("r", 0)
-SOURCES = [Source(Incarnation(name), "l") for name in "abc"]
+SOURCES = [LinkKey(Incarnation(name), "l") for name in "abc"]
 
 
-def mail(source: Source, n: int, id: str = "e", *, size_bytes: int = 10, epoch: int = 1) -> Mail:
+def mail(source: LinkKey, n: int, id: str = "e", *, size_bytes: int = 10, epoch: int = 1) -> Mail:
     """One message."""
     return Mail(source, n, EntityKey("t", id), epoch, epoch, False, False, None, size_bytes, 10.0)
 

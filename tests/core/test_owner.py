@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.handoff.mailbox import Mail, Source
+from domicile.core.handoff.mailbox import Mail
 from domicile.core.handoff.owner import (
     Accepted,
     AnswerFlush,
@@ -24,11 +24,11 @@ from domicile.core.handoff.owner import (
     Wake,
 )
 from domicile.core.handoff.tables import OWNER_TRANSITIONS, OwnerEvent, Phase
-from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.ids import EntityKey, Incarnation, LinkKey, ShardKey
 from domicile.core.state.shardmap import Entry
 
 ME, OTHER = Incarnation("me"), Incarnation("other")
-ANN, BEN = Source(Incarnation("ann"), "l1"), Source(Incarnation("ben"), "l1")
+ANN, BEN = LinkKey(Incarnation("ann"), "l1"), LinkKey(Incarnation("ben"), "l1")
 CART, DOOR = EntityKey("cart", "c"), EntityKey("door", "d")
 SHARD = ShardKey("r", 0)
 
@@ -43,7 +43,7 @@ MOVING = entry(ME, 1, "moving", 2)
 
 def mail(
     n: int,
-    source: Source = ANN,
+    source: LinkKey = ANN,
     entity: EntityKey = CART,
     *,
     epoch: int = 1,
@@ -72,8 +72,8 @@ def in_phase(phase: Phase) -> Owner:
     return owner
 
 
-def sent_back(effects: tuple[Effect, ...]) -> dict[Source, list[int]]:
-    found: dict[Source, list[int]] = {}
+def sent_back(effects: tuple[Effect, ...]) -> dict[LinkKey, list[int]]:
+    found: dict[LinkKey, list[int]] = {}
     for effect in effects:
         if isinstance(effect, SendBack):
             found.setdefault(effect.source, []).extend(m.n for m in effect.mail)
@@ -268,7 +268,7 @@ def test_a_flush_wakes_what_stood_behind_the_returned_mail() -> None:
 
 def test_mail_of_a_lost_link_is_discarded_not_returned() -> None:
     owner = opened()
-    newer = Source(ANN.sender, "l2")
+    newer = LinkKey(ANN.sender, "l2")
     owner.request(mail(1))
     owner.request(mail(2, newer))
     effects = owner.flush(FlushAsked(newer, 1))
@@ -366,7 +366,7 @@ def test_a_full_mailbox_refuses_and_later_mail_of_the_link_still_enters() -> Non
 
 # properties
 
-_SOURCES = (ANN, Source(ANN.sender, "l2"), BEN)
+_SOURCES = (ANN, LinkKey(ANN.sender, "l2"), BEN)
 _STEP = st.one_of(
     st.tuples(
         st.just("request"),

@@ -11,16 +11,16 @@ from typing import Any
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from domicile.core.handoff.mailbox import Mail, Source
+from domicile.core.handoff.mailbox import Mail
 from domicile.core.handoff.owner import Accepted, Effect, FlushAsked, Owner, Wake
 from domicile.core.handoff.tables import OwnerEvent
-from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.ids import EntityKey, Incarnation, LinkKey, ShardKey
 from domicile.core.state.shardmap import Entry
 
 ME, OTHER = Incarnation("me"), Incarnation("other")
 SENDERS = (Incarnation("s"), Incarnation("t"))
 ENTITIES = (EntityKey("cart", "a"), EntityKey("cart", "b"))
-ALARM = Source(Incarnation(""), "alarm")
+ALARM = LinkKey(Incarnation(""), "alarm")
 MAILBOX = 3
 
 Running = tuple[EntityKey, bool]
@@ -43,8 +43,8 @@ class Pair:
         self.shortcuts = 0
         self.see(ME, 1, "serving")
 
-    def source(self, sender: Incarnation) -> Source:
-        return Source(sender, f"link-{self.links[sender]}")
+    def source(self, sender: Incarnation) -> LinkKey:
+        return LinkKey(sender, f"link-{self.links[sender]}")
 
     def mail(self, sender: Incarnation, entity: EntityKey, ahead: Ahead, **more: Any) -> Mail:
         self.n += 1

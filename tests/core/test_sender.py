@@ -9,19 +9,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.handoff.pending import (
-    Arm,
-    Effect,
-    GiveUp,
-    Home,
-    Letter,
-    Limits,
-    SendFlush,
-    Write,
-)
+from domicile.core.handoff.pending import Effect, GiveUp, Home, Letter, Limits, SendFlush, Write
 from domicile.core.handoff.sender import Sender
 from domicile.core.handoff.tables import SENDER_TRANSITIONS, Bond, SenderEvent
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.machines import Arm
 from domicile.core.state.shardmap import Entry
 from domicile.testing.search.machines import check_sender
 

@@ -21,9 +21,10 @@ from domicile.core.coordinator.departures import (
     Stages,
     late_s,
 )
-from domicile.core.coordinator.events import Arm, Changed, Commit, Event, Heard, Listed, Tick
+from domicile.core.coordinator.events import Changed, Commit, Event, Heard, Listed, Tick
 from domicile.core.coordinator.machine import Coordinator
 from domicile.core.ids import NOBODY, Incarnation
+from domicile.core.machines import Arm
 from domicile.core.placement.model import Move, View
 from domicile.core.placement.plan import plan
 from domicile.core.state.keys import block_key

@@ -16,14 +16,14 @@ from domicile.core.coordinator.events import (
     Tell,
 )
 from domicile.core.coordinator.machine import Coordinator
-from domicile.core.handoff.mailbox import Mail, Source
+from domicile.core.handoff.mailbox import Mail
 from domicile.core.handoff.owner import AnswerFlush, FlushAsked, Owner, PhaseChanged
 from domicile.core.handoff.owner import Effect as OwnerEffect
 from domicile.core.handoff.pending import Effect as SenderEffect
 from domicile.core.handoff.pending import Home, Letter, SendFlush
 from domicile.core.handoff.sender import Sender
 from domicile.core.handoff.tables import Bond, OwnerEvent, Phase, SenderEvent
-from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.core.ids import NOBODY, Incarnation, LinkKey, ShardKey
 from domicile.core.state.keys import LEADER_KEY, MAP, NODES
 from domicile.core.state.shardmap import Entry, decode_block
 from domicile.core.state.txn import Absent, Committed, Put
@@ -78,7 +78,7 @@ class MarkerAtTheCut(Owner):
     __slots__ = ()
 
     def _cut(self, out: list[OwnerEffect]) -> None:
-        out += [AnswerFlush(Source(sender, link), 0) for sender, link in self.latest.items()]
+        out += [AnswerFlush(LinkKey(sender, link), 0) for sender, link in self.latest.items()]
         super()._cut(out)
 
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from domicile.core.coordinator.events import Arm, Effect, Event, ReleasedBy, Tick
+from domicile.core.coordinator.events import Effect, Event, ReleasedBy, Tick
 from domicile.core.coordinator.machine import Coordinator
 from domicile.core.handoff.tables import Phase
+from domicile.core.machines import Arm
 from domicile.testing.search import FAULTS, Scenario, Violation, explore, walk
 from domicile.testing.search.__main__ import main
 from domicile.testing.search.machines import Machines

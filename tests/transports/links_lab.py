@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from domicile.core.ids import Incarnation, new_incarnation
+from domicile.core.ids import Incarnation, LinkKey, new_incarnation
 from domicile.core.wire import Ping, Pong, Reply, Request, Status, ToOwner, ToSender
 from domicile.links.layer import LinkLayer
-from domicile.ports.transport import LinkKey, Peer
+from domicile.ports.transport import Peer
 from domicile.settings import Settings
 from domicile.testing.clock import SimClock
 from domicile.testing.history import History

@@ -16,7 +16,7 @@ from hostile_lab import NOT_PACKETS, ROGUE, hostile_bytes, packets, to_owner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from domicile.core.ids import Incarnation
+from domicile.core.ids import Incarnation, LinkKey
 from domicile.core.wire import (
     Frame,
     Hello,
@@ -36,7 +36,7 @@ from domicile.core.wire import (
 from domicile.links import machine as link_module
 from domicile.links.layer import LinkLayer
 from domicile.membership.clock import SystemClock
-from domicile.ports.transport import Connection, LinkKey, Peer
+from domicile.ports.transport import Connection, Peer
 from domicile.settings import Settings
 from domicile.transports.compress import Deflated, deflate
 from domicile.transports.limits import MOST_STRANGERS, MOST_UNREGISTERED, WARNINGS

@@ -21,9 +21,9 @@ from hostile_lab import (
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from domicile.core.handoff.mailbox import Mail, Source
+from domicile.core.handoff.mailbox import Mail
 from domicile.core.handoff.owner import PARKED, Owner
-from domicile.core.ids import EntityKey, ShardKey
+from domicile.core.ids import EntityKey, LinkKey, ShardKey
 from domicile.core.wire import (
     Frame,
     Hello,
@@ -215,7 +215,7 @@ def test_reordered_frames_break_the_connection_and_change_nothing() -> None:
 
 def test_what_waits_for_a_record_is_bounded() -> None:
     owner = Owner(ShardKey("default", 0), HERE, 10)
-    rogue = Source(ROGUE, "l")
+    rogue = LinkKey(ROGUE, "l")
     for n in range(3 * PARKED):
         ahead = Mail(rogue, n, EntityKey("T", "i"), 9, 9, False, False, None)
         owner.request(ahead)

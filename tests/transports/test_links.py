@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from links_lab import Lab, request, simulate
 
-from domicile.core.ids import Incarnation
+from domicile.core.ids import Incarnation, LinkKey
 from domicile.core.wire import Ping, Pong
 from domicile.links.session import ACK_DELAY_S, MANY_MESSAGES, SOON_MESSAGES
-from domicile.ports.transport import LinkKey, Peer
+from domicile.ports.transport import Peer
 from domicile.settings import Settings
 
 FEW = SOON_MESSAGES - 1

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from links_lab import Host, Lab, simulate
 
-from domicile.ports.transport import LinkKey
+from domicile.core.ids import LinkKey
 from domicile.settings import Settings
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from links_lab import CLUSTER, Host, Lab, request, simulate
 
-from domicile.core.ids import Incarnation
+from domicile.core.ids import Incarnation, LinkKey
 from domicile.core.wire import (
     Frame,
     Hello,
@@ -19,7 +19,7 @@ from domicile.core.wire import (
     decode_packet,
     encode_packet,
 )
-from domicile.ports.transport import Connection, LinkKey
+from domicile.ports.transport import Connection
 
 
 class Rogue:

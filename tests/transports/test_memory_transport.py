@@ -7,12 +7,12 @@ import threading
 from collections.abc import Iterator
 from random import Random
 
-from domicile.core.ids import Incarnation, new_incarnation
+from domicile.core.ids import Incarnation, LinkKey, new_incarnation
 from domicile.core.wire import Ping, Pong, ToOwner, ToSender
 from domicile.links.layer import LinkLayer
 from domicile.membership.clock import SystemClock
 from domicile.ports.meter import NoMeter
-from domicile.ports.transport import Connection, LinkKey, Peer
+from domicile.ports.transport import Connection, Peer
 from domicile.settings import Settings
 from domicile.transports.memory import MemoryNetwork, MemoryTransport
 

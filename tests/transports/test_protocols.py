@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from links_lab import Lab, simulate
 
-from domicile.core.ids import Incarnation
+from domicile.core.ids import Incarnation, LinkKey
 from domicile.core.state.agreement import common_protocol
 from domicile.core.wire import (
     Frame,
@@ -32,7 +32,6 @@ from domicile.links.machine import (
     LinkBroken,
     protocols_of,
 )
-from domicile.ports.transport import LinkKey
 
 P = Incarnation("p" * 32)
 Q = Incarnation("q" * 32)

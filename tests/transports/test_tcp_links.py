@@ -12,11 +12,11 @@ import pytest
 from links_lab import CLUSTER, request
 from tcp_lab import Notes, on_both_loops, run, until
 
-from domicile.core.ids import Incarnation, new_incarnation
+from domicile.core.ids import Incarnation, LinkKey, new_incarnation
 from domicile.core.wire import Reply, Request, Status, ToOwner, ToSender
 from domicile.links.layer import LinkLayer
 from domicile.membership.clock import SystemClock
-from domicile.ports.transport import LinkKey, Peer
+from domicile.ports.transport import Peer
 from domicile.settings import Settings
 from domicile.transports.tcp import TcpTransport
 from domicile.transports.tcp_connection import _RESET, TcpConnection

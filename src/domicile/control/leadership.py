@@ -17,7 +17,6 @@ from domicile.control.strategy_runner import Advisor
 from domicile.core.coordinator.custom_strategy import CUSTOM
 from domicile.core.coordinator.events import (
     Advised,
-    Arm,
     AskProbe,
     Changed,
     Commit,
@@ -35,6 +34,7 @@ from domicile.core.coordinator.events import (
 )
 from domicile.core.coordinator.machine import Coordinator
 from domicile.core.ids import Incarnation
+from domicile.core.machines import Arm
 from domicile.core.state.txn import Changes, Listing, Outcome, Unknown
 from domicile.core.wire import Ping, Probe, Told, ToOwner
 from domicile.errors import StoreError

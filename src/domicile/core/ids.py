@@ -31,3 +31,10 @@ class ShardKey(NamedTuple):
 def new_incarnation(random: Random) -> Incarnation:
     """A fresh incarnation id."""
     return Incarnation(f"{random.getrandbits(128):032x}")
+
+
+class LinkKey(NamedTuple):
+    """An incoming link: the dialling incarnation and its link id. A new link is a new session."""
+
+    sender: Incarnation
+    link: str

@@ -14,10 +14,9 @@ from random import Random
 from typing import Any, TypeVar
 
 from domicile.core.handoff.admission import UNIT_BYTES, Admission, Bounds
-from domicile.core.handoff.mailbox import Source
 from domicile.core.handoff.pending import Home
 from domicile.core.handoff.tables import Phase
-from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.ids import Incarnation, LinkKey, ShardKey
 from domicile.core.lease.lease import Lease
 from domicile.core.placement.model import receives
 from domicile.core.state.cluster_view import Members
@@ -169,9 +168,9 @@ class Runtime:
         self.leaving = False
         self.fenced = False
         self._here: deque[Request | Flush | Cancel | tuple[Answer]] = deque()
-        self.source = Source(me, LOCAL)
-        self._begun: dict[Source, list[tuple[ShardKey, int]]] = {}
-        self._begun_of: Source | None = None
+        self.source = LinkKey(me, LOCAL)
+        self._begun: dict[LinkKey, list[tuple[ShardKey, int]]] = {}
+        self._begun_of: LinkKey | None = None
         self._begun_last: list[tuple[ShardKey, int]] = []
         """The last source that something of has begun, and its list: mostly the next one's, too."""
         self._telling: Timer | None = None
@@ -246,7 +245,7 @@ class Runtime:
     # from and to links
 
     def on_requests(
-        self, source: Source, messages: Iterable[ToOwner], other: Callable[[ToOwner], None]
+        self, source: LinkKey, messages: Iterable[ToOwner], other: Callable[[ToOwner], None]
     ) -> None:
         """Messages that a peer, or this process itself, wrote to this owner, in order.
 
@@ -284,7 +283,7 @@ class Runtime:
         self._turn_until = 0.0
 
     def _serve_some(
-        self, worker: Worker, source: Source, item: ToOwner, left: Iterator[ToOwner], until: float
+        self, worker: Worker, source: LinkKey, item: ToOwner, left: Iterator[ToOwner], until: float
     ) -> ToOwner | None:
         """Serve requests until one suspends or something else comes: that, or the next request."""
         clock, lease, by_role = self.clock.now, self.lease, self._by_role
@@ -321,7 +320,7 @@ class Runtime:
                 self.learn(ShardKey(message.role, message.shard), message.entry)
                 self.sending.on_answer(peer, message)
 
-    def on_link_gone(self, source: Source) -> None:
+    def on_link_gone(self, source: LinkKey) -> None:
         """An incoming link's state was dropped."""
         for host in self.hosts.values():
             host.link_gone(source)
@@ -410,7 +409,7 @@ class Runtime:
     def _next_turn(self) -> None:
         self._here_until = _NEVER if self.workers.closed else 0.0
 
-    def answer(self, source: Source, message: Answer) -> None:
+    def answer(self, source: LinkKey, message: Answer) -> None:
         """Say something to a sender, in order."""
         if type(message) is Flushed:
             self._tell_begun(source)
@@ -421,14 +420,14 @@ class Runtime:
         else:
             links.answer(source, message)
 
-    def begun(self, shard: ShardKey, source: Source, n: int) -> None:
+    def begun(self, shard: ShardKey, source: LinkKey, n: int) -> None:
         """A message started; its sender learns it soon, with others."""
         begun = self._begun_last if source is self._begun_of else self._begun_by(source)
         begun.append((shard, n))
         if len(begun) >= BEGUN_MESSAGES:
             self._tell_begun(source)
 
-    def _begun_by(self, source: Source) -> list[tuple[ShardKey, int]]:
+    def _begun_by(self, source: LinkKey) -> list[tuple[ShardKey, int]]:
         begun = self._begun.get(source)
         if begun is None:
             begun = self._begun[source] = []
@@ -437,7 +436,7 @@ class Runtime:
         self._begun_of, self._begun_last = source, begun
         return begun
 
-    def _tell_begun(self, source: Source) -> None:
+    def _tell_begun(self, source: LinkKey) -> None:
         self._begun_of = None
         begun = self._begun.pop(source, None)
         if not begun:

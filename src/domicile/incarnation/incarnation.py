@@ -15,8 +15,7 @@ from typing import Any
 
 from domicile.control.elected import Elected
 from domicile.control.strategy_runner import Advisor
-from domicile.core.handoff.mailbox import Source
-from domicile.core.ids import Incarnation, ShardKey, new_incarnation
+from domicile.core.ids import Incarnation, LinkKey, ShardKey, new_incarnation
 from domicile.core.lease.lease import FOREVER_S
 from domicile.core.state.cluster_view import (
     ClientGone,
@@ -65,7 +64,7 @@ from domicile.membership.death_watch import Deaths, check_fencing, let_go
 from domicile.membership.loopwatch import Handler, LoopWatch
 from domicile.membership.member import Member
 from domicile.ports.health import Health
-from domicile.ports.transport import LinkKey, Peer
+from domicile.ports.transport import Peer
 
 log = logging.getLogger("domicile")
 
@@ -82,7 +81,7 @@ class Life:
         self.me: Incarnation = new_incarnation(backends.random)
         self._transport = backends.transport()
         self._links: LinkLayer | None = None
-        self._incoming: dict[LinkKey, Source] = {}
+        self._incoming: dict[LinkKey, None] = {}
         self._goodbyes: dict[Incarnation, None] = {}
         self._over = asyncio.Event()
         self._deaths: Deaths | None = None
@@ -410,11 +409,9 @@ class Life:
 
     def on_requests(self, link: LinkKey, messages: Iterator[ToOwner]) -> None:
         """From a process that dialled this one."""
-        source = self._incoming.get(link)
-        if source is None:
-            source = self._incoming[link] = Source(*link)
+        self._incoming[link] = None
         self._heard(link.sender)
-        self.runtime.on_requests(source, messages, partial(self._on_control, link))
+        self.runtime.on_requests(link, messages, partial(self._on_control, link))
 
     def _on_control(self, link: LinkKey, message: ToOwner) -> None:
         match message:
@@ -479,7 +476,7 @@ class Life:
         self._incoming.pop(link, None)
         if not any(other.sender == link.sender for other in self._incoming):
             self._goodbyes.pop(link.sender, None)
-        self.runtime.on_link_gone(Source(*link))
+        self.runtime.on_link_gone(link)
 
     def _accept(self) -> Any:
         assert self._links is not None, "nobody knows the address before the links stand"

@@ -16,13 +16,12 @@ from collections.abc import Awaitable, Callable
 
 from domicile.control.elected import Elected
 from domicile.core.coordinator.departures import late_s, needed
-from domicile.core.ids import Incarnation
+from domicile.core.ids import Incarnation, LinkKey
 from domicile.core.state.cluster_view import Members
 from domicile.core.wire import Goodbye
 from domicile.entity.runtime import Runtime
 from domicile.links.layer import LinkLayer
 from domicile.ports.clock import Clock
-from domicile.ports.transport import LinkKey
 from domicile.ports.watchdog import Watchdog
 from domicile.settings import Settings
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from domicile.core.ids import LinkKey
 from domicile.core.wire import Frame, Hello, Packet, Reply
 from domicile.links.machine import AcceptedLink, LinkBroken
 from domicile.links.session import Layer, Side, cancel
 from domicile.ports.clock import Timer
-from domicile.ports.transport import Connection, LinkKey
+from domicile.ports.transport import Connection
 from domicile.transports.limits import Room, host_of
 
 

@@ -15,7 +15,7 @@ from random import Random
 
 import msgspec
 
-from domicile.core.ids import Incarnation
+from domicile.core.ids import Incarnation, LinkKey
 from domicile.core.state.agreement import common_protocol, no_common_protocol
 from domicile.core.wire import (
     Flush,
@@ -35,7 +35,7 @@ from domicile.links.session import UNSPOKEN, Layer
 from domicile.links.token import check_hello, prove_welcome
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
-from domicile.ports.transport import ConnectionHandler, LinkEvents, LinkKey, Peer, Transport
+from domicile.ports.transport import ConnectionHandler, LinkEvents, Peer, Transport
 from domicile.settings import Settings
 from domicile.transports.limits import (
     MOST_OF_ONE_HOST,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
-from domicile.core.ids import Incarnation
+from domicile.core.ids import Incarnation, LinkKey
 from domicile.core.wire import Flush, Request, ToOwner, ToSender
 
 
@@ -74,13 +74,6 @@ class Peer(NamedTuple):
 
     incarnation: Incarnation
     address: str
-
-
-class LinkKey(NamedTuple):
-    """An incoming link: the dialling incarnation and its link id. A new link is a new session."""
-
-    sender: Incarnation
-    link: str
 
 
 class LinkEvents(Protocol):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.machines import Arm
 from domicile.core.placement.strategies import Situation
 from domicile.core.state.shardmap import Entry
 from domicile.core.state.txn import Changes, Condition, Item, Listing, Outcome, Write
@@ -151,13 +152,6 @@ class Consult:
     """Ask the user's function; answer with `Advised`, in bounded time whatever it does."""
 
     situation: Situation
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """Wants a `Tick` at that time. Replaces the one before."""
-
-    at: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from domicile.core.coordinator.custom_strategy import CUSTOM, Counsel
 from domicile.core.coordinator.departures import Stages
 from domicile.core.coordinator.events import (
     Advised,
-    Arm,
     AskProbe,
     Changed,
     Commit,
@@ -40,6 +39,7 @@ from domicile.core.coordinator.quarantine import Strikes, forgiven
 from domicile.core.coordinator.reports import Hearsay
 from domicile.core.coordinator.waiting import Settle, patience_ends, silent
 from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.machines import Arm
 from domicile.core.placement.model import Decision, Move, RoleView, View
 from domicile.core.placement.plan import plan
 from domicile.core.state.cluster_view import CROWDS, Stored, StoreView

@@ -7,24 +7,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from domicile.core.ids import EntityKey, Incarnation
-
-
-class Source(NamedTuple):
-    """The link a message came on: the sending incarnation and its link id."""
-
-    sender: Incarnation
-    link: str
+from domicile.core.ids import EntityKey, Incarnation, LinkKey
 
 
 class Mail(msgspec.Struct):
     """One message at its owner. `load` is the shell's business."""
 
-    source: Source
+    source: LinkKey
     n: int
     entity: EntityKey
     epoch: int
@@ -64,12 +57,12 @@ def remove(
     latest: dict[Incarnation, str],
     wanted: Callable[[Mail, bool], bool],
     left: Callable[[Mail], None],
-) -> tuple[dict[Source, list[Mail]], list[Mail], list[EntityKey]]:
+) -> tuple[dict[LinkKey, list[Mail]], list[Mail], list[EntityKey]]:
     """Take mail out: what goes back by link, what came on a lost link, and who may start now.
 
     `wanted` is also told whether a message is behind the last finishing one of its box.
     """
-    back: dict[Source, list[Mail]] = {}
+    back: dict[LinkKey, list[Mail]] = {}
     lost: list[Mail] = []
     ready: list[EntityKey] = []
     for entity, box in list(boxes.items()):

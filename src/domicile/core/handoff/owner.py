@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from domicile.core.handoff.admission import Admission
-from domicile.core.handoff.mailbox import Box, Mail, Source, remove
+from domicile.core.handoff.mailbox import Box, Mail, remove
 from domicile.core.handoff.tables import OWNER_TRANSITIONS as TRANSITIONS
 from domicile.core.handoff.tables import OwnerEvent, Phase
-from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.ids import EntityKey, Incarnation, LinkKey, ShardKey
 from domicile.core.state.shardmap import FREE, Entry
 
 PARKED = 4_096
@@ -26,7 +26,7 @@ PARKED = 4_096
 class FlushAsked:
     """A `Flush` as it arrived."""
 
-    source: Source
+    source: LinkKey
     id: int
 
 
@@ -52,7 +52,7 @@ class Accepted:
 class SendBack:
     """Return these to their link (H8, H9)."""
 
-    source: Source
+    source: LinkKey
     mail: tuple[Mail, ...]
 
 
@@ -60,7 +60,7 @@ class SendBack:
 class AnswerFlush:
     """Say `Flushed` (H8)."""
 
-    source: Source
+    source: LinkKey
     id: int
 
 
@@ -121,10 +121,10 @@ class Owner:
         self.phase = Phase.CLOSED
         self.epoch = 0
         self.entry: Entry = FREE
-        self.gates: dict[Source, None] = {}
+        self.gates: dict[LinkKey, None] = {}
         self.latest: dict[Incarnation, str] = {}
         self.boxes: dict[EntityKey, Box] = {}
-        self.parked: dict[Source, deque[Mail]] = {}
+        self.parked: dict[LinkKey, deque[Mail]] = {}
 
     @property
     def released(self) -> bool:
@@ -189,7 +189,7 @@ class Owner:
             out.append(ReadRecord())
         return tuple(out)
 
-    def clear(self, source: Source, entity: EntityKey, epoch: int, change: int) -> bool:
+    def clear(self, source: LinkKey, entity: EntityKey, epoch: int, change: int) -> bool:
         """Whether a message would be admitted and start at once (H7), its entity being idle."""
         return not (
             self.phase is not _OPEN
@@ -201,7 +201,7 @@ class Owner:
             or (self.boxes and entity in self.boxes)
         )
 
-    def occupy(self, source: Source, entity: EntityKey, shared: bool) -> None:
+    def occupy(self, source: LinkKey, entity: EntityKey, shared: bool) -> None:
         """A message that was clear to start runs: as after `request` and `start`."""
         self.latest[source.sender] = source.link
         box = self.boxes.get(entity)
@@ -228,7 +228,7 @@ class Owner:
         out.append(AnswerFlush(asked.source, asked.id))
         return tuple(out)
 
-    def link_gone(self, source: Source) -> None:
+    def link_gone(self, source: LinkKey) -> None:
         """The link's state was dropped: its gate is void, parked mail never counted as accepted."""
         self.gates.pop(source, None)
         self._take_parked(source)
@@ -349,13 +349,13 @@ class Owner:
             if box.idle():
                 del self.boxes[entity]
 
-    def _take_parked(self, source: Source) -> tuple[Mail, ...]:
+    def _take_parked(self, source: LinkKey) -> tuple[Mail, ...]:
         parked = tuple(self.parked.pop(source, ()))
         for mail in parked:
             self.left(mail)
         return parked
 
-    def _unpark(self, source: Source, out: list[Effect]) -> None:
+    def _unpark(self, source: LinkKey, out: list[Effect]) -> None:
         waiting = self.parked[source]
         while waiting:
             if self._ahead(waiting[0]):
@@ -367,7 +367,7 @@ class Owner:
         del self.parked[source]
 
 
-CalledOff = Mapping[tuple[Source, int], None]
+CalledOff = Mapping[tuple[LinkKey, int], None]
 """The messages, by the link that they came on and their number."""
 
 

@@ -18,6 +18,7 @@ import msgspec
 
 from domicile.core.handoff.admission import Flow
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.machines import Arm
 
 
 class Home(NamedTuple):
@@ -78,13 +79,6 @@ class GiveUp:
     """Unknown what became of it: MaybeExecuted for an ask, `lost` for a tell (H6)."""
 
     letter: Letter
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """Call `tick` at this time."""
-
-    at: float
 
 
 Effect = Write | SendFlush | GiveUp | Arm

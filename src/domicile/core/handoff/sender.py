@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 
 from domicile.core.handoff.admission import UNIT_BYTES, Flow, Outflow
 from domicile.core.handoff.pending import (
-    Arm,
     Effect,
     GiveUp,
     Home,
@@ -29,6 +28,7 @@ from domicile.core.handoff.pending import (
 from domicile.core.handoff.tables import SENDER_TRANSITIONS as TRANSITIONS
 from domicile.core.handoff.tables import Bond, SenderEvent
 from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.machines import Arm
 from domicile.core.state.shardmap import FREE, Entry
 
 _HOMELESS = ("free", "quarantined")

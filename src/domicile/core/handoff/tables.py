@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from domicile.core.transitions import Transition
+from domicile.core.machines import Transition
 
 
 class Phase(Enum):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import Enum
 from math import inf
 
-from domicile.core.transitions import Transition
+from domicile.core.machines import Transition
 
 FOREVER_S = inf
 """The ttl that counts under `fencing = "health"`: only a refusal ends such an incarnation (C9)."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from domicile.core.handoff.mailbox import Source
 from domicile.core.handoff.pending import nested_timeout_s
-from domicile.core.ids import ShardKey
+from domicile.core.ids import LinkKey, ShardKey
 from domicile.core.wire import Cancel
 from domicile.entity.hosting.cell import Turn
 from domicile.errors import Unavailable
@@ -33,7 +32,7 @@ class CallOffs:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._wanted: dict[ShardKey, dict[tuple[Source, int], None]] = {}
+        self._wanted: dict[ShardKey, dict[tuple[LinkKey, int], None]] = {}
         self._timer: Timer | None = None
         self._cancellable = any(
             handler.cancellable
@@ -41,7 +40,7 @@ class CallOffs:
             for handler in kind.handlers.values()
         )
 
-    def take(self, source: Source, message: Cancel) -> None:
+    def take(self, source: LinkKey, message: Cancel) -> None:
         """A caller waits no more."""
         shard = ShardKey(message.role, message.shard)
         if shard not in self._runtime.hosts:

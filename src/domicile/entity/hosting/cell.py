@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from domicile.core.handoff.mailbox import Source
-from domicile.core.ids import EntityKey, ShardKey
+from domicile.core.ids import EntityKey, LinkKey, ShardKey
 from domicile.core.wire import Caller, Request
 from domicile.entity.model.entity import Entity, EntityType
 from domicile.entity.model.ref import Ref
@@ -179,7 +178,7 @@ class Turn(msgspec.Struct, eq=False):
     """One message being run on a cell: the `Watcher` of its coroutine."""
 
     host: ShardHost
-    source: Source
+    source: LinkKey
     entity: EntityKey
     shared: bool
     request: Request | Called | Alarm

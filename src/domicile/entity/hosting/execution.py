@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from domicile.core.handoff.mailbox import Mail, Source
+from domicile.core.handoff.mailbox import Mail
 from domicile.core.handoff.owner import Effect
 from domicile.core.handoff.pending import Home
 from domicile.core.handoff.tables import Phase
-from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.ids import EntityKey, Incarnation, LinkKey, ShardKey
 from domicile.core.wire import Caller, Reply, Request, Status
 from domicile.entity.hosting.activation import NotStarted, Starts, name_of
 from domicile.entity.hosting.cell import Alarm, Called, Cell, Incoming, Turn, current_turn
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("domicile")
 
-ALARM = Source(Incarnation(""), "alarm")
+ALARM = LinkKey(Incarnation(""), "alarm")
 
 WEIGHT_BYTES = 1_024
 """About what a message takes in memory while it waits, beside its body and its ids."""
@@ -78,7 +78,7 @@ class Turns(Starts):
     # the usual way
 
     def request(
-        self, worker: Worker, source: Source, request: Request, now: float, *, late: bool
+        self, worker: Worker, source: LinkKey, request: Request, now: float, *, late: bool
     ) -> None:
         """A message for this shard. It begins in the worker's name, if nothing is in its way and
         this turn of the event loop has not lasted too long."""
@@ -105,7 +105,7 @@ class Turns(Starts):
                     return
         self._request(source, request, now)
 
-    def _request(self, source: Source, request: Request, now: float) -> None:
+    def _request(self, source: LinkKey, request: Request, now: float) -> None:
         """A message that must wait, or that needs more than its handler."""
         kind = self.runtime.catalogue.get(request.type)
         handler = None if kind is None else kind.handlers.get(request.method)

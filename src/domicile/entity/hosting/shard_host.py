@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from domicile.core.handoff.mailbox import Mail, Source
+from domicile.core.handoff.mailbox import Mail
 from domicile.core.handoff.owner import (
     Accepted,
     AnswerFlush,
@@ -33,7 +33,7 @@ from domicile.core.handoff.owner import (
     call_off,
 )
 from domicile.core.handoff.tables import OwnerEvent, Phase
-from domicile.core.ids import NOBODY, ShardKey
+from domicile.core.ids import NOBODY, LinkKey, ShardKey
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import AskRevert, Flush, Flushed, Released, Return
 from domicile.entity.hosting.activation import name_of
@@ -69,7 +69,7 @@ class ShardHost(Turns):
 
     # what the runtime reports
 
-    def flush(self, source: Source, flush: Flush) -> None:
+    def flush(self, source: LinkKey, flush: Flush) -> None:
         """A sender wants its unstarted mail back."""
         self._carry_out(self.owner.flush(FlushAsked(source, flush.id)))
         self.settle()
@@ -95,7 +95,7 @@ class ShardHost(Turns):
         self._floor = max(epoch, self._floor)
         self._carry_out(self.owner.happen(OwnerEvent.OUTRUN))
 
-    def link_gone(self, source: Source) -> None:
+    def link_gone(self, source: LinkKey) -> None:
         """An incoming link's state was dropped."""
         self.owner.link_gone(source)
 
@@ -222,13 +222,13 @@ class ShardHost(Turns):
             case Phase.CLOSED:
                 self._disarm()
 
-    def _send_back(self, source: Source, mails: tuple[Mail, ...]) -> None:
+    def _send_back(self, source: LinkKey, mails: tuple[Mail, ...]) -> None:
         for mail in mails:
             self.note("return", mail)
         ns = tuple(mail.n for mail in mails)
         self.runtime.answer(source, Return(*self.shard, ns, self.owner.entry, self.owner.released))
 
-    def _answer_flush(self, source: Source, id: int, *, late: bool = False) -> None:
+    def _answer_flush(self, source: LinkKey, id: int, *, late: bool = False) -> None:
         owner, clock = self.owner, self.runtime.clock
         if not late and owner.phase is Phase.DRAINING and owner.entry.state == "serving":
             # It drains by itself (J1) and no record says so: whoever hears at once that all is

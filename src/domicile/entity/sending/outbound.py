@@ -15,18 +15,10 @@ import msgspec
 from msgspec.structs import replace
 
 from domicile.core.handoff.admission import Outflow
-from domicile.core.handoff.pending import (
-    Arm,
-    Effect,
-    GiveUp,
-    Home,
-    Letter,
-    Limits,
-    SendFlush,
-    Write,
-)
+from domicile.core.handoff.pending import Effect, GiveUp, Home, Letter, Limits, SendFlush, Write
 from domicile.core.handoff.sender import Sender
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.machines import Arm
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import (
     Caller,

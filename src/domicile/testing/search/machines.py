@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from domicile.core.coordinator.events import (
-    Arm,
     Changed,
     Commit,
     CommitDone,
@@ -29,7 +28,7 @@ from domicile.core.coordinator.events import (
     Tick,
 )
 from domicile.core.coordinator.machine import Coordinator
-from domicile.core.handoff.mailbox import Mail, Source
+from domicile.core.handoff.mailbox import Mail
 from domicile.core.handoff.owner import (
     AnswerFlush,
     Discard,
@@ -41,7 +40,8 @@ from domicile.core.handoff.owner import (
 from domicile.core.handoff.pending import GiveUp, Letter, Limits, SendFlush, Write
 from domicile.core.handoff.sender import Sender
 from domicile.core.handoff.tables import Bond, OwnerEvent
-from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.ids import Incarnation, LinkKey, ShardKey
+from domicile.core.machines import Arm
 from domicile.core.state.shardmap import Entry
 from domicile.core.state.txn import Changes, Outcome
 from domicile.testing.search.scenario import (
@@ -289,13 +289,13 @@ def _drive_owner(machines: Machines, owner: Owner, does: str, args: tuple[Any, .
         case "see", (entry,):
             return owner.see(machines.entries[entry])
         case "request", (sender, link, n, entity, epoch, change, finishing, message):
-            source = Source(inc(sender), link)
+            source = LinkKey(inc(sender), link)
             mail = Mail(source, n, entity_key(entity), epoch, change, finishing, False, message)
             return owner.request(mail)
         case "flush", (sender, link, id):
-            return owner.flush(FlushAsked(Source(inc(sender), link), id))
+            return owner.flush(FlushAsked(LinkKey(inc(sender), link), id))
         case "gone", (sender, link):
-            owner.link_gone(Source(inc(sender), link))
+            owner.link_gone(LinkKey(inc(sender), link))
             return ()
         case "start", (entity,):
             return (owner.start(entity_key(entity)),)

@@ -1,7 +1,8 @@
-"""The shape of a transition table. Machines run by theirs, and the docs draw from them."""
+"""What all machines of the core share: the shape of a transition table, and the wish for a tick."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 S = TypeVar("S")
@@ -13,3 +14,10 @@ class Transition(NamedTuple, Generic[S]):
     to: tuple[S, ...]
     rule: str
     does: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Wants a `Tick` at that time. Replaces the one before."""
+
+    at: float
