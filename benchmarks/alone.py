@@ -128,10 +128,10 @@ def _unframe_requests() -> Callable[[], Any]:
 
 
 def _frame_replies() -> Callable[[], Any]:
-    from domicile.core.wire import Frame, Reply, Status, decode_packet, encode_packet
+    from domicile.core.wire import Frame, Reply, ReplyStatus, decode_packet, encode_packet
 
     body = _echo().encode_reply(PAYLOAD)
-    replies = tuple(Reply("default", 17, n, Status.OK, body) for n in range(BATCH))
+    replies = tuple(Reply("default", 17, n, ReplyStatus.OK, body) for n in range(BATCH))
     frame = Frame(7, 6, replies)
     return lambda: decode_packet(encode_packet(frame))
 

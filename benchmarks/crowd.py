@@ -50,8 +50,8 @@ from benchmarks.report import fill
 from domicile import Client, DomicileError, Node, Settings
 from domicile.backends.wiring import backends, token_of
 from domicile.entity.model.ref import Outbound
-from domicile.incarnation.context import Backends, Plan
-from domicile.incarnation.supervisor import Lives
+from domicile.incarnation.context import Backends, Identity
+from domicile.incarnation.supervisor import Supervisor
 from domicile.observe import Metrics
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite.store import SqliteStore
@@ -142,11 +142,11 @@ class Visitor(Client):
     """A client whose store counts."""
 
     def __init__(self, wired: Backends) -> None:
-        self._wired, self._lives = wired, Lives()
+        self._wired, self._lives = wired, Supervisor()
 
     async def __aenter__(self) -> Self:
         """Join."""
-        plan = Plan(CLUSTER, "", {}, {}, settings(), False, token=token_of(None))
+        plan = Identity(CLUSTER, "", {}, {}, settings(), False, token=token_of(None))
         await self._lives.start(self._wired, plan)
         return self
 

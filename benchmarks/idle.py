@@ -32,7 +32,7 @@ from domicile.backends.wiring import backends
 from domicile.core.state.txn import Changes, Condition, Item, Listing, Outcome, Write
 from domicile.incarnation.context import Backends
 from domicile.observe import Metrics
-from domicile.ports.store import Beside, Kept, OffersBeside, Store
+from domicile.ports.store import Kept, OffersThreads, Store, ThreadedStore
 
 SHARDS = (16, 256, 4_096)
 NODES = 3
@@ -94,26 +94,26 @@ class Counting:
         """As `Store.close`."""
         await self._store.close()
 
-    def beside(self, prefix: bytes = b"") -> Beside | None:
-        """As `OffersBeside.beside`."""
-        made = self._store.beside(prefix) if isinstance(self._store, OffersBeside) else None
+    def beside(self, prefix: bytes = b"") -> ThreadedStore | None:
+        """As `OffersThreads.beside`."""
+        made = self._store.beside(prefix) if isinstance(self._store, OffersThreads) else None
         return None if made is None else CountingBeside(made, self._counts)
 
 
 class CountingBeside:
     """The same for what a thread asks beside the event loop."""
 
-    def __init__(self, beside: Beside, counts: Counter[str]) -> None:
+    def __init__(self, beside: ThreadedStore, counts: Counter[str]) -> None:
         self._beside, self._counts = beside, counts
 
     def keep(self, lease: str, key: bytes) -> Future[Kept]:
-        """As `Beside.keep`: two requests in one call."""
+        """As `ThreadedStore.keep`: two requests in one call."""
         self._counts["renew"] += 1
         self._counts["get"] += 1
         return self._beside.keep(lease, key)
 
     def rewrite(self, key: bytes, revision: int, value: bytes, lease: str) -> Future[Outcome]:
-        """As `Beside.rewrite`."""
+        """As `ThreadedStore.rewrite`."""
         self._counts["commit"] += 1
         return self._beside.rewrite(key, revision, value, lease)
 

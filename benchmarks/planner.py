@@ -27,7 +27,7 @@ import msgspec
 from domicile import Settings
 from domicile.core.ids import NOBODY, Incarnation, new_incarnation
 from domicile.core.placement import strategies
-from domicile.core.placement.model import Plan, RoleView, View
+from domicile.core.placement.model import Plan, PlanInput, RoleInput
 from domicile.core.placement.plan import plan
 from domicile.core.state.records import NodeRecord
 from domicile.core.state.shardmap import BLOCK_SIZE, FREE, Block, Entry, encode_block
@@ -113,11 +113,11 @@ def view(
     nodes: dict[Incarnation, NodeRecord],
     strategy: str,
     drains: tuple[str, ...] = (),
-) -> View:
+) -> PlanInput:
     """A view in which every node was just heard."""
     heard_at = dict.fromkeys(nodes, NOW)
-    part = {ROLE: RoleView(tuple(entries))}
-    return View(NOBODY, nodes, heard_at, drains, part, balance=True, strategy=strategy)
+    part = {ROLE: RoleInput(tuple(entries))}
+    return PlanInput(NOBODY, nodes, heard_at, drains, part, balance=True, strategy=strategy)
 
 
 def carry_out(
@@ -143,7 +143,7 @@ def settled(shards: int, nodes: dict[Incarnation, NodeRecord], strategy: str) ->
     return carry_out(first, nodes, plan(view(first, nodes, strategy), NOW, SETTINGS))
 
 
-def situations(size: Size, strategy: str) -> dict[str, View]:
+def situations(size: Size, strategy: str) -> dict[str, PlanInput]:
     """The cases by name."""
     nodes = records(size.nodes)
     entries = settled(size.shards, nodes, strategy)
@@ -160,7 +160,7 @@ def situations(size: Size, strategy: str) -> dict[str, View]:
     return dict(zip(CASES, views, strict=True))
 
 
-def timed(one: View, repeats: int) -> tuple[float, int]:
+def timed(one: PlanInput, repeats: int) -> tuple[float, int]:
     """Seconds of CPU for a plan, the median of several, and how many decisions it has."""
     took: list[float] = []
     count = 0
@@ -172,7 +172,7 @@ def timed(one: View, repeats: int) -> tuple[float, int]:
     return median(took), count
 
 
-def peak_bytes(one: View) -> int:
+def peak_bytes(one: PlanInput) -> int:
     """The most memory that a plan holds at once, its result included."""
     strategies.wanted.cache_clear()
     tracemalloc.start()

@@ -17,8 +17,8 @@ from domicile.control.elected import Elected
 from domicile.core.ids import Incarnation
 from domicile.entity.runtime import Runtime
 from domicile.errors import MaybeExecuted, Unavailable
-from domicile.incarnation.incarnation import Life
-from domicile.incarnation.store_tasks import Errands
+from domicile.incarnation.incarnation import RunningIncarnation
+from domicile.incarnation.store_tasks import StoreTasks
 from domicile.incarnation.supervisor import MOST_FAILED
 from domicile.ports.health import Verdict
 from domicile.ports.transport import ConnectionHandler
@@ -28,7 +28,7 @@ from domicile.transports.memory import MemoryTransport
 SETTINGS = Settings(shards=4, settle_s=0.05)
 
 
-async def another_life(node: Node, first: Life) -> None:
+async def another_life(node: Node, first: RunningIncarnation) -> None:
     async with asyncio.timeout(20):
         while node.life in (None, first):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -154,7 +154,7 @@ def test_what_fails_at_the_end_of_a_life_leaves_no_handler_behind(
 ) -> None:
     """I1: the lease is given back, so whatever ran under it must have stopped before."""
 
-    async def fails(self: Errands) -> None:
+    async def fails(self: StoreTasks) -> None:
         raise asyncio.CancelledError
 
     async def main() -> None:
@@ -164,7 +164,7 @@ def test_what_fails_at_the_end_of_a_life_leaves_no_handler_behind(
             async with asyncio.timeout(20):
                 while not Patient.waiting:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-            monkeypatch.setattr(Errands, "close", fails)
+            monkeypatch.setattr(StoreTasks, "close", fails)
             assert node._lives._supervisor is not None
             node._lives._supervisor.cancel()
             await asyncio.wait([node._lives._supervisor], timeout=20)
@@ -242,10 +242,10 @@ def test_lives_that_fail_one_after_the_other_end_for_good_and_say_so(
 def test_who_is_ended_before_it_has_joined_does_not_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def never(self: Life) -> bool:
+    async def never(self: RunningIncarnation) -> bool:
         return await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(Life, "begin", never)
+    monkeypatch.setattr(RunningIncarnation, "begin", never)
 
     async def main() -> None:
         node = Node("memory://never", settings=SETTINGS)

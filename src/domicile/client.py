@@ -10,8 +10,8 @@ from domicile.backends.wiring import backends, check_cluster, check_store, token
 from domicile.entity.model.client import Client
 from domicile.entity.model.ref import Outbound
 from domicile.errors import ConfigError
-from domicile.incarnation.context import Plan
-from domicile.incarnation.supervisor import Lives
+from domicile.incarnation.context import Identity
+from domicile.incarnation.supervisor import Supervisor
 from domicile.ports.meter import Meter
 from domicile.ports.trace import Tracer
 from domicile.settings import Settings
@@ -35,7 +35,7 @@ class ConnectedClient(Client):
         self._store, self._cluster = store, cluster
         self._settings, self._meter, self._tracer = settings, meter, tracer
         self._token = token_of(token)
-        self._lives = Lives()
+        self._lives = Supervisor()
 
     async def __aenter__(self) -> Self:
         """Join; messages can be sent from here on."""
@@ -49,7 +49,7 @@ class ConnectedClient(Client):
             token=self._token,
         )
         wired = wired if self._tracer is None else replace(wired, tracer=self._tracer)
-        plan = Plan(self._cluster, "", {}, {}, self._settings, False, token=self._token)
+        plan = Identity(self._cluster, "", {}, {}, self._settings, False, token=self._token)
         await self._lives.start(wired, plan)
         return self
 

@@ -13,11 +13,11 @@ from domicile import config
 from domicile.backends.wiring import LOOPBACK, backends, check_cluster, check_store, token_of
 from domicile.core.placement.strategies import Strategy, check_strategy
 from domicile.errors import ConfigError
-from domicile.incarnation.context import Plan
-from domicile.incarnation.incarnation import Life
-from domicile.incarnation.observation import Observed
+from domicile.incarnation.context import Identity
+from domicile.incarnation.incarnation import RunningIncarnation
+from domicile.incarnation.observation import Observation
 from domicile.incarnation.signals import default_node_id, until_asked
-from domicile.incarnation.supervisor import Lives
+from domicile.incarnation.supervisor import Supervisor
 from domicile.ports.meter import Meter
 from domicile.ports.watchdog import Watchdog
 from domicile.settings import Settings
@@ -56,8 +56,8 @@ class Manager:
         self._strategy = strategy
         self._node_id, self._meter = node_id, meter
         self._watchdog: Watchdog | None = None
-        self._lives = Lives()
-        self._observed = Observed(self._lives, self._settings.http, meter)
+        self._lives = Supervisor()
+        self._observed = Observation(self._lives, self._settings.http, meter)
         self._stack = AsyncExitStack()
 
     @property
@@ -76,7 +76,7 @@ class Manager:
         return self._cluster
 
     @property
-    def life(self) -> Life | None:
+    def life(self) -> RunningIncarnation | None:
         """The current incarnation, if one is registered."""
         return self._lives.current
 
@@ -92,7 +92,7 @@ class Manager:
 
     def answer_at(self, http: str) -> None:
         """Serve probes and metrics here, whatever the settings say. Before the start."""
-        self._observed = Observed(self._lives, http, self._meter)
+        self._observed = Observation(self._lives, http, self._meter)
 
     def watch_over(self, watchdog: Watchdog) -> None:
         """Have a watchdog end this process if it hangs past its lease (L4). Before the start."""
@@ -108,7 +108,7 @@ class Manager:
             listen=self._listen, advertise=self._advertise, meter=self._observed.meter,
             watchdog=self._watchdog, token=self._token,
         )  # fmt: skip
-        plan = Plan(
+        plan = Identity(
             self._cluster, node_id, {}, {}, self._settings, True, strategy=self._strategy,
             token=self._token,
         )  # fmt: skip

@@ -29,13 +29,13 @@ from domicile.entity.model.client import Client
 from domicile.entity.model.entity import Entity, catalogue
 from domicile.entity.model.ref import Outbound
 from domicile.errors import ConfigError
-from domicile.incarnation.context import Backends, Plan
-from domicile.incarnation.incarnation import Life
-from domicile.incarnation.observation import Observed
+from domicile.incarnation.context import Backends, Identity
+from domicile.incarnation.incarnation import RunningIncarnation
+from domicile.incarnation.observation import Observation
 from domicile.incarnation.signals import default_node_id, until_asked
-from domicile.incarnation.supervisor import Lives
+from domicile.incarnation.supervisor import Supervisor
 from domicile.links.machine import PROTOCOLS
-from domicile.observe.readiness import Answer
+from domicile.observe.readiness import ProbeAnswer
 from domicile.persist.eventsourced import EventSourced
 from domicile.ports.meter import Meter
 from domicile.ports.trace import Tracer
@@ -103,10 +103,10 @@ class Node(Client):
         check_strategy(strategy)
         self._watchdog: Watchdog | None = None
         self._stack = AsyncExitStack()
-        self._lives = Lives()
+        self._lives = Supervisor()
         self._backends = backends
         http = self._settings.http if backends is None else ""
-        self._observed = Observed(self._lives, http, meter)
+        self._observed = Observation(self._lives, http, meter)
         self._token = token_of(token, {} if backends is not None else None)
         if backends is None:
             check_store(store)
@@ -130,7 +130,7 @@ class Node(Client):
         return self._cluster
 
     @property
-    def life(self) -> Life | None:
+    def life(self) -> RunningIncarnation | None:
         """The current incarnation, if one is registered."""
         return self._lives.current
 
@@ -139,11 +139,11 @@ class Node(Client):
         """Where `/metrics`, `/healthz` and `/readyz` are served now; empty if nowhere."""
         return self._observed.address
 
-    def readiness(self) -> Answer:
+    def readiness(self) -> ProbeAnswer:
         """Whether this node takes part in its cluster, and why not: what `/readyz` says."""
         return self._observed.readiness()
 
-    def health(self) -> Answer:
+    def health(self) -> ProbeAnswer:
         """Whether this node runs or joins by itself: what `/healthz` says."""
         return self._observed.health()
 
@@ -153,7 +153,7 @@ class Node(Client):
 
     def answer_at(self, http: str) -> None:
         """Serve probes and metrics here, whatever the settings say. Before the start."""
-        self._observed = Observed(self._lives, http, self._meter)
+        self._observed = Observation(self._lives, http, self._meter)
 
     def watch_over(self, watchdog: Watchdog) -> None:
         """Have a watchdog end this process if it hangs past its lease (L4). Before the start."""
@@ -172,7 +172,7 @@ class Node(Client):
             wired = self._wire(node_id) if self._backends is None else self._backends()
             await self._lives.start(
                 wired if self._tracer is None else replace(wired, tracer=self._tracer),
-                Plan(
+                Identity(
                     self._cluster, node_id, self._catalogue, resources, self._settings,
                     self._candidate, self._version, self._capacity, self._strategy,
                     self._protocols, self._shards, self._token,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from domicile.core.ids import Incarnation
-from domicile.core.state.cluster_view import Fact
+from domicile.core.state.cluster_view import ViewChange
 from domicile.core.state.keys import node_key
 from domicile.core.state.records import ClientRecord, NodeRecord, decode_record, encode_record
 from domicile.core.state.txn import Changes, Condition, Item, Listing, Outcome, Put, Write
@@ -111,7 +111,7 @@ class Process:
             record = NodeRecord(
                 name, self.incarnation, f"{name}:1", ("default",), ("cart",), SETTINGS.ttl_s
             )
-        self.facts: list[Fact] = []
+        self.facts: list[ViewChange] = []
         self.listings: list[Listing] = []
         self.changes: list[Changes] = []
         self.fenced: list[tuple[float, str]] = []
@@ -126,7 +126,7 @@ class Process:
             events=self,
         )
 
-    def on_fact(self, fact: Fact) -> None:
+    def on_fact(self, fact: ViewChange) -> None:
         assert not self.fenced
         self.facts.append(fact)
 

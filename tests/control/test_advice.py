@@ -10,15 +10,15 @@ from typing import Any, cast
 
 import pytest
 
-from domicile.control.strategy_runner import Advisor, DaemonThreads, ThreadsBusy
-from domicile.core.placement.strategies import Seat, Situation, Wanted
+from domicile.control.strategy_runner import DaemonThreads, StrategyRunner, ThreadsBusy
+from domicile.core.placement.strategies import Seat, Situation, WantedHomes
 from domicile.ports.meter import NoMeter
 
 ASKED = Situation("r", ("a", "", "a"), (Seat("a"), Seat("b")))
 
 
-def ask(strategy: Any, timeout_s: float = 5.0) -> Wanted | None:
-    return asyncio.run(Advisor(strategy, timeout_s, NoMeter()).ask(ASKED))
+def ask(strategy: Any, timeout_s: float = 5.0) -> WantedHomes | None:
+    return asyncio.run(StrategyRunner(strategy, timeout_s, NoMeter()).ask(ASKED))
 
 
 def test_a_plain_function_runs_beside_the_loop() -> None:
@@ -45,7 +45,7 @@ def test_one_that_raises_is_a_failure_and_told_once(caplog: pytest.LogCaptureFix
         raise KeyError("zone")
 
     async def body() -> None:
-        advisor = Advisor(strategy, 5.0, NoMeter())
+        advisor = StrategyRunner(strategy, 5.0, NoMeter())
         assert await advisor.ask(ASKED) is None
         assert await advisor.ask(ASKED) is None
 
@@ -66,9 +66,9 @@ def test_one_that_hangs_is_given_up_and_asked_again() -> None:
         return {0: "b"}
 
     async def body() -> None:
-        advisor = Advisor(strategy, 0.05, NoMeter())
+        advisor = StrategyRunner(strategy, 0.05, NoMeter())
         assert await advisor.ask(ASKED) is None
-        patient = Advisor(strategy, 30.0, NoMeter(), advisor._threads)  # pyright: ignore
+        patient = StrategyRunner(strategy, 30.0, NoMeter(), advisor._threads)  # pyright: ignore
         assert await patient.ask(ASKED) == {0: "b"}
 
     try:
@@ -153,7 +153,7 @@ def test_one_that_swallows_its_cancellation_is_given_up_and_not_called_without_e
 
     async def body() -> None:
         nonlocal free
-        advisor = Advisor(strategy, 0.01, NoMeter())
+        advisor = StrategyRunner(strategy, 0.01, NoMeter())
         for _ in range(10):
             assert await advisor.ask(ASKED) is None
         assert called == 4, "the rest were not even called"
@@ -179,7 +179,7 @@ def test_the_end_of_a_leadership_ends_its_question() -> None:
         return {}
 
     async def body() -> None:
-        asking = asyncio.ensure_future(Advisor(strategy, 60.0, NoMeter()).ask(ASKED))
+        asking = asyncio.ensure_future(StrategyRunner(strategy, 60.0, NoMeter()).ask(ASKED))
         await asyncio.sleep(0.01)
         asking.cancel()
         await asyncio.wait((asking,))

@@ -21,15 +21,15 @@ from member_lab import Tampered
 
 from domicile.core.ids import Incarnation
 from domicile.core.lease.lease import LeaseState
-from domicile.core.state.cluster_view import Fact
+from domicile.core.state.cluster_view import ViewChange
 from domicile.core.state.keys import node_key
 from domicile.core.state.records import ClientRecord, NodeRecord, decode_record, encode_record
 from domicile.core.state.txn import At, Changes, Committed, Conflict, Item, Listing, Outcome, Put
 from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.membership.clock import SystemClock
 from domicile.membership.member import Member
-from domicile.membership.thread_renewer import Renewals
-from domicile.ports.store import Beside, Kept
+from domicile.membership.thread_renewer import ThreadRenewer
+from domicile.ports.store import Kept, ThreadedStore
 from domicile.settings import Settings
 from domicile.stores.memory.store import MemoryStore
 
@@ -71,7 +71,7 @@ def in_a_fork(count: Callable[[], int]) -> int:
 
 
 class Side:
-    """Implements `Beside`. Answers at once with what the store holds, or as a test says."""
+    """Implements `ThreadedStore`. Answers at once with what the store holds, or as a test says."""
 
     def __init__(self, store: Held) -> None:
         self.store = store
@@ -130,7 +130,7 @@ class Held(Tampered):
         await self.target.grant(lease, 600.0)
         return ttl_s
 
-    def beside(self, prefix: bytes = b"") -> Beside | None:
+    def beside(self, prefix: bytes = b"") -> ThreadedStore | None:
         assert prefix == b""
         self.sides += 1
         return self.side
@@ -188,7 +188,7 @@ class Process:
             self.turned_at = self.clock.now()
         return self.turned_at
 
-    def on_fact(self, fact: Fact) -> None: ...
+    def on_fact(self, fact: ViewChange) -> None: ...
 
     def on_listing(self, listing: Listing) -> None: ...
 
@@ -577,13 +577,13 @@ def test_the_loop_makes_room_for_the_thread_all_the_time(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    give_way = Renewals.give_way
+    give_way = ThreadRenewer.give_way
 
-    def counted(renewals: Renewals) -> float:
+    def counted(renewals: ThreadRenewer) -> float:
         asked.append(threading.get_ident())
         return give_way(renewals)
 
-    monkeypatch.setattr(Renewals, "give_way", counted)
+    monkeypatch.setattr(ThreadRenewer, "give_way", counted)
 
     async def main() -> None:
         async with process.running():

@@ -14,7 +14,7 @@ import pytest
 
 from domicile.core.state.txn import Committed, Conflict, Item, Put
 from domicile.errors import StoreRewound, StoreUnavailable
-from domicile.ports.store import Beside, Kept, OffersBeside
+from domicile.ports.store import Kept, OffersThreads, ThreadedStore
 from domicile.stores.memory.store import MemoryStore
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite.store import SqliteStore
@@ -47,7 +47,7 @@ class Place:
         self.sqlite = SqliteStore(path, by="n", op_timeout_s=1.0)
         self.store = Namespace(self.sqlite, "blue")
 
-    async def begin(self) -> tuple[Beside, int]:
+    async def begin(self) -> tuple[ThreadedStore, int]:
         await self.store.grant("lease", 30.0)
         outcome = await self.store.commit([], [Put(KEY, b"one", "lease")])
         assert isinstance(outcome, Committed)
@@ -184,7 +184,7 @@ def test_only_a_store_with_threads_offers_it() -> None:
     world = World(1)
     memory = MemoryStore(SimClock(world, world.process("n"))).client("n")
     try:
-        assert not isinstance(memory, OffersBeside)
+        assert not isinstance(memory, OffersThreads)
         assert Namespace(memory, "blue").beside() is None
     finally:
         world.close()

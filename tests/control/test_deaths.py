@@ -16,7 +16,7 @@ from domicile.core.state.cluster_view import Members
 from domicile.core.state.keys import LEADER_KEY, client_key, dead_key, node_key
 from domicile.core.state.records import ClientRecord, LeaderRecord, NodeRecord, encode_record
 from domicile.core.state.txn import At, Delete, Item, Listing, Present, Put
-from domicile.membership.death_watch import EVIDENCE_S, Deaths, check_fencing, let_go
+from domicile.membership.death_watch import EVIDENCE_S, DeathWatch, check_fencing, let_go
 from domicile.ports.health import Health, Verdict
 from domicile.stores.file_locks import FileLocks
 from domicile.stores.memory.store import MemoryStore
@@ -134,7 +134,7 @@ class Lookout:
         self.store = MemoryStore(SimClock(self.world, self.loop)).client("test")
         self.oracle = Oracle()
         self.members = Members()
-        self.deaths = Deaths(
+        self.deaths = DeathWatch(
             store=self.store, health=self.oracle, clock=SimClock(self.world, self.loop),
             meter=self.history, settings=settings, members=self.members, me=B,
             lease="mine", guard=lambda: True,

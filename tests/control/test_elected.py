@@ -11,7 +11,7 @@ import pytest
 
 from domicile.control.elected import Elected
 from domicile.core.ids import Incarnation, ShardKey, new_incarnation
-from domicile.core.state.cluster_view import Fact
+from domicile.core.state.cluster_view import ViewChange
 from domicile.core.state.keys import LEADER_KEY, drain_key, parse_block_key
 from domicile.core.state.records import NodeRecord
 from domicile.core.state.shardmap import Entry, ShardMap, decode_block
@@ -169,7 +169,7 @@ class Node:
         elif entry.epoch > epoch or phase == "draining":
             self.phases[shard.shard] = ("open", entry.epoch)
 
-    def on_fact(self, fact: Fact) -> None:
+    def on_fact(self, fact: ViewChange) -> None:
         pass
 
     def on_listing(self, listing: Listing) -> None:

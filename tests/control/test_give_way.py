@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domicile.core.lease.blocked_loop import LATE_S, MOST_RESTS, RESTS, rests
-from domicile.membership.thread_renewer import AGAIN_S, Renewals
+from domicile.membership.thread_renewer import AGAIN_S, ThreadRenewer
 from domicile.ports.store import Kept
 from domicile.settings import Settings
 
@@ -37,8 +37,8 @@ class Silent:
     rewrite = keep
 
 
-def made(clock: Hands) -> Renewals:
-    return Renewals(
+def made(clock: Hands) -> ThreadRenewer:
+    return ThreadRenewer(
         None, Silent(), clock=clock, settings=SETTINGS, random=Random(1), lease="l", key=b"k",  # type: ignore[arg-type]
         sent_at=clock.time, turned_at=clock.now,
     )  # fmt: skip

@@ -16,7 +16,14 @@ from typing import Any
 import pytest
 
 from domicile.membership.clock import SystemClock
-from domicile.membership.loopwatch import KEPT, NO_HANDLER, UNNAMED, Handler, LoopWatch, where_in
+from domicile.membership.loopwatch import (
+    KEPT,
+    NO_HANDLER,
+    UNNAMED,
+    LoopWatch,
+    RunningHandler,
+    where_in,
+)
 from domicile.ports.clock import Timer
 from domicile.ports.meter import NoMeter
 from domicile.settings import Settings
@@ -34,9 +41,9 @@ class Counts(NoMeter):
         self.totals[name] += value
 
 
-def describe(turn: object) -> Handler:
+def describe(turn: object) -> RunningHandler:
     assert isinstance(turn, str)
-    return Handler("mason", "m1", turn)
+    return RunningHandler("mason", "m1", turn)
 
 
 # by hand
@@ -84,7 +91,7 @@ class Hands:
             self.at = round(self.at + each_s, 6)
             self.watch._look()
 
-    def held(self) -> list[tuple[Handler, float, bool]]:
+    def held(self) -> list[tuple[RunningHandler, float, bool]]:
         return [(one.handler, pytest.approx(one.held_s), one.over) for one in self.watch.reports]  # type: ignore[misc]
 
 
@@ -110,7 +117,7 @@ def test_a_handler_that_holds_the_loop_is_named_once_it_is_over(hands: Hands) ->
     assert not hands.watch.reports, "how long it takes is not known yet"
     hands.turn()
     hands.look()
-    assert hands.held() == [(Handler("mason", "m1", "lay"), 0.2, True)]
+    assert hands.held() == [(RunningHandler("mason", "m1", "lay"), 0.2, True)]
     assert " in " in hands.watch.reports[0].where
     hands.turn()
     assert hands.meter.totals["loop.held"] == 1
@@ -121,11 +128,11 @@ def test_what_takes_long_is_named_before_it_is_over(
 ) -> None:
     hands.running = "lay"
     hands.look(12)
-    assert hands.held() == [(Handler("mason", "m1", "lay"), 1.0, False)]
+    assert hands.held() == [(RunningHandler("mason", "m1", "lay"), 1.0, False)]
     hands.look(31)
     hands.turn()
     hands.look()
-    assert hands.held() == [(Handler("mason", "m1", "lay"), 4.2, True)]
+    assert hands.held() == [(RunningHandler("mason", "m1", "lay"), 4.2, True)]
     first, second = [record.getMessage() for record in caplog.records]
     assert "lay of mason 'm1' holds the event loop, for 1.0 s so far, at " in first
     assert "lay of mason 'm1' held the event loop for 4.20 s, at " in second
@@ -166,7 +173,7 @@ def test_what_goes_on_while_it_is_looked_at_is_not_named(hands: Hands) -> None:
     hands.running = "lay"
     hands.look(2)
 
-    def slow_description(turn: object) -> Handler:
+    def slow_description(turn: object) -> RunningHandler:
         hands.turn()
         return describe(turn)
 
@@ -295,7 +302,7 @@ def test_a_real_loop_is_seen_to_turn_to_stand_and_to_turn(
             turns[0] = "stand"
             stand_in_the_way(lambda: bool(watch.reports))
             (report,) = watch.reports
-            assert (report.handler, report.over) == (Handler("mason", "m1", "stand"), False)
+            assert (report.handler, report.over) == (RunningHandler("mason", "m1", "stand"), False)
             assert "test_loopwatch.py" in report.where
             assert report.where.endswith(" in main")
             stood = watch.turned_at()

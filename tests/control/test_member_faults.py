@@ -11,7 +11,7 @@ import pytest
 from member_lab import SETTINGS, Lab, Process, done, evict, nothing_to_see
 
 from domicile.core.ids import Incarnation
-from domicile.core.state.cluster_view import Fact, NodeGone, Unreadable
+from domicile.core.state.cluster_view import NodeGone, Unreadable, ViewChange
 from domicile.core.state.keys import node_key
 from domicile.core.state.records import NodeRecord, encode_record
 from domicile.core.state.txn import Changes, Delete, Put
@@ -380,7 +380,7 @@ def test_garbage_in_the_store_is_reported_and_counted(lab: Lab, node: Process) -
 
 
 def test_a_fact_that_fences_is_the_last_one(lab: Lab, node: Process) -> None:
-    def fence(fact: Fact) -> None:
+    def fence(fact: ViewChange) -> None:
         node.facts.append(fact)
         node.member.fence("enough")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
-from domicile.core.placement.model import Move, Own, Plan, Revert, RoleView, View
+from domicile.core.placement.model import Move, Own, Plan, PlanInput, Revert, RoleInput
 from domicile.core.placement.plan import plan
 from domicile.core.state.records import NodeRecord
 from domicile.core.state.shardmap import Entry
@@ -51,11 +51,11 @@ def seen(
     known_since: dict[Incarnation, float] | None = None,
     departing_since: dict[Incarnation, float] | None = None,
     **part: Part,
-) -> View:
+) -> PlanInput:
     records = {record.incarnation: record for record in nodes}
     heard_at = {inc: NOW - (2.5 if inc in unheard else 0.5) for inc in records}
-    role = RoleView(tuple(entries), **part)  # type: ignore[arg-type]
-    return View(
+    role = RoleInput(tuple(entries), **part)  # type: ignore[arg-type]
+    return PlanInput(
         Incarnation("me"), records, heard_at, drains, {"r": role}, balance, strategy, target,
         known_since or {}, departing_since or {},
     )  # fmt: skip
@@ -132,9 +132,9 @@ class World:
 
     def plan(self, *, balance: bool = True) -> Plan:
         """Decide, check and carry out."""
-        part = RoleView(tuple(self.entries), released=dict(self.released))
+        part = RoleInput(tuple(self.entries), released=dict(self.released))
         heard_at = {inc: NOW - (9.0 if inc in self.silent else 0.1) for inc in self.nodes}
-        view = View(
+        view = PlanInput(
             NOBODY,
             self.nodes,
             heard_at,

@@ -42,19 +42,19 @@ from domicile.ops.operator_commits import (
     KEPT_AUDITS,
     Ambiguous,
     AuditRecord,
-    Deed,
-    Picture,
+    OperatorCommit,
+    StoreSnapshot,
     audited,
     blocks,
     check_version,
-    declare_dead,
-    drain,
-    find,
-    free,
+    death_commit,
+    drain_commit,
+    find_node_record,
+    free_commit,
     parse_shard,
     raised_block,
-    set_target,
-    unquarantine,
+    target_commit,
+    unquarantine_commit,
 )
 
 A, B, C, GONE = (Incarnation(sign * 32) for sign in "abcf")
@@ -69,7 +69,7 @@ def serving(owner: Incarnation, epoch: int) -> Entry:
     return Entry(owner, epoch, "serving", change=epoch * 2, previous="before")
 
 
-def picture(*entries: Entry, shards: int | None = None, **more: bytes) -> Picture:
+def picture(*entries: Entry, shards: int | None = None, **more: bytes) -> StoreSnapshot:
     """Nodes a and b (which leads), a client c; everything at revision 7."""
     values = {
         CONFIG_KEY: encode_record(ConfigRecord({ROLE: shards or max(1, len(entries))})),
@@ -82,7 +82,7 @@ def picture(*entries: Entry, shards: int | None = None, **more: bytes) -> Pictur
         values[block_key(ROLE, 0)] = encode_block(Block("t", entries))
     values |= {key.replace("_", "/", 1).encode(): value for key, value in more.items()}
     items = (Item(key, value, 3, 7) for key, value in sorted(values.items()) if value)
-    return Picture(Listing(9, tuple(items)))
+    return StoreSnapshot(Listing(9, tuple(items)))
 
 
 def test_shards_are_written_with_role_and_number() -> None:
@@ -95,23 +95,23 @@ def test_shards_are_written_with_role_and_number() -> None:
 
 def test_names_and_beginnings_of_incarnations_are_found() -> None:
     seen = picture()
-    assert find(seen, "node-a") == A
-    assert find(seen, B) == B
-    assert find(seen, "cccccc") == C
+    assert find_node_record(seen, "node-a") == A
+    assert find_node_record(seen, B) == B
+    assert find_node_record(seen, "cccccc") == C
     for unknown in ("node-x", "aaaaa", ""):
         with pytest.raises(LookupError, match=r"registered: node-a \(aaaaaaaa\), node-b"):
-            find(seen, unknown)
+            find_node_record(seen, unknown)
 
 
 def test_a_name_with_two_incarnations_is_asked_about() -> None:
     twice = picture(**{"nodes_" + GONE: node(GONE, "node-a")})
     with pytest.raises(Ambiguous, match=f"{A}.*or {GONE}"):
-        find(twice, "node-a")
-    assert find(twice, GONE) == GONE
+        find_node_record(twice, "node-a")
+    assert find_node_record(twice, GONE) == GONE
 
 
 def test_a_declared_death_removes_the_record_and_keeps_the_word() -> None:
-    deed = declare_dead(picture(), A, "declared dead by eva")
+    deed = death_commit(picture(), A, "declared dead by eva")
     assert deed.conditions == (Present(node_key(A)),)
     assert deed.writes == (Delete(node_key(A)), Put(dead_key(A), b"declared dead by eva"))
     assert "node-a" in deed.what
@@ -119,17 +119,17 @@ def test_a_declared_death_removes_the_record_and_keeps_the_word() -> None:
 
 
 def test_a_dead_leaders_key_goes_with_it() -> None:
-    deed = declare_dead(picture(), B, "word")
+    deed = death_commit(picture(), B, "word")
     assert At(LEADER_KEY, 7) in deed.conditions
     assert Delete(LEADER_KEY) in deed.writes
 
 
 def test_clients_can_be_declared_dead_too() -> None:
-    assert Delete(client_key(C)) in declare_dead(picture(), C, "word").writes
+    assert Delete(client_key(C)) in death_commit(picture(), C, "word").writes
 
 
 def test_a_shard_is_freed_in_its_owners_name_for_the_present_epoch_only() -> None:
-    deed = free(picture(serving(A, 4), serving(B, 9)), ShardKey(ROLE, 1))
+    deed = free_commit(picture(serving(A, 4), serving(B, 9)), ShardKey(ROLE, 1))
     assert deed.conditions == (At(block_key(ROLE, 0), 7), Present(node_key(B)))
     assert deed.writes == (Put(f"release/{B}/default/1@9".encode(), b""),)
     assert deed.what == "default/1@9 from node-b (bbbbbbbb)"
@@ -145,29 +145,29 @@ def test_a_shard_is_freed_in_its_owners_name_for_the_present_epoch_only() -> Non
 )
 def test_only_a_shard_with_a_registered_owner_is_freed(entry: Entry, why: str) -> None:
     with pytest.raises(LookupError, match=why):
-        free(picture(entry), ShardKey(ROLE, 0))
+        free_commit(picture(entry), ShardKey(ROLE, 0))
 
 
 def test_shards_that_do_not_exist_are_told() -> None:
     with pytest.raises(LookupError, match="they are 0 to 1"):
-        free(picture(serving(A, 1), serving(A, 1)), ShardKey(ROLE, 2))
+        free_commit(picture(serving(A, 1), serving(A, 1)), ShardKey(ROLE, 2))
     with pytest.raises(LookupError, match="known ones: default"):
-        unquarantine(picture(serving(A, 1)), ShardKey("other", 0))
+        unquarantine_commit(picture(serving(A, 1)), ShardKey("other", 0))
 
 
 def test_only_a_quarantined_shard_is_pardoned() -> None:
     seen = picture(serving(A, 1), Entry(NOBODY, 3, "quarantined", change=3, strikes=3))
-    assert unquarantine(seen, ShardKey(ROLE, 1)).writes == (Put(b"pardon/default/1", b""),)
+    assert unquarantine_commit(seen, ShardKey(ROLE, 1)).writes == (Put(b"pardon/default/1", b""),)
     with pytest.raises(LookupError, match="is not quarantined; it is serving"):
-        unquarantine(seen, ShardKey(ROLE, 0))
+        unquarantine_commit(seen, ShardKey(ROLE, 0))
 
 
 def test_the_target_is_plain_text() -> None:
-    assert set_target("2.1").writes == (Put(b"target", b"2.1"),)
-    assert set_target(None).writes == (Delete(b"target"),)
+    assert target_commit("2.1").writes == (Put(b"target", b"2.1"),)
+    assert target_commit(None).writes == (Delete(b"target"),)
     for wrong in ("", "  ", "a\nb"):
         with pytest.raises(ConfigError):
-            set_target(wrong)
+            target_commit(wrong)
 
 
 @pytest.mark.parametrize("version", ["1", "17", "2.1.0", "1!2.0rc1", "2026-01-02", "20260102T03Z"])
@@ -187,16 +187,16 @@ def test_another_text_is_a_version_only_if_a_node_has_it(version: str) -> None:
 def test_only_nodes_with_roles_are_drained() -> None:
     manager = node(GONE, "boss", ())
     seen = picture(**{"nodes_" + GONE: manager, "drain_node-b": b"x"})
-    assert drain(seen, "node-a", undo=False).writes == (Put(drain_key("node-a"), b""),)
-    assert drain(seen, "node-b", undo=True).writes == (Delete(drain_key("node-b")),)
+    assert drain_commit(seen, "node-a", undo=False).writes == (Put(drain_key("node-a"), b""),)
+    assert drain_commit(seen, "node-b", undo=True).writes == (Delete(drain_key("node-b")),)
     for unknown in ("node-x", "boss"):
         with pytest.raises(LookupError, match="registered: node-a, node-b"):
-            drain(seen, unknown, undo=False)
+            drain_commit(seen, unknown, undo=False)
     with pytest.raises(LookupError, match="nodes that are: node-b"):
-        drain(seen, "node-a", undo=True)
+        drain_commit(seen, "node-a", undo=True)
 
 
-def raised(deed: Deed) -> Block:
+def raised(deed: OperatorCommit) -> Block:
     (put,) = deed.writes
     assert isinstance(put, Put)
     return decode_block(put.value)
@@ -249,7 +249,9 @@ RECORD = AuditRecord("2026-01-02T03:04:05.678Z", "eva@desk", "free", "x")
 
 
 def test_an_audit_record_is_in_the_same_commit() -> None:
-    deed = audited(Deed("x", (Present(b"a"),), (Put(b"b", b""),)), AUDIT + b"1", RECORD, [])
+    deed = audited(
+        OperatorCommit("x", (Present(b"a"),), (Put(b"b", b""),)), AUDIT + b"1", RECORD, []
+    )
     assert deed.conditions == (Present(b"a"),)
     assert deed.writes[0] == Put(b"b", b"")
     put = deed.writes[1]
@@ -260,7 +262,7 @@ def test_an_audit_record_is_in_the_same_commit() -> None:
 @given(st.integers(0, 300))
 def test_old_audit_records_go_within_the_limits_of_a_commit(count: int) -> None:
     kept = [AUDIT + f"{number:05d}".encode() for number in range(count)]
-    deed = audited(declare_dead(picture(), B, "word"), AUDIT + b"x", RECORD, kept[::-1])
+    deed = audited(death_commit(picture(), B, "word"), AUDIT + b"x", RECORD, kept[::-1])
     check_limits(deed.conditions, deed.writes)
     deleted = [one.key for one in deed.writes if isinstance(one, Delete) and one.key in kept]
     assert deleted == kept[: len(deleted)]

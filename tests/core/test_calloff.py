@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.handoff.mailbox import Mail
+from domicile.core.handoff.mailbox import Queued
 from domicile.core.handoff.owner import (
     Accepted,
     Discard,
-    Effect,
     FlushAsked,
     Owner,
+    OwnerEffect,
     ReadRecord,
     Refuse,
     SendBack,
-    call_off,
+    cancel_unstarted,
 )
 from domicile.core.handoff.pending import SLACK, nested_timeout_s
 from domicile.core.ids import EntityKey, Incarnation, LinkKey, ShardKey
@@ -31,12 +31,12 @@ CART, DOOR = EntityKey("cart", "c"), EntityKey("door", "d")
 SERVING = Entry(ME, 1, "serving", change=1)
 
 
-def mail(n: int, source: LinkKey = ANN, entity: EntityKey = CART, **more: Any) -> Mail:
+def mail(n: int, source: LinkKey = ANN, entity: EntityKey = CART, **more: Any) -> Queued:
     given = {"epoch": 1, "change": 1, "finishing": False, "shared": False, "load": None, **more}
-    return Mail(source, n, entity, **given)
+    return Queued(source, n, entity, **given)
 
 
-def opened(*mails: Mail) -> Owner:
+def opened(*mails: Queued) -> Owner:
     owner = Owner(ShardKey("r", 0), ME, 10)
     owner.see(SERVING)
     for one in mails:
@@ -44,14 +44,14 @@ def opened(*mails: Mail) -> Owner:
     return owner
 
 
-def numbers(mails: list[Mail]) -> list[int]:
+def numbers(mails: list[Queued]) -> list[int]:
     return [one.n for one in mails]
 
 
 def test_an_unstarted_message_is_taken_away_and_the_others_keep_their_order() -> None:
     owner = opened(mail(1), mail(2), mail(3), mail(4))
     owner.start(CART)
-    found, ready = call_off(owner, {(ANN, 2): None, (ANN, 4): None})
+    found, ready = cancel_unstarted(owner, {(ANN, 2): None, (ANN, 4): None})
     assert (numbers(found), ready) == ([2, 4], [])
     assert owner.finish(CART, False)
     started = owner.start(CART)
@@ -62,15 +62,15 @@ def test_an_unstarted_message_is_taken_away_and_the_others_keep_their_order() ->
 def test_a_started_message_is_left_alone() -> None:
     owner = opened(mail(1))
     owner.start(CART)
-    assert call_off(owner, {(ANN, 1): None}) == ([], [])
+    assert cancel_unstarted(owner, {(ANN, 1): None}) == ([], [])
     assert CART in owner.boxes
 
 
 def test_the_same_number_of_another_sender_or_link_is_another_message() -> None:
     owner = opened(mail(1), mail(1, BEN, DOOR))
     again = LinkKey(ANN.sender, "l2")
-    assert call_off(owner, {(BEN, 2): None, (again, 1): None}) == ([], [])
-    found, _ = call_off(owner, {(BEN, 1): None})
+    assert cancel_unstarted(owner, {(BEN, 2): None, (again, 1): None}) == ([], [])
+    found, _ = cancel_unstarted(owner, {(BEN, 1): None})
     assert [one.source for one in found] == [BEN]
     assert CART in owner.boxes
     assert DOOR not in owner.boxes, "an empty mailbox is none"
@@ -80,7 +80,7 @@ def test_what_stood_behind_a_writer_may_start_once_that_is_called_off() -> None:
     owner = opened(mail(1, shared=True), mail(2), mail(3, shared=True))
     owner.start(CART)
     assert owner.start(CART) is None, "a writer waits for the readers"
-    found, ready = call_off(owner, {(ANN, 2): None})
+    found, ready = cancel_unstarted(owner, {(ANN, 2): None})
     assert (numbers(found), ready) == ([2], [CART])
     started = owner.start(CART)
     assert started is not None
@@ -91,12 +91,12 @@ def test_mail_that_waits_for_a_record_is_called_off_as_well() -> None:
     owner = opened()
     assert ReadRecord() in owner.request(mail(1, epoch=2, change=2))
     owner.request(mail(2, epoch=2, change=2))
-    found, _ = call_off(owner, {(ANN, 1): None})
+    found, _ = cancel_unstarted(owner, {(ANN, 1): None})
     assert numbers(found) == [1]
     assert [one.n for one in owner.parked[ANN]] == [2]
     owner = opened()
     owner.request(mail(1, epoch=2, change=2))
-    call_off(owner, {(ANN, 1): None})
+    cancel_unstarted(owner, {(ANN, 1): None})
     assert owner.parked == {}
     effects = owner.request(mail(2))
     assert isinstance(effects[0], Accepted)
@@ -121,8 +121,8 @@ class Walk:
     def __init__(self) -> None:
         self.owner = opened()
         self.place: dict[int, str] = {}
-        self.mail: dict[int, Mail] = {}
-        self.running: list[Mail] = []
+        self.mail: dict[int, Queued] = {}
+        self.running: list[Queued] = []
         self.last: dict[tuple[LinkKey, EntityKey], int] = {}
 
     def take(self, step: tuple[Any, ...]) -> None:
@@ -157,7 +157,7 @@ class Walk:
                 pass
         self.check_places()
 
-    def started(self, one: Mail) -> None:
+    def started(self, one: Queued) -> None:
         assert self.place[one.n] == "in", "started although it was called off or went back"
         self.place[one.n] = "started"
         self.running.append(one)
@@ -167,7 +167,7 @@ class Walk:
 
     def called_off(self, wanted: dict[tuple[LinkKey, int], None]) -> None:
         before = {n for n, place in self.place.items() if place == "in"}
-        found, ready = call_off(self.owner, wanted)
+        found, ready = cancel_unstarted(self.owner, wanted)
         assert sorted(numbers(found)) == sorted(n for _, n in wanted if n in before)
         for one in found:
             self.place[one.n] = "called off"
@@ -177,9 +177,9 @@ class Walk:
             touched = any(one.entity == entity for one in found)
             assert not (touched and box.ready()) or entity in ready, "nobody would start it"
 
-    def judge(self, effects: tuple[Effect, ...]) -> None:
+    def judge(self, effects: tuple[OwnerEffect, ...]) -> None:
         for effect in effects:
-            gone: tuple[Mail, ...] = ()
+            gone: tuple[Queued, ...] = ()
             if isinstance(effect, SendBack | Discard):
                 gone = effect.mail
             elif isinstance(effect, Refuse):
@@ -192,7 +192,7 @@ class Walk:
         held = [one.n for box in self.owner.boxes.values() for one in box.mail]
         for waiting in self.owner.parked.values():
             assert waiting
-            held += [one.n for one in waiting if isinstance(one, Mail)]
+            held += [one.n for one in waiting if isinstance(one, Queued)]
         assert sorted(held) == [n for n, place in self.place.items() if place == "in"]
         assert not any(box.idle() for box in self.owner.boxes.values())
 

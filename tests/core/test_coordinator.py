@@ -9,14 +9,13 @@ from tiny_store import BLOCK, TinyStore
 
 from domicile.core.coordinator.custom_strategy import CUSTOM
 from domicile.core.coordinator.events import (
-    Advised,
     AskProbe,
+    AskStrategy,
     Changed,
     Commit,
     CommitDone,
-    Consult,
-    Effect,
-    Event,
+    CoordinatorEffect,
+    CoordinatorEvent,
     Heard,
     Listed,
     ProbeAnswered,
@@ -25,13 +24,14 @@ from domicile.core.coordinator.events import (
     Reread,
     Resign,
     RevertAsked,
+    StrategyAnswered,
     Tell,
     Tick,
 )
 from domicile.core.coordinator.machine import Coordinator
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.machines import Arm
-from domicile.core.placement.model import Plan, View
+from domicile.core.placement.model import Plan, PlanInput
 from domicile.core.placement.plan import plan
 from domicile.core.state.keys import (
     LEADER_KEY,
@@ -67,38 +67,38 @@ class Rig:
         self.revision = store.lead(A)
         self.machine = Coordinator(A, self.revision, limits, Random(1))
 
-    def step(self, event: Event) -> list[Effect]:
+    def step(self, event: CoordinatorEvent) -> list[CoordinatorEffect]:
         return list(self.machine.step(event, self.now))
 
-    def start(self, *heard: Incarnation) -> list[Effect]:
+    def start(self, *heard: Incarnation) -> list[CoordinatorEffect]:
         for node in heard:
             self.step(Heard(node))
         self.seen = self.store.revision
         return self.step(Listed(self.store.listing()))
 
-    def watch(self) -> list[Effect]:
-        effects: list[Effect] = []
+    def watch(self) -> list[CoordinatorEffect]:
+        effects: list[CoordinatorEffect] = []
         for changes in self.store.log:
             if changes.revision > self.seen:
                 self.seen = changes.revision
                 effects += self.step(Changed(changes))
         return effects
 
-    def tick(self, seconds: float) -> list[Effect]:
+    def tick(self, seconds: float) -> list[CoordinatorEffect]:
         self.now += seconds
         return self.step(Tick())
 
-    def land(self, effects: list[Effect]) -> list[Effect]:
+    def land(self, effects: list[CoordinatorEffect]) -> list[CoordinatorEffect]:
         (commit,) = commits(effects)
         outcome = self.store.commit(commit.conditions, commit.writes)
         return self.step(CommitDone(commit.txn, outcome))
 
 
-def commits(effects: list[Effect]) -> list[Commit]:
+def commits(effects: list[CoordinatorEffect]) -> list[Commit]:
     return [effect for effect in effects if isinstance(effect, Commit)]
 
 
-def told(effects: list[Effect]) -> list[tuple[Incarnation, int, str, int]]:
+def told(effects: list[CoordinatorEffect]) -> list[tuple[Incarnation, int, str, int]]:
     return [
         (effect.to, effect.shard.shard, effect.entry.state, effect.entry.epoch)
         for effect in effects
@@ -191,7 +191,7 @@ def test_what_clients_say_costs_no_plan(monkeypatch: pytest.MonkeyPatch) -> None
     rig = running(serving(A), serving(B))
     planned: list[float] = []
 
-    def count(view: View, now: float, settings: Settings) -> Plan:
+    def count(view: PlanInput, now: float, settings: Settings) -> Plan:
         planned.append(now)
         return plan(view, now, settings)
 
@@ -463,7 +463,7 @@ def test_an_older_listing_is_ignored_and_a_newer_one_replaces() -> None:
 
 def test_a_lost_node_is_probed_evicted_and_buried_by_conditional_commits() -> None:
     rig = running(serving(A), serving(B), nodes=(A, B, C))
-    probes: list[Effect] = []
+    probes: list[CoordinatorEffect] = []
     commit: Commit | None = None
     while commit is None:
         rig.now += 0.5
@@ -529,7 +529,7 @@ def test_after_a_rewind_nothing_is_taken_over_for_a_ttl_and_then_the_note_goes()
     rig.watch()
     rig.store.delete(node_key(B))
     assert commits(rig.watch()) == []
-    effects: list[Effect] = []
+    effects: list[CoordinatorEffect] = []
     while not commits(effects):
         effects = rig.tick(0.5)
     assert rig.now >= 106.006
@@ -543,11 +543,11 @@ def test_a_users_function_is_asked_waited_for_and_obeyed() -> None:
     rig.machine = Coordinator(A, rig.revision, SETTINGS, Random(1), CUSTOM)
     rig.start(A, B)
     effects = rig.tick(1.0)
-    (asked,) = [effect for effect in effects if isinstance(effect, Consult)]
+    (asked,) = [effect for effect in effects if isinstance(effect, AskStrategy)]
     assert asked.situation.homes == ("node-a", "node-a")
     assert [seat.node for seat in asked.situation.seats] == ["node-a", "node-b"]
     assert commits(effects) == []
-    rig.land(rig.step(Advised(asked.situation, {0: "node-b"})))
+    rig.land(rig.step(StrategyAnswered(asked.situation, {0: "node-b"})))
     assert rig.store.entry(0).to == B
     assert rig.store.entry(1).state == "serving"
 
@@ -557,8 +557,8 @@ def test_a_users_function_that_fails_leaves_the_homeless_to_the_default() -> Non
     rig.store.write(serving(C, 2, 2), serving(A))
     rig.machine = Coordinator(A, rig.revision, SETTINGS, Random(1), CUSTOM)
     effects = rig.start(A, B)
-    (asked,) = [effect for effect in effects if isinstance(effect, Consult)]
-    rig.land(rig.step(Advised(asked.situation, None)))
+    (asked,) = [effect for effect in effects if isinstance(effect, AskStrategy)]
+    rig.land(rig.step(StrategyAnswered(asked.situation, None)))
     assert rig.store.entry(0).owner == B
 
 
@@ -568,7 +568,7 @@ def test_strikes_are_forgiven_in_the_store_once_they_are_long_ago() -> None:
     rig.land(rig.watch())
     assert rig.store.entry(2).strikes == 1
     rig.watch()
-    effects: list[Effect] = []
+    effects: list[CoordinatorEffect] = []
     while not commits(effects):
         effects = rig.tick(1.0)
         assert rig.now < 170

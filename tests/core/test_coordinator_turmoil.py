@@ -13,7 +13,7 @@ from domicile.core.coordinator.events import (
     Changed,
     Commit,
     CommitDone,
-    Event,
+    CoordinatorEvent,
     Heard,
     Listed,
     ReadBack,
@@ -121,7 +121,7 @@ class Turmoil:
 
     # verbs
 
-    def feed(self, leader: Leader, event: Event) -> None:
+    def feed(self, leader: Leader, event: CoordinatorEvent) -> None:
         if leader.over:
             assert leader.machine.step(event, self.now) == ()
             return

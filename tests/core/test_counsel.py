@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from plan_lab import NOW, SETTINGS, A, B, node, serving
 
-from domicile.core.coordinator.custom_strategy import Counsel
+from domicile.core.coordinator.custom_strategy import CustomStrategy
 from domicile.core.ids import Incarnation
-from domicile.core.placement.model import RoleView, View
+from domicile.core.placement.model import PlanInput, RoleInput
 from domicile.core.placement.strategies import Situation
 
 ROLES = ("one", "two")
 
 
-def view(*, balance: bool, homes: tuple[Incarnation, ...] = (A, B), drains: str = "") -> View:
+def view(*, balance: bool, homes: tuple[Incarnation, ...] = (A, B), drains: str = "") -> PlanInput:
     nodes = {inc: node(inc, roles=ROLES) for inc in (A, B)}
-    parts = {role: RoleView(tuple(serving(home) for home in homes)) for role in ROLES}
+    parts = {role: RoleInput(tuple(serving(home) for home in homes)) for role in ROLES}
     heard, gone = dict.fromkeys(nodes, NOW), (drains,) if drains else ()
-    return View(Incarnation("me"), nodes, heard, gone, parts, balance, "custom")
+    return PlanInput(Incarnation("me"), nodes, heard, gone, parts, balance, "custom")
 
 
-def round_of_balancing(counsel: Counsel) -> list[Situation]:
+def round_of_balancing(counsel: CustomStrategy) -> list[Situation]:
     """Every question of one round, each answered at once, one after the other."""
     questions, _ = counsel.hear(view(balance=True), NOW)
     asked = list(questions)
@@ -33,20 +33,20 @@ def round_of_balancing(counsel: Counsel) -> list[Situation]:
 
 
 def test_a_round_asks_about_each_role_once_whenever_the_answers_come() -> None:
-    counsel = Counsel(SETTINGS)
+    counsel = CustomStrategy(SETTINGS)
     assert [one.role for one in round_of_balancing(counsel)] == ["one", "two"]
     assert not counsel.waiting
 
 
 def test_the_next_round_asks_anew() -> None:
-    counsel = Counsel(SETTINGS)
+    counsel = CustomStrategy(SETTINGS)
     first = round_of_balancing(counsel)
     assert counsel.hear(view(balance=False), NOW)[0] == []
     assert round_of_balancing(counsel) == first
 
 
 def test_answers_of_a_round_that_still_waits_are_used_by_its_roles() -> None:
-    counsel = Counsel(SETTINGS)
+    counsel = CustomStrategy(SETTINGS)
     (one, two), _ = counsel.hear(view(balance=True), NOW)
     counsel.advised(one, {0: "node-b"})
     for _ in range(3):
@@ -62,7 +62,7 @@ def test_answers_of_a_round_that_still_waits_are_used_by_its_roles() -> None:
 
 def test_one_answer_is_good_for_all_stages_of_a_drain() -> None:
     """In between rounds, too: it empties in stages, and each of them changes the situation."""
-    counsel = Counsel(SETTINGS)
+    counsel = CustomStrategy(SETTINGS)
     round_of_balancing(counsel)
     drained = view(balance=False, homes=(A, A, B), drains="node-a")
     questions, _ = counsel.hear(drained, NOW)
@@ -78,7 +78,7 @@ def test_one_answer_is_good_for_all_stages_of_a_drain() -> None:
 
 
 def test_what_else_changes_while_a_node_is_drained_is_asked_about() -> None:
-    counsel = Counsel(SETTINGS)
+    counsel = CustomStrategy(SETTINGS)
     questions, _ = counsel.hear(view(balance=False, homes=(A, A, B), drains="node-a"), NOW)
     for question in questions:
         counsel.advised(question, {})

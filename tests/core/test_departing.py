@@ -17,8 +17,8 @@ from domicile.core.coordinator.events import (
     Changed,
     Commit,
     CommitDone,
-    Effect,
-    Event,
+    CoordinatorEffect,
+    CoordinatorEvent,
     Heard,
     Listed,
     Tick,
@@ -56,10 +56,10 @@ class Leadership:
     def home(self) -> Entry:
         return self.store.entry(0)
 
-    def step(self, event: Event) -> None:
+    def step(self, event: CoordinatorEvent) -> None:
         self._obey(self._machine.step(event, self.now))
 
-    def _obey(self, effects: tuple[Effect, ...]) -> None:
+    def _obey(self, effects: tuple[CoordinatorEffect, ...]) -> None:
         for effect in effects:
             if isinstance(effect, Arm):
                 self._armed_at = effect.at

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_lab import moving, serving
 
-from domicile.core.coordinator.departures import TOGETHER_S, needed
+from domicile.core.coordinator.departures import TOGETHER_S, must_stay
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.state.cluster_view import Members
 from domicile.core.state.records import LeaderRecord, NodeRecord
@@ -37,7 +37,7 @@ def members(leader: str = "a", *entries: Entry, **statuses: str) -> Members:
 def stays(
     seen: Members, me: Incarnation = A, *, leads: bool = True, now: float = LATER, role: str = ""
 ) -> bool:
-    return needed(seen, me, role, leads=leads, since=SINCE, now=now)
+    return must_stay(seen, me, role, leads=leads, since=SINCE, now=now)
 
 
 def test_the_last_that_could_lead_stays_while_others_that_leave_have_shards() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domicile.core.ids import Incarnation, new_incarnation
-from domicile.links.departed import MOST_GONE, Gone
+from domicile.links.departed import MOST_GONE, DepartedPeers
 
 NAMES = st.integers(0, 40).map(lambda number: Incarnation(f"{number:032x}"))
 
@@ -18,7 +18,7 @@ NAMES = st.integers(0, 40).map(lambda number: Incarnation(f"{number:032x}"))
 def test_the_last_half_is_always_remembered_and_nobody_who_never_was_here(
     names: list[Incarnation], most: int
 ) -> None:
-    gone = Gone(most)
+    gone = DepartedPeers(most)
     order: dict[Incarnation, None] = {}
     for name in names:
         if name not in gone:
@@ -33,7 +33,7 @@ def test_the_last_half_is_always_remembered_and_nobody_who_never_was_here(
 
 
 def test_of_many_visitors_nothing_is_kept_but_a_number_each() -> None:
-    random, gone = Random(1), Gone()
+    random, gone = Random(1), DepartedPeers()
     before = sys.getallocatedblocks()
     for _ in range(2 * MOST_GONE + 10):
         last = new_incarnation(random)

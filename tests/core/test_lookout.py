@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domicile.core.ids import Incarnation
-from domicile.core.lease.death_probes import CLIENTS_AT_ONCE, EARLY_S, LOOKS, PROBE_S, Lookout
+from domicile.core.lease.death_probes import CLIENTS_AT_ONCE, EARLY_S, LOOKS, PROBE_S, ProbeSchedule
 
 ME = Incarnation("m")
 NODES = [ME, *map(Incarnation, "ab")]
@@ -17,7 +17,7 @@ def clients(count: int) -> dict[Incarnation, None]:
 
 
 def test_a_client_that_seems_dead_is_looked_at_alone_and_at_once() -> None:
-    lookout, known = Lookout(ME), clients(3)
+    lookout, known = ProbeSchedule(ME), clients(3)
     assert lookout.due(NODES, known, 0.0) == [*NODES[1:], *known]
     assert lookout.next_rest_s(0.25) == 0.75
     lookout.suspect(Incarnation("c0001"))
@@ -30,7 +30,7 @@ def test_a_client_that_seems_dead_is_looked_at_alone_and_at_once() -> None:
 
 
 def test_a_sign_of_a_dead_node_has_all_nodes_looked_at_as_often() -> None:
-    lookout = Lookout(ME)
+    lookout = ProbeSchedule(ME)
     lookout.due(NODES, {}, 0.0)
     lookout.alarm()
     now = 0.0
@@ -42,7 +42,7 @@ def test_a_sign_of_a_dead_node_has_all_nodes_looked_at_as_often() -> None:
 
 @given(st.integers(0, 5 * CLIENTS_AT_ONCE), st.text("0123456789cmz", max_size=4))
 def test_every_client_has_its_turn_and_no_look_grows_with_their_number(count: int, me: str) -> None:
-    lookout, known = Lookout(Incarnation(me)), clients(count)
+    lookout, known = ProbeSchedule(Incarnation(me)), clients(count)
     seen: dict[Incarnation, None] = {}
     for turn in range(-(-count // CLIENTS_AT_ONCE)):
         due = lookout.due((), known, turn * PROBE_S)
@@ -55,7 +55,7 @@ def test_every_client_has_its_turn_and_no_look_grows_with_their_number(count: in
 def test_whatever_parts_everybody_is_looked_at_every_second(
     signs: list[tuple[str, float]],
 ) -> None:
-    lookout, known = Lookout(ME), clients(4)
+    lookout, known = ProbeSchedule(ME), clients(4)
     now = last = 0.0
     lookout.due(NODES, known, now)
     for sign, after_s in [*signs, ("", 0.0), ("", 0.0)]:

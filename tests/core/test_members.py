@@ -12,13 +12,13 @@ from domicile.core.state.cluster_view import (
     ClientUp,
     ConfigSeen,
     EntryChanged,
-    Fact,
     LeaderChanged,
     Members,
     NodeChanged,
     NodeGone,
     NodeUp,
     Unreadable,
+    ViewChange,
 )
 from domicile.core.state.keys import (
     CONFIG_KEY,
@@ -245,7 +245,7 @@ def test_what_makes_no_sense_changes_nothing() -> None:
     assert not members.wishes
 
 
-def replay(facts: list[Fact], nodes: dict[Incarnation, NodeRecord]) -> None:
+def replay(facts: list[ViewChange], nodes: dict[Incarnation, NodeRecord]) -> None:
     for fact in facts:
         if isinstance(fact, NodeUp):
             assert fact.record.incarnation not in nodes

@@ -7,9 +7,16 @@ from random import Random
 import pytest
 
 from domicile.core.handoff.admission import Admission, Bounds, Outflow
-from domicile.core.handoff.mailbox import Mail
-from domicile.core.handoff.owner import PARKED, Accepted, FlushAsked, Owner, Refuse, call_off
-from domicile.core.handoff.pending import Letter, Limits, Write
+from domicile.core.handoff.mailbox import Queued
+from domicile.core.handoff.owner import (
+    PARKED,
+    Accepted,
+    FlushAsked,
+    Owner,
+    Refuse,
+    cancel_unstarted,
+)
+from domicile.core.handoff.pending import HoldLimits, Pending, WriteRequest
 from domicile.core.handoff.sender import Sender
 from domicile.core.ids import EntityKey, Incarnation, LinkKey, ShardKey
 from domicile.core.state.shardmap import Entry
@@ -19,9 +26,9 @@ SHARD = ShardKey("r", 0)
 SOURCES = [LinkKey(Incarnation(name), "l") for name in "abc"]
 
 
-def mail(source: LinkKey, n: int, id: str = "e", *, size_bytes: int = 10, epoch: int = 1) -> Mail:
+def mail(source: LinkKey, n: int, id: str = "e", *, size_bytes: int = 10, epoch: int = 1) -> Queued:
     """One message."""
-    return Mail(source, n, EntityKey("t", id), epoch, epoch, False, False, None, size_bytes, 10.0)
+    return Queued(source, n, EntityKey("t", id), epoch, epoch, False, False, None, size_bytes, 10.0)
 
 
 def opened(admission: Admission) -> Owner:
@@ -31,9 +38,9 @@ def opened(admission: Admission) -> Owner:
     return owner
 
 
-def waiting(owner: Owner) -> list[Mail]:
+def waiting(owner: Owner) -> list[Queued]:
     """All unstarted mail."""
-    parked = [one for line in owner.parked.values() for one in line if isinstance(one, Mail)]
+    parked = [one for line in owner.parked.values() for one in line if isinstance(one, Queued)]
     return parked + [one for box in owner.boxes.values() for one in box.mail]
 
 
@@ -65,7 +72,7 @@ def test_whatever_happens_to_a_shard_all_that_waits_is_counted_once(seed: int) -
             owner.link_gone(source)
         elif what < 0.96:
             found = {(one.source, one.n): None for one in waiting(owner) if random.random() < 0.3}
-            call_off(owner, found)
+            cancel_unstarted(owner, found)
         elif not running:
             change += 1
             owner.see(Entry(ME, owner.epoch + 1, "serving", change=change))
@@ -104,15 +111,15 @@ def test_parked_mail_is_bounded_in_bytes_and_what_is_beyond_is_refused() -> None
 def sender(outflow: Outflow) -> Sender:
     """A sender that knows where its shard lives."""
     made = Sender(
-        SHARD, Limits(50, 10_000, 20, 10.0), lambda shard: False, lambda node: True, outflow
+        SHARD, HoldLimits(50, 10_000, 20, 10.0), lambda shard: False, lambda node: True, outflow
     )
     made.see(Entry(ME, 1, "serving", change=1), 0.0)
     return made
 
 
-def letter(made: Sender, *, size_bytes: int = 10) -> Letter:
+def letter(made: Sender, *, size_bytes: int = 10) -> Pending:
     """The next message."""
-    return Letter(made.number(), EntityKey("t", "e"), True, (), size_bytes, None)
+    return Pending(made.number(), EntityKey("t", "e"), True, (), size_bytes, None)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -154,7 +161,7 @@ def test_one_full_home_refuses_for_all_of_its_shards() -> None:
     outflow = Outflow(most=5)
     made, neighbour = sender(outflow), sender(outflow)
     first = letter(made)
-    assert any(isinstance(effect, Write) for effect in made.submit(first, 0.0))
+    assert any(isinstance(effect, WriteRequest) for effect in made.submit(first, 0.0))
     home = made.clear()
     assert home is not None
     for _ in range(3):

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.handoff.mailbox import Mail
+from domicile.core.handoff.mailbox import Queued
 from domicile.core.handoff.owner import (
     Accepted,
     AnswerFlush,
     Discard,
-    Effect,
     FlushAsked,
     Owner,
+    OwnerEffect,
     PhaseChanged,
     ReadRecord,
     Refuse,
@@ -50,8 +50,8 @@ def mail(
     change: int = 1,
     finishing: bool = False,
     shared: bool = False,
-) -> Mail:
-    return Mail(source, n, entity, epoch, change, finishing, shared, None)
+) -> Queued:
+    return Queued(source, n, entity, epoch, change, finishing, shared, None)
 
 
 def opened(mailbox: int = 10) -> Owner:
@@ -72,7 +72,7 @@ def in_phase(phase: Phase) -> Owner:
     return owner
 
 
-def sent_back(effects: tuple[Effect, ...]) -> dict[LinkKey, list[int]]:
+def sent_back(effects: tuple[OwnerEffect, ...]) -> dict[LinkKey, list[int]]:
     found: dict[LinkKey, list[int]] = {}
     for effect in effects:
         if isinstance(effect, SendBack):
@@ -393,15 +393,15 @@ class Walk:
         self.owner.see(SERVING)
         self.numbers = 0
         self.place: dict[int, str] = {}
-        self.running: list[Mail] = []
+        self.running: list[Queued] = []
 
     def take(self, step: tuple[Any, ...]) -> None:
         owner, before = self.owner, self.owner.phase
-        happened: list[Effect] = []
+        happened: list[OwnerEffect] = []
         match step:
             case ("request", source, entity, ahead, finishing, shared):
                 self.numbers += 1
-                message = Mail(
+                message = Queued(
                     source, self.numbers, entity, max(1, owner.epoch + ahead), owner.entry.change,
                     finishing, shared, None,
                 )  # fmt: skip
@@ -444,11 +444,11 @@ class Walk:
             self.judge(effect)
         self.check_places()
 
-    def check_alone(self, started: Mail) -> None:
+    def check_alone(self, started: Queued) -> None:
         beside = [m for m in self.running if m.entity == started.entity and m is not started]
         assert not beside or (started.shared and all(m.shared for m in beside))
 
-    def judge(self, effect: Effect) -> None:
+    def judge(self, effect: OwnerEffect) -> None:
         match effect:
             case SendBack(source, mails):
                 numbers = [m.n for m in mails]

@@ -11,8 +11,8 @@ from typing import Any
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from domicile.core.handoff.mailbox import Mail
-from domicile.core.handoff.owner import Accepted, Effect, FlushAsked, Owner, Wake
+from domicile.core.handoff.mailbox import Queued
+from domicile.core.handoff.owner import Accepted, FlushAsked, Owner, OwnerEffect, Wake
 from domicile.core.handoff.tables import OwnerEvent
 from domicile.core.ids import EntityKey, Incarnation, LinkKey, ShardKey
 from domicile.core.state.shardmap import Entry
@@ -46,13 +46,13 @@ class Pair:
     def source(self, sender: Incarnation) -> LinkKey:
         return LinkKey(sender, f"link-{self.links[sender]}")
 
-    def mail(self, sender: Incarnation, entity: EntityKey, ahead: Ahead, **more: Any) -> Mail:
+    def mail(self, sender: Incarnation, entity: EntityKey, ahead: Ahead, **more: Any) -> Queued:
         self.n += 1
         epoch, change = self.plain.entry.epoch + ahead[0], self.plain.entry.change + ahead[1]
         more = {"finishing": False, "shared": False, "load": None, **more}
-        return Mail(self.source(sender), self.n, entity, epoch, change, **more)
+        return Queued(self.source(sender), self.n, entity, epoch, change, **more)
 
-    def both(self, effects: tuple[Effect, ...], others: tuple[Effect, ...]) -> None:
+    def both(self, effects: tuple[OwnerEffect, ...], others: tuple[OwnerEffect, ...]) -> None:
         assert effects == others
 
     # what can happen
@@ -93,14 +93,14 @@ class Pair:
             else:
                 self.plain.finish(mail.entity, True)
 
-    def is_clear(self, mail: Mail) -> bool:
+    def is_clear(self, mail: Queued) -> bool:
         before = image(self.quick)
         clear = self.quick.clear(mail.source, mail.entity, mail.epoch, mail.change)
         assert image(self.quick) == before, "looking changes nothing"
         self.shortcuts += clear
         return clear
 
-    def begin_plain(self, mail: Mail, *, first: bool = True) -> None:
+    def begin_plain(self, mail: Queued, *, first: bool = True) -> None:
         effects = self.plain.request(mail)
         assert effects == (Accepted(mail, 1), Wake(mail.entity))
         assert self.plain.start(mail.entity) == mail
@@ -125,7 +125,7 @@ class Pair:
 
     def timer(self, entity: EntityKey) -> None:
         self.n += 1
-        mail = Mail(ALARM, -self.n, entity, self.plain.epoch, 0, False, False, None)
+        mail = Queued(ALARM, -self.n, entity, self.plain.epoch, 0, False, False, None)
         assert self.plain.timer(mail) == self.quick.timer(mail)
 
     def flush(self, sender: Incarnation) -> None:

@@ -249,7 +249,7 @@ def test_while_versions_are_mixed_only_the_target_receives_and_nothing_is_balanc
         assert world.nodes[before[one.shard.shard].owner].node in world.drains, "only drains"
     pool = [one for one in up if one.node not in world.drains] or up
     heard = [one for one in pool if one.incarnation not in world.silent]
-    allowed = versions.target((one.version for one in pool), target)
+    allowed = versions.target_versions((one.version for one in pool), target)
     chosen = [one.incarnation for one in heard if one.version in allowed]
     units = sum(one.capacity for one in up)
     goes = [one.owner for one in result.owns] + [one.to for one in result.moves]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.coordinator.eviction import Reach
+from domicile.core.coordinator.eviction import Eviction
 from domicile.core.ids import Incarnation
 from domicile.core.state.records import NodeRecord
 from domicile.settings import Settings
@@ -33,7 +33,7 @@ def heard(now: float, *names: Incarnation) -> dict[Incarnation, float]:
 
 
 def test_a_silent_node_is_probed_by_the_others_first_and_never_evicted_on_silence_alone() -> None:
-    reach, nodes = Reach(A, SETTINGS), records(A, B, C, D)
+    reach, nodes = Eviction(A, SETTINGS), records(A, B, C, D)
     assert reach.look(nodes, {}, 0.0).probes == ()
     due = reach.look(nodes, heard(3.0, B, C), 3.0)
     assert due.probes == ((B, D), (C, D))
@@ -43,7 +43,7 @@ def test_a_silent_node_is_probed_by_the_others_first_and_never_evicted_on_silenc
 
 
 def test_half_of_the_others_are_enough_and_fewer_are_not() -> None:
-    reach, nodes = Reach(A, SETTINGS), records(A, B, C, D, E)
+    reach, nodes = Eviction(A, SETTINGS), records(A, B, C, D, E)
     reach.look(nodes, {}, 0.0)
     reach.voted(B, E, False, 6.0)
     reach.voted(C, E, True, 6.0)
@@ -53,14 +53,14 @@ def test_half_of_the_others_are_enough_and_fewer_are_not() -> None:
 
 
 def test_old_votes_do_not_count() -> None:
-    reach, nodes = Reach(A, SETTINGS), records(A, B, C)
+    reach, nodes = Eviction(A, SETTINGS), records(A, B, C)
     reach.look(nodes, {}, 0.0)
     reach.voted(B, C, False, 1.0)
     assert reach.look(nodes, heard(6.0, B), 6.0).evict == ()
 
 
 def test_of_two_nodes_the_leader_may_evict_the_other() -> None:
-    reach, nodes = Reach(A, SETTINGS), records(A, B)
+    reach, nodes = Eviction(A, SETTINGS), records(A, B)
     reach.look(nodes, {}, 0.0)
     assert reach.look(nodes, {}, 5.9).evict == ()
     assert reach.look(nodes, {}, 6.0).evict == (B,)
@@ -68,15 +68,15 @@ def test_of_two_nodes_the_leader_may_evict_the_other() -> None:
 
 def test_a_record_is_removed_only_ttl_after_this_leader_saw_the_eviction() -> None:
     nodes = records(A, B, C, evicted=(C,))
-    reach = Reach(A, SETTINGS)
+    reach = Eviction(A, SETTINGS)
     assert reach.look(nodes, heard(50.0, B), 50.0).bury == ()
     assert reach.look(nodes, heard(56.0, B), 56.0).bury == (), "clock rates differ (A1)"
     assert reach.look(nodes, heard(56.01, B), 56.01).bury == (C,)
-    assert Reach(A, SETTINGS).look(nodes, heard(56.01, B), 56.01).bury == (), "waits afresh"
+    assert Eviction(A, SETTINGS).look(nodes, heard(56.01, B), 56.01).bury == (), "waits afresh"
 
 
 def test_a_leader_that_reaches_under_half_resigns_and_evicts_nobody() -> None:
-    reach, nodes = Reach(A, SETTINGS), records(A, B, C, D, E)
+    reach, nodes = Eviction(A, SETTINGS), records(A, B, C, D, E)
     for second in range(9):
         now = float(second)
         for node in (B, C, D, E):
@@ -87,13 +87,13 @@ def test_a_leader_that_reaches_under_half_resigns_and_evicts_nobody() -> None:
 
 
 def test_half_is_enough_to_stay() -> None:
-    reach, nodes = Reach(A, SETTINGS), records(A, B, C, D)
+    reach, nodes = Eviction(A, SETTINGS), records(A, B, C, D)
     for second in range(60):
         assert not reach.look(nodes, heard(float(second), B), float(second)).resign
 
 
 def test_under_health_nobody_is_evicted() -> None:
-    reach, nodes = Reach(A, Settings(fencing="health")), records(A, B)
+    reach, nodes = Eviction(A, Settings(fencing="health")), records(A, B)
     reach.look(nodes, {}, 0.0)
     assert reach.look(nodes, {}, 60.0).evict == ()
 
@@ -108,7 +108,7 @@ def test_no_minority_evicts(
 ) -> None:
     """An evicted node was silent to the leader and to at least half of the others."""
     nodes = records(*NAMES[:count])
-    reach = Reach(A, SETTINGS)
+    reach = Eviction(A, SETTINGS)
     reach.look(nodes, {}, 0.0)
     words: dict[tuple[Incarnation, Incarnation], bool] = {}
     for voter, node, reached in votes:
@@ -126,7 +126,7 @@ def test_no_minority_evicts(
 @pytest.mark.parametrize("evict_after_s", [0.5, 6.0, 17.0, 120.0])
 def test_votes_are_still_fresh_at_the_look_that_counts_them(evict_after_s: float) -> None:
     """Voters take a second to say that a node is out of reach, however long its lease is."""
-    reach = Reach(A, Settings(evict_after_s=evict_after_s))
+    reach = Eviction(A, Settings(evict_after_s=evict_after_s))
     nodes, now, votes = records(A, B, C, D), 0.0, list[tuple[float, Incarnation]]()
     while now < 2 * evict_after_s + 10.0:
         for at, voter in votes:

@@ -7,9 +7,9 @@ from itertools import product
 
 import pytest
 
-from domicile.observe.readiness import Standing, health, readiness
+from domicile.observe.readiness import ProbeInput, health, readiness
 
-TAKES_PART = Standing(
+TAKES_PART = ProbeInput(
     started=True, joined=True, was_joined=True, valid=True, viewed=True, configured=True
 )
 
@@ -38,11 +38,11 @@ def test_whatever_is_missing_is_named(change: dict[str, bool | str], reason: str
 
 
 def test_ready_is_nothing_less_than_everything() -> None:
-    names = [field.name for field in fields(Standing)]
+    names = [field.name for field in fields(ProbeInput)]
     for values in product((False, True), repeat=len(names)):
         at = dict(zip(names, values, strict=True))
         at["failed"] = "x" if at["failed"] else ""  # type: ignore[assignment]
-        standing = Standing(**at)
+        standing = ProbeInput(**at)
         needed = ("started", "joined", "valid", "viewed", "configured")
         wanted = all(at[name] for name in needed) and not at["leaving"] and not at["failed"]
         assert readiness(standing).ok == wanted

@@ -9,9 +9,17 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.handoff.pending import Effect, GiveUp, Home, Letter, Limits, SendFlush, Write
+from domicile.core.handoff.pending import (
+    GiveUp,
+    HoldLimits,
+    Home,
+    Pending,
+    SenderEffect,
+    SendFlush,
+    WriteRequest,
+)
 from domicile.core.handoff.sender import Sender
-from domicile.core.handoff.tables import SENDER_TRANSITIONS, Bond, SenderEvent
+from domicile.core.handoff.tables import SENDER_TRANSITIONS, SenderEvent, SenderState
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.machines import Arm
 from domicile.core.state.shardmap import Entry
@@ -20,7 +28,7 @@ from domicile.testing.search.machines import check_sender
 A, B = Incarnation("a"), Incarnation("b")
 CART, DOOR = EntityKey("cart", "c"), EntityKey("door", "d")
 SHARD, ELSEWHERE = ShardKey("r", 0), ShardKey("r", 1)
-LIMITS = Limits(buffer=10, hold_bytes=1_000, window=10, hold_timeout_s=10.0)
+LIMITS = HoldLimits(buffer=10, hold_bytes=1_000, window=10, hold_timeout_s=10.0)
 
 
 def entry(owner: Incarnation, epoch: int, state: Any, change: int) -> Entry:
@@ -36,7 +44,7 @@ MOVED = entry(B, 2, "serving", 3)
 class Desk:
     """A sender with a map and members of its own, and short ways to use it."""
 
-    def __init__(self, limits: Limits = LIMITS, seen: Entry | None = SERVING) -> None:
+    def __init__(self, limits: HoldLimits = LIMITS, seen: Entry | None = SERVING) -> None:
         self.moving: list[ShardKey] = []
         self.up = [A, B]
         self.sender = Sender(
@@ -52,11 +60,11 @@ class Desk:
         ask: bool = True,
         chain: tuple[ShardKey, ...] = (),
         size_bytes: int = 1,
-    ) -> Letter:
-        return Letter(self.sender.number(), entity, ask, chain, size_bytes, None)
+    ) -> Pending:
+        return Pending(self.sender.number(), entity, ask, chain, size_bytes, None)
 
-    def send(self, count: int = 1, now: float = 0.0, **kind: Any) -> tuple[Effect, ...]:
-        out: list[Effect] = []
+    def send(self, count: int = 1, now: float = 0.0, **kind: Any) -> tuple[SenderEffect, ...]:
+        out: list[SenderEffect] = []
         for _ in range(count):
             assert self.sender.room(1)
             out += self.sender.submit(self.letter(**kind), now)
@@ -67,27 +75,27 @@ class Desk:
         return [letter.n for letter in self.sender.queue]
 
 
-def writes(effects: Iterable[Effect]) -> list[tuple[int, str, int, int, bool]]:
+def writes(effects: Iterable[SenderEffect]) -> list[tuple[int, str, int, int, bool]]:
     return [
         (effect.letter.n, effect.to, effect.epoch, effect.change, effect.finishing)
         for effect in effects
-        if isinstance(effect, Write)
+        if isinstance(effect, WriteRequest)
     ]
 
 
-def written(effects: Iterable[Effect]) -> list[int]:
-    return [effect.letter.n for effect in effects if isinstance(effect, Write)]
+def written(effects: Iterable[SenderEffect]) -> list[int]:
+    return [effect.letter.n for effect in effects if isinstance(effect, WriteRequest)]
 
 
-def flushes(effects: Iterable[Effect]) -> list[SendFlush]:
+def flushes(effects: Iterable[SenderEffect]) -> list[SendFlush]:
     return [effect for effect in effects if isinstance(effect, SendFlush)]
 
 
-def given_up(effects: Iterable[Effect]) -> list[int]:
+def given_up(effects: Iterable[SenderEffect]) -> list[int]:
     return [effect.letter.n for effect in effects if isinstance(effect, GiveUp)]
 
 
-def armed(effects: Iterable[Effect]) -> list[float]:
+def armed(effects: Iterable[SenderEffect]) -> list[float]:
     return [effect.at for effect in effects if isinstance(effect, Arm)]
 
 
@@ -95,7 +103,7 @@ def armed(effects: Iterable[Effect]) -> list[float]:
 
 
 def test_every_bond_handles_every_event() -> None:
-    assert set(SENDER_TRANSITIONS) == set(product(Bond, SenderEvent))
+    assert set(SENDER_TRANSITIONS) == set(product(SenderState, SenderEvent))
 
 
 def test_a_bond_leaves_flushing_only_by_its_answer_or_a_loss() -> None:
@@ -103,7 +111,7 @@ def test_a_bond_leaves_flushing_only_by_its_answer_or_a_loss() -> None:
     leaving = {
         event
         for (bond, event), transition in SENDER_TRANSITIONS.items()
-        if bond is Bond.FLUSHING and transition.to != (Bond.FLUSHING,)
+        if bond is SenderState.FLUSHING and transition.to != (SenderState.FLUSHING,)
     }
     assert leaving == {SenderEvent.FLUSHED, SenderEvent.LINK_LOST, SenderEvent.HOLD_TIMEOUT}
 
@@ -121,7 +129,7 @@ def test_messages_are_written_to_the_home_with_its_stamp() -> None:
     desk = Desk()
     assert writes(desk.send(2)) == [(1, A, 1, 1, False), (2, A, 1, 1, False)]
     assert desk.sender.key == Home(A, 1)
-    assert desk.sender.bond is Bond.BOUND
+    assert desk.sender.bond is SenderState.BOUND
 
 
 def test_without_a_known_home_everything_waits_in_order() -> None:
@@ -210,7 +218,7 @@ def test_the_answer_to_another_flush_is_ignored() -> None:
     desk.send()
     for peer, id in ((A, 0), (A, 2), (B, 1)):
         assert written(desk.sender.flushed(peer, id, MOVED, True, 0.0)) == []
-        assert desk.sender.bond is Bond.FLUSHING
+        assert desk.sender.bond is SenderState.FLUSHING
     assert written(desk.sender.flushed(A, 1, MOVED, True, 0.0)) == [2]
 
 
@@ -245,7 +253,7 @@ def test_a_lost_link_gives_up_what_it_had_and_keeps_the_queue() -> None:
     desk.sender.see(MOVING, 0.0)
     desk.send(2, ask=False)
     assert given_up(desk.sender.link_lost(A, (), 0.0)) == [1, 2]
-    assert desk.sender.bond is Bond.UNBOUND
+    assert desk.sender.bond is SenderState.UNBOUND
     assert written(desk.sender.see(MOVED, 0.0)) == [3, 4]
 
 
@@ -261,7 +269,7 @@ def test_the_loss_of_another_peers_link_changes_nothing() -> None:
     desk = Desk()
     desk.send()
     assert desk.sender.link_lost(B, (), 0.0) == ()
-    assert desk.sender.bond is Bond.BOUND
+    assert desk.sender.bond is SenderState.BOUND
 
 
 def test_a_started_ask_is_given_up_with_its_link_and_a_started_tell_is_not() -> None:
@@ -286,7 +294,7 @@ def test_an_overdue_flush_counts_as_a_lost_link_for_what_has_not_started() -> No
     letter, _ = desk.sender.answered(A, 1, 11.0)
     assert letter is not None, "its reply may still come"
     assert written(desk.sender.flushed(A, 1, MOVED, True, 11.0)) == []
-    assert desk.sender.bond is Bond.BOUND
+    assert desk.sender.bond is SenderState.BOUND
 
 
 # answers
@@ -401,7 +409,7 @@ def test_a_full_window_does_not_hold_what_a_running_handler_awaits() -> None:
 def test_who_waits_in_line_behind_a_handler_makes_its_asks_finishing() -> None:
     desk = Desk(seen=MOVING)
     line: list[ShardKey] = []
-    letter = Letter(
+    letter = Pending(
         desk.sender.number(), EntityKey("t", "x"), True, (ELSEWHERE,), 1, None, lambda: line
     )
     assert written(desk.sender.submit(letter, 0.0)) == []
@@ -505,11 +513,11 @@ def test_whatever_peers_say_the_books_balance_and_bonds_follow_the_table(
     """I6: nothing vanishes and no bound is passed, also with answers that make no sense."""
     desk = Desk(LIMITS._replace(window=window, buffer=6), seen=None)
     sender = desk.sender
-    letters: dict[int, Letter] = {}
+    letters: dict[int, Pending] = {}
     done: dict[int, None] = {}
     seen, now = Entry(), 0.0
     for step in steps:
-        effects: tuple[Effect, ...] = ()
+        effects: tuple[SenderEffect, ...] = ()
         match step:
             case ("send", entity, ask, depth) if sender.room(1):
                 letter = desk.letter(entity=entity, ask=ask, chain=(ELSEWHERE, SHARD)[:depth])
@@ -548,7 +556,7 @@ def test_whatever_peers_say_the_books_balance_and_bonds_follow_the_table(
             if isinstance(effect, GiveUp):
                 assert effect.letter.n not in done, "an outcome was told twice"
                 done[effect.letter.n] = None
-            elif isinstance(effect, Write):
+            elif isinstance(effect, WriteRequest):
                 assert effect.letter.n not in done, "a resolved message was written"
         check_sender(sender)
         held = {letter.n for letter in sender.queue} | {

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from domicile.core.handoff.pending import Effect, GiveUp, Letter, Limits, Write
+from domicile.core.handoff.pending import GiveUp, HoldLimits, Pending, SenderEffect, WriteRequest
 from domicile.core.handoff.sender import Sender
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.shardmap import Entry
@@ -19,7 +19,7 @@ from domicile.core.state.shardmap import Entry
 A, B = Incarnation("a"), Incarnation("b")
 SHARD, ELSEWHERE = ShardKey("r", 0), ShardKey("r", 1)
 ENTITIES = (EntityKey("cart", "a"), EntityKey("cart", "b"))
-LIMITS = Limits(buffer=100, hold_bytes=10_000, window=3, hold_timeout_s=1.0)
+LIMITS = HoldLimits(buffer=100, hold_bytes=10_000, window=3, hold_timeout_s=1.0)
 SIZE_BYTES = 10
 
 
@@ -37,7 +37,7 @@ class Pair:
         self.see(A, 1, "serving")
         self.message(ENTITIES[0], True, (), started=False)
 
-    def both(self, effects: tuple[Effect, ...], others: tuple[Effect, ...]) -> None:
+    def both(self, effects: tuple[SenderEffect, ...], others: tuple[SenderEffect, ...]) -> None:
         assert list(map(shown, effects)) == list(map(shown, others))
 
     def each(self, verb: str, *args: Any) -> None:
@@ -55,7 +55,7 @@ class Pair:
         numbers = self.plain.number(), self.quick.number()
         assert numbers[0] == numbers[1]
         letter, other = (
-            Letter(n, entity, ask, chain if ask else (), SIZE_BYTES, None) for n in numbers
+            Pending(n, entity, ask, chain if ask else (), SIZE_BYTES, None) for n in numbers
         )
         before = image(self.quick)
         home = self.quick.clear()
@@ -68,7 +68,7 @@ class Pair:
         change = self.quick.entry.change
         finishing = self.quick.finishing(other)
         opened = self.quick.open + 1
-        assert effects == (Write(letter, home.owner, home.epoch, change, finishing, opened),)
+        assert effects == (WriteRequest(letter, home.owner, home.epoch, change, finishing, opened),)
         other.to = home.owner
         if started and ask:
             assert self.plain.begun(home.owner, letter.n, self.now) == ()
@@ -143,9 +143,9 @@ class Pair:
         self.each("look", self.now)
 
 
-def shown(effect: Effect) -> Any:
+def shown(effect: SenderEffect) -> Any:
     """An effect, with its letter as a number: both senders have letters of their own."""
-    if isinstance(effect, Write):
+    if isinstance(effect, WriteRequest):
         return ("write", effect.letter.n, effect.to, effect.epoch, effect.finishing, effect.open)
     if isinstance(effect, GiveUp):
         return ("give up", effect.letter.n)
@@ -161,7 +161,7 @@ def image(sender: Sender) -> dict[str, Any]:
     return seen
 
 
-def shown_letter(letter: Letter) -> tuple[Any, ...]:
+def shown_letter(letter: Pending) -> tuple[Any, ...]:
     return (letter.n, letter.entity, letter.to, letter.started, letter.resolved, letter.urgent)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from domicile.core.handoff.pending import GiveUp, Letter, Limits, Write
+from domicile.core.handoff.pending import GiveUp, HoldLimits, Pending, WriteRequest
 from domicile.core.handoff.sender import Sender
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.shardmap import Entry
@@ -14,11 +14,13 @@ QUARANTINED = Entry(epoch=1, state="quarantined", change=2, strikes=3)
 
 
 def sender(window: int = 8) -> Sender:
-    return Sender(SHARD, Limits(10, 10_000, window, 10.0), lambda shard: False, lambda node: True)
+    return Sender(
+        SHARD, HoldLimits(10, 10_000, window, 10.0), lambda shard: False, lambda node: True
+    )
 
 
-def submit(sender: Sender) -> tuple[Letter, tuple[object, ...]]:
-    letter = Letter(sender.number(), EntityKey("t", "x"), True, (), 100, None)
+def submit(sender: Sender) -> tuple[Pending, tuple[object, ...]]:
+    letter = Pending(sender.number(), EntityKey("t", "x"), True, (), 100, None)
     return letter, sender.submit(letter, 0.0)
 
 
@@ -44,7 +46,7 @@ def test_what_was_written_waits_for_its_owner_or_its_end() -> None:
     machine = sender(window=1)
     machine.see(SERVING, 0.0)
     written, effects = submit(machine)
-    assert isinstance(effects[0], Write)
+    assert isinstance(effects[0], WriteRequest)
     waiting, _ = submit(machine)
     machine.see(QUARANTINED, 1.0)
     assert machine.refused() == (waiting,)
@@ -69,5 +71,5 @@ def test_a_pardoned_shard_is_written_to_again() -> None:
     machine.see(QUARANTINED, 0.0)
     machine.see(Entry(A, 2, "serving", change=3), 1.0)
     _, effects = submit(machine)
-    assert [effect.epoch for effect in effects if isinstance(effect, Write)] == [2]
+    assert [effect.epoch for effect in effects if isinstance(effect, WriteRequest)] == [2]
     assert machine.refused() == ()

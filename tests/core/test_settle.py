@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from domicile.core.coordinator.waiting import Settle
+from domicile.core.coordinator.waiting import StartupWait
 from domicile.core.ids import NOBODY, Incarnation
 from domicile.core.state.records import NodeRecord
 from domicile.core.state.shardmap import FREE, Entry
@@ -21,7 +21,7 @@ def owned(*owners: Incarnation) -> list[Entry]:
 
 
 def test_a_first_start_waits_until_registrations_are_quiet() -> None:
-    settle = Settle(Settings())
+    settle = StartupWait(Settings())
     settle.joined(10.0)
     assert not settle.settled("r", [FREE, FREE], records(A), EVERYBODY, 10.2)
     assert settle.at == 10.5
@@ -31,7 +31,7 @@ def test_a_first_start_waits_until_registrations_are_quiet() -> None:
 
 
 def test_it_waits_three_seconds_at_most() -> None:
-    settle = Settle(Settings())
+    settle = StartupWait(Settings())
     for tenth in range(29):
         settle.joined(tenth / 10)
         assert not settle.settled("r", [FREE], records(A), EVERYBODY, tenth / 10)
@@ -40,7 +40,7 @@ def test_it_waits_three_seconds_at_most() -> None:
 
 
 def test_enough_nodes_end_the_wait_and_too_few_never_do() -> None:
-    settle = Settle(Settings(min_nodes=2))
+    settle = StartupWait(Settings(min_nodes=2))
     settle.joined(0.0)
     assert not settle.settled("r", [FREE], records(A), EVERYBODY, 60.0)
     settle.joined(60.0)
@@ -49,25 +49,25 @@ def test_enough_nodes_end_the_wait_and_too_few_never_do() -> None:
 
 
 def test_min_nodes_holds_up_a_first_allocation_only() -> None:
-    settle = Settle(Settings(min_nodes=3))
+    settle = StartupWait(Settings(min_nodes=3))
     settle.joined(0.0)
     assert settle.settled("r", owned(C, C), records(A), EVERYBODY, 1.0)
 
 
 def test_one_crash_in_a_steady_cluster_waits_for_nothing() -> None:
-    settle = Settle(Settings())
+    settle = StartupWait(Settings())
     settle.joined(99.9)
     assert settle.settled("r", owned(A, B, C), records(A, B), EVERYBODY, 100.0)
 
 
 def test_when_most_owners_are_gone_those_that_come_back_are_waited_for() -> None:
-    settle = Settle(Settings())
+    settle = StartupWait(Settings())
     settle.joined(99.9)
     assert not settle.settled("r", owned(A, B, C), records(A), EVERYBODY, 100.0)
 
 
 def test_after_an_outage_a_single_gone_owner_may_come_back_too() -> None:
-    settle = Settle(Settings())
+    settle = StartupWait(Settings())
     settle.joined(1.0)
     settle.returned(100.0)
     assert not settle.settled("r", owned(A, B, C), records(A, B), EVERYBODY, 100.1)
@@ -75,14 +75,14 @@ def test_after_an_outage_a_single_gone_owner_may_come_back_too() -> None:
 
 
 def test_quarantined_shards_keep_nobody_waiting() -> None:
-    settle = Settle(Settings())
+    settle = StartupWait(Settings())
     settle.joined(99.9)
     held = Entry(NOBODY, 3, "quarantined", NOBODY, 3, "node-c", 3)
     assert settle.settled("r", [held, *owned(A)], records(A), EVERYBODY, 100.0)
 
 
 def test_after_a_rewind_takeovers_wait_for_a_whole_ttl() -> None:
-    settle = Settle(Settings())
+    settle = StartupWait(Settings())
     assert not settle.after_rewind(False, 0.0)
     assert settle.after_rewind(True, 10.0)
     assert settle.after_rewind(True, 16.0)

@@ -23,7 +23,7 @@ from domicile.core.state.shardmap import (
     Block,
     Entry,
     ShardMap,
-    State,
+    ShardState,
     block_count,
     decode_block,
     encode_block,
@@ -89,7 +89,7 @@ def test_records_are_read_back(
 
 
 @pytest.mark.parametrize("state", ["free", "serving", "moving", "quarantined"])
-def test_an_entry_of_nothing_but_a_state_is_read_back(state: State) -> None:
+def test_an_entry_of_nothing_but_a_state_is_read_back(state: ShardState) -> None:
     block = Block("", (Entry(state=state), FREE, Entry(state=state, strikes=1)))
     assert decode_block(encode_block(block)) == block
 

@@ -18,14 +18,14 @@ from domicile.core.coordinator.departures import (
     STAGE,
     STAGE_S,
     STAGES,
-    Stages,
+    DrainPacing,
     late_s,
 )
-from domicile.core.coordinator.events import Changed, Commit, Event, Heard, Listed, Tick
+from domicile.core.coordinator.events import Changed, Commit, CoordinatorEvent, Heard, Listed, Tick
 from domicile.core.coordinator.machine import Coordinator
 from domicile.core.ids import NOBODY, Incarnation
 from domicile.core.machines import Arm
-from domicile.core.placement.model import Move, View
+from domicile.core.placement.model import Move, PlanInput
 from domicile.core.placement.plan import plan
 from domicile.core.state.keys import block_key
 from domicile.core.state.shardmap import BLOCK_SIZE, Block, Entry, encode_block
@@ -33,7 +33,7 @@ from domicile.core.state.shardmap import BLOCK_SIZE, Block, Entry, encode_block
 NODES = (node(A, "leaving"), node(B), node(C))
 
 
-def moves(view: View, stages: Stages, now: float) -> list[Move]:
+def moves(view: PlanInput, stages: DrainPacing, now: float) -> list[Move]:
     # All are heard all the time.
     paced = stages.pace(view, plan(view, NOW, SETTINGS).decisions, now)
     return [decision for decision in paced if isinstance(decision, Move)]
@@ -52,7 +52,7 @@ def stage_of(homes: int) -> int:
 
 
 def test_so_many_move_at_a_time_and_others_follow_as_those_are_released() -> None:
-    stages, entries = Stages(), [serving(A)] * 300
+    stages, entries = DrainPacing(), [serving(A)] * 300
     first = moves(seen(entries, *NODES), stages, NOW)
     assert len(first) == stage_of(300) < 300
     assert stages.at == NOW + STAGE_S, "somebody has to look again"
@@ -65,7 +65,7 @@ def test_so_many_move_at_a_time_and_others_follow_as_those_are_released() -> Non
 
 
 def test_those_that_are_slow_hold_up_nobody() -> None:
-    stages, entries = Stages(), [serving(A)] * 300
+    stages, entries = DrainPacing(), [serving(A)] * 300
     entries = under_way(entries, moves(seen(entries, *NODES), stages, NOW))
     moves(seen(entries, *NODES), stages, NOW)
     later = NOW + STAGE_S
@@ -74,20 +74,20 @@ def test_those_that_are_slow_hold_up_nobody() -> None:
 
 
 def test_few_shards_move_at_once_and_nobody_has_to_look_again() -> None:
-    stages, entries = Stages(), [serving(A)] * STAGE
+    stages, entries = DrainPacing(), [serving(A)] * STAGE
     assert len(moves(seen(entries, *NODES), stages, NOW)) == STAGE
     assert stages.at == NEVER
 
 
 def test_of_very_many_a_part_moves_at_a_time() -> None:
     many = 2 * STAGE * STAGES
-    assert len(moves(seen([serving(A)] * many, *NODES), Stages(), NOW)) == many // STAGES
+    assert len(moves(seen([serving(A)] * many, *NODES), DrainPacing(), NOW)) == many // STAGES
 
 
 def test_stages_shrink_with_what_is_left_but_not_by_much() -> None:
     """So that the last of very many begin in time, however slow each is."""
     many = 4 * STAGE * STAGES
-    stages, entries = Stages(), [serving(A)] * many
+    stages, entries = DrainPacing(), [serving(A)] * many
     moves(seen(entries, *NODES), stages, NOW)
     few = [serving(B)] * (many - 3 * STAGE) + [serving(A)] * 3 * STAGE
     assert len(moves(seen(few, *NODES), stages, NOW + 1)) == 2 * STAGE
@@ -97,7 +97,7 @@ def test_stages_shrink_with_what_is_left_but_not_by_much() -> None:
 
 @given(st.integers(1, 3_000), st.floats(0.0, 0.5))
 def test_all_begin_in_time_however_long_each_takes(count: int, takes_s: float) -> None:
-    stages, entries, now = Stages(), [serving(A)] * count, NOW
+    stages, entries, now = DrainPacing(), [serving(A)] * count, NOW
     began: dict[int, float] = {}
     while len(began) < count:
         for number, at in began.items():
@@ -113,14 +113,14 @@ def test_all_begin_in_time_however_long_each_takes(count: int, takes_s: float) -
 def test_nodes_that_leave_or_are_drained_share_their_stages() -> None:
     entries = [serving(A), serving(B)] * 100
     nodes = (node(A), node(B, "leaving"), node(C))
-    found = moves(seen(entries, *nodes, drains=("node-a",)), Stages(), NOW)
+    found = moves(seen(entries, *nodes, drains=("node-a",)), DrainPacing(), NOW)
     assert len(found) == stage_of(200)
     assert {entries[one.shard.shard].owner for one in found} == {A, B}
 
 
 def test_who_departs_keeps_its_shards_for_a_moment() -> None:
     """It serves on meanwhile, so that nobody waits for anything."""
-    stages, view = Stages(), seen([serving(A)] * 9, *NODES, departing_since={A: NOW})
+    stages, view = DrainPacing(), seen([serving(A)] * 9, *NODES, departing_since={A: NOW})
     for now in (NOW, NOW + 0.9 * GATHER_S):
         assert moves(view, stages, now) == []
         assert stages.at == NOW + GATHER_S, "somebody has to look again"
@@ -129,7 +129,7 @@ def test_who_departs_keeps_its_shards_for_a_moment() -> None:
 
 
 def test_what_the_first_that_departs_has_does_not_go_to_the_second() -> None:
-    stages, entries = Stages(), [serving(A)] * 9 + [serving(B)] * 9
+    stages, entries = DrainPacing(), [serving(A)] * 9 + [serving(B)] * 9
     alone = seen(entries, *NODES, departing_since={A: NOW})
     assert moves(alone, stages, NOW) == []
     nodes = (node(A, "leaving"), node(B, "leaving"), node(C))
@@ -140,7 +140,7 @@ def test_what_the_first_that_departs_has_does_not_go_to_the_second() -> None:
 
 
 def test_a_moment_that_ends_sooner_than_a_stage_is_looked_at_first() -> None:
-    stages, entries = Stages(), [serving(A)] * 200 + [serving(B)] * 9
+    stages, entries = DrainPacing(), [serving(A)] * 200 + [serving(B)] * 9
     nodes = (node(A, "leaving"), node(B, "leaving"), node(C))
     since = {A: NOW - 1.0, B: NOW - 0.5 * GATHER_S}
     found = moves(seen(entries, *nodes, departing_since=since), stages, NOW)
@@ -154,7 +154,7 @@ def test_who_ends_late_has_time_for_the_moment_and_for_all_stages() -> None:
 
 def test_what_gets_no_home_is_not_paced() -> None:
     """Nobody waits for it, and whoever paces may be among those that leave."""
-    stages, leaving = Stages(), (node(A, "leaving"), node(B, "leaving"))
+    stages, leaving = DrainPacing(), (node(A, "leaving"), node(B, "leaving"))
     since = {A: NOW, B: NOW}
     found = moves(seen([serving(A)] * 300, *leaving, departing_since=since), stages, NOW)
     assert [one.to for one in found] == [NOBODY] * 300
@@ -162,7 +162,7 @@ def test_what_gets_no_home_is_not_paced() -> None:
 
 
 def test_who_stays_is_not_paced_and_what_has_no_home_gets_one() -> None:
-    stages = Stages()
+    stages = DrainPacing()
     wished = dict.fromkeys(range(200), "node-c")
     found = stages.pace(seen([serving(B)] * 200, *NODES, wishes=wished),
                        [move(number, C) for number in range(200)], NOW)  # fmt: skip
@@ -180,7 +180,7 @@ def test_all_have_left_in_the_end_and_never_many_swift_ones_at_a_time(
     owners: list[Incarnation], steps: list[tuple[float, int]]
 ) -> None:
     """Releases come as they like, and time passes as the machine itself asks for."""
-    stages, entries, now = Stages(), [serving(owner) for owner in owners], NOW
+    stages, entries, now = DrainPacing(), [serving(owner) for owner in owners], NOW
     nodes = (node(A, "leaving"), node(B, "leaving"), node(C))
     since: dict[int, float] = {}
     turn = 0
@@ -215,7 +215,7 @@ def test_a_coordinator_that_only_listens_does_not_look_again_and_again() -> None
     settled = NOW + 1.0
     armed: list[float] = []
 
-    def step(event: Event, now: float) -> None:
+    def step(event: CoordinatorEvent, now: float) -> None:
         armed.extend(effect.at for effect in machine.step(event, now) if isinstance(effect, Arm))
 
     store.join(A, "leaving")
@@ -245,7 +245,7 @@ def test_one_commit_that_is_not_answered_holds_up_no_other_block() -> None:
     armed: list[float] = []
     touched: dict[bytes, None] = {}
 
-    def step(event: Event, now: float) -> None:
+    def step(event: CoordinatorEvent, now: float) -> None:
         for effect in machine.step(event, now):
             if isinstance(effect, Arm):
                 armed.append(effect.at)

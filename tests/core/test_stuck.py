@@ -34,7 +34,7 @@ from domicile.diagnose.records import (
     encode_stuck,
 )
 from domicile.errors import ConfigError
-from domicile.ops.operator_commits import MOST_KICKS, Picture, kick
+from domicile.ops.operator_commits import MOST_KICKS, StoreSnapshot, kick_commit
 
 STUCK_S = 2.0
 SHARD, CART = ShardKey("default", 7), EntityKey("cart", "c1")
@@ -139,7 +139,7 @@ def test_an_age_is_that_of_now_if_now_is_known() -> None:
 # kicks
 
 
-def pictured(entry: Entry, *more: Item, owners: bool = True) -> Picture:
+def pictured(entry: Entry, *more: Item, owners: bool = True) -> StoreSnapshot:
     record = NodeRecord("node-a", ME, "127.0.0.1:1", ("default",), ("cart",), 6.0)
     items = [
         Item(CONFIG_KEY, encode_record(ConfigRecord({"default": 8})), 1, 1),
@@ -147,7 +147,7 @@ def pictured(entry: Entry, *more: Item, owners: bool = True) -> Picture:
     ]
     if owners:
         items.append(Item(node_key(ME), encode_record(record), 1, 1))
-    return Picture(Listing(9, (*items, *more)))
+    return StoreSnapshot(Listing(9, (*items, *more)))
 
 
 SERVING = Entry(ME, 1, "serving", change=1)
@@ -163,7 +163,7 @@ def test_any_entity_has_a_key_that_names_it(role: str, shard: int, kind: str, id
 
 
 def test_a_kick_is_one_leased_key_that_nobody_else_has_written() -> None:
-    deed = kick(pictured(SERVING), SHARD, CART, WISH)
+    deed = kick_commit(pictured(SERVING), SHARD, CART, WISH)
     assert deed.what == "cart 'c1' in default/7 at node-a"
     assert Absent(kick_key(SHARD, CART)) in deed.conditions
     (put,) = deed.writes
@@ -174,23 +174,23 @@ def test_a_kick_is_one_leased_key_that_nobody_else_has_written() -> None:
 
 def test_a_kick_that_nobody_could_carry_out_is_refused() -> None:
     with pytest.raises(LookupError, match="no owner"):
-        kick(pictured(SERVING, owners=False), SHARD, CART, WISH)
+        kick_commit(pictured(SERVING, owners=False), SHARD, CART, WISH)
     with pytest.raises(LookupError, match="no shard 8"):
-        kick(pictured(SERVING), ShardKey("default", 8), CART, WISH)
+        kick_commit(pictured(SERVING), ShardKey("default", 8), CART, WISH)
     with pytest.raises(ConfigError, match="too long"):
-        kick(pictured(SERVING), SHARD, EntityKey("cart", "x" * 5_000), WISH)
+        kick_commit(pictured(SERVING), SHARD, EntityKey("cart", "x" * 5_000), WISH)
 
 
 def test_one_kick_of_an_entity_at_a_time_and_not_too_many_in_all() -> None:
     pending = Item(kick_key(SHARD, CART), encode_kick(WISH), 5, 5)
     with pytest.raises(LookupError, match="somebody else"):
-        kick(pictured(SERVING, pending), SHARD, CART, WISH)
+        kick_commit(pictured(SERVING, pending), SHARD, CART, WISH)
     many = [
         Item(kick_key(SHARD, EntityKey("cart", str(number))), encode_kick(WISH), 5, 5)
         for number in range(MOST_KICKS)
     ]
     with pytest.raises(LookupError, match="64 other kicks"):
-        kick(pictured(SERVING, *many), SHARD, CART, WISH)
+        kick_commit(pictured(SERVING, *many), SHARD, CART, WISH)
 
 
 def test_members_pass_each_wish_on_once_however_they_hear_of_it() -> None:

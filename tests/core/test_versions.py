@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.placement.versions import mixed, ranks, same, target
+from domicile.core.placement.versions import mixed, ranks, same, target_versions
 
 ASCENDING = [
     ["9", "10", "20240101"],
@@ -21,7 +21,7 @@ ASCENDING = [
 def test_versions_are_compared_as_what_they_are(versions: list[str]) -> None:
     assert ranks(reversed(versions)) == {text: rank for rank, text in enumerate(versions)}
     for older, newer in combinations(versions, 2):
-        assert target([newer, older]) == (newer,)
+        assert target_versions([newer, older]) == (newer,)
         assert mixed([older, newer])
 
 
@@ -41,7 +41,7 @@ def test_versions_are_compared_as_what_they_are(versions: list[str]) -> None:
 def test_equal_versions_are_not_mixed(one: str, other: str) -> None:
     assert same(one, other)
     assert not mixed([one, other])
-    assert target([one, other]) == tuple(dict.fromkeys((one, other)))
+    assert target_versions([one, other]) == tuple(dict.fromkeys((one, other)))
 
 
 @pytest.mark.parametrize(
@@ -60,26 +60,26 @@ def test_equal_versions_are_not_mixed(one: str, other: str) -> None:
 def test_what_is_not_of_one_kind_has_no_order(versions: list[str]) -> None:
     assert ranks(versions) is None
     assert mixed(versions)
-    assert target(versions) == tuple(versions), "no preference"
+    assert target_versions(versions) == tuple(versions), "no preference"
 
 
 def test_no_versions_at_all_are_equal() -> None:
     assert not mixed(["", "", ""])
-    assert target(["", ""]) == ("",)
+    assert target_versions(["", ""]) == ("",)
     assert not mixed([])
-    assert target([]) == ()
+    assert target_versions([]) == ()
 
 
 def test_a_stored_target_is_met_exactly_not_by_the_newest() -> None:
-    assert target(["1.0", "2.0", "1.0.0"], "1.0") == ("1.0", "1.0.0")
-    assert target(["1.0", "2.0"], "2") == ("2.0",)
-    assert target(["blue", "green"], "green") == ("green",)
-    assert target(["blue", "1.0.0", "2.0"], "1.0") == ("1.0.0",)
+    assert target_versions(["1.0", "2.0", "1.0.0"], "1.0") == ("1.0", "1.0.0")
+    assert target_versions(["1.0", "2.0"], "2") == ("2.0",)
+    assert target_versions(["blue", "green"], "green") == ("green",)
+    assert target_versions(["blue", "1.0.0", "2.0"], "1.0") == ("1.0.0",)
 
 
 def test_a_target_that_nobody_has_is_no_preference() -> None:
-    assert target(["1.0", "2.0"], "3.0") == ("1.0", "2.0")
-    assert target(["1.0", "2.0"], "blue") == ("1.0", "2.0")
+    assert target_versions(["1.0", "2.0"], "3.0") == ("1.0", "2.0")
+    assert target_versions(["1.0", "2.0"], "blue") == ("1.0", "2.0")
 
 
 TEXTS = st.one_of(
@@ -92,12 +92,12 @@ TEXTS = st.one_of(
 
 @given(st.lists(TEXTS, max_size=6), TEXTS)
 def test_any_texts_have_an_answer(present: list[str], stored: str) -> None:
-    found = target(present, stored)
+    found = target_versions(present, stored)
     assert bool(found) == bool(present)
     assert all(text in present for text in found)
-    assert sorted(target(present[::-1], stored)) == sorted(found), "order does not matter"
+    assert sorted(target_versions(present[::-1], stored)) == sorted(found), "order does not matter"
     known = ranks(present)
     if known is not None:
-        newest = target(present)
+        newest = target_versions(present)
         assert all(known[one] == max(known.values()) for one in newest)
         assert mixed(present) == (len(newest) < len(known))

@@ -15,7 +15,7 @@ from domicile import Settings
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import Carry
-from domicile.entity.carry.transfer import TOTAL, WAIT_S, Carrier
+from domicile.entity.carry.transfer import TOTAL, WAIT_S, CarryTransfer
 from domicile.ports.meter import NoMeter
 
 
@@ -65,8 +65,8 @@ class Desk(NoMeter):
         self.sent.append((to, carry))
 
 
-def carrier(desk: Desk, me: Incarnation = A, **limits: int) -> Carrier:
-    return Carrier(me, desk, desk, Settings(**limits), desk)
+def carrier(desk: Desk, me: Incarnation = A, **limits: int) -> CarryTransfer:
+    return CarryTransfer(me, desk, desk, Settings(**limits), desk)
 
 
 def cart(total: float = 1.0) -> Any:

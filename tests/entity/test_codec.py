@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.wire import Status
+from domicile.core.wire import ReplyStatus
 from domicile.entity.model.codec import (
     MsgspecCodec,
     Packing,
@@ -283,14 +283,14 @@ class Lossy(Rejection):
         super().__init__(f"{missing} are missing")
 
 
-def back(encoded: tuple[Status, bytes]) -> DomicileError:
+def back(encoded: tuple[ReplyStatus, bytes]) -> DomicileError:
     return decode_error(*encoded)
 
 
 def test_rejections_cross_as_themselves() -> None:
     for error in (Broke("alice", 5), Broke(), Rejection("no"), Rejection()):
         encoded = encode_failure(error)
-        assert encoded[0] is Status.REJECTED
+        assert encoded[0] is ReplyStatus.REJECTED
         assert encoded == encode_error(error)
         assert type(back(encoded)) is type(error)
         assert back(encoded).args == error.args
@@ -304,7 +304,7 @@ def test_rejections_with_a_typed_constructor_keep_the_types() -> None:
 
 
 def test_an_unknown_rejection_is_a_failure_with_its_name() -> None:
-    error = decode_error(Status.REJECTED, msgspec.msgpack.encode(("Elsewhere", (1, "x"))))
+    error = decode_error(ReplyStatus.REJECTED, msgspec.msgpack.encode(("Elsewhere", (1, "x"))))
     assert type(error) is HandlerFailed
     assert "'Elsewhere' (1, 'x')" in str(error)
 
@@ -318,7 +318,7 @@ def test_a_rejection_that_cannot_be_made_again_is_a_failure_that_says_how() -> N
 
 def test_a_rejection_whose_arguments_cannot_travel_is_a_failure() -> None:
     status, body = encode_failure(Broke(object()))
-    assert status is Status.FAILED
+    assert status is ReplyStatus.FAILED
     error = decode_error(status, body)
     assert type(error) is HandlerFailed
     assert "Broke" in str(error)
@@ -405,15 +405,17 @@ def test_a_failure_is_bounded_and_survives_any_text() -> None:
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (NotExecuted("x"), Status.NOT_EXECUTED),
-        (Unavailable("x"), Status.NOT_EXECUTED),
-        (CallTooDeep("x"), Status.NOT_EXECUTED),
-        (Overloaded("x"), Status.OVERLOADED),
-        (CallCycle("x"), Status.CYCLE),
-        (MaybeExecuted("x"), Status.MAYBE_EXECUTED),
+        (NotExecuted("x"), ReplyStatus.NOT_EXECUTED),
+        (Unavailable("x"), ReplyStatus.NOT_EXECUTED),
+        (CallTooDeep("x"), ReplyStatus.NOT_EXECUTED),
+        (Overloaded("x"), ReplyStatus.OVERLOADED),
+        (CallCycle("x"), ReplyStatus.CYCLE),
+        (MaybeExecuted("x"), ReplyStatus.MAYBE_EXECUTED),
     ],
 )
-def test_the_runtime_s_own_answers_keep_their_class(error: DomicileError, status: Status) -> None:
+def test_the_runtime_s_own_answers_keep_their_class(
+    error: DomicileError, status: ReplyStatus
+) -> None:
     encoded = encode_error(error)
     assert encoded[0] is status
     assert type(back(encoded)) is type(error)
@@ -436,16 +438,18 @@ def test_what_escapes_from_a_handler_never_claims_that_it_did_not_run(error: Exc
     assert f"{type(error).__name__}: x" in str(answer)
 
 
-@pytest.mark.parametrize("status", [status for status in Status if status is not Status.OK])
+@pytest.mark.parametrize(
+    "status", [status for status in ReplyStatus if status is not ReplyStatus.OK]
+)
 @pytest.mark.parametrize("body", [b"", b"plain words", b"\xff\xfe", b"\x92\x01\x02"])
-def test_an_unreadable_error_still_tells_whether_it_ran(status: Status, body: bytes) -> None:
+def test_an_unreadable_error_still_tells_whether_it_ran(status: ReplyStatus, body: bytes) -> None:
     expected = {
-        Status.FAILED: HandlerFailed,
-        Status.REJECTED: HandlerFailed,
-        Status.NOT_EXECUTED: NotExecuted,
-        Status.OVERLOADED: Overloaded,
-        Status.MAYBE_EXECUTED: MaybeExecuted,
-        Status.CYCLE: CallCycle,
+        ReplyStatus.FAILED: HandlerFailed,
+        ReplyStatus.REJECTED: HandlerFailed,
+        ReplyStatus.NOT_EXECUTED: NotExecuted,
+        ReplyStatus.OVERLOADED: Overloaded,
+        ReplyStatus.MAYBE_EXECUTED: MaybeExecuted,
+        ReplyStatus.CYCLE: CallCycle,
     }
     error = decode_error(status, body)
     assert type(error) is expected[status]
@@ -454,10 +458,10 @@ def test_an_unreadable_error_still_tells_whether_it_ran(status: Status, body: by
 
 def test_a_body_cannot_change_what_the_status_says() -> None:
     body = msgspec.msgpack.encode(("Unavailable", "x"))
-    assert type(decode_error(Status.OVERLOADED, body)) is Overloaded
-    assert type(decode_error(Status.MAYBE_EXECUTED, body)) is MaybeExecuted
+    assert type(decode_error(ReplyStatus.OVERLOADED, body)) is Overloaded
+    assert type(decode_error(ReplyStatus.MAYBE_EXECUTED, body)) is MaybeExecuted
 
 
 def test_ok_is_not_an_error() -> None:
     with pytest.raises(ValueError, match="OK"):
-        decode_error(Status.OK, b"\xc0")
+        decode_error(ReplyStatus.OK, b"\xc0")

@@ -28,10 +28,10 @@ from desk_lab import (
 )
 
 from domicile import HandlerFailed, MaybeExecuted, Node, NotExecuted, Settings
-from domicile.core.handoff.pending import Letter
+from domicile.core.handoff.pending import Pending
 from domicile.entity.hosting.cell import current_turn
 from domicile.entity.model.ref import Ref
-from domicile.entity.sending.outbound import Outgoing
+from domicile.entity.sending.outbound import OutgoingCall
 from domicile.testing import Sim, simulated
 from domicile.testing.simulated import run_simulation
 
@@ -397,7 +397,7 @@ async def test_neither_refs_nor_workers_keep_what_is_over(sim: Sim) -> None:
         assert (sender.written, sender.queue, sender.open) == ({}, [], 0)
         assert not life.runtime.suspended
         gc.collect()
-        assert not [thing for thing in gc.get_objects() if type(thing) in (Outgoing, Letter)]
+        assert not [thing for thing in gc.get_objects() if type(thing) in (OutgoingCall, Pending)]
         assert entity() is None, "the ref outlives the entity, and does not keep it"
         for worker in life.runtime.workers._spare:
             turn = worker.context.get(current_turn)

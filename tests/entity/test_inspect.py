@@ -215,7 +215,7 @@ async def test_all_kinds_of_turns_are_told_apart(sim: Sim) -> None:
         "rings": ("ring", "Mole.ring"),
     }
     asks = next(one for one in record.turns if one.id == "asks")
-    assert "Sending.ask" in asks.stack[1], "where it waits is in the library, and shown"
+    assert "OutgoingCalls.ask" in asks.stack[1], "where it waits is in the library, and shown"
     counts = next(one for one in record.turns if one.id == "counts")
     assert any(step.endswith(" ticks") for step in counts.stack)
     for task in tasks:

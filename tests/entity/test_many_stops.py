@@ -7,14 +7,14 @@ import asyncio
 import pytest
 
 from domicile import Entity, Settings, handler
-from domicile.entity.hosting.stop_budget import STOPS, Stops
+from domicile.entity.hosting.stop_budget import STOPS_PER_TURN, StopBudget
 from domicile.testing import Sim, simulated
 
 
 class Pile:
     """Something with so much to stop."""
 
-    def __init__(self, stops: Stops, count: int, log: list[str], name: str) -> None:
+    def __init__(self, stops: StopBudget, count: int, log: list[str], name: str) -> None:
         self._stops, self._left, self._log, self._name = stops, count, log, name
 
     def go_on(self) -> bool:
@@ -29,18 +29,18 @@ class Pile:
 def test_so_many_per_turn_and_one_pile_after_the_other() -> None:
     async def main() -> None:
         log: list[str] = []
-        stops = Stops(asyncio.get_running_loop(), lambda: True)
+        stops = StopBudget(asyncio.get_running_loop(), lambda: True)
         for name in ("a", "b"):
-            pile = Pile(stops, 2 * STOPS, log, name)
+            pile = Pile(stops, 2 * STOPS_PER_TURN, log, name)
             if not pile.go_on():
                 stops.later(pile.go_on)
-        assert log == ["a"] * STOPS
+        assert log == ["a"] * STOPS_PER_TURN
         turns: list[int] = []
-        while len(log) < 4 * STOPS:
+        while len(log) < 4 * STOPS_PER_TURN:
             await asyncio.sleep(0)
             turns.append(len(log))
-        assert turns == [2 * STOPS, 3 * STOPS, 4 * STOPS]
-        assert log == ["a"] * (2 * STOPS) + ["b"] * (2 * STOPS)
+        assert turns == [2 * STOPS_PER_TURN, 3 * STOPS_PER_TURN, 4 * STOPS_PER_TURN]
+        assert log == ["a"] * (2 * STOPS_PER_TURN) + ["b"] * (2 * STOPS_PER_TURN)
         await asyncio.sleep(0)
         assert stops.take(), "and then anew"
 
@@ -55,14 +55,14 @@ def test_a_node_that_lost_its_lease_stops_nothing_more() -> None:
         def guard() -> bool:
             return lives
 
-        stops = Stops(asyncio.get_running_loop(), guard)
-        pile = Pile(stops, 2 * STOPS, log, "a")
+        stops = StopBudget(asyncio.get_running_loop(), guard)
+        pile = Pile(stops, 2 * STOPS_PER_TURN, log, "a")
         assert not pile.go_on()
         stops.later(pile.go_on)
         lives = False
         for _ in range(5):
             await asyncio.sleep(0)
-        assert len(log) == STOPS
+        assert len(log) == STOPS_PER_TURN
 
     asyncio.run(main())
 
@@ -79,13 +79,13 @@ class Guest(Entity, name="guest"):
 def turns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What was left of the allowance of each turn in which entities were stopped."""
     found: list[int] = []
-    turned = Stops._turned
+    turned = StopBudget._turned
 
-    def counted(stops: Stops) -> None:
+    def counted(stops: StopBudget) -> None:
         found.append(stops._left)
         turned(stops)
 
-    monkeypatch.setattr(Stops, "_turned", counted)
+    monkeypatch.setattr(StopBudget, "_turned", counted)
     return found
 
 
@@ -94,17 +94,17 @@ async def test_the_loop_turns_while_a_shard_with_many_entities_stops(
     sim: Sim, turns: list[int]
 ) -> None:
     await sim.wait_until(sim.settled)
-    for number in range(8 * STOPS):
+    for number in range(8 * STOPS_PER_TURN):
         await sim.ref(Guest, f"g{number}").ask(Guest.hello)
     life = sim.node(1).life
     assert life is not None
     residents = life.runtime.residents
     had = residents.count
-    assert had > 2 * STOPS
+    assert had > 2 * STOPS_PER_TURN
     turns.clear()
     await sim.stop(1)
     assert residents.count == 0
-    assert len(turns) > had // STOPS
+    assert len(turns) > had // STOPS_PER_TURN
 
 
 @simulated(entities=[Guest], nodes=3, seeds=2, settings=Settings(shards=6))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from domicile.entity.running.workers import QUANTUM, SPELL_S, TURN_S, Pace, Worker, Workers
+from domicile.entity.running.workers import QUANTUM, SPELL_S, TURN_S, Fairness, Worker, Workers
 
 
 class Hand:
@@ -14,9 +14,9 @@ class Hand:
         self.now = 100.0
         self.turns = 0
 
-    def pace(self) -> Pace:
+    def pace(self) -> Fairness:
         """A pace on this clock."""
-        return Pace(lambda: self.now, lambda: self.turns)
+        return Fairness(lambda: self.now, lambda: self.turns)
 
 
 def test_the_time_of_a_job_is_known_once_somebody_was_ready_for_long_enough() -> None:

@@ -18,9 +18,9 @@ from rich.console import Console
 from run_lab import running
 
 from domicile import Node, Settings
-from domicile.ops.demo import Wanted, late_replies, victims
+from domicile.ops.demo import DemoOptions, late_replies, victims
 from domicile.ops.demo_load import Tally
-from domicile.ops.demo_view import Lines, Picture, Shown
+from domicile.ops.demo_view import DemoMoment, DemoPicture, Lines
 from domicile.ops.report import Recovery, Report, own_fonts, report_view, write_svg
 from domicile.testing import Event
 from domicile.testing.real_history import RealHistory
@@ -35,7 +35,7 @@ demo.check = lambda history: [Violation("I5", at, "planted") for at in range(5)]
 sys.exit(demo.run_demo(demo.Wanted(seconds=1, plain=True)))
 """
 
-SHOWN = Shown(64, [("node-0", "up", 40), ("node-1", "frozen", 24)], 300.0, 900, 880, 5)
+SHOWN = DemoMoment(64, [("node-0", "up", 40), ("node-1", "frozen", 24)], 300.0, 900, 880, 5)
 
 
 @pytest.fixture
@@ -118,11 +118,11 @@ def test_the_picture_needs_nothing_from_the_network(tmp_path: Path) -> None:
 
 
 def test_victims_are_chosen_by_the_seed() -> None:
-    chosen = [victims(Wanted(seed=seed)) for seed in range(20)]
-    assert chosen == [victims(Wanted(seed=seed)) for seed in range(20)]
+    chosen = [victims(DemoOptions(seed=seed)) for seed in range(20)]
+    assert chosen == [victims(DemoOptions(seed=seed)) for seed in range(20)]
     assert len(set(chosen)) > 1
     assert all(sorted(each) == [0, 1, 2] for each in chosen)
-    assert all(len(set(victims(Wanted(nodes=9, seed=seed)))) == 3 for seed in range(20))
+    assert all(len(set(victims(DemoOptions(nodes=9, seed=seed)))) == 3 for seed in range(20))
 
 
 def test_a_tally_notices_what_comes_twice_or_out_of_turn() -> None:
@@ -155,7 +155,7 @@ def test_late_replies_are_counted_beside_any_number_of_late_starts() -> None:
 
 def test_the_live_picture_shows_nodes_and_acts() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=90, color_system=None)
-    with Picture(console) as picture:
+    with DemoPicture(console) as picture:
         picture.show(SHOWN)
         picture.say("kill -9 node-1")
     assert isinstance(console.file, io.StringIO)
@@ -183,7 +183,7 @@ def test_the_demo_keeps_every_promise(tmp_path: Path, temporary: Path) -> None:
         [sys.executable, "-m", "domicile", *arguments], capture_output=True, text=True, timeout=100
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    killed, frozen, drained = victims(Wanted(seed=3))
+    killed, frozen, drained = victims(DemoOptions(seed=3))
     for words in (
         f"kill -9 node-{killed}", f"SIGSTOP node-{frozen}", "SIGCONT", "node-3, joins",
         f"SIGTERM to node-{drained}", "Every promise was kept.",

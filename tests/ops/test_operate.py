@@ -23,8 +23,8 @@ from domicile.core.state.txn import Committed, Outcome, Put, Unknown
 from domicile.errors import StoreUnavailable
 from domicile.ops.cli import app
 from domicile.ops.operator import Operator
-from domicile.ops.operator_commits import KEPT_AUDITS, AuditRecord, Deed, Picture
-from domicile.ops.operator_commits import free as free_deed
+from domicile.ops.operator_commits import KEPT_AUDITS, AuditRecord, OperatorCommit, StoreSnapshot
+from domicile.ops.operator_commits import free_commit as free_deed
 from domicile.stores.file_locks import FileLocks
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite.store import SqliteStore
@@ -390,7 +390,7 @@ def test_an_unknown_outcome_is_looked_up(
     monkeypatch.setattr("domicile.ops.operator.RETRY_S", 0.0)
 
     async def work(operator: Operator) -> object:
-        made = lambda picture: Deed("x", (), (Put(b"x", b""),))  # noqa: E731
+        made = lambda picture: OperatorCommit("x", (), (Put(b"x", b""),))  # noqa: E731
         return await operator.do("x", made, "x", "")
 
     if kind is Deaf:
@@ -401,9 +401,9 @@ def test_an_unknown_outcome_is_looked_up(
     assert len(audits(path)) == (kind is Mumbling)
     monkeypatch.undo()
 
-    async def look(operator: Operator) -> Picture:
+    async def look(operator: Operator) -> StoreSnapshot:
         return await operator.look()
 
     picture = operated(url, look)
-    assert isinstance(picture, Picture)
+    assert isinstance(picture, StoreSnapshot)
     assert B in picture.members.nodes

@@ -20,7 +20,7 @@ from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import (
     AskRevert,
-    Caller,
+    CallingTurn,
     Cancel,
     Carried,
     Carry,
@@ -35,10 +35,10 @@ from domicile.core.wire import (
     Refused,
     Released,
     Reply,
+    ReplyStatus,
     Request,
     Return,
     Started,
-    Status,
     Suspect,
     Told,
     Welcome,
@@ -136,7 +136,7 @@ class Attacker:
         for packet in corpus("packets.txt"):
             found += [partial(send, framed(packet)), partial(send, framed(hello(), packet))]
         wrong_way: list[Message] = [
-            Reply("default", 0, 1, Status.OK, b""),
+            Reply("default", 0, 1, ReplyStatus.OK, b""),
             Started("default", 0, tuple(range(100_000))),
             Return(
                 "default", 0, tuple(range(100_000)), Entry(ROGUE, 9, "serving", ROGUE, 99), True
@@ -196,7 +196,7 @@ class Attacker:
                     Carry(role, shard, 1, 1, (Carried("clerk", "x", b"\x80"),)),
                     Flush(role, shard, -1),
                 ]
-        chain = (Caller("default", 0, "clerk", "x", False),) * 4_000
+        chain = (CallingTurn("default", 0, "clerk", "x", False),) * 4_000
         said += [
             Probe(self.victim), Probe(ROGUE), Probed(self.victim, False), Probed(self.other, False),
             Suspect(self.victim), Suspect(ROGUE),

@@ -12,11 +12,11 @@ import pytest
 from real_lab import Diary, balanced, run
 
 from domicile import Entity, Node, Settings, handler
-from domicile.observe.readiness import Answer
+from domicile.observe.readiness import ProbeAnswer
 from domicile.testing import Processes, Sim, simulated
 
 FEW = Settings(shards=8)
-READY = Answer(True, "takes part")
+READY = ProbeAnswer(True, "takes part")
 
 
 class Lamp(Entity, name="lamp"):
@@ -29,7 +29,7 @@ class Lamp(Entity, name="lamp"):
         await asyncio.sleep(seconds)
 
 
-def answers(sim: Sim) -> list[Answer]:
+def answers(sim: Sim) -> list[ProbeAnswer]:
     """What each node that is up says now."""
     return [
         process.node.readiness() for process in sim.nodes if process.up and process.node is not None
@@ -129,7 +129,7 @@ async def test_one_that_leaves_is_not_ready_while_it_hands_over(sim: Sim) -> Non
     await sim.advance(0.5)
     leaving = asyncio.ensure_future(sim.stop(1))
     await sim.advance(0.2)
-    assert node.readiness() == Answer(False, "leaving the cluster")
+    assert node.readiness() == ProbeAnswer(False, "leaving the cluster")
     assert node.health().ok
     assert answers(sim)[0] == READY
     await glowing
@@ -230,7 +230,7 @@ def test_a_node_in_a_host_program_serves_its_own_probes(tmp_path: Path) -> None:
             settings=Settings(shards=8, settle_s=0.05, http=":0"),
         )
         assert node.http_address == ""
-        assert node.readiness() == Answer(False, "not started")
+        assert node.readiness() == ProbeAnswer(False, "not started")
         async with node:
             assert node.http_address.startswith("127.0.0.1:")
             while not node.readiness().ok:  # noqa: ASYNC110
@@ -240,6 +240,6 @@ def test_a_node_in_a_host_program_serves_its_own_probes(tmp_path: Path) -> None:
                 node.metrics().splitlines()[:3]
             )
         assert node.http_address == ""
-        assert node.readiness() == Answer(False, "leaving the cluster")
+        assert node.readiness() == ProbeAnswer(False, "leaving the cluster")
 
     run(test())

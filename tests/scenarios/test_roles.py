@@ -29,7 +29,7 @@ from domicile import (
 from domicile.core.ids import EntityKey, ShardKey
 from domicile.core.state.keys import CONFIG_KEY
 from domicile.core.state.records import ConfigRecord, TypeRecord, decode_record
-from domicile.ops.status import Place, place_of
+from domicile.ops.status import EntityPlace, place_of
 from domicile.testing import Sim, simulated
 from domicile.testing.simulated import run_simulation
 
@@ -251,7 +251,7 @@ async def test_an_operator_finds_entities_by_the_forms_that_everybody_knows(sim:
     assert life is not None
     members = life.member.members
 
-    def place(kind: str, id: str, role: str) -> Place:
+    def place(kind: str, id: str, role: str) -> EntityPlace:
         return place_of(members, EntityKey(kind, id), role, lambda _: False)
 
     for id in ("a", "b", "c", "🏠"):

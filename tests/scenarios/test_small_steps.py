@@ -89,7 +89,7 @@ async def test_nodes_that_leave_together_give_nothing_to_each_other(sim: Sim) ->
 @pytest.fixture(params=[1, 2])
 def small_steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were thousands of entities and hundreds of shards."""
-    monkeypatch.setattr(stop_budget, "STOPS", request.param)
+    monkeypatch.setattr(stop_budget, "STOPS_PER_TURN", request.param)
     monkeypatch.setattr(departures, "STAGE", request.param)
     monkeypatch.setattr(departures, "STAGES", 100)
 

@@ -18,8 +18,8 @@ from domicile.core.ids import EntityKey
 from domicile.core.state.keys import kick_key
 from domicile.core.state.txn import Put
 from domicile.diagnose.records import KickOutcome, KickRecord, decode_kick, encode_kick
-from domicile.ops.operator_commits import Picture
-from domicile.ops.status import Status, summed_up
+from domicile.ops.operator_commits import StoreSnapshot
+from domicile.ops.status import ClusterStatus, summed_up
 from domicile.testing import Processes, Sim, check, simulated
 
 FEW = Settings(shards=8)
@@ -65,10 +65,10 @@ def spawned(cluster: Sim | Processes, method: Any, id: str) -> asyncio.Task[Any]
 # virtual time
 
 
-async def status_of(sim: Sim) -> Status:
+async def status_of(sim: Sim) -> ClusterStatus:
     """What `domicile status` shows."""
     listing = await sim._operator_store().list(b"")
-    return summed_up(Picture(listing), "sim://", "domicile", lambda _: False, lambda _: None)
+    return summed_up(StoreSnapshot(listing), "sim://", "domicile", lambda _: False, lambda _: None)
 
 
 async def kicked(sim: Sim, id: str) -> KickOutcome:

@@ -9,20 +9,18 @@ from dataclasses import replace
 from domicile.core.coordinator.events import (
     Commit,
     CommitDone,
-    Effect,
-    Event,
+    CoordinatorEffect,
+    CoordinatorEvent,
     Listed,
     Reread,
     Tell,
 )
 from domicile.core.coordinator.machine import Coordinator
-from domicile.core.handoff.mailbox import Mail
-from domicile.core.handoff.owner import AnswerFlush, FlushAsked, Owner, PhaseChanged
-from domicile.core.handoff.owner import Effect as OwnerEffect
-from domicile.core.handoff.pending import Effect as SenderEffect
-from domicile.core.handoff.pending import Home, Letter, SendFlush
+from domicile.core.handoff.mailbox import Queued
+from domicile.core.handoff.owner import AnswerFlush, FlushAsked, Owner, OwnerEffect, PhaseChanged
+from domicile.core.handoff.pending import Home, Pending, SenderEffect, SendFlush
 from domicile.core.handoff.sender import Sender
-from domicile.core.handoff.tables import Bond, OwnerEvent, Phase, SenderEvent
+from domicile.core.handoff.tables import OwnerEvent, Phase, SenderEvent, SenderState
 from domicile.core.ids import NOBODY, Incarnation, LinkKey, ShardKey
 from domicile.core.state.keys import LEADER_KEY, MAP, NODES
 from domicile.core.state.shardmap import Entry, decode_block
@@ -34,7 +32,7 @@ class NoGate(Owner):
 
     __slots__ = ()
 
-    def _admit(self, mail: Mail, out: list[OwnerEffect]) -> None:
+    def _admit(self, mail: Queued, out: list[OwnerEffect]) -> None:
         self.gates.clear()
         super()._admit(mail, out)
 
@@ -103,12 +101,12 @@ class NoFlush(Sender):
     __slots__ = ()
 
     def _take(self, happening: SenderEvent, now: float, out: list[SenderEffect]) -> None:
-        if self.bond is Bond.BOUND and happening in (
+        if self.bond is SenderState.BOUND and happening in (
             SenderEvent.MISMATCH,
             SenderEvent.MOVING,
             SenderEvent.RETURN,
         ):
-            self.bond, self.key = Bond.UNBOUND, None
+            self.bond, self.key = SenderState.UNBOUND, None
         super()._take(happening, now, out)
 
 
@@ -128,7 +126,7 @@ class NoFinishingLane(Sender):
 
     __slots__ = ()
 
-    def finishing(self, letter: Letter) -> bool:
+    def finishing(self, letter: Pending) -> bool:
         return False
 
 
@@ -149,7 +147,7 @@ class NoPrefix(Sender):
     def _write_lane(
         self,
         home: Home,
-        wanted: Callable[[Letter], bool],
+        wanted: Callable[[Pending], bool],
         finishing: bool,
         now: float,
         out: list[SenderEffect],
@@ -162,9 +160,9 @@ class NoPrefix(Sender):
 class ToldBeforeStored(Coordinator):
     """I3: a new owner hears of its shard when the commit is asked for, not when it is known."""
 
-    def step(self, event: Event, now: float) -> tuple[Effect, ...]:
+    def step(self, event: CoordinatorEvent, now: float) -> tuple[CoordinatorEffect, ...]:
         effects = super().step(event, now)
-        early: list[Effect] = []
+        early: list[SenderEffect] = []
         for commit in effects:
             if isinstance(commit, Commit):
                 for write in commit.writes:
@@ -178,7 +176,7 @@ class ToldBeforeStored(Coordinator):
 class UnknownTakenForStored(Coordinator):
     """S1: an unknown outcome is taken for a commit."""
 
-    def step(self, event: Event, now: float) -> tuple[Effect, ...]:
+    def step(self, event: CoordinatorEvent, now: float) -> tuple[CoordinatorEffect, ...]:
         if isinstance(event, Reread):
             event = CommitDone(event.txn, Committed(event.item.revision if event.item else 0))
         return super().step(event, now)
@@ -187,7 +185,7 @@ class UnknownTakenForStored(Coordinator):
 class NoLeaderCondition(Coordinator):
     """C4: what it writes does not depend on being the leader."""
 
-    def step(self, event: Event, now: float) -> tuple[Effect, ...]:
+    def step(self, event: CoordinatorEvent, now: float) -> tuple[CoordinatorEffect, ...]:
         return tuple(
             replace(effect, conditions=tuple(c for c in effect.conditions if c.key != LEADER_KEY))
             if isinstance(effect, Commit)
@@ -199,7 +197,7 @@ class NoLeaderCondition(Coordinator):
 class NoBlockCondition(Coordinator):
     """C4: what it writes does not depend on what it has seen of the map."""
 
-    def step(self, event: Event, now: float) -> tuple[Effect, ...]:
+    def step(self, event: CoordinatorEvent, now: float) -> tuple[CoordinatorEffect, ...]:
         return tuple(
             replace(
                 effect, conditions=tuple(c for c in effect.conditions if not _is_block(c.key))
@@ -216,7 +214,7 @@ class FormerLeaderTakenForDead(Coordinator):
     With the condition that the record is absent, the store refuses what follows from that.
     """
 
-    def step(self, event: Event, now: float) -> tuple[Effect, ...]:
+    def step(self, event: CoordinatorEvent, now: float) -> tuple[CoordinatorEffect, ...]:
         if isinstance(event, Listed) and self._me != "p0":
             items = tuple(i for i in event.listing.items if i.key != NODES + b"p0")
             event = Listed(replace(event.listing, items=items))
@@ -226,7 +224,7 @@ class FormerLeaderTakenForDead(Coordinator):
 class NoAbsenceCondition(FormerLeaderTakenForDead):
     """The same without that condition."""
 
-    def step(self, event: Event, now: float) -> tuple[Effect, ...]:
+    def step(self, event: CoordinatorEvent, now: float) -> tuple[CoordinatorEffect, ...]:
         return tuple(
             replace(
                 effect, conditions=tuple(c for c in effect.conditions if not _is_absence(c))

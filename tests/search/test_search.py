@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from domicile.core.coordinator.events import Effect, Event, ReleasedBy, Tick
+from domicile.core.coordinator.events import CoordinatorEffect, CoordinatorEvent, ReleasedBy, Tick
 from domicile.core.coordinator.machine import Coordinator
 from domicile.core.handoff.tables import Phase
 from domicile.core.machines import Arm
@@ -179,7 +179,7 @@ class Restless(Coordinator):
 
     turn = 0
 
-    def step(self, event: Event, now: float) -> tuple[Effect, ...]:
+    def step(self, event: CoordinatorEvent, now: float) -> tuple[CoordinatorEffect, ...]:
         if isinstance(event, ReleasedBy):
             return ()
         effects = super().step(event, now)

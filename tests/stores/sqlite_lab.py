@@ -17,7 +17,7 @@ import pytest
 
 from domicile.core.state.txn import Condition, Outcome, Write
 from domicile.ports.store import Store
-from domicile.stores.sqlite.jobs import CommitJob, Result, Writer
+from domicile.stores.sqlite.jobs import CommitJob, Result, StoreWriter
 from domicile.stores.sqlite.store import SqliteStore
 
 Ask = tuple[Sequence[Condition], Sequence[Write]]
@@ -172,13 +172,13 @@ class Batches:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
-        commit = Writer.commit
+        commit = StoreWriter.commit
 
-        def counted(writer: Writer, commits: Sequence[CommitJob]) -> list[Result]:
+        def counted(writer: StoreWriter, commits: Sequence[CommitJob]) -> list[Result]:
             self.sizes.append(len(commits))
             return commit(writer, commits)
 
-        monkeypatch.setattr(Writer, "commit", counted)
+        monkeypatch.setattr(StoreWriter, "commit", counted)
 
 
 @asynccontextmanager

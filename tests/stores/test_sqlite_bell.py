@@ -16,7 +16,7 @@ from domicile.core.state.keys import client_key, node_key
 from domicile.core.state.txn import Put
 from domicile.stores.sqlite import jobs as sqlite_jobs
 from domicile.stores.sqlite import threads as sqlite_threads
-from domicile.stores.sqlite.jobs import Reader
+from domicile.stores.sqlite.jobs import StoreReader
 from domicile.stores.sqlite.store import SqliteStore
 
 RENEWALS = 60
@@ -27,9 +27,9 @@ def test_grants_and_renewals_wake_no_other_process_and_commits_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
-    look = Reader._look
+    look = StoreReader._look
 
-    def counted(self: Reader, *args: object) -> object:
+    def counted(self: StoreReader, *args: object) -> object:
         nonlocal looks
         looks += 1
         return look(self, *args)  # type: ignore[arg-type]
@@ -56,16 +56,16 @@ def test_grants_and_renewals_wake_no_other_process_and_commits_do(
             await watching.close()
             await writing.close()
 
-    monkeypatch.setattr(Reader, "_look", counted)
+    monkeypatch.setattr(StoreReader, "_look", counted)
     asyncio.run(scenario())
 
 
 def test_what_a_look_has_found_is_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    readings, visits, log = 0, 20, Reader.log
+    readings, visits, log = 0, 20, StoreReader.log
 
-    def logged(self: Reader, *args: object) -> object:
+    def logged(self: StoreReader, *args: object) -> object:
         nonlocal readings
         readings += 1
         return log(self, *args)  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ def test_what_a_look_has_found_is_not_read_again(
             await watching.close()
             await writing.close()
 
-    monkeypatch.setattr(Reader, "log", logged)
+    monkeypatch.setattr(StoreReader, "log", logged)
     asyncio.run(scenario())
 
 

@@ -21,20 +21,20 @@ from domicile.core.state.txn import Change, Changes, Committed, Item, Put
 from domicile.errors import StoreUnavailable
 from domicile.stores.sqlite import threads as sqlite_threads
 from domicile.stores.sqlite.file import Known
-from domicile.stores.sqlite.jobs import CommitJob, News, Writer
+from domicile.stores.sqlite.jobs import CommitJob, News, StoreWriter
 from domicile.stores.sqlite.recent import Recent
 from domicile.stores.sqlite.schema import packed
 from domicile.stores.sqlite.store import SqliteStore
-from domicile.stores.sqlite.threads import FEW_JOBS, MOST_JOBS, SIFT_S, Desk
+from domicile.stores.sqlite.threads import FEW_JOBS, MOST_JOBS, SIFT_S, JobThread
 
 FULL = "did not begin.*health of the store's disk, then try again"
 
 
 @contextmanager
-def stuck() -> Iterator[tuple[Desk, Callable[[], None]]]:
+def stuck() -> Iterator[tuple[JobThread, Callable[[], None]]]:
     """A desk whose thread does nothing until the second is called."""
     begun, over = threading.Event(), threading.Event()
-    desk = Desk("stuck", lambda: None)
+    desk = JobThread("stuck", lambda: None)
     try:
         desk.submit(lambda: (begun.set(), over.wait(10)))
         assert begun.wait(10)
@@ -101,7 +101,7 @@ def test_a_refusal_costs_little_if_there_was_one_just_now(monkeypatch: pytest.Mo
 class Alone:
     """Joins the one before it, and sees whether the queue could change meanwhile."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: JobThread) -> None:
         self._desk = desk
         self.safe = False
 
@@ -271,7 +271,7 @@ def test_a_write_looks_at_no_leases_but_those_that_are_due(tmp_path: Path) -> No
 
     now = 1000.0
     known = Known(tmp_path / "store.db", lambda: None)
-    writer = Writer(tmp_path / "store.db", known, "n1", 10, lambda: now, b"")
+    writer = StoreWriter(tmp_path / "store.db", known, "n1", 10, lambda: now, b"")
     writer.boot = "this boot"
     far = float("inf")
     job = CommitJob(*packed([], [Put(b"k", b"")]), 0, far)

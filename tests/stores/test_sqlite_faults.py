@@ -20,9 +20,9 @@ from sqlite_lab import Disk, opened, worker
 from domicile.core.state.txn import Committed, Conflict, Put, Unknown
 from domicile.errors import StoreUnavailable
 from domicile.stores.sqlite.file import Handle
-from domicile.stores.sqlite.jobs import Reader, Writer
+from domicile.stores.sqlite.jobs import StoreReader, StoreWriter
 from domicile.stores.sqlite.store import SqliteStore, commits
-from domicile.stores.sqlite.threads import Bell
+from domicile.stores.sqlite.threads import FileNotifier
 from domicile.testing.suites.store import put
 
 NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
@@ -275,7 +275,7 @@ def test_what_fails_beside_the_loop_once_it_has_begun_may_have_happened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """S1: as it is with `commit`."""
-    shaken = Shaken(monkeypatch, Writer, "_hurried")
+    shaken = Shaken(monkeypatch, StoreWriter, "_hurried")
 
     async def scenario(store: SqliteStore) -> None:
         await store.grant("l", 60.0)
@@ -304,7 +304,7 @@ def test_what_fails_beside_the_loop_once_it_has_begun_may_have_happened(
 def test_a_look_for_changes_that_meets_the_unexpected_ends_no_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shaken = Shaken(monkeypatch, Reader, "_look")
+    shaken = Shaken(monkeypatch, StoreReader, "_look")
 
     async def scenario(store: SqliteStore) -> None:
         last = await put(store, b"k", b"")
@@ -353,7 +353,7 @@ def test_a_thread_that_stumbles_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     monkeypatch.setattr("domicile.stores.sqlite.threads.STUMBLE_S", 0.001)
-    shaken = Shaken(monkeypatch, Bell, "wait")
+    shaken = Shaken(monkeypatch, FileNotifier, "wait")
 
     async def scenario(store: SqliteStore) -> None:
         last = await put(store, b"k", b"")

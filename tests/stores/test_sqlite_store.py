@@ -33,7 +33,7 @@ from domicile.errors import ConfigError, StoreRewound, StoreUnavailable, WatchCo
 from domicile.ports.store import Store
 from domicile.stores.memory.store import MemoryStore
 from domicile.stores.sqlite.schema import CALLS, above
-from domicile.stores.sqlite.store import Commit, SqliteStore, commits
+from domicile.stores.sqlite.store import QueuedCommit, SqliteStore, commits
 from domicile.testing.clock import ManualClock
 from domicile.testing.suites.store import StoreContract, after, put
 
@@ -82,9 +82,9 @@ def test_the_log_tells_who_did_what_when(tmp_path: Path) -> None:
         stores.now += 5.0
         assert await two.get(b"a") is None
         assert commits(stores.path) == [
-            Commit(1, 1000.0, "n1", [(b"a", b"1", "l"), (b"b", b"2", None)], [], False),
-            Commit(2, 1001.5, "n2", [], [b"b"], False),
-            Commit(3, 1006.5, "n2", [], [b"a"], True),
+            QueuedCommit(1, 1000.0, "n1", [(b"a", b"1", "l"), (b"b", b"2", None)], [], False),
+            QueuedCommit(2, 1001.5, "n2", [], [b"b"], False),
+            QueuedCommit(3, 1006.5, "n2", [], [b"a"], True),
         ]
 
     run(tmp_path, scenario)

@@ -18,7 +18,7 @@ from domicile.stores.sqlite.file import Database
 from domicile.stores.sqlite.jobs import MOST_BYTES, MOST_COMMITS, TOGETHER_S, CommitJob
 from domicile.stores.sqlite.schema import CALLS
 from domicile.stores.sqlite.store import SqliteStore, commits
-from domicile.stores.sqlite.threads import Desk
+from domicile.stores.sqlite.threads import JobThread
 
 
 class Statements:
@@ -186,7 +186,7 @@ def test_only_so_many_and_so_much_go_together() -> None:
 
 def test_a_thread_that_ends_refuses_parts_too() -> None:
     busy = threading.Event()
-    desk = Desk("test", lambda: None)
+    desk = JobThread("test", lambda: None)
     desk.submit(lambda: busy.wait(10))
     part = desk.join_in(CommitJob("[]", b"", 0, 1.0), lambda parts: [None for _ in parts])
     desk.stop()

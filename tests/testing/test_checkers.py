@@ -11,7 +11,7 @@ import pytest
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.state.keys import LEADER_KEY, block_key, node_key, release_key
 from domicile.core.state.records import LeaderRecord, NodeRecord, encode_record
-from domicile.core.state.shardmap import BLOCK_SIZE, FREE, Block, Entry, State, encode_block
+from domicile.core.state.shardmap import BLOCK_SIZE, FREE, Block, Entry, ShardState, encode_block
 from domicile.testing.checkers import CHECKERS, Violation, check
 from domicile.testing.checkers.verdict import LIMIT
 from domicile.testing.history import History
@@ -132,7 +132,7 @@ class Tape:
         return self.wait(16.0)
 
 
-def entry(owner: Incarnation, epoch: int, state: State = "serving", change: int = 1) -> Entry:
+def entry(owner: Incarnation, epoch: int, state: ShardState = "serving", change: int = 1) -> Entry:
     return Entry(owner, epoch, state, B if state == "moving" else Incarnation(""), change, "")
 
 

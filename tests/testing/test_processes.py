@@ -19,7 +19,7 @@ import pytest
 from domicile import ConfigError, Entity, Settings, handler
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.state.keys import MAP
-from domicile.stores.sqlite.store import Commit
+from domicile.stores.sqlite.store import QueuedCommit
 from domicile.testing import Event, HarnessError, Processes, check
 from domicile.testing.member_process import ImportPath, import_class, import_path
 from domicile.testing.member_signals import standing_still
@@ -412,9 +412,9 @@ def test_a_history_ends_where_it_was_asked_for() -> None:
     """What was read later than the rest is left out: its causes were not read."""
     put = (b"one/leader", b"x", "lease")
     log = [
-        Commit(1, 1.0, "node-0", [put, (b"other/leader", b"y", None)], [b"one/a"], False),
-        Commit(2, 2.0, "node-1", [], [b"one/leader", b"other/leader"], True),
-        Commit(3, 4.0, "node-1", [put], [], False),
+        QueuedCommit(1, 1.0, "node-0", [put, (b"other/leader", b"y", None)], [b"one/a"], False),
+        QueuedCommit(2, 2.0, "node-1", [], [b"one/leader", b"other/leader"], True),
+        QueuedCommit(3, 4.0, "node-1", [put], [], False),
     ]
     recorded = [Event(3.0, "start", {}), Event(1.0, "open", {}), Event(3.1, "finish", {})]
     history = merge(log, recorded, Counter(), "one", 3.0)
@@ -430,7 +430,7 @@ def test_a_history_ends_where_it_was_asked_for() -> None:
 def test_a_store_that_has_forgotten_commits_is_not_judged() -> None:
     cluster = Processes([Bell])
     cluster._ended = True
-    cluster._commits = {n: Commit(n, float(n), "node-0", [], [], False) for n in (1, 2, 3)}
+    cluster._commits = {n: QueuedCommit(n, float(n), "node-0", [], [], False) for n in (1, 2, 3)}
     assert len(cluster.history().events) == 3
     del cluster._commits[1]
     with pytest.raises(HarnessError, match="forgotten"):

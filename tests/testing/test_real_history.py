@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from domicile.stores.sqlite.store import Commit
+from domicile.stores.sqlite.store import QueuedCommit
 from domicile.testing.checkers import check
 from domicile.testing.history import Event, History
 from domicile.testing.real_history import RealHistory, before, merge
@@ -17,9 +17,9 @@ ROLE = "default"
 
 def test_commits_that_waited_for_one_lock_are_told_in_the_order_of_their_revisions() -> None:
     log = [
-        Commit(1, 3.0, "node-0", [], [b"one/a"], False),
-        Commit(2, 1.0, "node-1", [], [b"one/b"], False),
-        Commit(3, 4.0, "node-1", [], [b"one/c"], False),
+        QueuedCommit(1, 3.0, "node-0", [], [b"one/a"], False),
+        QueuedCommit(2, 1.0, "node-1", [], [b"one/b"], False),
+        QueuedCommit(3, 4.0, "node-1", [], [b"one/c"], False),
     ]
     history = merge(log, [Event(2.0, "start", {})], Counter(), "one", 5.0)
     told = [(event.at, event.kind, event.fields.get("revision")) for event in history.events]

@@ -28,10 +28,10 @@ from domicile.core.wire import (
     Refused,
     Released,
     Reply,
+    ReplyStatus,
     Request,
     Return,
     Started,
-    Status,
     Suspect,
     Told,
     Welcome,
@@ -128,7 +128,7 @@ to_owner = (
     )
 )  # fmt: skip
 to_sender = (
-    st.builds(Reply, roles, numbers, numbers, st.sampled_from(Status), st.binary(max_size=4))
+    st.builds(Reply, roles, numbers, numbers, st.sampled_from(ReplyStatus), st.binary(max_size=4))
     | st.builds(Started, roles, numbers, some)
     | st.builds(Return, roles, numbers, some, entries, st.booleans())
     | st.builds(Flushed, roles, numbers, wild_numbers, entries, st.booleans())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from domicile.core.ids import Incarnation, LinkKey, new_incarnation
-from domicile.core.wire import Ping, Pong, Reply, Request, Status, ToOwner, ToSender
+from domicile.core.wire import Ping, Pong, Reply, ReplyStatus, Request, ToOwner, ToSender
 from domicile.links.layer import LinkLayer
 from domicile.ports.transport import Peer
 from domicile.settings import Settings
@@ -103,7 +103,7 @@ class Host:
             self.order.append(f"request {message.n}")
             if self.answers:
                 self.replied.setdefault(link, []).append(message.n)
-                self.layer.answer(link, Reply("r", 0, message.n, Status.OK, b""))
+                self.layer.answer(link, Reply("r", 0, message.n, ReplyStatus.OK, b""))
         elif isinstance(message, Ping):
             self.order.append(f"ping {message.id}")
             self.layer.answer(link, Pong(message.id))

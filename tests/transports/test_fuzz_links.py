@@ -25,8 +25,8 @@ from domicile.core.wire import (
     Pong,
     Refused,
     Reply,
+    ReplyStatus,
     Request,
-    Status,
     ToOwner,
     ToSender,
     Welcome,
@@ -91,7 +91,7 @@ class Process:
     def on_request(self, link: LinkKey, message: ToOwner) -> None:
         if isinstance(message, Request):
             self.asked.append((link.sender, message.n))
-            reply = Reply(message.role, message.shard, message.n, Status.OK, message.body)
+            reply = Reply(message.role, message.shard, message.n, ReplyStatus.OK, message.body)
             self.layer.answer(link, reply)
         elif isinstance(message, Ping):
             self.layer.answer(link, Pong(message.id))

@@ -21,7 +21,7 @@ from hostile_lab import (
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from domicile.core.handoff.mailbox import Mail
+from domicile.core.handoff.mailbox import Queued
 from domicile.core.handoff.owner import PARKED, Owner
 from domicile.core.ids import EntityKey, LinkKey, ShardKey
 from domicile.core.wire import (
@@ -37,7 +37,7 @@ from domicile.core.wire import (
     decode_packet,
     encode_packet,
 )
-from domicile.links.machine import PROTOCOLS, Acceptor, DialledLink, LinkBroken, LinkVoid
+from domicile.links.machine import PROTOCOLS, Acceptor, LinkBroken, LinkVoid, OutgoingLink
 from domicile.transports.framing import FIRST_BYTES, FrameDecoder, FramingError
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -163,7 +163,7 @@ def test_an_acceptor_never_fails_and_never_goes_back(arriving: list[Hello]) -> N
 def test_a_dialled_link_believes_only_what_can_be(
     arriving: list[tuple[int, Frame | Welcome]],
 ) -> None:
-    link = DialledLink("l", LIMIT, cluster="c", sender=HERE, receiver=ROGUE, address="")
+    link = OutgoingLink("l", LIMIT, cluster="c", sender=HERE, receiver=ROGUE, address="")
     for n in range(20):
         link.send(request(n))
     link.dial(1)
@@ -217,7 +217,7 @@ def test_what_waits_for_a_record_is_bounded() -> None:
     owner = Owner(ShardKey("default", 0), HERE, 10)
     rogue = LinkKey(ROGUE, "l")
     for n in range(3 * PARKED):
-        ahead = Mail(rogue, n, EntityKey("T", "i"), 9, 9, False, False, None)
+        ahead = Queued(rogue, n, EntityKey("T", "i"), 9, 9, False, False, None)
         owner.request(ahead)
     assert len(owner.parked[rogue]) == PARKED
     owner.link_gone(rogue)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from domicile.transports.limits import (
     WARNING_EVERY_S,
     WARNINGS,
+    BoundedGuests,
     Complaints,
-    Room,
     host_of,
     peer_of,
     plain,
@@ -26,7 +26,7 @@ from domicile.transports.limits import (
     )
 )
 def test_there_are_never_more_guests_than_places(steps: list[tuple[bool, int, str]]) -> None:
-    room: Room[int] = Room(6, 3)
+    room: BoundedGuests[int] = BoundedGuests(6, 3)
     inside: dict[int, str] = {}
     for enters, guest, host in steps:
         if enters and guest not in inside:
@@ -48,7 +48,7 @@ def test_there_are_never_more_guests_than_places(steps: list[tuple[bool, int, st
 
 
 def test_the_oldest_goes_first() -> None:
-    room: Room[str] = Room(3, 2)
+    room: BoundedGuests[str] = BoundedGuests(3, 2)
     assert [room.enter(guest, guest[0]) for guest in ("a1", "b1", "a2")] == [None] * 3
     assert room.enter("a3", "a") == "a1", "its host has its places taken"
     assert room.enter("c1", "c") == "b1", "the oldest of all"

@@ -17,33 +17,33 @@ from domicile.core.wire import (
     Pong,
     Refused,
     Reply,
+    ReplyStatus,
     Request,
-    Status,
     Welcome,
 )
 from domicile.links.machine import (
     CONTROL_RESERVE,
     FRAME_MESSAGES,
-    AcceptedLink,
     Acceptor,
-    DialledLink,
+    IncomingLink,
     LinkBroken,
     LinkVoid,
+    OutgoingLink,
 )
 
 P = Incarnation("p" * 32)
 Q = Incarnation("q" * 32)
 
 
-def dialled(link: str = "l1", limit: int = 8) -> DialledLink:
-    return DialledLink(link, limit, cluster="c", sender=P, receiver=Q, address="p:1")
+def dialled(link: str = "l1", limit: int = 8) -> OutgoingLink:
+    return OutgoingLink(link, limit, cluster="c", sender=P, receiver=Q, address="p:1")
 
 
 def request(n: int, body: bytes = b"") -> Request:
     return Request("r", 0, n, 1, 1, "T", "id", "m", body, False, False, 1.0)
 
 
-def joined(limit: int = 8) -> tuple[DialledLink, Acceptor, AcceptedLink]:
+def joined(limit: int = 8) -> tuple[OutgoingLink, Acceptor, IncomingLink]:
     """A link that has just been welcomed in session 1."""
     near, door = dialled(limit=limit), Acceptor(limit)
     near.dial(1)
@@ -55,7 +55,7 @@ def joined(limit: int = 8) -> tuple[DialledLink, Acceptor, AcceptedLink]:
 
 
 def rejoin(
-    near: DialledLink, door: Acceptor, session: int
+    near: OutgoingLink, door: Acceptor, session: int
 ) -> tuple[list[Frame], tuple[Frame, ...]]:
     """Redial: the frames that each end resends."""
     near.dial(session)
@@ -64,7 +64,7 @@ def rejoin(
     return near.welcome(session, admission.answer), admission.frames
 
 
-def put(near: DialledLink, *ns: int) -> Frame:
+def put(near: OutgoingLink, *ns: int) -> Frame:
     for n in ns:
         near.send(request(n))
     (frame,) = near.pump()
@@ -307,7 +307,7 @@ def test_retained_frames_are_bounded_and_control_has_a_reserve() -> None:
 
 def test_answers_wait_without_a_connection_and_for_room() -> None:
     near, door, far = joined(limit=1)
-    reply = Reply("r", 0, 1, Status.OK, b"")
+    reply = Reply("r", 0, 1, ReplyStatus.OK, b"")
     far.answer(reply)
     assert [frame.no for frame in far.pump()] == [1]
     far.answer(Pong(2))

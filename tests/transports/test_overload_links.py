@@ -9,11 +9,11 @@ import pytest
 from links_lab import Lab, simulate
 
 from domicile.core.ids import Incarnation
-from domicile.core.wire import Frame, Hello, Reply, Request, Status, Welcome
+from domicile.core.wire import Frame, Hello, Reply, ReplyStatus, Request, Welcome
 from domicile.links import layer as links_module
 from domicile.links import machine as link_module
-from domicile.links.departed import Gone
-from domicile.links.machine import AcceptedLink, Acceptor, DialledLink
+from domicile.links.departed import DepartedPeers
+from domicile.links.machine import Acceptor, IncomingLink, OutgoingLink
 
 KIB = 1024
 ME, PEER = Incarnation("a" * 32), Incarnation("b" * 32)
@@ -27,7 +27,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_module, "FRAME_BYTES", 8 * KIB)
 
 
-def accepted() -> AcceptedLink:
+def accepted() -> IncomingLink:
     """An incoming link with a connection."""
     hello = Hello("c", PEER, ME, "", "l", 1, False, 0, 1, 3)
     link = Acceptor(256).hello(hello, 3).link
@@ -35,9 +35,9 @@ def accepted() -> AcceptedLink:
     return link
 
 
-def dialled() -> DialledLink:
+def dialled() -> OutgoingLink:
     """An outgoing link with a connection."""
-    link = DialledLink("l", 256, cluster="c", sender=ME, receiver=PEER, address="")
+    link = OutgoingLink("l", 256, cluster="c", sender=ME, receiver=PEER, address="")
     link.dial(1)
     link.welcome(1, Welcome(0, 3))
     return link
@@ -45,7 +45,7 @@ def dialled() -> DialledLink:
 
 def reply(n: int, size_bytes: int) -> Reply:
     """An answer of that size."""
-    return Reply("r", 0, n, Status.OK, b"x" * size_bytes)
+    return Reply("r", 0, n, ReplyStatus.OK, b"x" * size_bytes)
 
 
 def test_no_more_bytes_are_written_than_a_peer_acknowledges() -> None:
@@ -113,7 +113,7 @@ def test_large_packets_are_acknowledged_sooner() -> None:
 def test_only_the_last_of_those_that_are_gone_are_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(links_module, "Gone", partial(Gone, 10))
+    monkeypatch.setattr(links_module, "Gone", partial(DepartedPeers, 10))
 
     async def test(lab: Lab) -> None:
         here, there = await lab.pair()

@@ -28,8 +28,8 @@ from domicile.links.machine import (
     PROTOCOLS,
     SINCE,
     Acceptor,
-    DialledLink,
     LinkBroken,
+    OutgoingLink,
     protocols_of,
 )
 
@@ -58,8 +58,8 @@ class OldWelcome(Wire, frozen=True, tag="w"):
     received: int
 
 
-def dialled(protocols: tuple[int, int] = PROTOCOLS) -> DialledLink:
-    link = DialledLink(
+def dialled(protocols: tuple[int, int] = PROTOCOLS) -> OutgoingLink:
+    link = OutgoingLink(
         "l1", 8, cluster="c", sender=P, receiver=Q, address="p:1", protocols=protocols
     )
     link.dial(1)

@@ -13,7 +13,7 @@ from links_lab import CLUSTER, request
 from tcp_lab import Notes, on_both_loops, run, until
 
 from domicile.core.ids import Incarnation, LinkKey, new_incarnation
-from domicile.core.wire import Reply, Request, Status, ToOwner, ToSender
+from domicile.core.wire import Reply, ReplyStatus, Request, ToOwner, ToSender
 from domicile.links.layer import LinkLayer
 from domicile.membership.clock import SystemClock
 from domicile.ports.transport import Peer
@@ -72,7 +72,7 @@ class Host:
         assert isinstance(message, Request)
         self.requests.append(message.n)
         body = bytes(self.random.choice([0, 10, 1000, 200_000]))
-        self.layer.answer(link, Reply("r", 0, message.n, Status.OK, body))
+        self.layer.answer(link, Reply("r", 0, message.n, ReplyStatus.OK, body))
 
     def on_answer(self, peer: Incarnation, message: ToSender) -> None:
         assert isinstance(message, Reply)

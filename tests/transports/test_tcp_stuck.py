@@ -12,7 +12,7 @@ from domicile import Entity, Settings, connect, handler
 from domicile.core.ids import Incarnation
 from domicile.core.wire import Request, Welcome, encode_packet
 from domicile.errors import MaybeExecuted, NotExecuted
-from domicile.links.machine import DialledLink
+from domicile.links.machine import OutgoingLink
 from domicile.node import Node
 
 
@@ -30,7 +30,7 @@ class Scale(Entity, name="scale"):
 
 def test_long_ids_count_for_the_size_of_a_frame() -> None:
     me, peer = Incarnation("a" * 32), Incarnation("b" * 32)
-    link = DialledLink("l", 256, cluster="c", sender=me, receiver=peer, address="")
+    link = OutgoingLink("l", 256, cluster="c", sender=me, receiver=peer, address="")
     link.dial(1)
     link.welcome(1, Welcome(0))
     for n in range(1000):

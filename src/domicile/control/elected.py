@@ -16,7 +16,7 @@ from random import Random
 import msgspec
 
 from domicile.control.leadership import FAILED, Leadership
-from domicile.control.strategy_runner import Advisor
+from domicile.control.strategy_runner import StrategyRunner
 from domicile.core.coordinator.election import RANK_STEP_S, campaign_at, eligible
 from domicile.core.coordinator.events import Heard, ProbeAnswered, ReleasedBy, RevertAsked
 from domicile.core.coordinator.eviction import UNREACHED
@@ -66,7 +66,7 @@ class Elected:
         guard: Callable[[], bool],
         send: Callable[[Incarnation, ToOwner], None],
         candidate: bool,
-        strategy: str | Advisor = "least_shards",
+        strategy: str | StrategyRunner = "least_shards",
     ) -> None:
         self._store, self._clock, self._meter = store, clock, meter
         self._settings, self._random = settings, random

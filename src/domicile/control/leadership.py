@@ -13,22 +13,22 @@ from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
-from domicile.control.strategy_runner import Advisor
+from domicile.control.strategy_runner import StrategyRunner
 from domicile.core.coordinator.custom_strategy import CUSTOM
 from domicile.core.coordinator.events import (
-    Advised,
     AskProbe,
+    AskStrategy,
     Changed,
     Commit,
     CommitDone,
-    Consult,
-    Effect,
-    Event,
+    CoordinatorEffect,
+    CoordinatorEvent,
     Listed,
     ReadBack,
     Reread,
     Resign,
     StoreReturned,
+    StrategyAnswered,
     Tell,
     Tick,
 )
@@ -74,7 +74,7 @@ class Leadership:
         guard: Callable[[], bool],
         send: Callable[[Incarnation, ToOwner], None],
         nodes: Callable[[], Sequence[Incarnation]],
-        strategy: str | Advisor,
+        strategy: str | StrategyRunner,
         lease: str,
         revision: int,
         valid_until: float,
@@ -94,7 +94,7 @@ class Leadership:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._tick: Timer | None = None
         self._deadline: Timer | None = None
-        self._inbox: deque[Event] = deque()
+        self._inbox: deque[CoordinatorEvent] = deque()
         self._stepping = False
         self._backlog: list[Changes] | None = []
         self._pings = 0
@@ -166,7 +166,7 @@ class Leadership:
         if len(self._backlog) > BACKLOG:
             self.end("the store changes faster than it can be listed")
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: CoordinatorEvent) -> None:
         """Step the coordinator; what its effects cause in turn comes after them."""
         self._inbox.append(event)
         if self._stepping:
@@ -183,7 +183,9 @@ class Leadership:
         finally:
             self._stepping = False
 
-    def _step(self, coordinator: Coordinator, event: Event) -> Sequence[Effect]:
+    def _step(
+        self, coordinator: Coordinator, event: CoordinatorEvent
+    ) -> Sequence[CoordinatorEffect]:
         try:
             return coordinator.step(event, self._clock.now())
         except Exception:
@@ -204,7 +206,7 @@ class Leadership:
 
     # effects out
 
-    def _perform(self, effect: Effect) -> None:
+    def _perform(self, effect: CoordinatorEffect) -> None:
         match effect:
             case Commit():
                 self._spawn(self._commit(effect))
@@ -214,7 +216,7 @@ class Leadership:
                 self._tell(effect)
             case AskProbe(voter, node):
                 self._send(voter, Probe(node))
-            case Consult():
+            case AskStrategy():
                 self._spawn(self._consult(effect))
             case Arm(at):
                 if self._tick is not None:
@@ -276,9 +278,9 @@ class Leadership:
             self.feed(Reread(read.txn, item))
             return
 
-    async def _consult(self, consult: Consult) -> None:
+    async def _consult(self, consult: AskStrategy) -> None:
         assert self._advisor is not None, "only a user's function is consulted"
-        self.feed(Advised(consult.situation, await self._advisor.ask(consult.situation)))
+        self.feed(StrategyAnswered(consult.situation, await self._advisor.ask(consult.situation)))
 
     async def _list(self) -> None:
         """C2: everything at one revision, then what the watch brought after it."""

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
-from domicile.core.placement.strategies import Situation, Strategy, Wanted
+from domicile.core.placement.strategies import Situation, Strategy, WantedHomes
 from domicile.ports.meter import Meter
 from domicile.ports.threads import Threads
 
@@ -72,7 +72,7 @@ class _Failure:
     why: str
 
 
-class Advisor:
+class StrategyRunner:
     """One process's user function."""
 
     def __init__(
@@ -81,9 +81,9 @@ class Advisor:
         self._strategy, self._timeout_s, self._meter = strategy, timeout_s, meter
         self._threads = DaemonThreads() if threads is None else threads
         self._failing = False
-        self._calls: dict[asyncio.Task[Wanted | _Failure], None] = {}
+        self._calls: dict[asyncio.Task[WantedHomes | _Failure], None] = {}
 
-    async def ask(self, situation: Situation) -> Wanted | None:
+    async def ask(self, situation: Situation) -> WantedHomes | None:
         """Where it wants the shards; None if it failed, in which case the log says why, once."""
         # A task of its own: one that swallows its cancellation must not hold up the leadership.
         call = asyncio.get_running_loop().create_task(self._call(situation))
@@ -103,7 +103,7 @@ class Advisor:
         self._failing = False
         return answer
 
-    async def _call(self, situation: Situation) -> Wanted | _Failure:
+    async def _call(self, situation: Situation) -> WantedHomes | _Failure:
         """Its answer; whatever it raises, be it `CancelledError` or `SystemExit`, is a failure."""
         try:
             if len(self._calls) > MOST:
@@ -147,7 +147,7 @@ def _told(error: BaseException) -> str:
         return type(error).__name__  # its own text fails, too
 
 
-def _checked(wanted: object, situation: Situation) -> Wanted:
+def _checked(wanted: object, situation: Situation) -> WantedHomes:
     """`TypeError` or `ValueError` unless it is a mapping of shard numbers to node ids."""
     if not isinstance(wanted, Mapping):
         raise TypeError(f"it must return a mapping of shard numbers to node ids, not {wanted!r}")

@@ -16,7 +16,7 @@ from domicile.errors import NotExecuted
 ShardFunction = Callable[[str, int], int]
 """A user's way from an entity id and the number of shards to one of them, counted from 0."""
 
-Place = Callable[[EntityKey, int], int]
+FindShard = Callable[[EntityKey, int], int]
 """How a sender finds an entity's shard: always one of that many, or `NotExecuted`."""
 
 _WORD = 0xFFFF_FFFF
@@ -69,7 +69,7 @@ NAMED: dict[str, ShardFunction] = {
 """The forms that every process knows, by the name that `config` holds."""
 
 
-def place_by(function: ShardFunction, name: str) -> Place:
+def place_by(function: ShardFunction, name: str) -> FindShard:
     """A type's function for its senders, who hear at once what is wrong with it (I9)."""
     if function is xxh3:
         return shard_of

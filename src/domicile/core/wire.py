@@ -36,7 +36,7 @@ class Wire(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", gc=Fa
     """Base of everything on the wire."""
 
 
-class Caller(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class CallingTurn(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A handler that waits for the call carrying it (N1)."""
 
     role: str
@@ -61,7 +61,7 @@ class Request(Wire, frozen=True, tag="q"):
     ask: bool
     finishing: bool
     ttl_s: Seconds
-    chain: Annotated[tuple[Caller, ...], msgspec.Meta(max_length=MOST_CALLERS)] = ()
+    chain: Annotated[tuple[CallingTurn, ...], msgspec.Meta(max_length=MOST_CALLERS)] = ()
     key: str = ""
     trace: str = ""
     """The W3C trace context of whoever sent it, if it is traced."""
@@ -188,7 +188,7 @@ ToOwner = (
 )
 
 
-class Status(IntEnum):
+class ReplyStatus(IntEnum):
     """What became of an ask (I9)."""
 
     OK = 0
@@ -206,7 +206,7 @@ class Reply(Wire, frozen=True, tag="a"):
     role: str
     shard: Count
     n: Count
-    status: Status
+    status: ReplyStatus
     body: bytes
 
 

@@ -34,7 +34,7 @@ from domicile.entity.runtime import Runtime
 from domicile.errors import StoreError
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
-from domicile.ports.store import Beside, OffersBeside, Store
+from domicile.ports.store import OffersThreads, Store, ThreadedStore
 from domicile.settings import Settings
 
 log = logging.getLogger("domicile")
@@ -62,9 +62,9 @@ class StuckHandlers:
         self._me, self._runtime = me, runtime
         self._lease = lease
         """None: the node's record has none (C9), so this one gets its own."""
-        self._beside: Beside | None = None
+        self._beside: ThreadedStore | None = None
         self._loop = asyncio.get_running_loop()
-        if lease is not None and isinstance(store, OffersBeside):
+        if lease is not None and isinstance(store, OffersThreads):
             self._beside = store.beside()
         self._bulletin = Bulletin(settings.stuck_s)
         self._timer: Timer | None = None

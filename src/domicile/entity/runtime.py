@@ -24,7 +24,7 @@ from domicile.core.state.shardmap import Entry
 from domicile.core.wire import (
     AskRevert,
     Begun,
-    Caller,
+    CallingTurn,
     Cancel,
     Carry,
     Flush,
@@ -36,20 +36,20 @@ from domicile.core.wire import (
     Started,
     ToOwner,
 )
-from domicile.entity.carry.transfer import Carrier
-from domicile.entity.hosting.cancellation import CallOffs
+from domicile.entity.carry.transfer import CarryTransfer
+from domicile.entity.hosting.cancellation import Cancellations
 from domicile.entity.hosting.cell import Cell, Turn, current_turn
 from domicile.entity.hosting.execution import NOT_HERE
 from domicile.entity.hosting.residents import Residents
 from domicile.entity.hosting.shard_host import LimitedHost, ShardHost
-from domicile.entity.hosting.stop_budget import Stops
+from domicile.entity.hosting.stop_budget import StopBudget
 from domicile.entity.model.entity import Entity, EntityType, entity_type
 from domicile.entity.model.ref import Call, Ref, Route
 from domicile.entity.running.blocking import Blocking, WorkerThreads
 from domicile.entity.running.observer import Observer
 from domicile.entity.running.workers import Worker, Workers
 from domicile.entity.sending.backpressure import encode_crowded
-from domicile.entity.sending.outbound import Sending
+from domicile.entity.sending.outbound import OutgoingCalls
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.journal import Journal
 from domicile.ports.meter import Meter, sampler, takes_events
@@ -62,7 +62,7 @@ E = TypeVar("E", bound=Entity)
 
 log = logging.getLogger("domicile")
 
-Answer = Reply | Started | Begun | Return | Flushed
+AnswerMessage = Reply | Started | Begun | Return | Flushed
 
 LOCAL = "local"
 TURN_S = 0.02
@@ -151,9 +151,9 @@ class Runtime:
             lambda cell: cell.host.passivate(cell), self._trim_soon, meter, clock.now(),
             limit=settings.residents, by=settings.residents_policy,
         )  # fmt: skip
-        self.stops = Stops(self.loop, guard)
-        self.carrier = Carrier(me, clock, meter, settings, self)
-        self.sending = Sending(self)
+        self.stops = StopBudget(self.loop, guard)
+        self.carrier = CarryTransfer(me, clock, meter, settings, self)
+        self.sending = OutgoingCalls(self)
         self.hosts: dict[ShardKey, ShardHost] = {}
         self._by_role: dict[str, dict[int, ShardHost]] = {}
         self.running: Turn | None = None
@@ -167,7 +167,7 @@ class Runtime:
         self._turn_until = 0.0
         self.leaving = False
         self.fenced = False
-        self._here: deque[Request | Flush | Cancel | tuple[Answer]] = deque()
+        self._here: deque[Request | Flush | Cancel | tuple[AnswerMessage]] = deque()
         self.source = LinkKey(me, LOCAL)
         self._begun: dict[LinkKey, list[tuple[ShardKey, int]]] = {}
         self._begun_of: LinkKey | None = None
@@ -180,7 +180,7 @@ class Runtime:
         self._look = False
         self._sweeper: Timer | None = None
         self._repeater: Timer | None = None
-        self.call_offs = CallOffs(self)
+        self.call_offs = Cancellations(self)
 
     def start(self, links: Links) -> None:
         """Links stand; messages may flow."""
@@ -304,7 +304,7 @@ class Runtime:
         current_turn.set(None)
         return message
 
-    def on_answer(self, peer: Incarnation, message: Answer) -> None:
+    def on_answer(self, peer: Incarnation, message: AnswerMessage) -> None:
         """What an owner says of this sender's messages."""
         match message:
             case Reply():
@@ -394,7 +394,7 @@ class Runtime:
         call: Call,
         route: Route,
         home: Home,
-        chain: tuple[Caller, ...],
+        chain: tuple[CallingTurn, ...],
         now: float,
         timeout_s: float,
     ) -> Any:
@@ -409,7 +409,7 @@ class Runtime:
     def _next_turn(self) -> None:
         self._here_until = _NEVER if self.workers.closed else 0.0
 
-    def answer(self, source: LinkKey, message: Answer) -> None:
+    def answer(self, source: LinkKey, message: AnswerMessage) -> None:
         """Say something to a sender, in order."""
         if type(message) is Flushed:
             self._tell_begun(source)

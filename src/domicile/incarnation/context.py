@@ -47,7 +47,7 @@ class Backends:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Identity:
     """What a process wants to be: a node if it has an id, else a client."""
 
     cluster: str

@@ -11,11 +11,11 @@ from collections import Counter
 from math import inf
 
 from domicile.core.handoff.tables import Phase
-from domicile.incarnation.incarnation import Life
+from domicile.incarnation.incarnation import RunningIncarnation
 from domicile.observe.exposition import Family, Sample, gauge, gauges
 
 
-def gauges_of(life: Life) -> list[Family]:
+def gauges_of(life: RunningIncarnation) -> list[Family]:
     """The gauges of an incarnation that stands."""
     members, runtime = life.member.members, life.runtime
     phases: Counter[tuple[str, str]] = Counter()

@@ -1,7 +1,7 @@
 """One incarnation of a node or client, from registration to its end.
 
-Wires store, transport and journal to the membership, the coordinator shell and the message
-runtime, and carries out leaving (H14) and fencing (L5). A `Life` is never used again: a node
+Wires store, transport and journal to the membership, the coordinator shell and the message runtime,
+and carries out leaving (H14) and fencing (L5). A `RunningIncarnation` is never used again: a node
 that was fenced begins a new one. Made by `node` and `client` only.
 """
 
@@ -14,18 +14,18 @@ from functools import partial
 from typing import Any
 
 from domicile.control.elected import Elected
-from domicile.control.strategy_runner import Advisor
+from domicile.control.strategy_runner import StrategyRunner
 from domicile.core.ids import Incarnation, LinkKey, ShardKey, new_incarnation
 from domicile.core.lease.lease import FOREVER_S
 from domicile.core.state.cluster_view import (
     ClientGone,
     EntryChanged,
-    Fact,
     KickWished,
     LeaderChanged,
     Members,
     NodeChanged,
     NodeGone,
+    ViewChange,
 )
 from domicile.core.state.records import ClientRecord, NodeRecord
 from domicile.core.state.shardmap import Entry
@@ -52,16 +52,16 @@ from domicile.diagnose.late_handlers import StuckHandlers
 from domicile.entity.hosting.cell import Turn
 from domicile.entity.runtime import Runtime
 from domicile.errors import StoreRewound, StoreUnavailable
-from domicile.incarnation.context import Backends, Plan
-from domicile.incarnation.peer_probe import Reach
-from domicile.incarnation.shutdown import Leaving, in_turn, stop_handlers, stop_leading
-from domicile.incarnation.store_tasks import Errands
+from domicile.incarnation.context import Backends, Identity
+from domicile.incarnation.peer_probe import PeerProbe
+from domicile.incarnation.shutdown import Shutdown, in_turn, stop_handlers, stop_leading
+from domicile.incarnation.store_tasks import StoreTasks
 from domicile.incarnation.to_leader import ToLeader
 from domicile.links.layer import LinkLayer
 from domicile.links.token import fingerprints
 from domicile.membership.clock import SystemClock
-from domicile.membership.death_watch import Deaths, check_fencing, let_go
-from domicile.membership.loopwatch import Handler, LoopWatch
+from domicile.membership.death_watch import DeathWatch, check_fencing, let_go
+from domicile.membership.loopwatch import LoopWatch, RunningHandler
 from domicile.membership.member import Member
 from domicile.ports.health import Health
 from domicile.ports.transport import Peer
@@ -69,11 +69,16 @@ from domicile.ports.transport import Peer
 log = logging.getLogger("domicile")
 
 
-class Life:
+class RunningIncarnation:
     """One incarnation. `begin`, then `run`; `leave` ends it in an orderly way."""
 
     def __init__(
-        self, backends: Backends, plan: Plan, *, rewound: bool = False, owed: tuple[str, ...] = ()
+        self,
+        backends: Backends,
+        plan: Identity,
+        *,
+        rewound: bool = False,
+        owed: tuple[str, ...] = (),
     ) -> None:
         self._backends = backends
         self._plan = plan
@@ -84,7 +89,7 @@ class Life:
         self._incoming: dict[LinkKey, None] = {}
         self._goodbyes: dict[Incarnation, None] = {}
         self._over = asyncio.Event()
-        self._deaths: Deaths | None = None
+        self._deaths: DeathWatch | None = None
         self.rewound = rewound
         """Whether the store was found to have lost commits: takeovers must wait (S5)."""
         self._owed = owed
@@ -124,7 +129,7 @@ class Life:
             events=self,
             turned_at=None if self.loop_watch is None else self.loop_watch.turned_at,
         )
-        self._errands = Errands(
+        self._errands = StoreTasks(
             store=backends.store, meter=backends.meter, settings=settings, me=self.me,
             learn=self._learn_block,
         )  # fmt: skip
@@ -178,7 +183,7 @@ class Life:
             plan.cluster, "", self.member.guard, self, plan.protocols, plan.token,
             self._registered,
         )  # fmt: skip
-        self._reach = Reach(
+        self._reach = PeerProbe(
             self.me, backends.clock, backends.meter, self._send_control, to_leader.tell_of_another
         )
         backends.meter.event(
@@ -242,7 +247,7 @@ class Life:
 
     async def leave(self) -> None:
         """H14: release all, answer and hear everything, say goodbye, then give up the lease."""
-        leaving = Leaving(
+        leaving = Shutdown(
             me=self.me, clock=self._backends.clock, settings=self._plan.settings,
             members=self._members, over=self._over, goodbyes=self._goodbyes,
         )  # fmt: skip
@@ -290,15 +295,15 @@ class Life:
         assert isinstance(turn, Turn)
         self._stuck.held(turn, since_s, ident)
 
-    async def _await_threads(self, leaving: Leaving) -> None:
+    async def _await_threads(self, leaving: Shutdown) -> None:
         """L4: a thread that is still at work must not outlive the lease that covers it."""
         threads, watchdog = self.runtime.blocking, self._backends.watchdog
         await leaving.until(lambda: not threads.running, self._plan.settings.stop_budget_s)
         if threads.running and watchdog is not None:
             watchdog.stuck(threads.running)
 
-    def _look_out(self, health: Health) -> Deaths:
-        return Deaths(
+    def _look_out(self, health: Health) -> DeathWatch:
+        return DeathWatch(
             store=self._backends.store, health=health, clock=self._backends.clock,
             meter=self._backends.meter, settings=self._plan.settings, members=self._members,
             me=self.me, lease=self.member.lease_id, guard=self.member.guard,
@@ -349,7 +354,7 @@ class Life:
 
     # what the membership reports
 
-    def on_fact(self, fact: Fact) -> None:
+    def on_fact(self, fact: ViewChange) -> None:
         """Something in the cluster is new."""
         match fact:
             case EntryChanged(shard, entry):
@@ -537,11 +542,11 @@ class Life:
         if self._deaths is not None:
             self._deaths.suspect(node)
 
-    def _strategy(self) -> str | Advisor:
+    def _strategy(self) -> str | StrategyRunner:
         plan, backends = self._plan, self._backends
         if isinstance(plan.strategy, str):
             return plan.strategy
-        return Advisor(
+        return StrategyRunner(
             plan.strategy, plan.settings.strategy_timeout_s, backends.meter, backends.threads
         )
 
@@ -552,6 +557,6 @@ class Life:
             self.runtime.on_map_changed()
 
 
-def _described(turn: object) -> Handler:
+def _described(turn: object) -> RunningHandler:
     assert isinstance(turn, Turn)
-    return Handler(*turn.entity, handler_of(turn))
+    return RunningHandler(*turn.entity, handler_of(turn))

@@ -1,8 +1,8 @@
 """One process as operators see it: its meter, its probes, its metrics, over HTTP if it is told to.
 
-Made by `node` and `manager` around their `Lives`, from before the first incarnation until after the
-last, so that a probe gets an answer while the process joins, leaves or joins anew (RG-23). It only
-looks: no answer depends on a call to the store, the coordinator or a peer.
+Made by `node` and `manager` around their `Supervisor`, from before the first incarnation until
+after the last, so that a probe gets an answer while the process joins, leaves or joins anew
+(RG-23). It only looks: no answer depends on a call to the store, the coordinator or a peer.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from http import HTTPStatus
 from typing import Any, Self
 
 from domicile.incarnation.gauges import gauges_of
-from domicile.incarnation.supervisor import Lives
+from domicile.incarnation.supervisor import Supervisor
 from domicile.observe.exposition import CONTENT_TYPE, gauge
 from domicile.observe.http import HttpServer, Page, split_address
 from domicile.observe.metrics import Metrics
-from domicile.observe.readiness import Answer, Standing, health, readiness
+from domicile.observe.readiness import ProbeAnswer, ProbeInput, health, readiness
 from domicile.ports.meter import Meter, takes_events
 
 log = logging.getLogger("domicile")
 
 
-class Both:
+class TwoMeters:
     """Counts in two places: a program's own meter, and the one that a scraper reads."""
 
     def __init__(self, metrics: Metrics, other: Meter) -> None:
@@ -37,19 +37,19 @@ class Both:
         self._other.count(name, value)
 
 
-class Observed:
+class Observation:
     """The view of one process. Enter it before its first life begins, leave it after the last.
 
     `http` is where it answers, empty for nowhere. `meter` is what the process was given, the
     attribute `meter` what it shall count with.
     """
 
-    def __init__(self, lives: Lives, http: str, meter: Meter | None = None) -> None:
+    def __init__(self, lives: Supervisor, http: str, meter: Meter | None = None) -> None:
         self._lives = lives
         self._metrics = meter if isinstance(meter, Metrics) else Metrics()
         self.meter: Meter = self._metrics
         if meter is not None and meter is not self._metrics:
-            self.meter = Both(self._metrics, meter) if http else meter
+            self.meter = TwoMeters(self._metrics, meter) if http else meter
         self._server: HttpServer | None = None
         if http:
             split_address(http)
@@ -67,11 +67,11 @@ class Observed:
         """Where it answers now; empty if nowhere."""
         return "" if self._server is None else self._server.address
 
-    def health(self) -> Answer:
+    def health(self) -> ProbeAnswer:
         """Whether this process is worth keeping: what `/healthz` says."""
         return health(self._standing())
 
-    def readiness(self) -> Answer:
+    def readiness(self) -> ProbeAnswer:
         """Whether this process takes part: what `/readyz` says."""
         return readiness(self._standing())
 
@@ -93,17 +93,17 @@ class Observed:
         if self._server is not None:
             await self._server.close()
 
-    def _standing(self) -> Standing:
+    def _standing(self) -> ProbeInput:
         lives = self._lives
         life = lives.current
         if life is None:
-            return Standing(
+            return ProbeInput(
                 started=lives.started, failed=lives.failed, was_joined=lives.joined,
                 leaving=lives.stopping,
             )  # fmt: skip
         members = life.member.members
         config = members.config
-        return Standing(
+        return ProbeInput(
             started=True,
             failed=lives.failed,
             joined=True,
@@ -115,6 +115,6 @@ class Observed:
         )
 
 
-def _page(answer: Answer) -> Page:
+def _page(answer: ProbeAnswer) -> Page:
     status = HTTPStatus.OK if answer.ok else HTTPStatus.SERVICE_UNAVAILABLE
     return Page(status, f"{answer.reason}\n")

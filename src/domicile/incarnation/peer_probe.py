@@ -20,7 +20,7 @@ PING_ID = -1
 """The id of pings sent here; the leader's own count up from one."""
 
 
-class Reach:
+class PeerProbe:
     """One incarnation's probes under way, one for each node at most."""
 
     def __init__(

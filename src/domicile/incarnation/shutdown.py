@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from domicile.control.elected import Elected
-from domicile.core.coordinator.departures import late_s, needed
+from domicile.core.coordinator.departures import late_s, must_stay
 from domicile.core.ids import Incarnation, LinkKey
 from domicile.core.state.cluster_view import Members
 from domicile.core.wire import Goodbye
@@ -29,7 +29,7 @@ POLL_S = 0.02
 """How often a leaving node looks whether it is done."""
 
 
-class Leaving:
+class Shutdown:
     """One departure, which began when this was made."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Leaving:
         clock, role = self._clock, self._settings.coordinator_role
 
         def seen_off() -> bool:
-            return not needed(
+            return not must_stay(
                 self._members, self._me, role,
                 leads=elected.leading, since=self._since, now=clock.now(),
             )  # fmt: skip

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from domicile.incarnation.supervisor import Lives
+from domicile.incarnation.supervisor import Supervisor
 
 
 def default_node_id() -> str:
@@ -22,7 +22,7 @@ def default_node_id() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{os.urandom(2).hex()}"
 
 
-async def until_asked(lives: Lives) -> None:
+async def until_asked(lives: Supervisor) -> None:
     """Until cancelled, until a signal asks to leave, or until the lives end with an error."""
     over = asyncio.Event()
     serving = asyncio.get_running_loop().create_task(lives.wait())

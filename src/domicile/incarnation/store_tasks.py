@@ -22,7 +22,7 @@ from domicile.settings import Settings
 MARK_TRIES = 3
 
 
-class Errands:
+class StoreTasks:
     """One incarnation's errands to the store."""
 
     def __init__(

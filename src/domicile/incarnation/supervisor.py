@@ -16,8 +16,8 @@ from typing import Any, cast
 
 from domicile.entity.model.ref import Call
 from domicile.errors import ConfigError, StoreError, StoreRewound, Unavailable
-from domicile.incarnation.context import Backends, Plan
-from domicile.incarnation.incarnation import Life
+from domicile.incarnation.context import Backends, Identity
+from domicile.incarnation.incarnation import RunningIncarnation
 
 MOST_FAILED = 3
 STEADY_S = 60.0
@@ -25,7 +25,7 @@ STEADY_S = 60.0
 than this time; with one more it ends for good."""
 
 
-class Failures:
+class FailureCount:
     """Lives that ended unexpectedly, one right after the other."""
 
     __slots__ = ("_count",)
@@ -45,14 +45,14 @@ REJOIN_S = 1.0
 """How long a node that could not join anew waits before it tries again."""
 
 
-class Lives:
+class Supervisor:
     """One life after another, until stopped: what a fence ends, this begins anew (L5).
 
     Calls go out from the current life (the `Outbound` of a node's or client's refs).
     """
 
     def __init__(self) -> None:
-        self.current: Life | None = None
+        self.current: RunningIncarnation | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._stopping = False
         self.joined = False
@@ -77,7 +77,7 @@ class Lives:
         error = supervisor.exception()
         return "" if error is None else _why(error)
 
-    async def start(self, backends: Backends, plan: Plan) -> None:
+    async def start(self, backends: Backends, plan: Identity) -> None:
         """Join; returns once the first life is registered."""
         loop = asyncio.get_running_loop()
         joined: asyncio.Future[None] = loop.create_future()
@@ -119,7 +119,7 @@ class Lives:
         life = self.current or self._running()
         return life.runtime.sending.tell(call)
 
-    def _running(self) -> Life:
+    def _running(self) -> RunningIncarnation:
         if self.current is None:
             if self.failed:
                 raise Unavailable(
@@ -133,13 +133,13 @@ class Lives:
         return self.current
 
     async def _supervise(
-        self, backends: Backends, plan: Plan, joined: asyncio.Future[None]
+        self, backends: Backends, plan: Identity, joined: asyncio.Future[None]
     ) -> None:
         now = backends.clock.now
-        rewound, again, owed, failures = False, False, tuple[str, ...](), Failures()
+        rewound, again, owed, failures = False, False, tuple[str, ...](), FailureCount()
         try:
             while not self._stopping:
-                life, since = Life(backends, plan, rewound=rewound, owed=owed), now()
+                life, since = RunningIncarnation(backends, plan, rewound=rewound, owed=owed), now()
                 pause_s = 0.0
                 try:
                     began = await life.begin()
@@ -185,7 +185,7 @@ class Lives:
                 if not joined.done():
                     joined.set_exception(Unavailable("it was ended before it had joined"))
 
-    def _report(self, error: Exception, life: Life) -> None:
+    def _report(self, error: Exception, life: RunningIncarnation) -> None:
         """What nobody expected must not pass unseen: not in a log, not in a simulation."""
         log.error("this incarnation failed, joining anew: %s", _why(error), extra=life.tags)
         context = {"message": "an incarnation failed", "exception": error}

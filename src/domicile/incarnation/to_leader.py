@@ -13,7 +13,7 @@ from domicile.control.elected import Elected
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.state.cluster_view import Members
 from domicile.core.wire import AskRevert, Probed, Released, Suspect, ToOwner
-from domicile.incarnation.store_tasks import Errands
+from domicile.incarnation.store_tasks import StoreTasks
 from domicile.ports.clock import Clock
 
 UNHEARD_S = 1.0
@@ -30,7 +30,7 @@ class ToLeader:
         clock: Clock,
         members: Members,
         elected: Elected,
-        errands: Errands,
+        errands: StoreTasks,
         send: Callable[[Incarnation, ToOwner], None],
         connected: Callable[[Incarnation], bool],
         suspected: Callable[[Incarnation], None],

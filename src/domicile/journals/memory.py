@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
-from domicile.ports.journal import Append, Appended, Claim, Refusal, Stored
+from domicile.ports.journal import Append, Appended, Claim, Refusal, StoredEvents
 from domicile.ports.meter import Meter, NoMeter
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class MemoryJournal:
         self._fences: dict[ShardKey, _Fence] = {}
         self._events: dict[EntityKey, list[bytes]] = {}
         self._appends: dict[str, Appended] = {}
-        self._inbox: dict[tuple[EntityKey, str], Stored] = {}
+        self._inbox: dict[tuple[EntityKey, str], StoredEvents] = {}
         self._running: dict[asyncio.Task[Any], None] = {}
 
     async def claim(self, claim: Claim) -> Refusal | None:
@@ -70,7 +70,7 @@ class MemoryJournal:
         """All committed events of an entity in order. Waits for no lock."""
         return tuple(self._events.get(entity, ()))
 
-    async def inbox(self, entity: EntityKey, key: str) -> Stored | None:
+    async def inbox(self, entity: EntityKey, key: str) -> StoredEvents | None:
         """What became of a keyed ask, if it was ever recorded. Waits for no lock."""
         return self._inbox.get((entity, key))
 
@@ -119,7 +119,7 @@ class MemoryJournal:
             events = self._events.setdefault(append.entity, [])
             events.extend(append.events)
             if append.key:
-                self._inbox[append.entity, append.key] = Stored(append.reply)
+                self._inbox[append.entity, append.key] = StoredEvents(append.reply)
             done = Appended(len(events), offset)
             self._appends[append.append_id] = done
             self._note(claim, append, ok=True)

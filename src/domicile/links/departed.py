@@ -24,7 +24,7 @@ others, so their leases ended long ago and their own guards let nothing leave (L
 still holds of them carries epochs that are over (H7); no name is ever used again."""
 
 
-class Gone:
+class DepartedPeers:
     """The last incarnations that are gone: at least half of `most`, and no more than that."""
 
     __slots__ = ("_half", "_newer", "_older")

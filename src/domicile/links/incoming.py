@@ -11,26 +11,30 @@ from functools import partial
 
 from domicile.core.ids import LinkKey
 from domicile.core.wire import Frame, Hello, Packet, Reply
-from domicile.links.machine import AcceptedLink, LinkBroken
-from domicile.links.session import Layer, Side, cancel
+from domicile.links.machine import IncomingLink, LinkBroken
+from domicile.links.session import Session, SessionBatches, cancel
 from domicile.ports.clock import Timer
 from domicile.ports.transport import Connection
-from domicile.transports.limits import Room, host_of
+from domicile.transports.limits import BoundedGuests, host_of
 
 
-class Accepted(Side[AcceptedLink]):
+class IncomingSession(Session[IncomingLink]):
     """An incoming link and the connection that speaks for it, if any."""
 
     def __init__(
-        self, layer: Layer, key: LinkKey, link: AcceptedLink, drop: Callable[[Accepted], None]
+        self,
+        layer: SessionBatches,
+        key: LinkKey,
+        link: IncomingLink,
+        drop: Callable[[IncomingSession], None],
     ) -> None:
         super().__init__(layer, link)
         self.key = key
         self._drop = drop
-        self._caller: Caller | None = None
+        self._caller: IncomingConnection | None = None
         self._gone_timer: Timer | None = None
 
-    def adopt(self, caller: Caller, session: int) -> None:
+    def adopt(self, caller: IncomingConnection, session: int) -> None:
         """A newer session's connection speaks from here on; the older one is closed."""
         older, self._caller = self._caller, caller
         self.connection = caller.connection
@@ -72,7 +76,7 @@ class Accepted(Side[AcceptedLink]):
         if self.link.up:
             self.write(self.link.bare_ack())
 
-    def left(self, caller: Caller) -> None:
+    def left(self, caller: IncomingConnection) -> None:
         """A connection is over; if it was the newest, the link waits for the next one."""
         if caller is not self._caller or self.ended:
             return
@@ -83,7 +87,7 @@ class Accepted(Side[AcceptedLink]):
         self._gone_timer = self.layer.later(patience_s, self._on_gone)
 
     def give_up(self, reason: str) -> None:
-        """As `Side.give_up`: the sender is told when it resumes, and may start a new one."""
+        """As `Session.give_up`: the sender is told when it resumes, and may start a new one."""
         self._drop(self)
 
     def end(self) -> None:
@@ -100,15 +104,15 @@ class Accepted(Side[AcceptedLink]):
             self._drop(self)
 
 
-class Caller:
+class IncomingConnection:
     """One incoming connection: a stranger until its hello, then the voice of one link."""
 
     def __init__(
         self,
-        layer: Layer,
-        callers: dict[Caller, None],
-        lobby: Room[Caller],
-        admit: Callable[[Caller, Hello], None],
+        layer: SessionBatches,
+        callers: dict[IncomingConnection, None],
+        lobby: BoundedGuests[IncomingConnection],
+        admit: Callable[[IncomingConnection, Hello], None],
     ) -> None:
         self.connection: Connection | None = None
         self._session = 0
@@ -116,11 +120,11 @@ class Caller:
         self._callers = callers
         self._lobby = lobby
         self._admit = admit
-        self._side: Accepted | None = None
+        self._side: IncomingSession | None = None
         self._over = False
         self._timer: Timer | None = None
 
-    def serve(self, side: Accepted, session: int) -> None:
+    def serve(self, side: IncomingSession, session: int) -> None:
         """It is known now whose connection this is."""
         self._side = side
         self._session = session

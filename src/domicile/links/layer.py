@@ -27,11 +27,11 @@ from domicile.core.wire import (
     Welcome,
     encode_packet,
 )
-from domicile.links.departed import Gone
-from domicile.links.incoming import Accepted, Caller
-from domicile.links.machine import PROTOCOLS, Acceptor, DialledLink, protocols_of
-from domicile.links.outgoing import Dialled
-from domicile.links.session import UNSPOKEN, Layer
+from domicile.links.departed import DepartedPeers
+from domicile.links.incoming import IncomingConnection, IncomingSession
+from domicile.links.machine import PROTOCOLS, Acceptor, OutgoingLink, protocols_of
+from domicile.links.outgoing import OutgoingSession
+from domicile.links.session import UNSPOKEN, SessionBatches
 from domicile.links.token import check_hello, prove_welcome
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
@@ -41,7 +41,7 @@ from domicile.transports.limits import (
     MOST_OF_ONE_HOST,
     MOST_STRANGERS,
     MOST_UNREGISTERED,
-    Room,
+    BoundedGuests,
     peer_of,
     plain,
 )
@@ -52,7 +52,7 @@ UNPROVED = (
 )
 
 
-class LinkLayer(Layer):
+class LinkLayer(SessionBatches):
     """The links that this incarnation dialled and those that were dialled to it."""
 
     def __init__(
@@ -78,15 +78,17 @@ class LinkLayer(Layer):
         self.address = address
         self._transport = transport
         self._random = random
-        self._out: dict[Incarnation, Dialled] = {}
-        self._in: dict[LinkKey, Accepted] = {}
+        self._out: dict[Incarnation, OutgoingSession] = {}
+        self._in: dict[LinkKey, IncomingSession] = {}
         self._doors: dict[Incarnation, Acceptor] = {}
-        self._callers: dict[Caller, None] = {}
+        self._callers: dict[IncomingConnection, None] = {}
         self._registered = registered
-        self._lobby: Room[Caller] = Room(MOST_STRANGERS, MOST_OF_ONE_HOST)
-        self._unregistered: Room[Incarnation] = Room(MOST_UNREGISTERED)
+        self._lobby: BoundedGuests[IncomingConnection] = BoundedGuests(
+            MOST_STRANGERS, MOST_OF_ONE_HOST
+        )
+        self._unregistered: BoundedGuests[Incarnation] = BoundedGuests(MOST_UNREGISTERED)
         self._sessions: dict[Incarnation, int] = {}
-        self._forgotten = Gone()
+        self._forgotten = DepartedPeers()
         self._hurried: dict[Incarnation, None] = {}
         self._doors_closed = False
         self._reporting: dict[Incarnation, tuple[ToOwner, ...]] = {}
@@ -187,7 +189,7 @@ class LinkLayer(Layer):
         """What was handed to connections and the kernel has not taken yet."""
         return sum(getattr(side.connection, "waiting_bytes", 0) for side in self._sides())
 
-    def _sides(self) -> list[Dialled | Accepted]:
+    def _sides(self) -> list[OutgoingSession | IncomingSession]:
         return [*self._out.values(), *self._in.values()]
 
     def hurry(self, peer: Incarnation) -> None:
@@ -233,10 +235,10 @@ class LinkLayer(Layer):
 
     def accept(self) -> ConnectionHandler:
         """A handler for one incoming connection: what `Transport.listen` wants."""
-        return Caller(self, self._callers, self._lobby, self._admit)
+        return IncomingConnection(self, self._callers, self._lobby, self._admit)
 
-    def _dialled(self, peer: Peer) -> Dialled:
-        link = DialledLink(
+    def _dialled(self, peer: Peer) -> OutgoingSession:
+        link = OutgoingLink(
             f"{self._random.getrandbits(64):016x}",
             self.settings.link_frames,
             cluster=self.cluster,
@@ -246,7 +248,7 @@ class LinkLayer(Layer):
             protocols=self.protocols,
         )
         session = partial(self._next_session, peer.incarnation)
-        return Dialled(
+        return OutgoingSession(
             self, link, peer, self._transport, self._random, session, self._lose, self._token
         )
 
@@ -255,7 +257,7 @@ class LinkLayer(Layer):
         session = self._sessions[peer] = self._sessions.get(peer, 0) + 1
         return session
 
-    def _lose(self, side: Dialled, reason: str) -> None:
+    def _lose(self, side: OutgoingSession, reason: str) -> None:
         """A dialled link is lost for good; the next send to that peer starts a new one."""
         del self._out[side.peer.incarnation]
         unsent = side.link.unsent
@@ -263,13 +265,13 @@ class LinkLayer(Layer):
         self.meter.count("link.lost")
         self.events.on_link_lost(side.peer.incarnation, reason, unsent)
 
-    def _drop(self, side: Accepted) -> None:
+    def _drop(self, side: IncomingSession) -> None:
         """Forget an incoming link; its connections are closed first."""
         self._doors[side.key.sender].drop()
         self._in.pop(side.key).end()
         self._tell_gone(side.key)
 
-    def _admit(self, caller: Caller, hello: Hello) -> None:
+    def _admit(self, caller: IncomingConnection, hello: Hello) -> None:
         """The first packet on an incoming connection."""
         refusal = self._refusal(hello)
         if refusal:
@@ -294,7 +296,7 @@ class LinkLayer(Layer):
             key = LinkKey(hello.sender, hello.link)
             side = self._in.get(key)
             if side is None:
-                side = self._in[key] = Accepted(self, key, admission.link, self._drop)
+                side = self._in[key] = IncomingSession(self, key, admission.link, self._drop)
                 if hello.sender in self._hurried:
                     side.hurry()
             side.adopt(caller, hello.session)
@@ -338,7 +340,7 @@ class LinkLayer(Layer):
             return f"the record of incarnation {hello.sender} is gone (I1b)"
         return ""
 
-    def _refuse(self, caller: Caller, answer: Welcome | Refused | None) -> None:
+    def _refuse(self, caller: IncomingConnection, answer: Welcome | Refused | None) -> None:
         if answer is not None and caller.connection is not None:
             self.meter.count("link.refused")
             self.transmit(caller.connection, encode_packet(answer))

@@ -1,8 +1,8 @@
 """The two ends of a link as pure machines: numbers, acknowledgements, sessions, resumption.
 
 A link is FIFO both ways and exactly once across connections. The dialling end
-is a `DialledLink`; the accepting process keeps one `Acceptor` per dialling incarnation, which
-holds the current `AcceptedLink`. Called by `domicile.links.layer` alone, which owns the
+is a `OutgoingLink`; the accepting process keeps one `Acceptor` per dialling incarnation, which
+holds the current `IncomingLink`. Called by `domicile.links.layer` alone, which owns the
 connections and timers. Nothing here may do I/O, look at a clock, or draw random numbers.
 """
 
@@ -264,7 +264,7 @@ def _fill(batch: list[Message], queue: deque[Message], size_bytes: int) -> int:
     return size_bytes
 
 
-class DialledLink(_End):
+class OutgoingLink(_End):
     """The end that dials: requests out, answers in."""
 
     __slots__ = ("_held", "_welcomed", "address", "cluster", "protocols", "receiver", "sender")
@@ -378,7 +378,7 @@ class DialledLink(_End):
         return cast("tuple[ToSender, ...]", self._take(session, frame, _TO_SENDER))
 
 
-class AcceptedLink(_End):
+class IncomingLink(_End):
     """The end that was dialled: requests in, answers out, in one lane."""
 
     __slots__ = ()
@@ -416,7 +416,7 @@ class AcceptedLink(_End):
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class HelloAnswer:
     """What becomes of a hello. First close the connections of `gone`, then answer.
 
     No answer: an older connection's hello arrived late; close it without a word, because a
@@ -424,8 +424,8 @@ class Admission:
     """
 
     answer: Welcome | Refused | None
-    link: AcceptedLink | None = None
-    gone: AcceptedLink | None = None
+    link: IncomingLink | None = None
+    gone: IncomingLink | None = None
     frames: tuple[Frame, ...] = ()
 
 
@@ -439,32 +439,32 @@ class Acceptor:
 
     def __init__(self, limit: int) -> None:
         self.newest = 0
-        self.link: AcceptedLink | None = None
+        self.link: IncomingLink | None = None
         self._limit = limit
 
-    def hello(self, hello: Hello, protocol: int = PROTOCOLS[0]) -> Admission:
+    def hello(self, hello: Hello, protocol: int = PROTOCOLS[0]) -> HelloAnswer:
         """Resume the link it names, start it, or refuse to resume what is not known here.
 
         `protocol` is the one that both ends speak, as `common_protocol` finds it.
         """
         if hello.session <= self.newest:
-            return Admission(None)
+            return HelloAnswer(None)
         self.newest = hello.session
         if self.link is not None and self.link.link == hello.link:
             frames = self.link.resume(hello.session, hello.received)
             if frames is not None:
                 answer = Welcome(self.link.received, self.link.protocol)
-                return Admission(answer, self.link, None, tuple(frames))
-            return Admission(Refused("this link's past is not the same here"), None, self.drop())
+                return HelloAnswer(answer, self.link, None, tuple(frames))
+            return HelloAnswer(Refused("this link's past is not the same here"), None, self.drop())
         gone = self.drop()
         if hello.resume or hello.received:
-            return Admission(Refused("this link is not known here: start a new one"), None, gone)
-        self.link = AcceptedLink(hello.link, self._limit)
+            return HelloAnswer(Refused("this link is not known here: start a new one"), None, gone)
+        self.link = IncomingLink(hello.link, self._limit)
         self.link.protocol = protocol
         self.link.resume(hello.session, 0)
-        return Admission(Welcome(0, protocol), self.link, gone)
+        return HelloAnswer(Welcome(0, protocol), self.link, gone)
 
-    def drop(self) -> AcceptedLink | None:
+    def drop(self) -> IncomingLink | None:
         """Forget the link, if there is one; no connection speaks for it from here on."""
         link, self.link = self.link, None
         if link is not None:

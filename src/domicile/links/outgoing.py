@@ -13,8 +13,8 @@ from random import Random
 import msgspec
 
 from domicile.core.wire import Frame, Hello, Packet, ToSender, Welcome
-from domicile.links.machine import DialledLink, LinkBroken, LinkVoid
-from domicile.links.session import UNSPOKEN, Layer, Side, cancel
+from domicile.links.machine import LinkBroken, LinkVoid, OutgoingLink
+from domicile.links.session import UNSPOKEN, Session, SessionBatches, cancel
 from domicile.links.token import check_welcome, prove_hello
 from domicile.ports.clock import Timer
 from domicile.ports.transport import Connection, Peer, Transport
@@ -30,18 +30,18 @@ BACKOFF_MAX_S = 0.5
 """Redials wait a random time from the first up to the second, doubling up to the third."""
 
 
-class Dialled(Side[DialledLink]):
+class OutgoingSession(Session[OutgoingLink]):
     """A dialled link and its way to the peer, redialled for as long as it exists."""
 
     def __init__(
         self,
-        layer: Layer,
-        link: DialledLink,
+        layer: SessionBatches,
+        link: OutgoingLink,
         peer: Peer,
         transport: Transport,
         random: Random,
         next_session: Callable[[], int],
-        lose: Callable[[Dialled, str], None],
+        lose: Callable[[OutgoingSession, str], None],
         token: str = "",
     ) -> None:
         super().__init__(layer, link)
@@ -123,7 +123,7 @@ class Dialled(Side[DialledLink]):
         self._redial_timer = self.layer.later(delay_s, self._on_redial)
 
     def give_up(self, reason: str) -> None:
-        """As `Side.give_up`."""
+        """As `Session.give_up`."""
         self._lose(self, reason)
 
     def end(self) -> None:
@@ -238,11 +238,11 @@ class Dialled(Side[DialledLink]):
 class _Way:
     """One dialled connection. Once left, it hears nothing and says nothing."""
 
-    def __init__(self, side: Dialled, session: int) -> None:
+    def __init__(self, side: OutgoingSession, session: int) -> None:
         self._session = session
         self._layer = side.layer
         self._connection: Connection | None = None
-        self._side: Dialled | None = side
+        self._side: OutgoingSession | None = side
 
     def leave(self) -> None:
         """The link goes on without this connection."""

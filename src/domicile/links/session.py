@@ -1,7 +1,7 @@
 """What all links of one incarnation share: the guard, one flush a turn, acknowledging, writing.
 
-`Layer` is the base of `LinkLayer`; `Side` that of a dialled and of an accepted link. Nothing here
-may hand a byte to a connection without comparing the guard first (L3).
+`SessionBatches` is the base of `LinkLayer`; `Session` that of a dialled and of an accepted link.
+Nothing here may hand a byte to a connection without comparing the guard first (L3).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from domicile.core.ids import Incarnation
 from domicile.core.wire import Frame, Packet, decode_packet, encode_packet
-from domicile.links.machine import AcceptedLink, DialledLink
+from domicile.links.machine import IncomingLink, OutgoingLink
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter, takes_events
 from domicile.ports.transport import Connection, LinkEvents
@@ -37,10 +37,10 @@ UNSPOKEN = "link.unspoken"
 """Counts messages that were dropped because their link's protocol does not have them (DX-19)."""
 
 M = TypeVar("M")
-End = TypeVar("End", bound=DialledLink | AcceptedLink)
+End = TypeVar("End", bound=OutgoingLink | IncomingLink)
 
 
-class Layer:
+class SessionBatches:
     """The guard and the batching of all links; everything queued in a turn leaves at its end."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Layer:
         self.complaints = Complaints(clock.now)
         self._max_packet_bytes = packet_limit_bytes(settings.message_bytes)
         self._guard = guard
-        self._dirty: list[Side[Any]] = []
+        self._dirty: list[Session[Any]] = []
         self._flushing = False
 
     def abort(self) -> None:
@@ -102,7 +102,7 @@ class Layer:
         self.meter.count(count)
         self.complaints.about(peer_of(connection), reason)
 
-    def mark(self, side: Side[Any]) -> None:
+    def mark(self, side: Session[Any]) -> None:
         """Have `side` write what it can at the end of this turn."""
         if side.dirty or self.aborted:
             return
@@ -125,10 +125,10 @@ class Layer:
             side.flush()
 
 
-class Side(Generic[End]):
+class Session(Generic[End]):
     """What a dialled and an accepted link share: batching, acknowledging, writing."""
 
-    def __init__(self, layer: Layer, link: End) -> None:
+    def __init__(self, layer: SessionBatches, link: End) -> None:
         self.layer = layer
         self.link = link
         self.connection: Connection | None = None

@@ -22,7 +22,7 @@ from domicile.core.state.keys import CONFIG_KEY
 from domicile.core.state.records import ConfigRecord, TypeRecord, decode_record, encode_record
 from domicile.core.state.txn import Absent, At, Committed, Condition, Item, Put
 from domicile.errors import ConfigError
-from domicile.membership.store_calls import Calls
+from domicile.membership.store_calls import StoreCalls
 
 NO_TYPES: Mapping[str, TypeRecord] = {}
 
@@ -40,8 +40,8 @@ def check_protocols(members: Members, own: tuple[int, int]) -> None:
             )
 
 
-async def agree(
-    calls: Calls,
+async def agree_on_config(
+    calls: StoreCalls,
     members: Members,
     shards: Mapping[str, int],
     types: Mapping[str, TypeRecord] = NO_TYPES,

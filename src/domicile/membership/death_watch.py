@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from domicile.core.ids import Incarnation
-from domicile.core.lease.death_probes import PARTED_S, Lookout, burial
+from domicile.core.lease.death_probes import PARTED_S, ProbeSchedule, burial
 from domicile.core.state.cluster_view import Members
 from domicile.core.state.txn import Committed, Conflict
 from domicile.errors import ConfigError, StoreError
@@ -46,7 +46,7 @@ def let_go(health: Health, incarnation: Incarnation, *, gone: bool) -> None:
         log.exception("the health port failed to let go of %s", incarnation)
 
 
-class Deaths:
+class DeathWatch:
     """One node's look-out for dead peers."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Deaths:
         self._buried: dict[Incarnation, None] = {}
         self._parted: dict[Incarnation, None] = {}
         self._failing = False
-        self._lookout = Lookout(me)
+        self._lookout = ProbeSchedule(me)
         self._woken = asyncio.Event()
 
     def look_soon(self) -> None:

@@ -26,12 +26,12 @@ from typing import Protocol
 import msgspec
 
 from domicile.core.lease.lease import FOREVER_S, Lease, LeaseState
-from domicile.core.state.cluster_view import Fact
+from domicile.core.state.cluster_view import ViewChange
 from domicile.core.state.keys import client_key, node_key
 from domicile.core.state.records import ClientRecord, NodeRecord, decode_record
 from domicile.core.state.txn import Changes, Item, Listing
 from domicile.errors import StoreRewound
-from domicile.membership.store_calls import Calls
+from domicile.membership.store_calls import StoreCalls
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
 from domicile.ports.store import Kept, Store
@@ -46,7 +46,7 @@ class MemberEvents(Protocol):
     the current call follows `on_fenced`.
     """
 
-    def on_fact(self, fact: Fact) -> None:
+    def on_fact(self, fact: ViewChange) -> None:
         """Something in the cluster is new."""
         ...
 
@@ -67,7 +67,7 @@ class MemberEvents(Protocol):
         ...
 
 
-class Standing:
+class LeaseHolder:
     """What guards compare and renewals move on."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Standing:
         """Whether it was fenced because the store lost commits (S5)."""
         self._endless = settings.fencing == "health"
         self._over = asyncio.Event()
-        self._calls = Calls(store, settings.op_timeout_s, random, self._over)
+        self._calls = StoreCalls(store, settings.op_timeout_s, random, self._over)
         self._deadline: Timer | None = None
         self._told = False
         self._lock = threading.Lock()

@@ -53,7 +53,7 @@ _OURS = (
 )
 
 
-class Handler(NamedTuple):
+class RunningHandler(NamedTuple):
     """What runs: a handler of an entity."""
 
     type: str
@@ -61,10 +61,10 @@ class Handler(NamedTuple):
     handler: str
 
 
-NO_HANDLER = Handler("", "", "")
+NO_HANDLER = RunningHandler("", "", "")
 """Something that is no handler of this node: a hook, a task of the program around it."""
 
-UNNAMED = Handler("?", "?", "?")
+UNNAMED = RunningHandler("?", "?", "?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Held:
     """The loop was held up, or is still."""
 
     at: datetime
-    handler: Handler
+    handler: RunningHandler
     held_s: float
     where: str
     """File, line and name of the function that the handler was in when it was looked at."""
@@ -95,7 +95,7 @@ class LoopWatch:
         meter: Meter,
         settings: Settings,
         running: Callable[[], object | None],
-        describe: Callable[[object], Handler],
+        describe: Callable[[object], RunningHandler],
         tags: Mapping[str, str],
         stuck: Callable[[object, float, int], None] | None = None,
     ) -> None:
@@ -214,7 +214,7 @@ class LoopWatch:
             # As with a name: the lease hangs on this thread.
             log.exception("what holds the event loop can't be told", extra=self._tags)
 
-    def _name(self, suspect: object | None) -> Handler:
+    def _name(self, suspect: object | None) -> RunningHandler:
         if suspect is None:
             return NO_HANDLER
         try:

@@ -22,7 +22,7 @@ import msgspec
 
 from domicile.core.ids import ShardKey
 from domicile.core.lease.lease import LeaseState
-from domicile.core.state.cluster_view import Fact, Members, Unreadable
+from domicile.core.state.cluster_view import Members, Unreadable, ViewChange
 from domicile.core.state.records import ClientRecord, NodeRecord, TypeRecord, encode_record
 from domicile.core.state.shardmap import Entry, ShardMap
 from domicile.core.state.txn import (
@@ -37,17 +37,17 @@ from domicile.core.state.txn import (
     Unknown,
 )
 from domicile.errors import ConfigError, StoreRewound, StoreUnavailable, WatchCompacted
-from domicile.membership.config_agreement import NO_TYPES, agree, check_protocols
-from domicile.membership.lease_holder import MemberEvents, Standing
+from domicile.membership.config_agreement import NO_TYPES, agree_on_config, check_protocols
+from domicile.membership.lease_holder import LeaseHolder, MemberEvents
 from domicile.membership.registration import Leased, Registration, Unleased
-from domicile.membership.thread_renewer import JITTER, Renewals
+from domicile.membership.thread_renewer import JITTER, ThreadRenewer
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
-from domicile.ports.store import Kept, OffersBeside, Store
+from domicile.ports.store import Kept, OffersThreads, Store
 from domicile.settings import Settings
 
 
-class Member(Standing):
+class Member(LeaseHolder):
     """One incarnation of a node or client. `join`, then `run` until fenced or left.
 
     `turned_at` says when the event loop last turned; without it the loop itself renews.
@@ -113,7 +113,7 @@ class Member(Standing):
             self._check_roles()
             check_protocols(self.members, self._protocols)
             hosts = isinstance(self._record, NodeRecord)
-            await agree(
+            await agree_on_config(
                 self._calls, self.members, self._shards, self._types, self._tokens, hosts=hosts
             )
             if listen is not None and isinstance(self._record, NodeRecord):
@@ -274,21 +274,21 @@ class Member(Standing):
             if beside is not None:
                 beside.stop()
 
-    def _beside(self) -> Renewals | None:
+    def _beside(self) -> ThreadRenewer | None:
         """The thread that renews, if there can be one."""
         store, turned_at = self._store, self._turned_at
         lease = self._registration.lease
-        if lease is None or turned_at is None or not isinstance(store, OffersBeside):
+        if lease is None or turned_at is None or not isinstance(store, OffersThreads):
             return None
         side = store.beside()
         if side is None:
             return None
-        return Renewals(
+        return ThreadRenewer(
             self, side, clock=self._clock, settings=self._settings, random=self._random,
             lease=lease, key=self._key, sent_at=self._sent_at, turned_at=turned_at,
         )  # fmt: skip
 
-    async def _keep_giving_way(self, beside: Renewals) -> None:
+    async def _keep_giving_way(self, beside: ThreadRenewer) -> None:
         """See that a loop that is never idle does not keep the thread from renewing."""
         while not self._over.is_set():
             again_at = beside.give_way()
@@ -401,7 +401,7 @@ class Member(Standing):
         if not self._over.is_set():
             self._events.on_changes(changes)
 
-    def _deliver(self, facts: list[Fact]) -> None:
+    def _deliver(self, facts: list[ViewChange]) -> None:
         for fact in facts:
             if self._over.is_set():
                 return

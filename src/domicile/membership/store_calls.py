@@ -22,7 +22,7 @@ log = logging.getLogger("domicile")
 T = TypeVar("T")
 
 
-class Calls:
+class StoreCalls:
     """Store calls of one incarnation: each ends in time, reads are repeated until it is over."""
 
     def __init__(

@@ -3,7 +3,7 @@
 Made by `domicile.membership.member` alone, for stores that can be asked from any thread. Of the
 loop it knows one thing: when it last turned. Once that is longer ago than `stall_limit_s` it renews
 no more, and the lease runs out. It must never call what belongs to the loop: what it learns goes to
-the `Standing`, whose methods for it take a lock, and from there to the guards (L3).
+the `LeaseHolder`, whose methods for it take a lock, and from there to the guards (L3).
 
 A busy loop can keep a thread from running. CPython hands its lock over when a thread has waited for
 it for 5 ms in one go; a loop that lets go of it for the instant of each system call, several times
@@ -35,9 +35,9 @@ from domicile.core.lease.blocked_loop import (
 from domicile.core.state.records import NodeRecord, encode_record
 from domicile.core.state.txn import Committed
 from domicile.errors import StoreRewound, StoreUnavailable
-from domicile.membership.lease_holder import Standing
+from domicile.membership.lease_holder import LeaseHolder
 from domicile.ports.clock import Clock
-from domicile.ports.store import Beside
+from domicile.ports.store import ThreadedStore
 from domicile.settings import Settings
 
 log = logging.getLogger("domicile")
@@ -56,13 +56,13 @@ AGAIN_S = 0.05
 """How soon the loop looks again."""
 
 
-class Renewals:
+class ThreadRenewer:
     """The thread. `start` it once registered; `stop` ends it and may be called at any time."""
 
     def __init__(
         self,
-        standing: Standing,
-        store: Beside,
+        standing: LeaseHolder,
+        store: ThreadedStore,
         *,
         clock: Clock,
         settings: Settings,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ProbeInput:
     """Where a process stands in its cluster, as far as it knows itself."""
 
     started: bool = False
@@ -33,36 +33,36 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProbeAnswer:
     """What a probe is told."""
 
     ok: bool
     reason: str
 
 
-def health(at: Standing) -> Answer:
+def health(at: ProbeInput) -> ProbeAnswer:
     """Whether restarting the process would not help: it runs, or joins by itself."""
     if at.failed:
-        return Answer(False, f"ended for good: {at.failed}")
-    return Answer(True, "runs")
+        return ProbeAnswer(False, f"ended for good: {at.failed}")
+    return ProbeAnswer(True, "runs")
 
 
-def readiness(at: Standing) -> Answer:
+def readiness(at: ProbeInput) -> ProbeAnswer:
     """Whether the process takes part: registered, with a first view of the assignment, to stay."""
     if at.failed:
-        return Answer(False, f"ended for good: {at.failed}")
+        return ProbeAnswer(False, f"ended for good: {at.failed}")
     if at.leaving:
-        return Answer(False, "leaving the cluster")
+        return ProbeAnswer(False, "leaving the cluster")
     if not at.started:
-        return Answer(False, "not started")
+        return ProbeAnswer(False, "not started")
     if not at.joined:
         if at.was_joined:
-            return Answer(False, "lost its lease and joins anew")
-        return Answer(False, "not registered yet")
+            return ProbeAnswer(False, "lost its lease and joins anew")
+        return ProbeAnswer(False, "not registered yet")
     if not at.valid:
-        return Answer(False, "the lease ran out")
+        return ProbeAnswer(False, "the lease ran out")
     if not at.viewed:
-        return Answer(False, "waits for the first view of the cluster")
+        return ProbeAnswer(False, "waits for the first view of the cluster")
     if not at.configured:
-        return Answer(False, "waits for the number of shards of its roles")
-    return Answer(True, "takes part")
+        return ProbeAnswer(False, "waits for the number of shards of its roles")
+    return ProbeAnswer(True, "takes part")

@@ -28,13 +28,13 @@ from domicile.ops.console import (
     LevelName,
     LogFormat,
     LogLevel,
-    Loop,
     LoopName,
+    LoopOption,
     NoWatchdog,
-    Store,
+    StoreOption,
     examples,
     fail,
-    find,
+    find_app,
     is_away,
     print_json,
     read,
@@ -45,7 +45,7 @@ from domicile.ops.console import (
 if TYPE_CHECKING:
     from domicile.manager import Manager
     from domicile.node import Node
-    from domicile.ops.status import Place, Reader, Status
+    from domicile.ops.status import ClusterReader, ClusterStatus, EntityPlace
 
 REFRESH_S = 1.0
 
@@ -98,7 +98,7 @@ def run(
             "is on the import path.",
         ),
     ],
-    loop: Loop = LoopName.auto,
+    loop: LoopOption = LoopName.auto,
     log_level: LogLevel = LevelName.info,
     log_format: LogFormat = FormName.text,
     http: Http = None,
@@ -113,7 +113,7 @@ def run(
     from domicile.ops import logs
 
     logs.set_up(log_level.value, log_format.value)
-    _serve(find(target), loop, no_watchdog, http)
+    _serve(find_app(target), loop, no_watchdog, http)
 
 
 @app.command(
@@ -124,7 +124,7 @@ def run(
     )
 )
 def manager(
-    store: Store = None,
+    store: StoreOption = None,
     app: App = None,
     cluster: Cluster = None,
     strategy: Annotated[
@@ -139,7 +139,7 @@ def manager(
     node_id: Annotated[
         str | None, typer.Option(show_default=False, help="Its name, if not one made of the host.")
     ] = None,
-    loop: Loop = LoopName.auto,
+    loop: LoopOption = LoopName.auto,
     log_level: LogLevel = LevelName.info,
     log_format: LogFormat = FormName.text,
     http: Http = None,
@@ -199,7 +199,7 @@ def _serve(member: Node | Manager, loop: LoopName, no_watchdog: bool, http: str 
     )
 )
 def status(
-    store: Store = None,
+    store: StoreOption = None,
     app: App = None,
     cluster: Cluster = None,
     as_json: AsJson = False,
@@ -210,14 +210,14 @@ def status(
     Asks no node. Exits with 0 if every shard is served, 3 if not or if there is no cluster; with
     --watch, Ctrl-C ends it with the code of what it showed last.
     """
-    from domicile.ops.show import Shown, status_view
+    from domicile.ops.show import ViewPrinter, status_view
 
     url, name = which(store, app, cluster, "status")
 
-    last: list[Status] = []
+    last: list[ClusterStatus] = []
 
-    async def look(reader: Reader) -> Status:
-        with Shown(watch and not as_json) as shown:
+    async def look(reader: ClusterReader) -> ClusterStatus:
+        with ViewPrinter(watch and not as_json) as shown:
             while True:
                 seen = await reader.status()
                 last[:] = [seen]
@@ -247,7 +247,7 @@ def status(
 def where(
     type: Annotated[str, typer.Argument(metavar="TYPE", help="The entity type's name.")],
     id: Annotated[str, typer.Argument(metavar="ID", help="The entity's id.")],
-    store: Store = None,
+    store: StoreOption = None,
     app: App = None,
     cluster: Cluster = None,
     role: Annotated[
@@ -260,18 +260,18 @@ def where(
 
     The entity need not exist. Exits with 0 if its shard is served, 3 if not.
     """
-    from domicile.ops.show import Shown, place_view
+    from domicile.ops.show import ViewPrinter, place_view
 
     url, name = which(store, app, cluster, "where", type, id)
 
-    async def look(reader: Reader) -> Place:
+    async def look(reader: ClusterReader) -> EntityPlace:
         return await reader.where(type, id, role)
 
     place = read(url, name, look)
     if as_json:
         print_json(place)
     else:
-        with Shown(live=False) as shown:
+        with ViewPrinter(live=False) as shown:
             shown.show(place_view(place))
     if not place.served:
         raise typer.Exit(AWAY)
@@ -299,13 +299,13 @@ def demo(
 
     Everything lives in a temporary directory. Exits with 0 only if every promise was kept.
     """
-    from domicile.ops.demo import Wanted, run_demo
+    from domicile.ops.demo import DemoOptions, run_demo
 
     if svg is not None:
         writable("--svg", svg)
-    raise typer.Exit(run_demo(Wanted(seconds, nodes, seed, plain, keep, svg)))
+    raise typer.Exit(run_demo(DemoOptions(seconds, nodes, seed, plain, keep, svg)))
 
 
-operate.add_to(app)
-stuck.add_to(app)
-simulate.add_to(app)
+operate.add_operator_commands(app)
+stuck.add_stuck_commands(app)
+simulate.add_sim_command(app)

@@ -25,7 +25,7 @@ from domicile.errors import ConfigError, DomicileError, StoreError
 
 if TYPE_CHECKING:
     from domicile.node import Node
-    from domicile.ops.status import Reader
+    from domicile.ops.status import ClusterReader
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class FormName(str, Enum):  # noqa: UP042
     json = "json"
 
 
-Store = Annotated[
+StoreOption = Annotated[
     str | None,
     typer.Argument(
         metavar="STORE",
@@ -81,7 +81,7 @@ Cluster = Annotated[
     typer.Option(show_default=False, help="The cluster's name, if not 'domicile'."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-Loop = Annotated[
+LoopOption = Annotated[
     LoopName, typer.Option(help="The event loop; auto is uvloop where it is installed.")
 ]
 LogLevel = Annotated[LevelName, typer.Option(help="The least level logged.")]
@@ -116,7 +116,7 @@ def which(
     `typed` is the command and its arguments, for the hint where the store is missing.
     """
     if target is not None:
-        node = find(target)
+        node = find_app(target)
         return store or node.store, cluster or node.cluster
     store = store or os.environ.get("DOMICILE_STORE")
     if not store:
@@ -129,7 +129,7 @@ def which(
     return store, cluster or "domicile"
 
 
-def find(target: str) -> Node:
+def find_app(target: str) -> Node:
     """The node of `module:name`; what the user's own module raises is shown as its own."""
     from domicile.ops.apps import FactoryError, TargetError, find_node
 
@@ -194,12 +194,12 @@ def is_away(error: DomicileError) -> bool:
     return any(frame.f_globals.get("__name__", "").startswith(_STORES) for frame, _ in steps)
 
 
-def read(url: str, cluster: str, look: Callable[[Reader], Awaitable[T]]) -> T:
+def read(url: str, cluster: str, look: Callable[[ClusterReader], Awaitable[T]]) -> T:
     """Look at a cluster; every failure ends the process with what to do next."""
-    from domicile.ops.status import Reader
+    from domicile.ops.status import ClusterReader
 
     async def reading() -> T:
-        reader = Reader(url, cluster)
+        reader = ClusterReader(url, cluster)
         try:
             return await look(reader)
         finally:

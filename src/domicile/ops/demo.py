@@ -26,8 +26,8 @@ from rich.console import Console
 
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.errors import DomicileError
-from domicile.ops.demo_load import SENDERS, TALLIES, Load, Room, Tally, answered
-from domicile.ops.demo_view import Lines, Picture, Screen, Shown
+from domicile.ops.demo_load import SENDERS, TALLIES, DemoRoom, Load, Tally, counted_answer
+from domicile.ops.demo_view import DemoMoment, DemoPicture, Lines, Screen
 from domicile.ops.logs import TextFormatter
 from domicile.ops.report import Recovery, Report, report_view, write_svg
 from domicile.settings import Settings
@@ -57,7 +57,7 @@ GRACE_S = 0.5
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DemoOptions:
     """What the user asked for."""
 
     seconds: float = 20.0
@@ -68,7 +68,7 @@ class Wanted:
     svg: Path | None = None
 
 
-def victims(wanted: Wanted) -> tuple[int, int, int]:
+def victims(wanted: DemoOptions) -> tuple[int, int, int]:
     """Which nodes are killed, frozen and drained: the same for the same seed."""
     killed, frozen, drained = Random(wanted.seed).sample(range(wanted.nodes), 3)
     return killed, frozen, drained
@@ -77,10 +77,10 @@ def victims(wanted: Wanted) -> tuple[int, int, int]:
 class Story:
     """One run: acts in order, with the load all along."""
 
-    def __init__(self, wanted: Wanted, screen: Screen, directory: Path) -> None:
+    def __init__(self, wanted: DemoOptions, screen: Screen, directory: Path) -> None:
         self._wanted, self._screen = wanted, screen
         self._cluster = Processes(
-            [Tally, Room], nodes=wanted.nodes, settings=_settings(wanted), directory=directory
+            [Tally, DemoRoom], nodes=wanted.nodes, settings=_settings(wanted), directory=directory
         )
         self._directory = directory
         self._load: Load | None = None
@@ -198,7 +198,7 @@ class Story:
         try:
             async with asyncio.timeout(RECOVER_S), asyncio.TaskGroup() as group:
                 for tally in tallies:
-                    group.create_task(answered(self._cluster, tally))
+                    group.create_task(counted_answer(self._cluster, tally))
                 while not self._served_without(away):  # noqa: ASYNC110 - the harness has no event
                     await asyncio.sleep(0.01)
         except TimeoutError:
@@ -246,7 +246,7 @@ class Story:
                 for node in self._cluster.nodes
             ]
             shards = self._cluster.settings.shards
-            self._screen.show(Shown(shards, nodes, rate, load.asks, load.answered, told))
+            self._screen.show(DemoMoment(shards, nodes, rate, load.asks, load.answered, told))
 
     def _condition(self, node: NodeProcess) -> str:
         return self._conditions.get(node.index, "up" if node.up else "gone")
@@ -263,7 +263,7 @@ def late_replies(history: History) -> int:
     return sum(any(event.kind == "reply" for event in one.events) for one in found)
 
 
-def _settings(wanted: Wanted) -> Settings:
+def _settings(wanted: DemoOptions) -> Settings:
     return replace(SETTINGS, min_nodes=wanted.nodes)
 
 
@@ -276,12 +276,12 @@ class _Console(Console):
         signal.raise_signal(signal.SIGINT)
 
 
-def run_demo(wanted: Wanted) -> int:
+def run_demo(wanted: DemoOptions) -> int:
     """Run, show and judge; the exit code."""
     console = _Console(highlight=False)
     directory = Path(tempfile.mkdtemp(prefix="domicile-demo-"))
     plain = wanted.plain or not console.is_terminal
-    screen: Screen = Lines(console) if plain else Picture(console)
+    screen: Screen = Lines(console) if plain else DemoPicture(console)
     story = Story(wanted, screen, directory)
     keep = True
     try:

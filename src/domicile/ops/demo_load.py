@@ -67,7 +67,7 @@ class Tally(Entity, name="demo.tally"):
         return Seen(self.count, self.start, self.wrong)
 
 
-class Room(Entity, name="demo.room"):
+class DemoRoom(Entity, name="demo.room"):
     """Takes its time, then asks a tally: its own node is the sender of that."""
 
     asked: int = 0
@@ -199,7 +199,7 @@ class Load:
     async def _talk(self, client: ConnectedClient, room: str, seconds: float, tally: str) -> None:
         self.asks += 1
         try:
-            await client.ref(Room, room).ask(Room.talk, seconds, tally)
+            await client.ref(DemoRoom, room).ask(DemoRoom.talk, seconds, tally)
         except DomicileError as error:
             self._failed(error)
         else:
@@ -208,7 +208,7 @@ class Load:
     async def look(self, client: Client) -> None:
         """What every tally says of itself in the end."""
         for tally in TALLIES:
-            self._note(tally, await answered(client, tally))
+            self._note(tally, await counted_answer(client, tally))
 
     def _saw(self, tally: str, seen: Seen) -> None:
         self.outcomes["answered"] += 1
@@ -227,7 +227,7 @@ class Load:
             self.outcomes["failed"] += 1
 
 
-async def answered(client: Client, tally: str) -> Seen:
+async def counted_answer(client: Client, tally: str) -> Seen:
     """Ask one tally again and again until it answers."""
     while True:
         try:

@@ -22,7 +22,7 @@ RATE_EVERY_S = 2.0
 
 
 @dataclass(frozen=True)
-class Shown:
+class DemoMoment:
     """One moment of the cluster."""
 
     shards: int
@@ -48,7 +48,7 @@ class Screen(Protocol):
         """Something happened."""
         ...
 
-    def show(self, shown: Shown) -> None:
+    def show(self, shown: DemoMoment) -> None:
         """How it looks now."""
         ...
 
@@ -77,7 +77,7 @@ class Lines:
         self._rated = time.monotonic()
         self._line(text)
 
-    def show(self, shown: Shown) -> None:
+    def show(self, shown: DemoMoment) -> None:
         """Now and then."""
         now = time.monotonic()
         if now - self._rated >= RATE_EVERY_S:
@@ -91,13 +91,13 @@ class Lines:
         self._console.file.flush()
 
 
-class Picture:
+class DemoPicture:
     """Bars that change in place, and the acts so far below them."""
 
     def __init__(self, console: Console) -> None:
         self._began = time.monotonic()
         self._acts: list[tuple[float, str]] = []
-        self._shown = Shown(0)
+        self._shown = DemoMoment(0)
         self._live = Live(self._view(), console=console, refresh_per_second=8)
 
     def __enter__(self) -> Self:
@@ -117,7 +117,7 @@ class Picture:
         self._acts.append((time.monotonic() - self._began, text))
         self._live.update(self._view())
 
-    def show(self, shown: Shown) -> None:
+    def show(self, shown: DemoMoment) -> None:
         """In the place of how it looked before."""
         self._shown = shown
         self._live.update(self._view())
@@ -130,7 +130,7 @@ class Picture:
         return Group(bars(self._shown), acts)
 
 
-def bars(shown: Shown) -> RenderableType:
+def bars(shown: DemoMoment) -> RenderableType:
     """Nodes and their shards."""
     table = Table.grid(padding=(0, 2))
     widest = max([shown.shards, 1])

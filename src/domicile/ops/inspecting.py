@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.ops.operator_commits import Picture, find
-from domicile.ops.status import NodeSeen, Place, Reader, place_of, summed_up
+from domicile.ops.operator_commits import StoreSnapshot, find_node_record
+from domicile.ops.status import ClusterReader, EntityPlace, NodeSeen, place_of, summed_up
 from domicile.ops.stuck_seen import StuckSeen, stuck_record, stuck_seen
 
 
@@ -34,15 +34,15 @@ class NodeInspected:
 class EntityInspected:
     """Where an entity is at home, and its late handlers."""
 
-    place: Place
+    place: EntityPlace
     stuck: list[StuckSeen] = field(default_factory=list[StuckSeen])
 
 
-async def inspect_node(reader: Reader, name: str) -> NodeInspected:
+async def inspect_node(reader: ClusterReader, name: str) -> NodeInspected:
     """Everything that the store knows of a node, by its name or incarnation."""
     picture, now_s = await reader.picture(), reader.now_s()
     try:
-        incarnation = find(picture, name)
+        incarnation = find_node_record(picture, name)
     except LookupError:
         if _is_type(picture, name):
             raise LookupError(
@@ -67,7 +67,7 @@ async def inspect_node(reader: Reader, name: str) -> NodeInspected:
 
 
 async def inspect_entity(
-    reader: Reader, kind: str, id: str, role: str | None = None
+    reader: ClusterReader, kind: str, id: str, role: str | None = None
 ) -> EntityInspected:
     """Where an entity is at home and what of it is late."""
     picture, now_s = await reader.picture(), reader.now_s()
@@ -81,7 +81,7 @@ async def inspect_entity(
     return EntityInspected(place, found)
 
 
-def _is_type(picture: Picture, name: str) -> bool:
+def _is_type(picture: StoreSnapshot, name: str) -> bool:
     config, nodes = picture.members.config, picture.members.nodes.values()
     return (config is not None and name in config.types) or any(name in one.types for one in nodes)
 
@@ -96,7 +96,7 @@ def ranges(numbers: list[int]) -> str:
     return ", ".join(runs)
 
 
-def _shards(picture: Picture, owner: Incarnation, state: str) -> dict[str, list[int]]:
+def _shards(picture: StoreSnapshot, owner: Incarnation, state: str) -> dict[str, list[int]]:
     config = picture.members.config
     found: dict[str, list[int]] = {}
     for role, shards in sorted(({} if config is None else config.shards).items()):

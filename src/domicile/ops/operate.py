@@ -22,7 +22,7 @@ from domicile.ops.console import (
     USAGE,
     App,
     Cluster,
-    Store,
+    StoreOption,
     answered,
     examples,
     fail,
@@ -32,7 +32,7 @@ from domicile.ops.console import (
 if TYPE_CHECKING:
     from domicile.core.ids import Incarnation
     from domicile.ops.operator import Operator
-    from domicile.ops.operator_commits import AuditRecord, Deed, Picture
+    from domicile.ops.operator_commits import AuditRecord, OperatorCommit, StoreSnapshot
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ Why = Annotated[
 Shard = Annotated[str, typer.Argument(metavar="ROLE/SHARD", help="The shard, as in default/7.")]
 
 
-def add_to(app: typer.Typer) -> None:
+def add_operator_commands(app: typer.Typer) -> None:
     """Make these commands of the application."""
     dev = "sqlite:///.domicile/dev.db"
     for name, command, shown in (
@@ -78,7 +78,7 @@ def add_to(app: typer.Typer) -> None:
 
 def drain(
     node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")],
-    store: Store = None,
+    store: StoreOption = None,
     app: App = None,
     cluster: Cluster = None,
     undo: Annotated[bool, typer.Option("--undo", help="Let it have shards again.")] = False,
@@ -93,9 +93,9 @@ def drain(
     # Once it is wished it may be empty before one could look.
     had_shards: list[bool] = []
 
-    def wish(picture: Picture) -> Deed:
+    def wish(picture: StoreSnapshot) -> OperatorCommit:
         had_shards.append(operator_commits.has_shards(picture, node))
-        return operator_commits.drain(picture, node, undo=undo)
+        return operator_commits.drain_commit(picture, node, undo=undo)
 
     _do(url, name, "drain --undo" if undo else "drain", wish, why)
     if undo:
@@ -115,7 +115,7 @@ def target(
             help="The version that shall receive shards; left out, it is shown.",
         ),
     ] = None,
-    store: Store = None,
+    store: StoreOption = None,
     app: App = None,
     cluster: Cluster = None,
     clear: Annotated[
@@ -147,7 +147,7 @@ def target(
     if version is not None and not force:
         wanted = version
         answered(lambda: operator_commits.check_version(wanted, present))
-    _do(url, name, "target", lambda _: operator_commits.set_target(version), why)
+    _do(url, name, "target", lambda _: operator_commits.target_commit(version), why)
     if version is None:
         typer.echo("no target version: the newest one receives shards")
         return
@@ -171,7 +171,7 @@ def declare_dead(
             help="A node's name, an incarnation, or its first six or more digits.",
         ),
     ],
-    store: Store = None,
+    store: StoreOption = None,
     app: App = None,
     cluster: Cluster = None,
     yes: Yes = False,
@@ -187,17 +187,19 @@ def declare_dead(
 
     url, label = which(store, app, cluster, "declare-dead", name)
 
-    async def look(operator: Operator) -> tuple[Picture, Incarnation, Verdict]:
+    async def look(operator: Operator) -> tuple[StoreSnapshot, Incarnation, Verdict]:
         picture = await operator.look()
-        dead = operator_commits.find(picture, name)
+        dead = operator_commits.find_node_record(picture, name)
         return picture, dead, operator.verdict(dead)
 
     picture, dead, verdict = run_operator(url, label, look)
     shown = operator_commits.title(picture.members, dead)
     evidence = f"declared dead by {who()}" + (f": {why}" if why else "")
 
-    def make(now: Picture) -> Deed:
-        return operator_commits.declare_dead(now, operator_commits.find(now, dead), evidence)
+    def make(now: StoreSnapshot) -> OperatorCommit:
+        return operator_commits.death_commit(
+            now, operator_commits.find_node_record(now, dead), evidence
+        )
 
     risk = (
         f"You assert that {shown} can never run again (A6).\n"
@@ -214,7 +216,7 @@ def declare_dead(
 
 def free(
     shard: Shard,
-    store: Store = None,
+    store: StoreOption = None,
     app: App = None,
     cluster: Cluster = None,
     yes: Yes = False,
@@ -228,7 +230,7 @@ def free(
     url, name = which(store, app, cluster, "free", shard)
     key = answered(lambda: operator_commits.parse_shard(shard))
     picture = _look(url, name)
-    deed = answered(lambda: operator_commits.free(picture, key))
+    deed = answered(lambda: operator_commits.free_commit(picture, key))
     _confirm(
         f"You take {deed.what}, without its consent.\n"
         "The owner stops as soon as it sees the new entry; until then two homes may run for a "
@@ -238,13 +240,20 @@ def free(
         shard,
         yes,
     )
-    _do(url, name, "free", lambda picture: operator_commits.free(picture, key), why, deed.what)
+    _do(
+        url,
+        name,
+        "free",
+        lambda picture: operator_commits.free_commit(picture, key),
+        why,
+        deed.what,
+    )
     typer.echo(f"{deed.what}: freed; a coordinator gives it a new home")
 
 
 def unquarantine(
     shard: Shard,
-    store: Store = None,
+    store: StoreOption = None,
     app: App = None,
     cluster: Cluster = None,
     yes: Yes = False,
@@ -257,7 +266,7 @@ def unquarantine(
     url, name = which(store, app, cluster, "unquarantine", shard)
     key = answered(lambda: operator_commits.parse_shard(shard))
     picture = _look(url, name)
-    answered(lambda: operator_commits.unquarantine(picture, key))
+    answered(lambda: operator_commits.unquarantine_commit(picture, key))
     _confirm(
         f"{shard} was quarantined because its last owners died with it.\n"
         "If one of its entities still kills its process, the next owners die as well, and with "
@@ -265,12 +274,12 @@ def unquarantine(
         shard,
         yes,
     )
-    _do(url, name, "unquarantine", lambda now: operator_commits.unquarantine(now, key), why)
+    _do(url, name, "unquarantine", lambda now: operator_commits.unquarantine_commit(now, key), why)
     typer.echo(f"{shard} is pardoned; a coordinator gives it a home")
 
 
 def reset_history(
-    store: Store = None,
+    store: StoreOption = None,
     app: App = None,
     cluster: Cluster = None,
     gap: Annotated[
@@ -354,8 +363,8 @@ def run_operator(url: str, cluster: str, work: Callable[[Operator], Awaitable[T]
         fail("interrupted: see with `domicile status` whether it was done", INTERRUPTED)
 
 
-def _look(url: str, cluster: str) -> Picture:
-    async def look(operator: Operator) -> Picture:
+def _look(url: str, cluster: str) -> StoreSnapshot:
+    async def look(operator: Operator) -> StoreSnapshot:
         return await operator.look()
 
     return run_operator(url, cluster, look)
@@ -365,7 +374,7 @@ def _do(
     url: str,
     cluster: str,
     command: str,
-    make: Callable[[Picture], Deed],
+    make: Callable[[StoreSnapshot], OperatorCommit],
     why: str,
     agreed: str | None = None,
 ) -> None:

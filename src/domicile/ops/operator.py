@@ -25,11 +25,11 @@ from domicile.diagnose.records import KICK_TTL_S, KickOutcome, KickRecord, decod
 from domicile.errors import StoreUnavailable
 from domicile.ops.operator_commits import (
     AuditRecord,
-    Deed,
-    Picture,
+    OperatorCommit,
+    StoreSnapshot,
     audited,
     blocks,
-    kick,
+    kick_commit,
     raised_block,
 )
 from domicile.ops.status import existing, part, place_of
@@ -63,13 +63,13 @@ class Operator:
         self._whole = SqliteStore(self._path, by="operator", op_timeout_s=OP_S)
         self._store = Namespace(self._whole, cluster)
 
-    async def look(self) -> Picture:
+    async def look(self) -> StoreSnapshot:
         """The cluster as stored now; raises `NoCluster`."""
         existing(self.url)
-        return Picture(part(await self._whole.list(b""), self.url, self.cluster))
+        return StoreSnapshot(part(await self._whole.list(b""), self.url, self.cluster))
 
     async def do(
-        self, command: str, make: Callable[[Picture], Deed], agreed: str, why: str
+        self, command: str, make: Callable[[StoreSnapshot], OperatorCommit], agreed: str, why: str
     ) -> tuple[bytes, AuditRecord]:
         """Commit a deed, as long as it is the one that was agreed to; its audit record."""
         key, at = audit_key()
@@ -99,9 +99,9 @@ class Operator:
     ) -> tuple[bytes, AuditRecord]:
         """S5: all blocks one after the other; `told` hears how many of how many are done."""
 
-        def first(picture: Picture) -> Deed:
+        def first(picture: StoreSnapshot) -> OperatorCommit:
             # The record comes first, so that a command that is interrupted leaves a trace, too.
-            return Deed(agreed, (), ())
+            return OperatorCommit(agreed, (), ())
 
         key, record = await self.do("reset-history", first, agreed, why)
         txn = f"reset-{key[len(AUDIT) :].decode()}"
@@ -139,7 +139,9 @@ class Operator:
             )
         shard = ShardKey(place.role, place.shard)
         record = KickRecord(who(), f"kick-{secrets.token_hex(8)}")
-        return Kicking(shard, entity, place.node, kick(picture, shard, entity, record).what, record)
+        return Kicking(
+            shard, entity, place.node, kick_commit(picture, shard, entity, record).what, record
+        )
 
     async def kick(
         self, kicking: Kicking, why: str, wait_s: float, told: Callable[[str, float], None]
@@ -152,7 +154,7 @@ class Operator:
         await self._store.grant(record.lease, KICK_TTL_S)
         try:
             logged = await self.do(
-                "kick", lambda now: kick(now, shard, entity, record), kicking.what, why
+                "kick", lambda now: kick_commit(now, shard, entity, record), kicking.what, why
             )
             began = time.monotonic()
             outcome: KickOutcome | None = None

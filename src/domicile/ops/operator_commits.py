@@ -75,7 +75,7 @@ class AuditRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class OperatorCommit:
     """One commit. `what` names the thing exactly: another `what` is another deed."""
 
     what: str
@@ -83,7 +83,7 @@ class Deed:
     writes: tuple[Write, ...]
 
 
-class Picture:
+class StoreSnapshot:
     """The store as one listing shows it."""
 
     def __init__(self, listing: Listing) -> None:
@@ -141,7 +141,7 @@ def parse_shard(text: str) -> ShardKey:
     return ShardKey(role, int(number))
 
 
-def find(picture: Picture, name: str) -> Incarnation:
+def find_node_record(picture: StoreSnapshot, name: str) -> Incarnation:
     """The incarnation that a node id, an incarnation or the beginning of one means."""
     members = picture.members
     everyone = (*members.nodes, *members.clients)
@@ -166,15 +166,15 @@ def title(members: Members, incarnation: Incarnation) -> str:
     return f"{'client' if record is None else record.node} ({incarnation[:8]})"
 
 
-def declare_dead(picture: Picture, dead: Incarnation, evidence: str) -> Deed:
+def death_commit(picture: StoreSnapshot, dead: Incarnation, evidence: str) -> OperatorCommit:
     """C5, C9: an operator's word that an incarnation can never run again."""
     conditions, writes = burial(picture.members, dead, evidence, "")
     # Evidence by an operator is nobody's who could die: it is not attached to a lease.
     kept = tuple(Put(one.key, one.value) if isinstance(one, Put) else one for one in writes)
-    return Deed(f"{title(picture.members, dead)} = {dead}", conditions, kept)
+    return OperatorCommit(f"{title(picture.members, dead)} = {dead}", conditions, kept)
 
 
-def free(picture: Picture, shard: ShardKey) -> Deed:
+def free_commit(picture: StoreSnapshot, shard: ShardKey) -> OperatorCommit:
     """C4 (R) without the owner's consent: its release of the present epoch, in its name."""
     entry, name = picture.entry(shard), f"{shard.role}/{shard.shard}"
     if entry.state == "quarantined":
@@ -188,28 +188,28 @@ def free(picture: Picture, shard: ShardKey) -> Deed:
         )
     block = picture.item(block_key(shard.role, shard.shard // BLOCK_SIZE))
     assert block is not None, "an owner is only known from a stored block"
-    return Deed(
+    return OperatorCommit(
         f"{name}@{entry.epoch} from {title(picture.members, entry.owner)}",
         (At(block.key, block.revision), Present(node_key(entry.owner))),
         (Put(release_key(entry.owner, shard, entry.epoch), b""),),
     )
 
 
-def unquarantine(picture: Picture, shard: ShardKey) -> Deed:
+def unquarantine_commit(picture: StoreSnapshot, shard: ShardKey) -> OperatorCommit:
     """End a shard's quarantine (DX-20): the leader gives it a home again."""
     entry, name = picture.entry(shard), f"{shard.role}/{shard.shard}"
     if entry.state != "quarantined":
         raise LookupError(f"{name} is not quarantined; it is {entry.state}")
-    return Deed(name, (), (Put(pardon_key(shard), b""),))
+    return OperatorCommit(name, (), (Put(pardon_key(shard), b""),))
 
 
-def set_target(version: str | None) -> Deed:
+def target_commit(version: str | None) -> OperatorCommit:
     """The version that shall receive shards while versions are mixed; None: the newest."""
     if version is None:
-        return Deed("no target version", (), (Delete(TARGET_KEY),))
+        return OperatorCommit("no target version", (), (Delete(TARGET_KEY),))
     if not version.strip() or not version.isprintable():
         raise ConfigError(f"{version!r} is no version: write what nodes have as version=")
-    return Deed(version, (), (Put(TARGET_KEY, version.encode()),))
+    return OperatorCommit(version, (), (Put(TARGET_KEY, version.encode()),))
 
 
 def check_version(version: str, present: Collection[str]) -> None:
@@ -223,28 +223,28 @@ def check_version(version: str, present: Collection[str]) -> None:
     )
 
 
-def has_shards(picture: Picture, node: str) -> bool:
+def has_shards(picture: StoreSnapshot, node: str) -> bool:
     """Whether any shard is at home at an incarnation of a node."""
     nodes = picture.members.nodes
     owners = {one: None for one, record in nodes.items() if record.node == node}
     return any(entry.owner in owners for _, entry in picture.members.map)
 
 
-def drain(picture: Picture, node: str, *, undo: bool) -> Deed:
+def drain_commit(picture: StoreSnapshot, node: str, *, undo: bool) -> OperatorCommit:
     """Wish a node empty, or take that wish back."""
     if undo:
         if node not in picture.members.drains:
             wished = ", ".join(picture.members.drains) or "none"
             raise LookupError(f"{node!r} is not drained; nodes that are: {wished}")
-        return Deed(node, (), (Delete(drain_key(node)),))
+        return OperatorCommit(node, (), (Delete(drain_key(node)),))
     known = {record.node: None for record in picture.members.nodes.values() if record.roles}
     if node not in known:
         listed = f"registered: {', '.join(sorted(known))}" if known else "no node is registered"
         raise LookupError(f"no node is registered as {node!r}; {listed}")
-    return Deed(node, (), (Put(drain_key(node), b""),))
+    return OperatorCommit(node, (), (Put(drain_key(node), b""),))
 
 
-def blocks(picture: Picture) -> list[tuple[str, int]]:
+def blocks(picture: StoreSnapshot) -> list[tuple[str, int]]:
     """Every block that the map consists of, stored or not: role and number."""
     config = picture.members.config
     roles = {} if config is None else config.shards
@@ -255,7 +255,9 @@ def blocks(picture: Picture) -> list[tuple[str, int]]:
     ]
 
 
-def raised_block(picture: Picture, role: str, number: int, gap: int, txn: str) -> Deed:
+def raised_block(
+    picture: StoreSnapshot, role: str, number: int, gap: int, txn: str
+) -> OperatorCommit:
     """S5: every epoch of one block raised by a gap, so that none is used a second time.
 
     Entries' change numbers rise as well, else a process that knows lost ones would not listen.
@@ -267,7 +269,7 @@ def raised_block(picture: Picture, role: str, number: int, gap: int, txn: str) -
     size = min(BLOCK_SIZE, picture.shards(role) - number * BLOCK_SIZE)
     entries += (FREE,) * (size - len(entries))
     raised = tuple(_raised(picture.members, entry, gap) for entry in entries)
-    return Deed(
+    return OperatorCommit(
         f"{role}, block {number}: epochs + {gap}",
         (Absent(key) if item is None else At(key, item.revision),),
         (Put(key, encode_block(Block(txn, raised))),),
@@ -283,13 +285,15 @@ def _raised(members: Members, entry: Entry, gap: int) -> Entry:
     return msgspec.structs.replace(entry, epoch=epoch, change=change)
 
 
-def audited(deed: Deed, key: bytes, record: AuditRecord, kept: Sequence[bytes]) -> Deed:
+def audited(
+    deed: OperatorCommit, key: bytes, record: AuditRecord, kept: Sequence[bytes]
+) -> OperatorCommit:
     """The same deed with its audit record in one commit; the oldest records go (I6)."""
     room = MAX_OPERATIONS - len(deed.conditions) - len(deed.writes) - 1
     extra = max(0, len(kept) + 1 - KEPT_AUDITS)
     deletes = tuple(map(Delete, sorted(kept)[: min(extra, room)]))
     put = Put(key, msgspec.json.encode(record))
-    return Deed(deed.what, deed.conditions, (*deed.writes, put, *deletes))
+    return OperatorCommit(deed.what, deed.conditions, (*deed.writes, put, *deletes))
 
 
 def _address(members: Members, incarnation: Incarnation) -> str:
@@ -302,7 +306,9 @@ MOST_KICKS = 64
 MOST_KEY_BYTES = 4_096
 
 
-def kick(picture: Picture, shard: ShardKey, entity: EntityKey, record: KickRecord) -> Deed:
+def kick_commit(
+    picture: StoreSnapshot, shard: ShardKey, entity: EntityKey, record: KickRecord
+) -> OperatorCommit:
     """Wish the handlers of an entity ended; raises `LookupError` if nobody could do it."""
     entry, name = picture.entry(shard), f"{shard.role}/{shard.shard}"
     shown = f"{entity.type} {entity.id!r}"
@@ -317,7 +323,7 @@ def kick(picture: Picture, shard: ShardKey, entity: EntityKey, record: KickRecor
     if waiting >= MOST_KICKS:
         raise LookupError(f"{waiting} other kicks wait for their owners; try again in a moment")
     owner = picture.members.nodes[entry.owner].node
-    return Deed(
+    return OperatorCommit(
         f"{shown} in {name} at {owner}",
         (Absent(key), Present(node_key(entry.owner))),
         (Put(key, encode_kick(record), record.lease),),

@@ -24,23 +24,23 @@ from domicile.ports.health import Verdict
 
 log = logging.getLogger("domicile")
 
-Loop = Literal["auto", "asyncio", "uvloop"]
+LoopKind = Literal["auto", "asyncio", "uvloop"]
 
 PATIENCE_S = 3.0
 """How long joining takes before it is worth a word."""
 
-Member = Node | Manager
+Served = Node | Manager
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def serve(node: Member, loop: Loop) -> None:
+def serve(node: Served, loop: LoopKind) -> None:
     """Run a member until it is asked to leave and has left; raises what ended it otherwise."""
     with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
         runner.run(_serve(node))
 
 
-def loop_factory(loop: Loop) -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory(loop: LoopKind) -> Callable[[], asyncio.AbstractEventLoop] | None:
     """What makes the event loop; `auto` is uvloop where it is installed."""
     if loop == "asyncio":
         return None
@@ -56,7 +56,7 @@ def loop_factory(loop: Loop) -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-async def _serve(node: Member) -> None:
+async def _serve(node: Served) -> None:
     asked: list[signal.Signals] = []
     async with AsyncExitStack() as stack:
         joining: asyncio.Future[Any] = asyncio.ensure_future(stack.enter_async_context(node))
@@ -93,7 +93,7 @@ async def _joined(joining: asyncio.Future[Any]) -> None:
     joining.result()
 
 
-def _say_where(node: Member) -> None:
+def _say_where(node: Served) -> None:
     record = None if node.life is None else node.life.member.record
     if isinstance(record, NodeRecord):
         tags = {"node": record.node, "incarnation": record.incarnation}
@@ -106,7 +106,7 @@ def _say_where(node: Member) -> None:
             )  # fmt: skip
 
 
-def _twins(node: Member, record: NodeRecord) -> list[NodeRecord]:
+def _twins(node: Served, record: NodeRecord) -> list[NodeRecord]:
     """Others with this node id whose processes run, by this machine's own locks (L6)."""
     if node.life is None or not node.store.startswith("sqlite://"):
         return []

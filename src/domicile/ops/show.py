@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from domicile.ops.operator_commits import AuditRecord
-from domicile.ops.status import NodeSeen, Place, Status
+from domicile.ops.status import ClusterStatus, EntityPlace, NodeSeen
 from domicile.ops.stuck_seen import StuckSeen
 
 WIDE = 160
@@ -28,7 +28,7 @@ _KINDS = {"waits": "waits", "runs": "holds the loop", "blocking": "in a thread"}
 _STANDING = {"up": "green", "leaving": "yellow", "draining": "yellow"}
 
 
-class Shown:
+class ViewPrinter:
     """Prints views; one in the place of the other if `live` and there is a terminal."""
 
     def __init__(self, live: bool) -> None:
@@ -61,7 +61,7 @@ class Shown:
             self._console.print(view)
 
 
-def status_view(status: Status) -> RenderableType:
+def status_view(status: ClusterStatus) -> RenderableType:
     """The whole status: a line, then tables of what there is."""
     parts: list[RenderableType] = [_headline(status), _nodes(status), _roles(status)]
     if status.clients:
@@ -130,7 +130,7 @@ def _own_line(stack: Sequence[str]) -> str:
     return [line for line in numbered if line.partition("/")[0] in (home, line)][-1]
 
 
-def place_view(place: Place) -> RenderableType:
+def place_view(place: EntityPlace) -> RenderableType:
     """The home of one entity."""
     state = Text(place.state, style="green" if place.served else "bold red")
     if place.to is not None:
@@ -164,7 +164,7 @@ def count(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def _headline(status: Status) -> Text:
+def _headline(status: ClusterStatus) -> Text:
     line = Text(f"{status.cluster} in {status.store}, revision {status.revision}: ")
     if status.served:
         return line.append("every shard is served", style="green")
@@ -175,7 +175,7 @@ def _headline(status: Status) -> Text:
     return line.append(f"{count(missing, 'shard')} {verb} not served", style="bold red")
 
 
-def _nodes(status: Status) -> RenderableType:
+def _nodes(status: ClusterStatus) -> RenderableType:
     if not status.nodes:
         return Text("no node is registered: start one with `domicile run`", style="yellow")
     # A column that is empty everywhere only makes the others narrow.
@@ -206,7 +206,7 @@ def _shards(node: NodeSeen) -> str:
     return f"{node.serving} + {node.moving} moving" if node.moving else str(node.serving)
 
 
-def _roles(status: Status) -> RenderableType:
+def _roles(status: ClusterStatus) -> RenderableType:
     poisoned = ["quarantined"] if status.quarantined else []
     table = _table("role", "shards", "serving", "moving", "owner gone", "free", *poisoned)
     for role in status.roles:

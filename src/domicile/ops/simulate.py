@@ -35,7 +35,7 @@ TOLD = 10
 DEFAULT_SEEDS = "0:100"
 
 
-def add_to(app: typer.Typer) -> None:
+def add_sim_command(app: typer.Typer) -> None:
     """Make this a command of the application."""
     epilog = examples(
         "domicile sim",

@@ -21,7 +21,7 @@ from domicile.core.state.shardmap import Entry
 from domicile.core.state.txn import Item, Listing
 from domicile.errors import ConfigError, StoreError
 from domicile.membership.clock import SystemClock
-from domicile.ops.operator_commits import AuditRecord, Picture
+from domicile.ops.operator_commits import AuditRecord, StoreSnapshot
 from domicile.ops.stuck_seen import StuckSeen, stuck_record, stuck_seen
 from domicile.ports.health import Health, Verdict
 from domicile.stores.sqlite.store import SqliteStore
@@ -93,7 +93,7 @@ class QuarantineSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class ClusterStatus:
     """A cluster at one revision of its store."""
 
     store: str
@@ -114,7 +114,7 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EntityPlace:
     """Where an entity is at home."""
 
     type: str
@@ -131,7 +131,7 @@ class Place:
     to: str | None
 
 
-class Reader:
+class ClusterReader:
     """Looks at one cluster in one store, again and again if need be. Close it afterwards."""
 
     def __init__(self, url: str, cluster: str) -> None:
@@ -141,14 +141,14 @@ class Reader:
         self._store = SqliteStore(self._path, by="status", op_timeout_s=READ_S)
         self._clock = SystemClock()
 
-    async def picture(self) -> Picture:
+    async def picture(self) -> StoreSnapshot:
         """The cluster as stored now; raises `NoCluster`."""
         existing(self.url)
         try:
             listing = await self._store.list(b"")
         except (ConfigError, StoreError) as error:
             raise NoCluster(str(error)) from error
-        picture = Picture(part(listing, self.url, self.cluster))
+        picture = StoreSnapshot(part(listing, self.url, self.cluster))
         if picture.members.config is None and not picture.members.nodes:
             raise NoCluster(
                 f"cluster {self.cluster!r} in {self.url} has no nodes yet and never had any; "
@@ -160,12 +160,12 @@ class Reader:
         """Who is there and what is where, as stored now; raises `NoCluster`."""
         return (await self.picture()).members
 
-    async def status(self) -> Status:
+    async def status(self) -> ClusterStatus:
         """Everything `domicile status` shows."""
         picture, now_s = await self.picture(), self.now_s()
         return summed_up(picture, self.url, self.cluster, self.dead, self.age, now_s)
 
-    async def where(self, kind: str, id: str, role: str | None = None) -> Place:
+    async def where(self, kind: str, id: str, role: str | None = None) -> EntityPlace:
         """The home of an entity; raises `NoCluster` or `LookupError`."""
         return place_of(await self.members(), EntityKey(kind, id), role, self.dead)
 
@@ -228,13 +228,13 @@ def part(listing: Listing, url: str, cluster: str) -> Listing:
 
 
 def summed_up(
-    picture: Picture,
+    picture: StoreSnapshot,
     url: str,
     cluster: str,
     dead: Callable[[Incarnation], bool],
     age: Callable[[Incarnation], float | None],
     now_s: float | None = None,
-) -> Status:
+) -> ClusterStatus:
     """The status of what the store says; `dead` knows better than an unexpired record.
 
     `now_s` is the time by the nodes' own clock, if it can be read here: they run on this machine.
@@ -255,7 +255,7 @@ def summed_up(
     ]  # fmt: skip
     late = {one: record for one in living if (record := stuck_record(picture, one)) is not None}
     clients = [ClientSeen(inc, "dead" if gone[inc] else "up", age(inc)) for inc in members.clients]
-    return Status(
+    return ClusterStatus(
         store=url,
         cluster=cluster,
         revision=members.revision,
@@ -326,7 +326,7 @@ def _standing(members: Members, record: NodeRecord, dead: bool) -> str:
 
 def place_of(
     members: Members, entity: EntityKey, role: str | None, dead: Callable[[Incarnation], bool]
-) -> Place:
+) -> EntityPlace:
     """Where the store says that an entity is at home; raises `LookupError` or `NoCluster`."""
     role = _role_of(members, entity.type, role)
     assert members.config is not None, "a role is known"
@@ -337,7 +337,7 @@ def place_of(
     lives = owner is not None and not dead(entry.owner)
     state = _state(entry, lives)
     to = members.nodes.get(entry.to)
-    return Place(
+    return EntityPlace(
         entity.type, entity.id, role, shard.shard, shards, state, state == "serving", entry.epoch,
         entry.previous or None if owner is None else owner.node, entry.owner or None,
         None if owner is None else owner.address, None if to is None else to.node,

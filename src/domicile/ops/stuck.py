@@ -13,7 +13,7 @@ from domicile.ops.console import (
     App,
     AsJson,
     Cluster,
-    Store,
+    StoreOption,
     examples,
     fail,
     print_json,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from domicile.ops.inspecting import EntityInspected, NodeInspected
     from domicile.ops.operator import Kicking, Operator
     from domicile.ops.operator_commits import AuditRecord
-    from domicile.ops.status import Reader
+    from domicile.ops.status import ClusterReader
 
 WAIT_S = 15.0
 """How long `kick` waits for the owner's answer."""
@@ -38,7 +38,7 @@ Role = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
+def add_stuck_commands(app: typer.Typer) -> None:
     """Make these commands of the application."""
     dev = "sqlite:///.domicile/dev.db"
     shown = (f"inspect node-1 {dev}", f"inspect cart c1 {dev}", f"inspect node-1 {dev} --json")
@@ -59,7 +59,7 @@ def inspect(
         str | None,
         typer.Argument(metavar="ID", show_default=False, help="The entity's id, after a type."),
     ] = None,
-    store: Store = None,
+    store: StoreOption = None,
     app: App = None,
     cluster: Cluster = None,
     role: Role = None,
@@ -74,7 +74,7 @@ def inspect(
         id, store = None, id
     url, label = which(store, app, cluster, "inspect", name, id)
 
-    async def look(reader: Reader) -> NodeInspected | EntityInspected:
+    async def look(reader: ClusterReader) -> NodeInspected | EntityInspected:
         from domicile.ops.inspecting import inspect_entity, inspect_node
 
         if id is None:
@@ -85,17 +85,17 @@ def inspect(
     if as_json:
         print_json(seen)
     else:
-        from domicile.ops.show import Shown
+        from domicile.ops.show import ViewPrinter
         from domicile.ops.show_inspected import inspected_view
 
-        with Shown(live=False) as shown:
+        with ViewPrinter(live=False) as shown:
             shown.show(inspected_view(seen))
 
 
 def kick(
     type: Annotated[str, typer.Argument(metavar="TYPE", help="The entity type's name.")],
     id: Annotated[str, typer.Argument(metavar="ID", help="The entity's id.")],
-    store: Store = None,
+    store: StoreOption = None,
     app: App = None,
     cluster: Cluster = None,
     role: Role = None,

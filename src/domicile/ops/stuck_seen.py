@@ -13,7 +13,7 @@ from domicile.core.ids import Incarnation
 from domicile.core.state.cluster_view import Members
 from domicile.core.state.keys import stuck_key
 from domicile.diagnose.records import StuckRecord, decode_stuck
-from domicile.ops.operator_commits import Picture
+from domicile.ops.operator_commits import StoreSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class StuckSeen:
     stack: tuple[str, ...]
 
 
-def stuck_record(picture: Picture, incarnation: Incarnation) -> StuckRecord | None:
+def stuck_record(picture: StoreSnapshot, incarnation: Incarnation) -> StuckRecord | None:
     """What a node says of its late handlers, if anything that can be read."""
     item = picture.item(stuck_key(incarnation))
     if item is None:

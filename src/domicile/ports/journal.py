@@ -55,7 +55,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredEvents:
     """An inbox key that was seen before, and the reply if there is one."""
 
     reply: bytes | None
@@ -84,7 +84,7 @@ class Journal(Protocol):
         """All events of an entity in order."""
         ...
 
-    async def inbox(self, entity: EntityKey, key: str) -> Stored | None:
+    async def inbox(self, entity: EntityKey, key: str) -> StoredEvents | None:
         """What became of a keyed ask, if it was ever recorded."""
         ...
 

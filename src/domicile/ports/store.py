@@ -63,7 +63,7 @@ class Kept(NamedTuple):
     item: Item | None
 
 
-class Beside(Protocol):
+class ThreadedStore(Protocol):
     """A store's side for a thread that keeps a lease while the event loop is blocked.
 
     Its methods may be called from any thread and return at once; the futures are completed in
@@ -81,10 +81,10 @@ class Beside(Protocol):
 
 
 @runtime_checkable
-class OffersBeside(Protocol):
+class OffersThreads(Protocol):
     """What a store has that can be asked from beside the event loop; few have it."""
 
-    def beside(self, prefix: bytes = b"") -> Beside | None:
+    def beside(self, prefix: bytes = b"") -> ThreadedStore | None:
         """Such a side for the keys under a prefix; None if there is none after all.
 
         Called on the event loop.

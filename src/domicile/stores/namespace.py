@@ -19,7 +19,7 @@ from domicile.core.state.txn import (
     Put,
     Write,
 )
-from domicile.ports.store import Beside, OffersBeside, Store
+from domicile.ports.store import OffersThreads, Store, ThreadedStore
 
 
 class Namespace:
@@ -73,10 +73,10 @@ class Namespace:
                 ),
             )
 
-    def beside(self, prefix: bytes = b"") -> Beside | None:
-        """As `OffersBeside.beside`, if the whole store has one."""
+    def beside(self, prefix: bytes = b"") -> ThreadedStore | None:
+        """As `OffersThreads.beside`, if the whole store has one."""
         store = self._store
-        return store.beside(self._prefix + prefix) if isinstance(store, OffersBeside) else None
+        return store.beside(self._prefix + prefix) if isinstance(store, OffersThreads) else None
 
     async def close(self) -> None:
         """As `Store.close`, of the whole store."""

@@ -33,13 +33,13 @@ from domicile.core.state.shardmap import Entry
 from domicile.entity.model.entity import Entity, catalogue, entity_type
 from domicile.entity.model.ref import Outbound
 from domicile.errors import ConfigError, StoreError
-from domicile.incarnation.context import Plan
-from domicile.incarnation.supervisor import Lives
+from domicile.incarnation.context import Identity
+from domicile.incarnation.supervisor import Supervisor
 from domicile.membership.clock import SystemClock
 from domicile.ports.store import Store
 from domicile.settings import Settings
 from domicile.stores.namespace import Namespace
-from domicile.stores.sqlite.store import Commit, SqliteStore, commits
+from domicile.stores.sqlite.store import QueuedCommit, SqliteStore, commits
 from domicile.testing.history import Event, History
 from domicile.testing.levers import Levers
 from domicile.testing.member_process import MemberPlan, Place, import_path, loop_factory
@@ -119,14 +119,14 @@ class Processes(RealFaults):
         self._levers: Levers | None = None
         self._stalling: apsw.Connection | None = None
         self._now = SystemClock().now
-        self._lives = Lives()
+        self._lives = Supervisor()
         self._client_recorder: FileRecorder | None = None
         self._operator: Store | None = None
         self._view: StoreView | None = None
         self._readers: dict[Path, RecordReader] = {}
         self._events: list[Event] = []
         self._phases: dict[tuple[Incarnation, str, int], tuple[str, int]] = {}
-        self._commits: dict[int, Commit] = {}
+        self._commits: dict[int, QueuedCommit] = {}
         self._ended = False
 
     @property
@@ -164,7 +164,7 @@ class Processes(RealFaults):
             wired = backends(
                 self.store, cluster=CLUSTER, settings=self.settings, meter=self._client_recorder
             )
-            plan = Plan(CLUSTER, "", {}, {}, self.settings, False, token=token_of(None))
+            plan = Identity(CLUSTER, "", {}, {}, self.settings, False, token=token_of(None))
             await self._lives.start(wired, plan)
             await self.wait_until(self._stands, timeout_s=START_S)
         except BaseException as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from domicile.stores.sqlite.store import Commit
+from domicile.stores.sqlite.store import QueuedCommit
 from domicile.testing.history import Event, History
 
 SLACK_S = 0.5
@@ -42,7 +42,7 @@ def before(history: History, seconds: float) -> RealHistory:
 
 
 def merge(
-    commits: Iterable[Commit],
+    commits: Iterable[QueuedCommit],
     recorded: Iterable[Event],
     counts: Counter[str],
     cluster: str,
@@ -65,7 +65,7 @@ def merge(
     return RealHistory(events, counts)
 
 
-def _stored(commit: Commit, prefix: bytes) -> Event:
+def _stored(commit: QueuedCommit, prefix: bytes) -> Event:
     """A commit of the store's log as the memory store would have told it."""
     deletes = [key.removeprefix(prefix) for key in commit.deletes if key.startswith(prefix)]
     if commit.expiry:

@@ -22,7 +22,7 @@ from domicile.ports.journal import (
     Journal,
     JournalUnknown,
     Refusal,
-    Stored,
+    StoredEvents,
 )
 from domicile.ports.store import Store
 from domicile.testing.loop import SimLoop, World
@@ -301,7 +301,7 @@ class RemoteJournal:
         """As `Journal.read`."""
         return await self._call(partial(self._backend.read, entity))
 
-    async def inbox(self, entity: EntityKey, key: str) -> Stored | None:
+    async def inbox(self, entity: EntityKey, key: str) -> StoredEvents | None:
         """As `Journal.inbox`."""
         return await self._call(partial(self._backend.inbox, entity, key))
 

@@ -20,9 +20,9 @@ from domicile.core.state.txn import Condition, Outcome, Unknown, Write
 from domicile.entity.model.entity import Entity, entity_type
 from domicile.entity.model.ref import Outbound
 from domicile.errors import StoreRewound
-from domicile.incarnation.context import Backends, Plan
-from domicile.incarnation.incarnation import Life
-from domicile.incarnation.supervisor import Lives
+from domicile.incarnation.context import Backends, Identity
+from domicile.incarnation.incarnation import RunningIncarnation
+from domicile.incarnation.supervisor import Supervisor
 from domicile.node import Node
 from domicile.persist.eventsourced import EventSourced
 from domicile.ports.store import Store
@@ -91,7 +91,7 @@ class Sim(SimFaults):
         self.machine = Machine()
         """The clocks of the test's own client; change them before the cluster starts."""
         self.store = self.servers.store_faults("client store")
-        self._lives = Lives()
+        self._lives = Supervisor()
         self._operator = _Operator(
             self.servers.remote_store(self.loop, "operator", self.servers.store_faults("operator"))
         )
@@ -111,7 +111,7 @@ class Sim(SimFaults):
                 self.store,
                 self.servers.faults("client journal"),
             ),
-            Plan("domicile", "", {}, {}, self.settings, False),
+            Identity("domicile", "", {}, {}, self.settings, False),
         )
         await self.wait_until(self.settled, timeout_s=START_S)
         if self._rough:
@@ -209,7 +209,7 @@ class Sim(SimFaults):
         return node
 
     @property
-    def client_life(self) -> Life | None:
+    def client_life(self) -> RunningIncarnation | None:
         """The incarnation of the test's own client."""
         return self._lives.current
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from domicile.core.handoff.tables import Phase
 from domicile.core.ids import ShardKey
-from domicile.incarnation.incarnation import Life
+from domicile.incarnation.incarnation import RunningIncarnation
 from domicile.settings import Settings
 from domicile.testing.sim import Sim, SimNode
 
@@ -91,7 +91,7 @@ def situation(sim: Sim, shards: dict[ShardKey, list[str]]) -> list[str]:
 
 def waiting(sim: Sim, shard: ShardKey) -> list[int]:
     """The processes with open mail for a shard; -1 is the client."""
-    lives: dict[int, Life | None] = {-1: sim.client_life}
+    lives: dict[int, RunningIncarnation | None] = {-1: sim.client_life}
     for process in sim.nodes:
         if process.up and process.node is not None:
             lives[process.index] = process.node.life

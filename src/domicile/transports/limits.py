@@ -1,7 +1,8 @@
 """What is owed to peers that nobody knows yet or that break the rules: little room, few words.
 
-Called by the link layer and by transports. `Room` bounds how many of them are kept, `Complaints`
-how much is written about them. Nothing here may do I/O but logging, or keep what a peer sent.
+Called by the link layer and by transports. `BoundedGuests` bounds how many of them are kept,
+`Complaints` how much is written about them. Nothing here may do I/O but logging, or keep what a
+peer sent.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _REASON_CHARS = 300
 K = TypeVar("K")
 
 
-class Room(Generic[K]):
+class BoundedGuests(Generic[K]):
     """A bounded number of guests, all together and of each host; the oldest goes first."""
 
     __slots__ = ("_by_host", "_guests", "_most", "_most_of_one_host")

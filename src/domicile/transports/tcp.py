@@ -38,7 +38,7 @@ from domicile.transports.addresses import (
 from domicile.transports.framing import MAX_FRAME_BYTES
 from domicile.transports.tcp_connection import Shared
 from domicile.transports.tls import Certificates
-from domicile.transports.tls_connection import connect
+from domicile.transports.tls_connection import dial_tls
 from domicile.transports.unix import PREFIX, bind_path, is_unix, path_of, remover
 
 log = logging.getLogger("domicile")
@@ -251,7 +251,7 @@ class _Listener:
             log.exception("no handler could be made for the connection from %s", peer)
             sock.close()
         else:
-            connect(self._shared, sock, handler, peer, accepts=True)
+            dial_tls(self._shared, sock, handler, peer, accepts=True)
 
 
 class _Dial:
@@ -356,7 +356,7 @@ class _Dial:
             self._loop.remove_writer(sock.fileno())
             self._sock = None
             self._finish()
-            connect(self._shared, sock, self._handler, self._address, accepts=False)
+            dial_tls(self._shared, sock, self._handler, self._address, accepts=False)
 
     def _fail_soon(self, reason: str) -> None:
         self._let_go()

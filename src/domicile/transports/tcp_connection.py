@@ -24,7 +24,7 @@ from itertools import islice
 from domicile.ports.meter import Meter, takes_events
 from domicile.ports.transport import ConnectionHandler
 from domicile.transports.framing import HEADER_BYTES, FrameDecoder, FramingError, header_of
-from domicile.transports.limits import MOST_OF_ONE_HOST, MOST_STRANGERS, Complaints, Room
+from domicile.transports.limits import MOST_OF_ONE_HOST, MOST_STRANGERS, BoundedGuests, Complaints
 from domicile.transports.tls import Certificates
 
 log = logging.getLogger("domicile")
@@ -73,13 +73,13 @@ class Shared:
     """Where what arrived under TLS is decrypted to."""
     complaints: Complaints = field(default_factory=lambda: Complaints(time.monotonic))
     parting: dict[TcpConnection, None] = field(default_factory=dict["TcpConnection", None])
-    shaking: Room[TcpConnection] = field(
-        default_factory=lambda: Room["TcpConnection"](MOST_STRANGERS, MOST_OF_ONE_HOST)
+    shaking: BoundedGuests[TcpConnection] = field(
+        default_factory=lambda: BoundedGuests["TcpConnection"](MOST_STRANGERS, MOST_OF_ONE_HOST)
     )
     """Those accepted under TLS whose handshake is not over."""
 
 
-class State(Enum):
+class ConnectionState(Enum):
     """How far a connection is."""
 
     OPEN = "open"
@@ -121,7 +121,7 @@ class TcpConnection:
         self._handler = handler
         self._note = shared.meter.event if takes_events(shared.meter) else None
         self._decoder = FrameDecoder(shared.max_frame_bytes, shared.first_bytes)
-        self._state = State.OPEN
+        self._state = ConnectionState.OPEN
         self._taking = True
         self._full = ""
         self._corked = False
@@ -176,13 +176,15 @@ class TcpConnection:
 
     def close(self) -> None:
         """Take no more; send what waits while the guard holds, then end. Never blocks."""
-        if self._state is not State.OPEN:
+        if self._state is not ConnectionState.OPEN:
             return
         self._part()
 
     def abandon(self) -> None:
         """End at once, without a word to the handler: the transport is closed."""
-        self._state = State.PARTING if self._state is State.OPEN else self._state
+        self._state = (
+            ConnectionState.PARTING if self._state is ConnectionState.OPEN else self._state
+        )
         self._taking = False
         if self._waiting:
             self._push()
@@ -214,14 +216,14 @@ class TcpConnection:
         if not self._may_send():
             self._withhold()
             return
-        if self._state is State.OVER or not self._waiting:
+        if self._state is ConnectionState.OVER or not self._waiting:
             return
         self._drop_front(self._hand_over(tuple(islice(self._waiting, _GATHER))))
         if self._waiting:
             self._watch_writable()
             return
         self._unwatch_writable()
-        if self._state is State.PARTING:
+        if self._state is ConnectionState.PARTING:
             self._end_sending()
         elif self._full:
             self._part()
@@ -265,7 +267,7 @@ class TcpConnection:
 
     def _withhold(self) -> None:
         """L3: the deadline has passed. Not one more byte leaves, the kernel's own included."""
-        if self._state is State.OVER:
+        if self._state is ConnectionState.OVER:
             return
         if self._waiting_bytes:
             self._shared.meter.count("tcp.withheld_bytes", self._waiting_bytes)
@@ -303,7 +305,7 @@ class TcpConnection:
         if not count:
             cut_off = " in the middle of a packet" if self._decoder.inside else ""
             self._lose(f"closed by the peer{cut_off}")
-        elif self._state is State.OPEN:
+        elif self._state is ConnectionState.OPEN:
             self._arrived(self._shared.buffer[:count])
 
     def _arrived(self, data: memoryview) -> None:
@@ -314,7 +316,7 @@ class TcpConnection:
         try:
             for packet in packets:
                 self._handler.received(packet)
-                if self._state is not State.OPEN:
+                if self._state is not ConnectionState.OPEN:
                     return
             if self._decoder.inside:
                 self._receiving()
@@ -335,7 +337,7 @@ class TcpConnection:
 
     def _on_stall(self, stall_s: float) -> None:
         self._stall = None
-        if self._state is not State.OPEN or not self._decoder.inside:
+        if self._state is not ConnectionState.OPEN or not self._decoder.inside:
             return
         left_s = self._moved_at + stall_s - self._loop.time()
         if left_s > 0:
@@ -356,7 +358,7 @@ class TcpConnection:
 
         A socket that is closed with unread bytes resets, and the peer may lose what it was sent.
         """
-        self._state = State.PARTING
+        self._state = ConnectionState.PARTING
         self._taking = False
         parting = self._shared.parting
         parting[self] = None
@@ -397,14 +399,14 @@ class TcpConnection:
 
     def _lose(self, reason: str) -> None:
         """It is over; the handler learns it, unless it has closed the connection itself."""
-        told = self._state is State.OPEN
+        told = self._state is ConnectionState.OPEN
         if self._finish() and told:
             self._tell(self._handler.closed, reason)
 
     def _finish(self) -> bool:
-        if self._state is State.OVER:
+        if self._state is ConnectionState.OVER:
             return False
-        self._state = State.OVER
+        self._state = ConnectionState.OVER
         self._taking = False
         for timer in (self._timer, self._stall):
             if timer is not None:

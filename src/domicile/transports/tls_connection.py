@@ -15,7 +15,7 @@ from typing import cast
 
 from domicile.ports.transport import ConnectionHandler
 from domicile.transports.limits import host_of
-from domicile.transports.tcp_connection import Shared, State, TcpConnection
+from domicile.transports.tcp_connection import ConnectionState, Shared, TcpConnection
 
 HANDSHAKE_S = 3.0
 """A handshake that takes longer has failed, so that no stranger holds a connection for long."""
@@ -26,7 +26,7 @@ SEAL_BYTES = 256 * 1024
 _NOTHING = memoryview(b"")
 
 
-def connect(
+def dial_tls(
     shared: Shared, sock: socket, handler: ConnectionHandler, peer: str, *, accepts: bool
 ) -> None:
     """Start a connection on a socket that stands: under TLS if the transport has certificates."""
@@ -102,7 +102,7 @@ class TlsConnection(TcpConnection):
             self._timer.cancel()
             self._timer = None
         self._say()
-        if self._state is State.OPEN:
+        if self._state is ConnectionState.OPEN:
             self._tell(self._handler.opened, self)
 
     def _on_slow(self) -> None:
@@ -126,7 +126,7 @@ class TlsConnection(TcpConnection):
         if not self._may_send():
             self._withhold()
             return
-        if self._state is not State.OVER:
+        if self._state is not ConnectionState.OVER:
             self._sealed = self._sealed[super()._hand_over((self._sealed,)) :]
             if self._sealed and self._taking:
                 self._watch_writable()
@@ -178,7 +178,7 @@ class TlsConnection(TcpConnection):
         if not self._shaken:
             return
         more = True
-        while more and self._state is State.OPEN:
+        while more and self._state is ConnectionState.OPEN:
             more = self._unseal()
 
     def _unseal(self) -> bool:
@@ -200,7 +200,7 @@ class TlsConnection(TcpConnection):
             self._deliver(plain[:count])
         elif more and failure is None:
             self._lose("closed by the peer")
-        if failure is not None and self._state is State.OPEN:
+        if failure is not None and self._state is ConnectionState.OPEN:
             self._refuse(failure)
         return more and failure is None
 
@@ -210,18 +210,18 @@ class TlsConnection(TcpConnection):
         """The other end is none of ours, or this end none of its: say so, and end."""
         reason = f"no TLS: {_why(error)}"
         self._report(reason)
-        told = self._state is State.OPEN
+        told = self._state is ConnectionState.OPEN
         alert, fresh = self._outgoing.read(), not self._sealed
         self._mute()
-        if alert and fresh and self._may_send() and self._state is State.OPEN:
+        if alert and fresh and self._may_send() and self._state is ConnectionState.OPEN:
             super()._hand_over((alert,))
-        if self._state is State.OPEN:
+        if self._state is ConnectionState.OPEN:
             self._part()
         if told:
             self._tell(self._handler.closed, reason)
 
     def _lose(self, reason: str) -> None:
-        if self._spoken and not self._shaken and self._state is State.OPEN:
+        if self._spoken and not self._shaken and self._state is ConnectionState.OPEN:
             reason = f"no TLS: {reason}"
             self._report(reason)
         super()._lose(reason)

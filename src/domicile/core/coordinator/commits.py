@@ -49,7 +49,7 @@ from domicile.core.state.txn import (
 
 
 @dataclass(frozen=True, slots=True)
-class Forgive:
+class ForgetDeaths:
     """A shard's deaths are long ago: it starts over (DX-20)."""
 
     shard: ShardKey
@@ -70,7 +70,7 @@ class Draft:
 def draft(
     view: StoreView,
     block: BlockKey,
-    decisions: Sequence[Decision | Forgive],
+    decisions: Sequence[Decision | ForgetDeaths],
     leader: At,
     txn: str,
     floors: Mapping[ShardKey, int] | None = None,
@@ -104,7 +104,7 @@ def draft(
     return Draft(txn, block, tuple(conditions), (Put(key, value), *deletes), tuple(entries), told)
 
 
-def _needs(decision: Decision | Forgive, old: Entry) -> dict[Condition, None]:
+def _needs(decision: Decision | ForgetDeaths, old: Entry) -> dict[Condition, None]:
     """C4's conditions of one new owner; moves and reverts rest on the block's revision."""
     if isinstance(decision, Quarantine):
         return {Absent(node_key(old.owner)): None}
@@ -116,13 +116,13 @@ def _needs(decision: Decision | Forgive, old: Entry) -> dict[Condition, None]:
     return needs
 
 
-def _releases(view: StoreView, decision: Decision | Forgive, old: Entry) -> dict[Write, None]:
+def _releases(view: StoreView, decision: Decision | ForgetDeaths, old: Entry) -> dict[Write, None]:
     """The release key that a new owner's entry makes obsolete; older ones are swept."""
     key = release_key(old.owner, decision.shard, old.epoch)
     return {Delete(key): None} if isinstance(decision, Own) and key in view.releases else {}
 
 
-def _changed(view: StoreView, decision: Decision | Forgive, old: Entry, floor: int) -> Entry:
+def _changed(view: StoreView, decision: Decision | ForgetDeaths, old: Entry, floor: int) -> Entry:
     """The entry after a decision: a new epoch for a new owner only, a new change always."""
     change = old.change + 1
     if isinstance(decision, Own):
@@ -135,7 +135,7 @@ def _changed(view: StoreView, decision: Decision | Forgive, old: Entry, floor: i
         return Entry(
             NOBODY, old.epoch, "quarantined", NOBODY, change, old.previous, decision.strikes
         )
-    if isinstance(decision, Forgive):
+    if isinstance(decision, ForgetDeaths):
         return msgspec.structs.replace(old, strikes=0, change=change)
     if isinstance(decision, Move):
         return msgspec.structs.replace(old, state="moving", to=decision.to, change=change)
@@ -149,7 +149,7 @@ SWEEP = b""
 """The key under which sweeping counts as one chore."""
 
 
-class Chores:
+class Housekeeping:
     """Which chores are under way, by the key they are about."""
 
     def __init__(self, leader: At) -> None:
@@ -218,7 +218,7 @@ class _Hold(NamedTuple):
     refused: tuple[Condition, ...]
 
 
-class Holds:
+class CommitBackoff:
     """What is held back, and until when at the latest."""
 
     def __init__(self) -> None:

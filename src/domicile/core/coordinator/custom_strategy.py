@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from domicile.core.placement import plan
-from domicile.core.placement.model import RoleView, View
+from domicile.core.placement.model import PlanInput, RoleInput
 from domicile.core.placement.strategies import Situation
 from domicile.settings import Settings
 
@@ -19,7 +19,7 @@ CUSTOM = "custom"
 """The strategy is a user's function: it is consulted, and its advice is part of the view."""
 
 
-class Counsel:
+class CustomStrategy:
     """What was asked and answered, by role; one question at a time for each."""
 
     def __init__(self, settings: Settings) -> None:
@@ -43,10 +43,10 @@ class Counsel:
             self._answers[asked.role] = (asked, {} if wanted is None else dict(wanted))
             self._fresh[asked.role] = None
 
-    def hear(self, view: View, now: float) -> tuple[list[Situation], View]:
+    def hear(self, view: PlanInput, now: float) -> tuple[list[Situation], PlanInput]:
         """Questions to ask now, and the view with the answers that are known."""
         questions: list[Situation] = []
-        roles: dict[str, RoleView] = {}
+        roles: dict[str, RoleInput] = {}
         for role, part in view.roles.items():
             present = plan.situation(view, role, now, self._settings)
             answered = self._answers.get(role)

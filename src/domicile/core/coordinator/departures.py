@@ -23,7 +23,7 @@ from collections.abc import Iterable
 
 from domicile.core.coordinator.election import eligible
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
-from domicile.core.placement.model import Decision, Move, View, departing
+from domicile.core.placement.model import Decision, Move, PlanInput, departing
 from domicile.core.state.cluster_view import Members
 from domicile.settings import Settings
 
@@ -53,7 +53,7 @@ def late_s(settings: Settings) -> float:
     return settings.heard_s + GATHER_S + 3 * STAGES * STAGE_S
 
 
-class Stages:
+class DrainPacing:
     """What moves away from departing nodes, and since when."""
 
     def __init__(self) -> None:
@@ -63,7 +63,9 @@ class Stages:
         self.at = NEVER
         """When more may move although nothing happened; never if nothing was held back."""
 
-    def pace(self, view: View, decisions: Iterable[Decision], now: float) -> tuple[Decision, ...]:
+    def pace(
+        self, view: PlanInput, decisions: Iterable[Decision], now: float
+    ) -> tuple[Decision, ...]:
         """Those decisions that may be carried out now."""
         self.at = NEVER
         leaving = departing(view.nodes, view.drains)
@@ -110,7 +112,7 @@ TOGETHER_S = 0.5
 """Who leaves as the last that could lead waits so long for others to say that they leave."""
 
 
-def needed(
+def must_stay(
     members: Members, me: Incarnation, role: str, *, leads: bool, since: float, now: float
 ) -> bool:
     """Whether `me`, which leaves since then, has to see others off.

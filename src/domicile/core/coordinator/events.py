@@ -91,14 +91,14 @@ class StoreReturned:
 
 
 @dataclass(frozen=True, slots=True)
-class Advised:
-    """What a user's function said to a `Consult`; None: it failed or took too long."""
+class StrategyAnswered:
+    """What a user's function said to a `AskStrategy`; None: it failed or took too long."""
 
     situation: Situation
     wanted: Mapping[int, str] | None
 
 
-Event = (
+CoordinatorEvent = (
     Listed
     | Changed
     | ReleasedBy
@@ -108,7 +108,7 @@ Event = (
     | Reread
     | ProbeAnswered
     | StoreReturned
-    | Advised
+    | StrategyAnswered
     | Tick
 )
 
@@ -148,8 +148,8 @@ class AskProbe:
 
 
 @dataclass(frozen=True, slots=True)
-class Consult:
-    """Ask the user's function; answer with `Advised`, in bounded time whatever it does."""
+class AskStrategy:
+    """Ask the user's function; answer with `StrategyAnswered`, in bounded time whatever it does."""
 
     situation: Situation
 
@@ -161,4 +161,4 @@ class Resign:
     reason: str
 
 
-Effect = Commit | ReadBack | Tell | AskProbe | Consult | Arm | Resign
+CoordinatorEffect = Commit | ReadBack | Tell | AskProbe | AskStrategy | Arm | Resign

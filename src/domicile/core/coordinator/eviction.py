@@ -31,7 +31,7 @@ UNREACHED = "it reaches under half of the members"
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class EvictionSteps:
     """What follows from silence now."""
 
     probes: tuple[tuple[Incarnation, Incarnation], ...] = ()
@@ -42,7 +42,7 @@ class Due:
     resign: bool = False
 
 
-class Reach:
+class Eviction:
     """One leadership's view of who answers. Times are of its own clock."""
 
     def __init__(self, me: Incarnation, settings: Settings) -> None:
@@ -68,7 +68,7 @@ class Reach:
         nodes: Mapping[Incarnation, NodeRecord],
         heard_at: Mapping[Incarnation, float],
         now: float,
-    ) -> Due:
+    ) -> EvictionSteps:
         """What is due now."""
         self._notice(nodes, now)
         staying = [node for node, record in nodes.items() if record.status != "evicted"]
@@ -78,14 +78,14 @@ class Reach:
             if node != self._me
         }
         if self._gives_up(staying, silent, now):
-            return Due(resign=True)
+            return EvictionSteps(resign=True)
         bury = tuple(
             node
             for node, since in self._evicted_at.items()
             if now >= since + nodes[node].ttl_s * (1 + CLOCK_DRIFT)
         )
         if self._settings.fencing != "lease":
-            return Due(bury=bury)
+            return EvictionSteps(bury=bury)
         probes: list[tuple[Incarnation, Incarnation]] = []
         evict: list[Incarnation] = []
         asked = 0
@@ -104,7 +104,7 @@ class Reach:
                 if asked <= MOST_PROBED:
                     self._probed_at[node] = now
                     probes += [(other, node) for other in others]
-        return Due(tuple(probes), tuple(evict), bury)
+        return EvictionSteps(tuple(probes), tuple(evict), bury)
 
     def _notice(self, nodes: Mapping[Incarnation, NodeRecord], now: float) -> None:
         self._known_since = {node: self._known_since.get(node, now) for node in nodes}

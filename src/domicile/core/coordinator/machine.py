@@ -10,18 +10,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from domicile.core.coordinator.commits import HOLD_S, Chores, Draft, Forgive, Holds, draft
-from domicile.core.coordinator.custom_strategy import CUSTOM, Counsel
-from domicile.core.coordinator.departures import Stages
+from domicile.core.coordinator.commits import (
+    HOLD_S,
+    CommitBackoff,
+    Draft,
+    ForgetDeaths,
+    Housekeeping,
+    draft,
+)
+from domicile.core.coordinator.custom_strategy import CUSTOM, CustomStrategy
+from domicile.core.coordinator.departures import DrainPacing
 from domicile.core.coordinator.events import (
-    Advised,
     AskProbe,
+    AskStrategy,
     Changed,
     Commit,
     CommitDone,
-    Consult,
-    Effect,
-    Event,
+    CoordinatorEffect,
+    CoordinatorEvent,
     Heard,
     Listed,
     ProbeAnswered,
@@ -31,18 +37,19 @@ from domicile.core.coordinator.events import (
     Resign,
     RevertAsked,
     StoreReturned,
+    StrategyAnswered,
     Tell,
     Tick,
 )
-from domicile.core.coordinator.eviction import UNREACHED, Reach
-from domicile.core.coordinator.quarantine import Strikes, forgiven
-from domicile.core.coordinator.reports import Hearsay
-from domicile.core.coordinator.waiting import Settle, patience_ends, silent
+from domicile.core.coordinator.eviction import UNREACHED, Eviction
+from domicile.core.coordinator.quarantine import OwnerDeaths, long_ago
+from domicile.core.coordinator.reports import Reports
+from domicile.core.coordinator.waiting import StartupWait, patience_ends, silent
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.machines import Arm
-from domicile.core.placement.model import Decision, Move, RoleView, View
+from domicile.core.placement.model import Decision, Move, PlanInput, RoleInput
 from domicile.core.placement.plan import plan
-from domicile.core.state.cluster_view import CROWDS, Stored, StoreView
+from domicile.core.state.cluster_view import CROWDS, StoredBlock, StoreView
 from domicile.core.state.keys import LEADER_KEY
 from domicile.core.state.shardmap import BlockKey, Entry, block_of
 from domicile.core.state.txn import At, Changes, Committed, Conflict, Item, Listing, Outcome
@@ -71,25 +78,25 @@ class Coordinator:
         self._me, self._settings, self._random = me, settings, random
         self._leader = At(LEADER_KEY, leader_revision)
         self._view = StoreView()
-        self._hearsay = Hearsay()
+        self._reports = Reports()
         self._drafts: dict[BlockKey, Draft] = {}
-        self._holds = Holds()
+        self._backoff = CommitBackoff()
         self._txns = 0
-        self._reach = Reach(me, settings)
-        self._settle = Settle(settings)
-        self._strikes = Strikes(settings.poison_window_s)
-        self._chores = Chores(self._leader)
-        self._stages = Stages()
-        self._strategy, self._counsel = strategy, Counsel(settings)
+        self._eviction = Eviction(me, settings)
+        self._startup_wait = StartupWait(settings)
+        self._owner_deaths = OwnerDeaths(settings.poison_window_s)
+        self._housekeeping = Housekeeping(self._leader)
+        self._drain_pacing = DrainPacing()
+        self._strategy, self._custom_strategy = strategy, CustomStrategy(settings)
         self._listed = self._over = self._dirty = self._balance_due = False
         self._listen_until = self._balance_at = self._reach_at = 0.0
         self._batch_at = self._armed_at = self._patience_ends_at = NEVER
 
-    def step(self, event: Event, now: float) -> tuple[Effect, ...]:
+    def step(self, event: CoordinatorEvent, now: float) -> tuple[CoordinatorEffect, ...]:
         """Take one event; what is to be done, in order."""
         if self._over:
             return ()
-        effects: list[Effect] = []
+        effects: list[CoordinatorEffect] = []
         match event:
             case Heard(node):
                 if not self._hear(node, now):
@@ -101,7 +108,7 @@ class Coordinator:
             case ReleasedBy(owner, shard, epoch, floor):
                 effects += self._release(owner, shard, epoch, now)
                 if (known := self._view.entry(shard)).owner == owner and known.epoch == epoch:
-                    self._hearsay.floor(shard, floor)
+                    self._reports.floor(shard, floor)
             case RevertAsked(owner, shard, epoch):
                 effects += self._ask_revert(owner, shard, epoch)
             case CommitDone(txn, outcome):
@@ -109,12 +116,12 @@ class Coordinator:
             case Reread(txn, item):
                 effects += self._reread(txn, item, now)
             case ProbeAnswered(voter, node, reached):
-                self._reach.voted(voter, node, reached, now)
+                self._eviction.voted(voter, node, reached, now)
             case StoreReturned():
-                self._settle.returned(now)
+                self._startup_wait.returned(now)
                 self._dirty = True
-            case Advised(situation, wanted):
-                self._counsel.advised(situation, wanted)
+            case StrategyAnswered(situation, wanted):
+                self._custom_strategy.advised(situation, wanted)
                 self._dirty = True
             case Tick():
                 self._tick(now)
@@ -135,7 +142,7 @@ class Coordinator:
             return "committing"
         if self._batch_at != NEVER:
             return "batching releases"
-        if self._settle.at != NEVER:
+        if self._startup_wait.at != NEVER:
             return "settling"
         return "waiting for releases" if self._view.moving else "idle"
 
@@ -145,30 +152,30 @@ class Coordinator:
         """Whether hearing this node is news."""
         if self._listed and node not in self._view.nodes:
             return False  # I8: a client is given no shards, so its messages must not cost a plan
-        last = self._hearsay.heard_at.get(node, float("-inf"))
-        self._hearsay.heard_at[node] = now
+        last = self._reports.heard_at.get(node, float("-inf"))
+        self._reports.heard_at[node] = now
         if now - last <= self._settings.heard_s:
             return False
         self._dirty = True
         return True
 
-    def _list(self, listing: Listing, now: float) -> list[Effect]:
+    def _list(self, listing: Listing, now: float) -> list[CoordinatorEffect]:
         if not self._view.load(listing):
             return []
         if not self._listed:
             self._listed = True
-            self._settle.joined(now)
+            self._startup_wait.joined(now)
             self._listen_until = now + LISTEN_S
             self._balance_at = now + self._settings.balance_interval_s
         self._dirty = True
         return self._refreshed(now)
 
-    def _change(self, changes: Changes, now: float) -> list[Effect]:
+    def _change(self, changes: Changes, now: float) -> list[CoordinatorEffect]:
         joined = self._view.joined
         if not self._listed or not self._view.apply(changes):
             return []
         if self._view.joined != joined:
-            self._settle.joined(now)
+            self._startup_wait.joined(now)
         if all(change.key.startswith(CROWDS) for change in changes.changes):
             self._soon(now)
         else:
@@ -179,38 +186,42 @@ class Coordinator:
         """H12: what comes in crowds waits for one plan, for each looks at all shards."""
         self._batch_at = min(self._batch_at, now + BATCH_S)
 
-    def _refreshed(self, now: float) -> list[Effect]:
+    def _refreshed(self, now: float) -> list[CoordinatorEffect]:
         """The picture moved on: am I still the leader, has a commit of mine landed?"""
         if self._view.leader_revision != self._leader.revision:
             return self._resign("deposed")
-        effects: list[Effect] = []
+        effects: list[CoordinatorEffect] = []
         for made in tuple(self._drafts.values()):
             stored = self._view.blocks.get(made.block)
             if stored is not None and stored.txn == made.txn:
                 effects += self._landed(made, stored.revision, now)
         return effects
 
-    def _release(self, owner: Incarnation, shard: ShardKey, epoch: int, now: float) -> list[Effect]:
+    def _release(
+        self, owner: Incarnation, shard: ShardKey, epoch: int, now: float
+    ) -> list[CoordinatorEffect]:
         entry = self._view.entry(shard)
         if epoch < entry.epoch or (epoch == entry.epoch and owner != entry.owner):
             return [Tell(owner, shard, entry)] if entry.change else []
         known = not self._listed or self._view.knows(shard)
-        if known and self._hearsay.release(shard, (owner, epoch)):
+        if known and self._reports.release(shard, (owner, epoch)):
             self._soon(now)
         return []
 
-    def _ask_revert(self, owner: Incarnation, shard: ShardKey, epoch: int) -> list[Effect]:
+    def _ask_revert(
+        self, owner: Incarnation, shard: ShardKey, epoch: int
+    ) -> list[CoordinatorEffect]:
         entry = self._view.entry(shard)
         if self._listed and (entry.owner, entry.epoch, entry.state) != (owner, epoch, "moving"):
             return [Tell(owner, shard, entry)] if entry.change else []
-        self._hearsay.ask_revert(shard, (owner, epoch))
+        self._reports.ask_revert(shard, (owner, epoch))
         self._dirty = True
         return []
 
-    def _done(self, txn: str, outcome: Outcome, now: float) -> list[Effect]:
+    def _done(self, txn: str, outcome: Outcome, now: float) -> list[CoordinatorEffect]:
         if isinstance(outcome, Conflict) and outcome.key == LEADER_KEY:
             return self._resign("deposed")
-        if self._chores.done(txn, now):
+        if self._housekeeping.done(txn, now):
             return []
         made = self._draft(txn)
         if made is None:
@@ -219,13 +230,13 @@ class Coordinator:
             return self._landed(made, outcome.revision, now)
         if isinstance(outcome, Conflict):
             until = now + HOLD_S * (0.5 + self._random.random())
-            self._holds.refused(made, outcome.key, until)
+            self._backoff.refused(made, outcome.key, until)
             del self._drafts[made.block]
             self._dirty = True
             return []
         return [ReadBack(txn, made.block.key)]
 
-    def _reread(self, txn: str, item: Item | None, now: float) -> list[Effect]:
+    def _reread(self, txn: str, item: Item | None, now: float) -> list[CoordinatorEffect]:
         """S1. Not found is no proof that it will not land yet; the block's revision is the guard
         of whatever is tried next, so only one of the two can."""
         stored = self._view.take(item) if item is not None else None
@@ -241,7 +252,7 @@ class Coordinator:
     def _tick(self, now: float) -> None:
         self._armed_at = NEVER
         self._dirty |= now >= min(self._times())
-        self._holds.expire(now)
+        self._backoff.expire(now)
         if now >= self._balance_at:
             self._balance_due = True
             self._balance_at = now + self._settings.balance_interval_s
@@ -251,10 +262,10 @@ class Coordinator:
     def _draft(self, txn: str) -> Draft | None:
         return next((made for made in self._drafts.values() if made.txn == txn), None)
 
-    def _landed(self, made: Draft, revision: int, now: float) -> list[Effect]:
+    def _landed(self, made: Draft, revision: int, now: float) -> list[CoordinatorEffect]:
         """A commit is known to be stored; only now may anyone hear of it (I3)."""
         del self._drafts[made.block]
-        self._view.put_block(made.block, Stored(revision, made.txn, made.entries))
+        self._view.put_block(made.block, StoredBlock(revision, made.txn, made.entries))
         for write in made.writes:
             self._view.releases.pop(write.key, None)
         if self._drafts:
@@ -264,103 +275,111 @@ class Coordinator:
         rest_until = now + self._settings.drain_deadline_s
         for _, shard, entry in made.tells:
             if entry.state == "serving":
-                self._hearsay.reverted(shard, entry, rest_until)
+                self._reports.reverted(shard, entry, rest_until)
         nodes = self._view.nodes
         return [Tell(to, shard, entry) for to, shard, entry in made.tells if to in nodes]
 
-    def _resign(self, reason: str) -> list[Effect]:
+    def _resign(self, reason: str) -> list[CoordinatorEffect]:
         """C1: discard memory; the next leadership starts from a listing."""
         self._over = True
-        self._view, self._hearsay = StoreView(), Hearsay()
-        self._drafts, self._holds = {}, Holds()
+        self._view, self._reports = StoreView(), Reports()
+        self._drafts, self._backoff = {}, CommitBackoff()
         return [Resign(reason)]
 
     # decisions
 
-    def _look_around(self, now: float) -> list[Effect]:
+    def _look_around(self, now: float) -> list[CoordinatorEffect]:
         """C6: who is lost, and to whom; or is it this leader who is lost?"""
-        self._reach_at = now + self._reach.pace_s
-        due = self._reach.look(self._view.nodes, self._hearsay.heard_at, now)
+        self._reach_at = now + self._eviction.pace_s
+        due = self._eviction.look(self._view.nodes, self._reports.heard_at, now)
         if due.resign:
             return self._resign(UNREACHED)
         exiles = [
-            *(self._chores.evict(self._view, node, self._next_txn(), now) for node in due.evict),
-            *(self._chores.bury(self._view, node, self._next_txn(), now) for node in due.bury),
+            *(
+                self._housekeeping.evict(self._view, node, self._next_txn(), now)
+                for node in due.evict
+            ),
+            *(
+                self._housekeeping.bury(self._view, node, self._next_txn(), now)
+                for node in due.bury
+            ),
         ]
         probes = [AskProbe(voter, node) for voter, node in due.probes]
         return [*probes, *(commit for commit in exiles if commit is not None)]
 
-    def _decide(self, now: float) -> list[Effect]:
-        self._batch_at = self._stages.at = NEVER
+    def _decide(self, now: float) -> list[CoordinatorEffect]:
+        self._batch_at = self._drain_pacing.at = NEVER
         view = self._planned_view(now)
         self._patience_ends_at = patience_ends(view, now, self._settings)
         if now < self._listen_until and silent(view, now, self._settings.heard_s):
             return []
-        effects: list[Effect] = []
+        effects: list[CoordinatorEffect] = []
         if self._strategy == CUSTOM:
-            asked, view = self._counsel.hear(view, now)
-            effects += [Consult(situation) for situation in asked]
+            asked, view = self._custom_strategy.hear(view, now)
+            effects += [AskStrategy(situation) for situation in asked]
         self._dirty = False
-        self._balance_due = self._balance_due and self._counsel.waiting
-        wanted: dict[BlockKey, list[Decision | Forgive]] = {}
+        self._balance_due = self._balance_due and self._custom_strategy.waiting
+        wanted: dict[BlockKey, list[Decision | ForgetDeaths]] = {}
         found = plan(view, now, self._settings).decisions
         # What can't be committed now takes no place in a stage from what can.
-        decisions = self._stages.pace(view, [one for one in found if self._ready(one, now)], now)
-        for decision in (*decisions, *forgiven(view, decisions)):
+        decisions = self._drain_pacing.pace(
+            view, [one for one in found if self._ready(one, now)], now
+        )
+        for decision in (*decisions, *long_ago(view, decisions)):
             if self._ready(decision, now):
                 wanted.setdefault(block_of(decision.shard), []).append(decision)
         effects += [self._issue(block, decisions) for block, decisions in wanted.items()]
-        rewind_over = not self._settle.after_rewind(self._view.rewound, now)
-        sweep = self._chores.sweep(self._view, self._next_txn(), now, rewind_over)
+        rewind_over = not self._startup_wait.after_rewind(self._view.rewound, now)
+        sweep = self._housekeeping.sweep(self._view, self._next_txn(), now, rewind_over)
         return [*effects, *([] if sweep is None else [sweep])]
 
-    def _ready(self, decision: Decision | Forgive, now: float) -> bool:
+    def _ready(self, decision: Decision | ForgetDeaths, now: float) -> bool:
         block = block_of(decision.shard)
-        return block not in self._drafts and not self._holds.held(block, self._view, now)
+        return block not in self._drafts and not self._backoff.held(block, self._view, now)
 
-    def _issue(self, block: BlockKey, decisions: Sequence[Decision | Forgive]) -> Commit:
+    def _issue(self, block: BlockKey, decisions: Sequence[Decision | ForgetDeaths]) -> Commit:
         for shard, floor in self._view.floors.items():
-            self._hearsay.floor(shard, floor)
-        floors = self._hearsay.floors
+            self._reports.floor(shard, floor)
+        floors = self._reports.floors
         made = draft(self._view, block, decisions, self._leader, self._next_txn(), floors)
         self._drafts[block] = made
         for decision in decisions:
             if isinstance(decision, Move):
-                self._hearsay.move(self._view, decision.shard, decision.to)
+                self._reports.move(self._view, decision.shard, decision.to)
         return Commit(made.txn, made.conditions, made.writes)
 
     def _next_txn(self) -> str:
         self._txns += 1
         return f"{self._me}-{self._leader.revision}-{self._txns}"
 
-    def _planned_view(self, now: float) -> View:
+    def _planned_view(self, now: float) -> PlanInput:
         """The stored picture with the drafts under way laid over it, so nothing is done twice."""
         view = self._view
-        self._hearsay.prune(view, now)
-        self._settle.at = self._strikes.at = NEVER
-        roles: dict[str, RoleView] = {}
-        heard_at = {**self._hearsay.heard_at, self._me: now}
-        for role in () if self._settle.after_rewind(view.rewound, now) else view.shards:
+        self._reports.prune(view, now)
+        self._startup_wait.at = self._owner_deaths.at = NEVER
+        roles: dict[str, RoleInput] = {}
+        heard_at = {**self._reports.heard_at, self._me: now}
+        for role in () if self._startup_wait.after_rewind(view.rewound, now) else view.shards:
             entries: list[Entry] = []
             for block in view.role_blocks(role):
                 made = self._drafts.get(block)
                 entries += made.entries if made else view.entries(block)
-            if self._settle.settled(role, entries, view.nodes, heard_at, now):
-                part = self._hearsay.role_view(view, role, entries)
-                roles[role] = self._strikes.laid_over(part, view, role, now)
-        return View(
-            self._me, view.nodes, self._hearsay.heard_at, tuple(view.drains), roles,
-            self._balance_due, self._strategy, view.target, self._hearsay.known_since(view, now),
-            self._hearsay.departing_since(view, now),
+            if self._startup_wait.settled(role, entries, view.nodes, heard_at, now):
+                part = self._reports.role_view(view, role, entries)
+                roles[role] = self._owner_deaths.laid_over(part, view, role, now)
+        return PlanInput(
+            self._me, view.nodes, self._reports.heard_at, tuple(view.drains), roles,
+            self._balance_due, self._strategy, view.target, self._reports.known_since(view, now),
+            self._reports.departing_since(view, now),
         )  # fmt: skip
 
     def _times(self) -> list[float]:
         """When something besides the look around falls due."""
-        times = [self._balance_at, self._batch_at, self._settle.at, self._strikes.at]
-        times += [self._patience_ends_at, self._stages.at, *self._holds.times]
+        times = [self._balance_at, self._batch_at, self._startup_wait.at, self._owner_deaths.at]
+        times += [self._patience_ends_at, self._drain_pacing.at, *self._backoff.times]
         return [*times, self._listen_until] if self._dirty else times
 
-    def _arm(self) -> list[Effect]:
+    def _arm(self) -> list[CoordinatorEffect]:
         at = min([self._reach_at, *self._times()])
         if at == self._armed_at:
             return []

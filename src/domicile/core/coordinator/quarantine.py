@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from domicile.core.coordinator.commits import Forgive
+from domicile.core.coordinator.commits import ForgetDeaths
 from domicile.core.ids import Incarnation, ShardKey
-from domicile.core.placement.model import Decision, RoleView, View
-from domicile.core.state.cluster_view import StoreView, Word
+from domicile.core.placement.model import Decision, PlanInput, RoleInput
+from domicile.core.state.cluster_view import OwnerReport, StoreView
 from domicile.core.state.shardmap import Entry
 
 NEVER = float("inf")
 
 
-class Strikes:
+class OwnerDeaths:
     """One leadership's memory of when strikes were seen."""
 
     def __init__(self, window_s: float) -> None:
@@ -28,7 +28,7 @@ class Strikes:
         self.at = NEVER
         """When the next of them will be long ago."""
 
-    def laid_over(self, part: RoleView, view: StoreView, role: str, now: float) -> RoleView:
+    def laid_over(self, part: RoleInput, view: StoreView, role: str, now: float) -> RoleInput:
         """A role's view with what is known of its shards' strikes, first starts and pardons."""
         return replace(
             part,
@@ -53,11 +53,11 @@ class Strikes:
         return struck
 
 
-def forgiven(view: View, decisions: Sequence[Decision]) -> list[Forgive]:
+def long_ago(view: PlanInput, decisions: Sequence[Decision]) -> list[ForgetDeaths]:
     """Shards in service whose stored strikes no longer count, and that nothing else is done to."""
     decided = {decision.shard: None for decision in decisions}
     return [
-        Forgive(ShardKey(role, number))
+        ForgetDeaths(ShardKey(role, number))
         for role, part in view.roles.items()
         for number, entry in enumerate(part.entries)
         if entry.strikes
@@ -69,7 +69,7 @@ def forgiven(view: View, decisions: Sequence[Decision]) -> list[Forgive]:
     ]
 
 
-def begun(words: Iterable[Word], role: str, entries: Sequence[Entry]) -> dict[int, int]:
+def begun(words: Iterable[OwnerReport], role: str, entries: Sequence[Entry]) -> dict[int, int]:
     """Epochs in which the present or last owner of a shard noted that its entities start."""
     found: dict[int, int] = {}
     for word in words:

@@ -9,32 +9,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from domicile.core.ids import Incarnation, ShardKey
-from domicile.core.placement.model import RoleView, departing
+from domicile.core.placement.model import RoleInput, departing
 from domicile.core.state.cluster_view import StoreView
 from domicile.core.state.shardmap import Entry
 
 EARLY = 16_384
 """I6: words kept before the first listing; what is dropped will be repeated (H10)."""
 
-Word = tuple[Incarnation, int]
+OwnerEpoch = tuple[Incarnation, int]
 """An owner and its epoch."""
 
 
-class Hearsay:
+class Reports:
     """Words of nodes, kept while they are about the present owner and epoch of a shard."""
 
     def __init__(self) -> None:
         self.heard_at: dict[Incarnation, float] = {}
         self._known_since: dict[Incarnation, float] = {}
         self._departing_since: dict[Incarnation, float] = {}
-        self.released: dict[ShardKey, Word] = {}
-        self.asked: dict[ShardKey, Word] = {}
+        self.released: dict[ShardKey, OwnerEpoch] = {}
+        self.asked: dict[ShardKey, OwnerEpoch] = {}
         self.floors: dict[ShardKey, int] = {}
         """Epochs that journals have seen beyond the stored ones (J1)."""
         self._wished: dict[ShardKey, int] = {}
         self._resting: dict[ShardKey, tuple[int, float]] = {}
 
-    def release(self, shard: ShardKey, word: Word) -> bool:
+    def release(self, shard: ShardKey, word: OwnerEpoch) -> bool:
         """Note a release; False if it is not news."""
         known = self.released.get(shard)
         if known == word or (known is None and len(self.released) >= EARLY):
@@ -47,7 +47,7 @@ class Hearsay:
         if epoch and (shard in self.floors or len(self.floors) < EARLY):
             self.floors[shard] = max(epoch, self.floors.get(shard, 0))
 
-    def ask_revert(self, shard: ShardKey, word: Word) -> None:
+    def ask_revert(self, shard: ShardKey, word: OwnerEpoch) -> None:
         """Note that an owner asks to keep a shard."""
         if shard in self.asked or len(self.asked) < EARLY:
             self.asked[shard] = word
@@ -94,7 +94,7 @@ class Hearsay:
             if now >= until or view.entry(shard).epoch != epoch:
                 del self._resting[shard]
 
-    def role_view(self, view: StoreView, role: str, entries: Sequence[Entry]) -> RoleView:
+    def role_view(self, view: StoreView, role: str, entries: Sequence[Entry]) -> RoleInput:
         """One role for the planner; `entries` may be ahead of the store by drafts under way."""
         released = {
             release.shard.shard: release.epoch
@@ -104,7 +104,7 @@ class Hearsay:
         for shard, word in self.released.items():
             if _current(shard, word, role, entries):
                 released[shard.shard] = word[1]
-        return RoleView(
+        return RoleInput(
             tuple(entries),
             {shard.shard: node for shard, node in view.wishes.items() if shard.role == role},
             released,
@@ -139,7 +139,7 @@ class Hearsay:
         return wished
 
 
-def _current(shard: ShardKey, word: Word, role: str, entries: Sequence[Entry]) -> bool:
+def _current(shard: ShardKey, word: OwnerEpoch, role: str, entries: Sequence[Entry]) -> bool:
     """Whether an owner's word is about the shard's present owner and epoch (C4)."""
     if shard.role != role or not 0 <= shard.shard < len(entries):
         return False

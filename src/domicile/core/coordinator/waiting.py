@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from domicile.core.ids import Incarnation
-from domicile.core.placement.model import View, heard, patient
+from domicile.core.placement.model import PlanInput, heard, patient
 from domicile.core.state.records import NodeRecord
 from domicile.core.state.shardmap import Entry
 from domicile.settings import CLOCK_DRIFT, Settings
@@ -17,7 +17,7 @@ from domicile.settings import CLOCK_DRIFT, Settings
 NEVER = float("inf")
 
 
-class Settle:
+class StartupWait:
     """One leadership's patience. Times are of its own clock."""
 
     def __init__(self, settings: Settings) -> None:
@@ -84,7 +84,7 @@ class Settle:
         return True
 
 
-def patience_ends(view: View, now: float, settings: Settings) -> float:
+def patience_ends(view: PlanInput, now: float, settings: Settings) -> float:
     """When a departing node that may be waiting for a newcomer goes on without it."""
     if not any(
         now - view.known_since.get(node, float("-inf")) <= settings.heard_s
@@ -95,7 +95,7 @@ def patience_ends(view: View, now: float, settings: Settings) -> float:
     return min(patient(view, now, settings).values(), default=float("inf"))
 
 
-def silent(view: View, now: float, heard_s: float) -> bool:
+def silent(view: PlanInput, now: float, heard_s: float) -> bool:
     """Whether some node has not been heard yet; a new leader gives them a moment (C7)."""
     return any(
         record.status == "up" and not heard(view, node, now, heard_s)

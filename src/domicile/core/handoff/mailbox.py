@@ -14,7 +14,7 @@ import msgspec
 from domicile.core.ids import EntityKey, Incarnation, LinkKey
 
 
-class Mail(msgspec.Struct):
+class Queued(msgspec.Struct):
     """One message at its owner. `load` is the shell's business."""
 
     source: LinkKey
@@ -31,13 +31,13 @@ class Mail(msgspec.Struct):
     """Whether a running handler waits for it."""
 
 
-class Box:
+class Mailbox:
     """An entity's unstarted mail and what runs of it. Exists only while there is any."""
 
     __slots__ = ("mail", "readers", "writer")
 
     def __init__(self) -> None:
-        self.mail: deque[Mail] = deque()
+        self.mail: deque[Queued] = deque()
         self.readers = 0
         self.writer = False
 
@@ -52,25 +52,25 @@ class Box:
         return not self.mail and not self.readers and not self.writer
 
 
-def remove(
-    boxes: dict[EntityKey, Box],
+def take_out(
+    boxes: dict[EntityKey, Mailbox],
     latest: dict[Incarnation, str],
-    wanted: Callable[[Mail, bool], bool],
-    left: Callable[[Mail], None],
-) -> tuple[dict[LinkKey, list[Mail]], list[Mail], list[EntityKey]]:
+    wanted: Callable[[Queued, bool], bool],
+    left: Callable[[Queued], None],
+) -> tuple[dict[LinkKey, list[Queued]], list[Queued], list[EntityKey]]:
     """Take mail out: what goes back by link, what came on a lost link, and who may start now.
 
     `wanted` is also told whether a message is behind the last finishing one of its box.
     """
-    back: dict[LinkKey, list[Mail]] = {}
-    lost: list[Mail] = []
+    back: dict[LinkKey, list[Queued]] = {}
+    lost: list[Queued] = []
     ready: list[EntityKey] = []
     for entity, box in list(boxes.items()):
         keep = 0
         for index, mail in enumerate(box.mail):
             if mail.finishing:
                 keep = index + 1
-        kept: deque[Mail] = deque()
+        kept: deque[Queued] = deque()
         for index, mail in enumerate(box.mail):
             if not wanted(mail, index >= keep):
                 kept.append(mail)

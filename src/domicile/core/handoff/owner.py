@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from domicile.core.handoff.admission import Admission
-from domicile.core.handoff.mailbox import Box, Mail, remove
+from domicile.core.handoff.mailbox import Mailbox, Queued, take_out
 from domicile.core.handoff.tables import OWNER_TRANSITIONS as TRANSITIONS
 from domicile.core.handoff.tables import OwnerEvent, Phase
 from domicile.core.ids import EntityKey, Incarnation, LinkKey, ShardKey
@@ -44,7 +44,7 @@ class Wake:
 class Accepted:
     """The message is in its mailbox, which now holds `depth`."""
 
-    mail: Mail
+    mail: Queued
     depth: int
 
 
@@ -53,7 +53,7 @@ class SendBack:
     """Return these to their link (H8, H9)."""
 
     source: LinkKey
-    mail: tuple[Mail, ...]
+    mail: tuple[Queued, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class AnswerFlush:
 class Refuse:
     """The mailbox is full, or the node: tell the sender (I6)."""
 
-    mail: Mail
+    mail: Queued
     by_node: bool = False
 
 
@@ -76,7 +76,7 @@ class Refuse:
 class Discard:
     """Mail of a lost link that will never run (H8)."""
 
-    mail: tuple[Mail, ...]
+    mail: tuple[Queued, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,9 @@ class PhaseChanged:
     does: str
 
 
-Effect = Wake | Accepted | SendBack | AnswerFlush | Refuse | Discard | ReadRecord | PhaseChanged
+OwnerEffect = (
+    Wake | Accepted | SendBack | AnswerFlush | Refuse | Discard | ReadRecord | PhaseChanged
+)
 
 
 _OPEN = Phase.OPEN
@@ -123,8 +125,8 @@ class Owner:
         self.entry: Entry = FREE
         self.gates: dict[LinkKey, None] = {}
         self.latest: dict[Incarnation, str] = {}
-        self.boxes: dict[EntityKey, Box] = {}
-        self.parked: dict[LinkKey, deque[Mail]] = {}
+        self.boxes: dict[EntityKey, Mailbox] = {}
+        self.parked: dict[LinkKey, deque[Queued]] = {}
 
     @property
     def released(self) -> bool:
@@ -136,7 +138,7 @@ class Owner:
         """Whether handlers of this shard may start."""
         return self.phase is Phase.OPEN or self.phase is Phase.DRAINING
 
-    def see(self, entry: Entry) -> tuple[Effect, ...]:
+    def see(self, entry: Entry) -> tuple[OwnerEffect, ...]:
         """A map entry, from wherever (C3): merged if newer."""
         if entry.change <= self.entry.change:
             return ()
@@ -156,10 +158,10 @@ class Owner:
             return OwnerEvent.MOVING_NEWER if newer else OwnerEvent.MOVING_SAME
         return OwnerEvent.SERVING_NEWER if newer else OwnerEvent.SERVING_SAME
 
-    def happen(self, happening: OwnerEvent, epoch: int = 0) -> tuple[Effect, ...]:
+    def happen(self, happening: OwnerEvent, epoch: int = 0) -> tuple[OwnerEffect, ...]:
         """Take one step of the table."""
         transition = TRANSITIONS[self.phase, happening]
-        out: list[Effect] = []
+        out: list[OwnerEffect] = []
         if "drop" in transition.does or transition.does == "reopen":
             self._drop(out)
         self.phase = transition.to[0]
@@ -171,9 +173,9 @@ class Owner:
             out.append(PhaseChanged(self.phase, self.epoch, transition.does))
         return tuple(out)
 
-    def request(self, mail: Mail) -> tuple[Effect, ...]:
+    def request(self, mail: Queued) -> tuple[OwnerEffect, ...]:
         """A message arrives (H7)."""
-        out: list[Effect] = []
+        out: list[OwnerEffect] = []
         waiting = self.parked.get(mail.source)
         if waiting is None and not self._ahead(mail):
             self._admit(mail, out)
@@ -206,7 +208,7 @@ class Owner:
         self.latest[source.sender] = source.link
         box = self.boxes.get(entity)
         if box is None:
-            box = self.boxes[entity] = Box()
+            box = self.boxes[entity] = Mailbox()
         # Shared ones that it asked itself may have suspended meanwhile: they are readers, too.
         assert shared or not box.readers, "an exclusive handler runs alone"
         assert not box.writer, "an exclusive handler runs alone"
@@ -215,12 +217,12 @@ class Owner:
         else:
             box.writer = True
 
-    def flush(self, asked: FlushAsked) -> tuple[Effect, ...]:
+    def flush(self, asked: FlushAsked) -> tuple[OwnerEffect, ...]:
         """H8: return all unstarted mail of that link, open its gate, say so.
 
         What is parked goes back, too: the record that it waits for may be long in coming.
         """
-        out: list[Effect] = []
+        out: list[OwnerEffect] = []
         self.latest[asked.source.sender] = asked.source.link
         parked = self._take_parked(asked.source)
         self._remove(lambda mail, _: mail.source.sender == asked.source.sender, out, parked)
@@ -235,7 +237,7 @@ class Owner:
         if self.latest.get(source.sender) == source.link:
             del self.latest[source.sender]
 
-    def start(self, entity: EntityKey) -> Mail | None:
+    def start(self, entity: EntityKey) -> Queued | None:
         """The next message that may run now on this entity; it counts as started."""
         box = self.boxes.get(entity)
         if box is None or not self.admits or not box.ready():
@@ -264,33 +266,33 @@ class Owner:
         """Keep an entity that runs nothing from starting anything, until `finish`."""
         box = self.boxes.get(entity)
         if box is None:
-            box = self.boxes[entity] = Box()
+            box = self.boxes[entity] = Mailbox()
         elif box.writer or box.readers:
             return False
         box.writer = True
         return True
 
-    def timer(self, mail: Mail) -> bool:
+    def timer(self, mail: Queued) -> bool:
         """Mail of the owner to itself (`after`): only while open, never returned or refused."""
         if self.phase is not Phase.OPEN:
             return False
         self._put(mail)
         return True
 
-    def left(self, mail: Mail) -> None:
+    def left(self, mail: Queued) -> None:
         """A message waits here no more; whoever takes one away says so."""
         self.admission.leave(mail.source.sender, mail.size_bytes)
 
-    def _enter(self, mail: Mail) -> None:
+    def _enter(self, mail: Queued) -> None:
         self.admission.enter(mail.source.sender, mail.size_bytes)
 
-    def _too_heavy(self, mail: Mail) -> bool:
+    def _too_heavy(self, mail: Queued) -> bool:
         return self.admission.too_heavy(mail.source.sender, mail.size_bytes)
 
-    def _ahead(self, mail: Mail) -> bool:
+    def _ahead(self, mail: Queued) -> bool:
         return mail.change > self.entry.change or mail.epoch > self.entry.epoch
 
-    def _admit(self, mail: Mail, out: list[Effect]) -> None:
+    def _admit(self, mail: Queued, out: list[OwnerEffect]) -> None:
         """H7: gate open, right epoch, and open or (draining and finishing)."""
         self.latest[mail.source.sender] = mail.source.link
         fits = mail.epoch == self.epoch and (
@@ -315,23 +317,26 @@ class Owner:
             self.admission.ready += not depth
             out.append(Wake(mail.entity))
 
-    def _put(self, mail: Mail) -> Box:
+    def _put(self, mail: Queued) -> Mailbox:
         box = self.boxes.get(mail.entity)
         if box is None:
-            box = self.boxes[mail.entity] = Box()
+            box = self.boxes[mail.entity] = Mailbox()
         box.mail.append(mail)
         self._enter(mail)
         return box
 
-    def _cut(self, out: list[Effect]) -> None:
+    def _cut(self, out: list[OwnerEffect]) -> None:
         """H9: keep each mailbox up to its last finishing message, return the rest."""
         self._remove(lambda _, after_last_finishing: after_last_finishing, out)
 
     def _remove(
-        self, wanted: Callable[[Mail, bool], bool], out: list[Effect], parked: Iterable[Mail] = ()
+        self,
+        wanted: Callable[[Queued, bool], bool],
+        out: list[OwnerEffect],
+        parked: Iterable[Queued] = (),
     ) -> None:
         """Send mail back to its link (gating it), or discard it if that link is lost."""
-        back, lost, ready = remove(self.boxes, self.latest, wanted, self.left)
+        back, lost, ready = take_out(self.boxes, self.latest, wanted, self.left)
         for mail in parked:
             back.setdefault(mail.source, []).append(mail)
         out.extend([Wake(entity) for entity in ready])
@@ -341,7 +346,7 @@ class Owner:
         if lost:
             out.append(Discard(tuple(lost)))
 
-    def _drop(self, out: list[Effect]) -> None:
+    def _drop(self, out: list[OwnerEffect]) -> None:
         """The shard is lost: everything unstarted goes back; the shell cancels what runs."""
         self._remove(lambda _mail, _after: True, out)
         for entity, box in list(self.boxes.items()):
@@ -349,13 +354,13 @@ class Owner:
             if box.idle():
                 del self.boxes[entity]
 
-    def _take_parked(self, source: LinkKey) -> tuple[Mail, ...]:
+    def _take_parked(self, source: LinkKey) -> tuple[Queued, ...]:
         parked = tuple(self.parked.pop(source, ()))
         for mail in parked:
             self.left(mail)
         return parked
 
-    def _unpark(self, source: LinkKey, out: list[Effect]) -> None:
+    def _unpark(self, source: LinkKey, out: list[OwnerEffect]) -> None:
         waiting = self.parked[source]
         while waiting:
             if self._ahead(waiting[0]):
@@ -367,17 +372,19 @@ class Owner:
         del self.parked[source]
 
 
-CalledOff = Mapping[tuple[LinkKey, int], None]
+CancelledMessages = Mapping[tuple[LinkKey, int], None]
 """The messages, by the link that they came on and their number."""
 
 
-def call_off(owner: Owner, wanted: CalledOff) -> tuple[list[Mail], list[EntityKey]]:
+def cancel_unstarted(
+    owner: Owner, wanted: CancelledMessages
+) -> tuple[list[Queued], list[EntityKey]]:
     """Take unstarted messages away; these, and the entities that may start another one now.
 
     One look at everything that waits, for any number of messages: an owner that is overloaded
     hears of many at a time, and must not look at its whole queue for each.
     """
-    found: list[Mail] = []
+    found: list[Queued] = []
     for source, parked in list(owner.parked.items()):
         kept = [one for one in parked if not _is_among(one, wanted, found)]
         if not kept:
@@ -400,7 +407,7 @@ def call_off(owner: Owner, wanted: CalledOff) -> tuple[list[Mail], list[EntityKe
     return found, ready
 
 
-def _is_among(mail: Mail, wanted: CalledOff, found: list[Mail]) -> bool:
+def _is_among(mail: Queued, wanted: CancelledMessages, found: list[Queued]) -> bool:
     if (mail.source, mail.n) not in wanted:
         return False
     found.append(mail)

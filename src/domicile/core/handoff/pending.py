@@ -28,7 +28,7 @@ class Home(NamedTuple):
     epoch: int
 
 
-class Letter(msgspec.Struct, eq=False):
+class Pending(msgspec.Struct, eq=False):
     """One message at its sender. `load` is the shell's business."""
 
     n: int
@@ -54,10 +54,10 @@ class Letter(msgspec.Struct, eq=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class WriteRequest:
     """Send this request, stamped (H2)."""
 
-    letter: Letter
+    letter: Pending
     to: Incarnation
     epoch: int
     change: int
@@ -78,13 +78,13 @@ class SendFlush:
 class GiveUp:
     """Unknown what became of it: MaybeExecuted for an ask, `lost` for a tell (H6)."""
 
-    letter: Letter
+    letter: Pending
 
 
-Effect = Write | SendFlush | GiveUp | Arm
+SenderEffect = WriteRequest | SendFlush | GiveUp | Arm
 
 
-class Limits(NamedTuple):
+class HoldLimits(NamedTuple):
     """I6: what one shard may hold at one sender."""
 
     buffer: int
@@ -93,31 +93,31 @@ class Limits(NamedTuple):
     hold_timeout_s: float
 
 
-Wanted = Callable[[Letter], bool]
+Selects = Callable[[Pending], bool]
 
 FIRST_WAVE_S = 0.25
 WAVE_STEP_MAX_S = 0.5
 """Waves never lie further apart: a long chain may need one for each of its steps (N5)."""
 
 
-def number_of(letter: Letter) -> int:
+def number_of(letter: Pending) -> int:
     """What a queue is ordered by (H1)."""
     return letter.n
 
 
-def is_nested(letter: Letter) -> bool:
+def is_nested(letter: Pending) -> bool:
     """Whether a running handler awaits it."""
     return letter.ask and bool(letter.chain)
 
 
-def lane(queue: Sequence[Letter], wanted: Wanted) -> tuple[list[Letter], list[Letter]]:
+def split_prefix(queue: Sequence[Pending], wanted: Selects) -> tuple[list[Pending], list[Pending]]:
     """What goes out, and what stays: wanted ones, behind all others to the same entity (N4)."""
     last: dict[EntityKey, int] = {}
     for letter in queue:
         if wanted(letter):
             last[letter.entity] = letter.n
-    goes: list[Letter] = []
-    stays: list[Letter] = []
+    goes: list[Pending] = []
+    stays: list[Pending] = []
     for letter in queue:
         (goes if letter.n <= last.get(letter.entity, 0) else stays).append(letter)
     return goes, stays

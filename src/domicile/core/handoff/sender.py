@@ -12,27 +12,27 @@ from collections.abc import Callable, Iterable
 
 from domicile.core.handoff.admission import UNIT_BYTES, Flow, Outflow
 from domicile.core.handoff.pending import (
-    Effect,
     GiveUp,
+    HoldLimits,
     Home,
-    Letter,
-    Limits,
+    Pending,
+    Selects,
+    SenderEffect,
     SendFlush,
-    Wanted,
-    Write,
+    WriteRequest,
     is_nested,
-    lane,
     next_wave,
     number_of,
+    split_prefix,
 )
 from domicile.core.handoff.tables import SENDER_TRANSITIONS as TRANSITIONS
-from domicile.core.handoff.tables import Bond, SenderEvent
+from domicile.core.handoff.tables import SenderEvent, SenderState
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.machines import Arm
 from domicile.core.state.shardmap import FREE, Entry
 
 _HOMELESS = ("free", "quarantined")
-_BOUND = Bond.BOUND
+_BOUND = SenderState.BOUND
 
 
 class Sender:
@@ -47,7 +47,7 @@ class Sender:
     def __init__(
         self,
         shard: ShardKey,
-        limits: Limits,
+        limits: HoldLimits,
         is_moving: Callable[[ShardKey], bool],
         is_up: Callable[[Incarnation], bool],
         outflow: Outflow | None = None,
@@ -61,16 +61,16 @@ class Sender:
         self.entry: Entry = FREE
         self.over_epoch = 0
         """The owner said released: as moving until a newer epoch (H3)."""
-        self.bond = Bond.UNBOUND
+        self.bond = SenderState.UNBOUND
         self.key: Home | None = None
         self.flush_id = 0
         self.last_flush = 0
         self.flush_at = 0.0
         self.seen_change = 0
         """The newest `moving` entry that was flushed for, or seen unbound (H4)."""
-        self.queue: list[Letter] = []
+        self.queue: list[Pending] = []
         self.held_bytes = 0
-        self.written: dict[int, Letter] = {}
+        self.written: dict[int, Pending] = {}
         self.open = 0
         self.next_n = 1
         self.moving_since = 0.0
@@ -110,7 +110,7 @@ class Sender:
             return None
         return home
 
-    def post(self, letter: Letter) -> None:
+    def post(self, letter: Pending) -> None:
         """Note a message as written to the home that `clear` has just named: `letter.to`."""
         self.written[letter.n] = letter
         if not letter.started:
@@ -118,12 +118,12 @@ class Sender:
             letter.flow = self.flow
             self.flow.open += 1 + letter.size_bytes // UNIT_BYTES
 
-    def submit(self, letter: Letter, now: float) -> tuple[Effect, ...]:
+    def submit(self, letter: Pending, now: float) -> tuple[SenderEffect, ...]:
         """A new message, numbered and with room (H1)."""
         self._hold(letter)
         return self._go_on(now)
 
-    def see(self, entry: Entry, now: float) -> tuple[Effect, ...]:
+    def see(self, entry: Entry, now: float) -> tuple[SenderEffect, ...]:
         """A map entry, from wherever: merged if newer (H3, H4)."""
         if entry.change <= self.entry.change:
             return ()
@@ -138,15 +138,15 @@ class Sender:
                 letter.urgent = False
         return self._go_on(now)
 
-    def look(self, now: float) -> tuple[Effect, ...]:
+    def look(self, now: float) -> tuple[SenderEffect, ...]:
         """Something else changed: what is finishing (N3), or which nodes are up."""
         return self._go_on(now)
 
     def returned(
         self, peer: Incarnation, ns: Iterable[int], entry: Entry, released: bool, now: float
-    ) -> tuple[Effect, ...]:
+    ) -> tuple[SenderEffect, ...]:
         """H3: reinsert by number, merge the entry, flush."""
-        out: list[Effect] = []
+        out: list[SenderEffect] = []
         came_back = False
         for n in ns:
             letter = self.written.get(n)
@@ -164,9 +164,9 @@ class Sender:
 
     def flushed(
         self, peer: Incarnation, id: int, entry: Entry, released: bool, now: float
-    ) -> tuple[Effect, ...]:
+    ) -> tuple[SenderEffect, ...]:
         """H5, if it answers the flush that is out."""
-        out: list[Effect] = []
+        out: list[SenderEffect] = []
         if id == self.flush_id and self.key is not None and self.key.owner == peer:
             self._note_over(peer, released)
             self._take(SenderEvent.FLUSHED, now, out)
@@ -176,7 +176,7 @@ class Sender:
         out.extend(self._go_on(now))
         return tuple(out)
 
-    def begun(self, peer: Incarnation, n: int, now: float) -> tuple[Effect, ...]:
+    def begun(self, peer: Incarnation, n: int, now: float) -> tuple[SenderEffect, ...]:
         """It has started: room in the window; nothing more is owed to a tell."""
         letter = self.written.get(n)
         if letter is not None and letter.to == peer and not letter.started:
@@ -191,7 +191,7 @@ class Sender:
 
     def answered(
         self, peer: Incarnation, n: int, now: float
-    ) -> tuple[Letter | None, tuple[Effect, ...]]:
+    ) -> tuple[Pending | None, tuple[SenderEffect, ...]]:
         """A reply: the letter it resolves, if any is still waiting."""
         letter = self.written.get(n)
         if letter is None or letter.to != peer:
@@ -205,7 +205,7 @@ class Sender:
         letter.resolved = True
         return letter, effects
 
-    def withdraw(self, letter: Letter, now: float) -> tuple[bool, tuple[Effect, ...]]:
+    def withdraw(self, letter: Pending, now: float) -> tuple[bool, tuple[SenderEffect, ...]]:
         """Its caller waits no more. True: it was never written, so it never runs."""
         letter.resolved = True
         if letter.to is None:
@@ -216,12 +216,14 @@ class Sender:
             self.written.pop(letter.n, None)
         return False, ()
 
-    def link_lost(self, peer: Incarnation, unsent: Iterable[int], now: float) -> tuple[Effect, ...]:
+    def link_lost(
+        self, peer: Incarnation, unsent: Iterable[int], now: float
+    ) -> tuple[SenderEffect, ...]:
         """H6: what that peer had is unknown; what waits here stays, in order.
 
         `unsent` never left this process, so it cannot have run: it waits again.
         """
-        out: list[Effect] = []
+        out: list[SenderEffect] = []
         for n in unsent:
             letter = self.written.get(n)
             if letter is not None and letter.to == peer:
@@ -232,19 +234,19 @@ class Sender:
         out.extend(self._go_on(now))
         return tuple(out)
 
-    def departing(self, peer: Incarnation, now: float) -> tuple[Effect, ...]:
+    def departing(self, peer: Incarnation, now: float) -> tuple[SenderEffect, ...]:
         """H14: the peer says goodbye: write nothing more to it, flush."""
-        out: list[Effect] = []
+        out: list[SenderEffect] = []
         if self.entry.owner == peer:
             self.over_epoch = max(self.over_epoch, self.entry.epoch)
         if self.key is not None and self.key.owner == peer:
             self._take(SenderEvent.MISMATCH, now, out)
         return tuple(out)
 
-    def tick(self, now: float) -> tuple[Effect, ...]:
+    def tick(self, now: float) -> tuple[SenderEffect, ...]:
         """An armed time came: waves (N5), and a `Flushed` that is overdue (H6)."""
-        out: list[Effect] = []
-        if self.bond is Bond.FLUSHING and now >= self.flush_at + self.limits.hold_timeout_s:
+        out: list[SenderEffect] = []
+        if self.bond is SenderState.FLUSHING and now >= self.flush_at + self.limits.hold_timeout_s:
             assert self.key is not None
             self._give_up(self.key.owner, out, unstarted_only=True)
             self._take(SenderEvent.HOLD_TIMEOUT, now, out)
@@ -253,12 +255,12 @@ class Sender:
             for letter in self.queue:
                 letter.urgent = letter.urgent or (letter.ask and bool(letter.chain))
         out.extend(self._go_on(now))
-        if self.bond is Bond.FLUSHING:
+        if self.bond is SenderState.FLUSHING:
             # A wave may have come before it, and only one time is armed.
             out.append(Arm(self.flush_at + self.limits.hold_timeout_s))
         return tuple(out)
 
-    def refused(self) -> tuple[Letter, ...]:
+    def refused(self) -> tuple[Pending, ...]:
         """What waits for a quarantined shard, which gets no home soon: resolved, and gone from here
         (DX-20). What was written may have run, and stays until its owner's answer or end."""
         if self.entry.state != "quarantined" or not self.queue:
@@ -276,7 +278,7 @@ class Sender:
 
     # decisions
 
-    def finishing(self, letter: Letter) -> bool:
+    def finishing(self, letter: Pending) -> bool:
         """N3, N5: a draining shard waits for this one, as far as is known here."""
         if not letter.ask:
             return False
@@ -296,16 +298,16 @@ class Sender:
             return None
         return Home(entry.owner, entry.epoch)
 
-    def _go_on(self, now: float) -> tuple[Effect, ...]:
+    def _go_on(self, now: float) -> tuple[SenderEffect, ...]:
         """H4, then H2 or N4, as far as they go."""
-        out: list[Effect] = []
+        out: list[SenderEffect] = []
         home = self._home()
         moving = self.entry.state == "moving"
         if self.key is not None and self.key != (self.entry.owner, self.entry.epoch):
             self._take(SenderEvent.MISMATCH, now, out)
         if moving and self.seen_change < self.entry.change:
             self._take(SenderEvent.MOVING, now, out)
-        if self.bond is not Bond.FLUSHING and home is not None and self.key in (None, home):
+        if self.bond is not SenderState.FLUSHING and home is not None and self.key in (None, home):
             if moving:
                 self._write_lane(home, self.finishing, True, now, out)
             else:
@@ -319,7 +321,7 @@ class Sender:
     def _next_wave(self, now: float) -> float:
         return next_wave(self.moving_since, now)
 
-    def _write_heads(self, home: Home, now: float, out: list[Effect]) -> None:
+    def _write_heads(self, home: Home, now: float, out: list[SenderEffect]) -> None:
         """H2, as far as the window goes; but what a running handler awaits never waits for it:
         the window may be full of mail that waits for that very handler."""
         count = min(len(self.queue), max(0, self.limits.window - self.open))
@@ -332,16 +334,16 @@ class Sender:
             self._write_lane(home, is_nested, False, now, out)
 
     def _write_lane(
-        self, home: Home, wanted: Wanted, finishing: bool, now: float, out: list[Effect]
+        self, home: Home, wanted: Selects, finishing: bool, now: float, out: list[SenderEffect]
     ) -> None:
         """N4: a wanted message goes out behind all queued ones to the same entity."""
-        goes, self.queue[:] = lane(self.queue, wanted)
+        goes, self.queue[:] = split_prefix(self.queue, wanted)
         for letter in goes:
             letter.beyond = self.open >= self.limits.window
             self._write(letter, home, finishing or self.finishing(letter), now, out)
 
     def _write(
-        self, letter: Letter, home: Home, finishing: bool, now: float, out: list[Effect]
+        self, letter: Pending, home: Home, finishing: bool, now: float, out: list[SenderEffect]
     ) -> None:
         self._take(SenderEvent.WRITE, now, out)
         if self.key is None:
@@ -352,9 +354,9 @@ class Sender:
         letter.started = False
         self.post(letter)
         change = self.entry.change
-        out.append(Write(letter, home.owner, home.epoch, change, finishing, self.open))
+        out.append(WriteRequest(letter, home.owner, home.epoch, change, finishing, self.open))
 
-    def _take(self, happening: SenderEvent, now: float, out: list[Effect]) -> None:
+    def _take(self, happening: SenderEvent, now: float, out: list[SenderEffect]) -> None:
         """One step of the table, with what it does."""
         transition = TRANSITIONS[self.bond, happening]
         self.bond = transition.to[0]
@@ -367,21 +369,21 @@ class Sender:
             self.flush_at = now
             out.append(SendFlush(self.key.owner, self.flush_id))
             out.append(Arm(now + self.limits.hold_timeout_s))
-        elif self.bond is Bond.UNBOUND:
+        elif self.bond is SenderState.UNBOUND:
             self.key = None
             self.flush_id = 0
 
-    def _close(self, letter: Letter) -> None:
+    def _close(self, letter: Pending) -> None:
         """Written, and known to have started or not to start there."""
         self.open -= 1
         if letter.flow is not None:
             letter.flow.open -= 1 + letter.size_bytes // UNIT_BYTES
 
-    def _let_go(self, letter: Letter) -> None:
+    def _let_go(self, letter: Pending) -> None:
         self.held_bytes -= letter.size_bytes
         self.outflow.held_bytes -= letter.size_bytes
 
-    def _hold(self, letter: Letter) -> None:
+    def _hold(self, letter: Pending) -> None:
         self.held_bytes += letter.size_bytes
         self.outflow.held_bytes += letter.size_bytes
         if not self.queue or self.queue[-1].n < letter.n:
@@ -389,7 +391,7 @@ class Sender:
         else:
             insort(self.queue, letter, key=number_of)
 
-    def _take_back(self, letter: Letter) -> None:
+    def _take_back(self, letter: Pending) -> None:
         """Written, but certain not to have run."""
         del self.written[letter.n]
         self._close(letter)
@@ -401,7 +403,9 @@ class Sender:
         if released and self.key is not None and self.key.owner == peer:
             self.over_epoch = max(self.over_epoch, self.key.epoch)
 
-    def _give_up(self, peer: Incarnation, out: list[Effect], unstarted_only: bool = False) -> None:
+    def _give_up(
+        self, peer: Incarnation, out: list[SenderEffect], unstarted_only: bool = False
+    ) -> None:
         for n, letter in list(self.written.items()):
             if letter.to != peer or (unstarted_only and letter.started):
                 continue

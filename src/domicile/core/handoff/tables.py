@@ -83,7 +83,7 @@ OWNER_TRANSITIONS: dict[tuple[Phase, OwnerEvent], Transition[Phase]] = {
 }
 
 
-class Bond(Enum):
+class SenderState(Enum):
     """What ties a sender to an owner."""
 
     UNBOUND = "unbound"
@@ -104,10 +104,10 @@ class SenderEvent(Enum):
     HOLD_TIMEOUT = "Flushed is overdue"
 
 
-_L = Transition[Bond]
-_U, _B, _F = Bond.UNBOUND, Bond.BOUND, Bond.FLUSHING
+_L = Transition[SenderState]
+_U, _B, _F = SenderState.UNBOUND, SenderState.BOUND, SenderState.FLUSHING
 
-SENDER_TRANSITIONS: dict[tuple[Bond, SenderEvent], Transition[Bond]] = {
+SENDER_TRANSITIONS: dict[tuple[SenderState, SenderEvent], Transition[SenderState]] = {
     (_U, SenderEvent.WRITE): _L((_B,), "H2", "write"),
     (_U, SenderEvent.MISMATCH): _L((_U,), "H2", "hold"),
     (_U, SenderEvent.MOVING): _L((_U,), "H4", "note it as seen"),

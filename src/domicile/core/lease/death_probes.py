@@ -36,7 +36,7 @@ CLIENTS_AT_ONCE = 32
 that, each from elsewhere, and a client is home to nothing: its lease ends it in any case."""
 
 
-class Lookout:
+class ProbeSchedule:
     """One node's looks. All nodes are looked at each time; clients in turn, and suspects."""
 
     def __init__(self, me: Incarnation) -> None:

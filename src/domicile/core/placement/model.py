@@ -16,7 +16,7 @@ from domicile.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class RoleView:
+class RoleInput:
     """One role's shards. Mappings are by shard number."""
 
     entries: tuple[Entry, ...]
@@ -43,7 +43,7 @@ class RoleView:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PlanInput:
     """All that a plan depends on."""
 
     me: Incarnation
@@ -51,7 +51,7 @@ class View:
     """Every registered node, the oldest record first."""
     heard_at: Mapping[Incarnation, float]
     drains: tuple[str, ...]
-    roles: Mapping[str, RoleView]
+    roles: Mapping[str, RoleInput]
     balance: bool = False
     strategy: str = "least_shards"
     target: str = ""
@@ -113,13 +113,13 @@ class Plan:
         return (*self.quarantines, *self.owns, *self.moves, *self.reverts)
 
 
-def heard(view: View, node: Incarnation, now: float, heard_s: float) -> bool:
+def heard(view: PlanInput, node: Incarnation, now: float, heard_s: float) -> bool:
     """Whether a node was heard lately (C7); this process always hears itself."""
     return node == view.me or now - view.heard_at.get(node, float("-inf")) <= heard_s
 
 
 def fresh(
-    view: View,
+    view: PlanInput,
     role: str,
     willing: Mapping[Incarnation, NodeRecord],
     now: float,
@@ -132,7 +132,7 @@ def fresh(
     """
     if not versions.mixed(one.version for one in view.nodes.values() if role in one.roles):
         return False
-    allowed = versions.target((record.version for record in willing.values()), view.target)
+    allowed = versions.target_versions((record.version for record in willing.values()), view.target)
     return any(
         record.version in allowed
         and now - view.known_since.get(node, float("-inf")) <= settings.heard_s
@@ -141,7 +141,7 @@ def fresh(
     )
 
 
-def patient(view: View, now: float, settings: Settings) -> dict[Incarnation, float]:
+def patient(view: PlanInput, now: float, settings: Settings) -> dict[Incarnation, float]:
     """Departing nodes that may wait for such a newcomer, and until when.
 
     The time is one for all newcomers: one that crashes and registers anew, under whatever name,
@@ -152,7 +152,7 @@ def patient(view: View, now: float, settings: Settings) -> dict[Incarnation, flo
 
 
 def emptying(
-    view: View,
+    view: PlanInput,
     role: str,
     leaving: Mapping[Incarnation, None],
     willing: Mapping[Incarnation, NodeRecord],
@@ -182,7 +182,7 @@ def receives(record: NodeRecord, role: str) -> bool:
     return role in record.roles and record.status == "up" and record.capacity > 0
 
 
-def stranded(view: View, role: str) -> list[int]:
+def stranded(view: PlanInput, role: str) -> list[int]:
     """Shards on their way from one leaver to another while nobody stays who could have them (H14).
 
     Emptied for nobody they are no death to whoever comes next (DX-20).
@@ -200,7 +200,7 @@ def stranded(view: View, role: str) -> list[int]:
     ]
 
 
-def fallen(part: RoleView, homeless: Iterable[int]) -> dict[int, Incarnation]:
+def fallen(part: RoleInput, homeless: Iterable[int]) -> dict[int, Incarnation]:
     """Shards that may be what their owner died of, and that owner (DX-20).
 
     Not those that were emptied for nobody: their owner left in an orderly way (H14).

@@ -22,9 +22,9 @@ from domicile.core.placement.model import (
     Move,
     Own,
     Plan,
+    PlanInput,
     Quarantine,
     Revert,
-    View,
     fallen,
     heard,
 )
@@ -44,7 +44,7 @@ MOST_CAPACITY = 1e6
 """I6: a record's capacity counts up to this, so that no sum of them overflows."""
 
 
-def plan(view: View, now: float, settings: Settings) -> Plan:
+def plan(view: PlanInput, now: float, settings: Settings) -> Plan:
     """The changes that are wanted now."""
     parts = [_Round(view, role, now, settings).decide() for role in view.roles]
     return Plan(
@@ -55,7 +55,7 @@ def plan(view: View, now: float, settings: Settings) -> Plan:
     )
 
 
-def situation(view: View, role: str, now: float, settings: Settings) -> Situation:
+def situation(view: PlanInput, role: str, now: float, settings: Settings) -> Situation:
     """What a user's function is asked with: where shards are or go, and who may receive."""
     return _Round(view, role, now, settings).situation()
 
@@ -63,7 +63,7 @@ def situation(view: View, role: str, now: float, settings: Settings) -> Situatio
 class _Round:
     """One role's plan in the making. `_load` is what nodes will have once all is done."""
 
-    def __init__(self, view: View, role: str, now: float, settings: Settings) -> None:
+    def __init__(self, view: PlanInput, role: str, now: float, settings: Settings) -> None:
         self._view, self._role, self._now, self._settings = view, role, now, settings
         self._part = view.roles[role]
         self._departing = model.departing(view.nodes, view.drains)
@@ -82,7 +82,9 @@ class _Round:
         self._targets = self._open
         self._mixed = versions.mixed(record.version for record in up.values())
         if self._mixed:
-            allowed = versions.target((record.version for record in pool.values()), view.target)
+            allowed = versions.target_versions(
+                (record.version for record in pool.values()), view.target
+            )
             of_target = {
                 node: one for node, one in self._open.items() if pool[node].version in allowed
             }

@@ -38,10 +38,10 @@ class Situation:
     """Nodes that may receive, the oldest first."""
 
 
-Wanted = Mapping[int, str]
+WantedHomes = Mapping[int, str]
 """Node ids by shard number; shards left out stay, or go where the default strategy says."""
 
-Strategy = Callable[[Situation], Wanted | Awaitable[Wanted]]
+Strategy = Callable[[Situation], WantedHomes | Awaitable[WantedHomes]]
 """A user's own function, plain or async."""
 
 PLACES = ("consistent_ring", "ranges")

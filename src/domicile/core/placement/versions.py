@@ -70,7 +70,7 @@ def mixed(versions: Iterable[str]) -> bool:
     return len(texts) > 1 if found is None else any(found.values())
 
 
-def target(present: Iterable[str], stored: str = "") -> tuple[str, ...]:
+def target_versions(present: Iterable[str], stored: str = "") -> tuple[str, ...]:
     """Of the versions that are present, those whose nodes may receive.
 
     With a stored target the ones equal to it, else the newest. All of them where that names none,

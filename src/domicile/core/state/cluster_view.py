@@ -147,7 +147,7 @@ class Unreadable:
     why: str
 
 
-Fact = (
+ViewChange = (
     NodeUp
     | NodeChanged
     | NodeGone
@@ -186,7 +186,7 @@ class Members:
         self.map = ShardMap()
         self._types: dict[str, tuple[str, ...]] = {}
 
-    def relist(self, listing: Listing) -> list[Fact]:
+    def relist(self, listing: Listing) -> list[ViewChange]:
         """Take a whole listing of the store; what it lacks has vanished."""
         present = {item.key: item for item in listing.items}
         changes = [Change(key, None) for key in self._keys() if key not in present]
@@ -225,7 +225,7 @@ class Members:
                     )
         return ""
 
-    def apply(self, changes: Changes) -> list[Fact]:
+    def apply(self, changes: Changes) -> list[ViewChange]:
         """Take what one commit changed."""
         return self._take(changes.revision, changes.changes)
 
@@ -266,8 +266,8 @@ class Members:
         keys += list(self.kicks)
         return keys
 
-    def _take(self, revision: int, changes: Iterable[Change]) -> list[Fact]:
-        facts: list[Fact] = []
+    def _take(self, revision: int, changes: Iterable[Change]) -> list[ViewChange]:
+        facts: list[ViewChange] = []
         for change in sorted(changes, key=_rank):
             try:
                 self._one(change.key, change.item, facts)
@@ -276,7 +276,7 @@ class Members:
         self.revision = revision
         return facts
 
-    def _one(self, key: bytes, item: Item | None, facts: list[Fact]) -> None:
+    def _one(self, key: bytes, item: Item | None, facts: list[ViewChange]) -> None:
         if key.startswith(MAP):
             if item is not None:
                 role, number = parse_block_key(key)
@@ -305,7 +305,7 @@ class Members:
         elif key.startswith(KICK):
             self._kick(key, item, facts)
 
-    def _node(self, incarnation: Incarnation, item: Item | None, facts: list[Fact]) -> None:
+    def _node(self, incarnation: Incarnation, item: Item | None, facts: list[ViewChange]) -> None:
         before = self.nodes.get(incarnation)
         if item is None:
             if before is not None:
@@ -322,7 +322,7 @@ class Members:
         elif before != record:
             facts.append(NodeChanged(record))
 
-    def _client(self, incarnation: Incarnation, item: Item | None, facts: list[Fact]) -> None:
+    def _client(self, incarnation: Incarnation, item: Item | None, facts: list[ViewChange]) -> None:
         known = incarnation in self.clients
         if item is None:
             if known:
@@ -333,7 +333,7 @@ class Members:
         if not known:
             facts.append(ClientUp(incarnation))
 
-    def _kick(self, key: bytes, item: Item | None, facts: list[Fact]) -> None:
+    def _kick(self, key: bytes, item: Item | None, facts: list[ViewChange]) -> None:
         if item is None:
             self.kicks.pop(key, None)
         elif self.kicks.get(key) != item.revision:
@@ -341,7 +341,7 @@ class Members:
             facts.append(KickWished(*parse_kick_key(key), item))
             self.kicks[key] = item.revision
 
-    def _leader(self, item: Item | None, facts: list[Fact]) -> None:
+    def _leader(self, item: Item | None, facts: list[ViewChange]) -> None:
         revision = 0 if item is None else item.revision
         if revision == self.leader_revision:
             return
@@ -349,7 +349,7 @@ class Members:
         self.leader_revision = revision
         facts.append(LeaderChanged(self.leader))
 
-    def _config(self, item: Item | None, facts: list[Fact]) -> None:
+    def _config(self, item: Item | None, facts: list[ViewChange]) -> None:
         before = self.config
         self.config = None if item is None else decode_record(item.value, ConfigRecord)
         self.config_revision = 0 if item is None else item.revision
@@ -364,24 +364,24 @@ def _rank(change: Change) -> tuple[int, int, bytes]:
     return 1, len(_ORDER), change.key
 
 
-WORDS = (RELEASE, STARTED)
+REPORTS = (RELEASE, STARTED)
 """Keys of what owners say."""
 
-CROWDS = (MAP, *WORDS)
+CROWDS = (MAP, *REPORTS)
 """Keys that change many at a time; the map only by the leader's own hand."""
 
 
-def _read_block(item: Item) -> tuple[BlockKey, Stored] | None:
+def _read_block(item: Item) -> tuple[BlockKey, StoredBlock] | None:
     """What a stored block says, if it is readable."""
     try:
         role, number = parse_block_key(item.key)
         block = decode_block(item.value)
     except (ValueError, msgspec.MsgspecError):
         return None
-    return BlockKey(role, number), Stored(item.revision, block.txn, block.entries)
+    return BlockKey(role, number), StoredBlock(item.revision, block.txn, block.entries)
 
 
-class Stored(NamedTuple):
+class StoredBlock(NamedTuple):
     """A block as stored. Revision 0: it was removed, its epochs go on all the same."""
 
     revision: int
@@ -389,7 +389,7 @@ class Stored(NamedTuple):
     entries: tuple[Entry, ...]
 
 
-class Word(NamedTuple):
+class OwnerReport(NamedTuple):
     """What an owner left in the store about an epoch: its release (H10), or its first start."""
 
     owner: Incarnation
@@ -403,7 +403,7 @@ class StoreView:
     def __init__(self) -> None:
         self.joined = 0
         """How many node records have appeared so far."""
-        self.blocks: dict[BlockKey, Stored] = {}
+        self.blocks: dict[BlockKey, StoredBlock] = {}
         self._clear()
 
     def _clear(self) -> None:
@@ -413,10 +413,10 @@ class StoreView:
         self.shards: dict[str, int] = {}
         self.drains: dict[str, None] = {}
         self.wishes: dict[ShardKey, str] = {}
-        self.releases: dict[bytes, Word] = {}
+        self.releases: dict[bytes, OwnerReport] = {}
         self.floors: dict[ShardKey, int] = {}
         """Epochs that journals have seen, as releases say (J1)."""
-        self.started: dict[bytes, Word] = {}
+        self.started: dict[bytes, OwnerReport] = {}
         self.pardons: dict[ShardKey, None] = {}
         self.target = ""
         self.rewound = False
@@ -451,7 +451,7 @@ class StoreView:
                 matters = self._remove(change.key, changes.revision) or matters
         return matters
 
-    def put_block(self, block: BlockKey, stored: Stored) -> bool:
+    def put_block(self, block: BlockKey, stored: StoredBlock) -> bool:
         """Take a block, from the watch, a read or an own commit; False if it is not newer."""
         known = self.blocks.get(block)
         if known is not None and stored.revision <= known.revision:
@@ -459,7 +459,7 @@ class StoreView:
         self.blocks[block] = stored
         return True
 
-    def take(self, item: Item) -> Stored | None:
+    def take(self, item: Item) -> StoredBlock | None:
         """Take a block that was read; what it says, if it is readable."""
         read = _read_block(item)
         if read is None:
@@ -524,11 +524,11 @@ class StoreView:
             elif key.startswith(DRAIN):
                 self.drains[key[len(DRAIN) :].decode()] = None
             elif key.startswith(RELEASE):
-                self.releases[key] = word = Word(*parse_release_key(key))
+                self.releases[key] = word = OwnerReport(*parse_release_key(key))
                 if item.value:
                     self.floors[word.shard] = int(item.value)
             elif key.startswith(STARTED):
-                self.started[key] = Word(*parse_started_key(key))
+                self.started[key] = OwnerReport(*parse_started_key(key))
             elif key.startswith(PARDON):
                 self.pardons[parse_pardon_key(key)] = None
             elif key == TARGET_KEY:
@@ -571,7 +571,7 @@ class StoreView:
                 self.wishes.pop(parse_wish_key(key), None)
             elif key.startswith(DRAIN):
                 self.drains.pop(key[len(DRAIN) :].decode(), None)
-            elif key.startswith(WORDS):
+            elif key.startswith(REPORTS):
                 # Gone because it was heeded, or its epoch is over: nothing to decide.
                 self.releases.pop(key, None)
                 self.started.pop(key, None)

@@ -20,13 +20,13 @@ from domicile.core.state.keys import (
 
 BLOCK_SIZE = 64
 
-State = Literal["free", "serving", "moving", "quarantined"]
+ShardState = Literal["free", "serving", "moving", "quarantined"]
 
 
-MOST = (1 << 62) - 1
+MAX_COUNT = (1 << 62) - 1
 """No number that is counted up from 1 gets here, and one more still fits into 64 bits."""
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -35,7 +35,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     owner: Incarnation = NOBODY
     epoch: Count = 0
-    state: State = "free"
+    state: ShardState = "free"
     to: Incarnation = NOBODY
     change: Count = 0
     previous: str = ""
@@ -66,7 +66,7 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
     """Owner, epoch, change, previous, state, to, strikes, without zeros at the end."""
 
 
-_STATES: tuple[State, ...] = ("serving", "free", "moving", "quarantined")
+_STATES: tuple[ShardState, ...] = ("serving", "free", "moving", "quarantined")
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Packed)
 

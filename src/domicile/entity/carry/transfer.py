@@ -47,7 +47,7 @@ class Post(Protocol):
         ...
 
 
-class Carrier:
+class CarryTransfer:
     """Books of the shards at home here, and a shelf for those to come."""
 
     def __init__(

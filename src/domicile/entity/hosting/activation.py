@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from domicile.entity.runtime import Runtime
 
 
-class Marks:
+class StartNotes:
     """The notes of one shard at one owner. `store` writes one; True once it is stored."""
 
     __slots__ = ("_enough", "_epoch", "_store", "_waiters")
@@ -77,7 +77,7 @@ class NotStarted(Exception):
         self.reason = reason
 
 
-class Starts(ABC):
+class Activation(ABC):
     """The residents of one shard."""
 
     _host: ShardHost
@@ -89,7 +89,9 @@ class Starts(ABC):
         self.owner = Owner(shard, runtime.me, runtime.settings.mailbox, runtime.admission)
         self.cells: dict[EntityKey, Cell] = {}
         self._backoff: dict[EntityKey, tuple[float, float]] = {}
-        self._marks = Marks(runtime.settings.poison_deaths, partial(runtime.mark_started, shard))
+        self._marks = StartNotes(
+            runtime.settings.poison_deaths, partial(runtime.mark_started, shard)
+        )
 
     @abstractmethod
     def tags(self, epoch: int | None = None) -> dict[str, object]:

@@ -27,7 +27,7 @@ MOST = 4_096
 IMPATIENT = "its caller waits no more"
 
 
-class CallOffs:
+class Cancellations:
     """The messages of one incarnation's shards that nobody waits for any more."""
 
     def __init__(self, runtime: Runtime) -> None:

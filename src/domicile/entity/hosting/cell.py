@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from domicile.core.ids import EntityKey, LinkKey, ShardKey
-from domicile.core.wire import Caller, Request
+from domicile.core.wire import CallingTurn, Request
 from domicile.entity.model.entity import Entity, EntityType
 from domicile.entity.model.ref import Ref
 from domicile.errors import ConfigError
@@ -46,7 +46,7 @@ class Called(msgspec.Struct, gc=False):
     epoch: int
     change: int
     method: str
-    chain: tuple[Caller, ...]
+    chain: tuple[CallingTurn, ...]
     ttl_s: float
     ask: bool = True
     key: str = ""
@@ -69,7 +69,7 @@ class Alarm(msgspec.Struct):
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     change: int = 0
-    chain: tuple[Caller, ...] = ()
+    chain: tuple[CallingTurn, ...] = ()
     ask: bool = False
     key: str = ""
 
@@ -217,10 +217,10 @@ class Turn(msgspec.Struct, eq=False):
         return self.request.key
 
     @property
-    def chain(self) -> tuple[Caller, ...]:
+    def chain(self) -> tuple[CallingTurn, ...]:
         """Who waits for what this turn asks (N1)."""
         role, shard = self.host.shard
-        me = Caller(role, shard, self.entity.type, self.entity.id, self.shared)
+        me = CallingTurn(role, shard, self.entity.type, self.entity.id, self.shared)
         return (*self.request.chain, me)
 
     def suspended(self) -> None:

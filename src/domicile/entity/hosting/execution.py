@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from domicile.core.handoff.mailbox import Mail
-from domicile.core.handoff.owner import Effect
+from domicile.core.handoff.mailbox import Queued
+from domicile.core.handoff.owner import OwnerEffect
 from domicile.core.handoff.pending import Home
 from domicile.core.handoff.tables import Phase
 from domicile.core.ids import EntityKey, Incarnation, LinkKey, ShardKey
-from domicile.core.wire import Caller, Reply, Request, Status
-from domicile.entity.hosting.activation import NotStarted, Starts, name_of
+from domicile.core.wire import CallingTurn, Reply, ReplyStatus, Request
+from domicile.entity.hosting.activation import Activation, NotStarted, name_of
 from domicile.entity.hosting.cell import Alarm, Called, Cell, Incoming, Turn, current_turn
 from domicile.entity.model.codec import decode_error, encode_error, encode_failure
 from domicile.entity.model.handlers import Handler
@@ -41,14 +41,14 @@ WEIGHT_BYTES = 1_024
 NOT_HERE: Final = object()
 """A local ask did not begin within its call: nothing has happened."""
 
-_OK = Status.OK
+_OK = ReplyStatus.OK
 
 
 class OutcomeUnknown(MaybeExecuted):
     """A durable write's outcome is unknown or it was fenced: the caller learns MaybeExecuted."""
 
 
-class Turns(Starts):
+class Execution(Activation):
     """Runs what its shard's owner machine hands out."""
 
     _limited = False
@@ -72,7 +72,7 @@ class Turns(Starts):
         """Forget an entity's memory at once."""
 
     @abstractmethod
-    def _carry_out(self, effects: Iterable[Effect]) -> None:
+    def _carry_out(self, effects: Iterable[OwnerEffect]) -> None:
         """What the owner machine wants."""
 
     # the usual way
@@ -109,7 +109,7 @@ class Turns(Starts):
         """A message that must wait, or that needs more than its handler."""
         kind = self.runtime.catalogue.get(request.type)
         handler = None if kind is None else kind.handlers.get(request.method)
-        mail = Mail(
+        mail = Queued(
             source,
             request.n,
             EntityKey(request.type, request.id),
@@ -212,7 +212,7 @@ class Turns(Starts):
         call: Call,
         route: Route,
         home: Home,
-        chain: tuple[Caller, ...],
+        chain: tuple[CallingTurn, ...],
         now: float,
         timeout_s: float,
     ) -> Any:
@@ -333,7 +333,7 @@ class Turns(Starts):
                 return
         worker.start(self._serve(turn))
 
-    def turn_of(self, mail: Mail) -> Turn:
+    def turn_of(self, mail: Queued) -> Turn:
         """The turn of a message that has waited."""
         load = mail.load
         if isinstance(load, Alarm):
@@ -476,7 +476,7 @@ class Turns(Starts):
             error = Unavailable(f"{name} did not start ({why})")
         self._answer(turn, *encode_error(error))
 
-    def _failure(self, turn: Turn, error: BaseException) -> tuple[str, Status, bytes]:
+    def _failure(self, turn: Turn, error: BaseException) -> tuple[str, ReplyStatus, bytes]:
         """How a message ended that ran and raised."""
         if isinstance(error, asyncio.CancelledError):
             if not turn.cancel_reason:
@@ -488,7 +488,7 @@ class Turns(Starts):
         if isinstance(error, OutcomeUnknown | Fenced):
             return "failed", *encode_error(MaybeExecuted(str(error)))
         status, body = encode_failure(error)
-        if status is Status.REJECTED:
+        if status is ReplyStatus.REJECTED:
             return "rejected", status, body
         self.runtime.meter.count("handler.failed")
         log.warning(
@@ -497,7 +497,7 @@ class Turns(Starts):
         )  # fmt: skip
         return "failed", status, body
 
-    def _reply_of(self, turn: Turn, handler: Handler, value: Any) -> tuple[str, Status, bytes]:
+    def _reply_of(self, turn: Turn, handler: Handler, value: Any) -> tuple[str, ReplyStatus, bytes]:
         """What a handler returned, as it travels."""
         try:
             body = handler.encode_reply(value)
@@ -505,7 +505,7 @@ class Turns(Starts):
             return self._failure(turn, error)
         return "ok", *self._fitting(_OK, body)
 
-    def _fitting(self, status: Status, body: bytes) -> tuple[Status, bytes]:
+    def _fitting(self, status: ReplyStatus, body: bytes) -> tuple[ReplyStatus, bytes]:
         most = self.runtime.settings.message_bytes
         if len(body) <= most:
             return status, body
@@ -513,7 +513,7 @@ class Turns(Starts):
             HandlerFailed(f"the reply has {len(body):,} bytes; the limit is {most:,}")
         )
 
-    def _conclude(self, turn: Turn, how: str, status: Status, body: bytes) -> None:
+    def _conclude(self, turn: Turn, how: str, status: ReplyStatus, body: bytes) -> None:
         """Answer a message that ran."""
         if len(body) > self.runtime.small_bytes:
             status, body = self._fitting(status, body)
@@ -522,7 +522,7 @@ class Turns(Starts):
         if (status is not _OK or turn.request.ask) and not turn.answered:
             self._answer(turn, status, body)
 
-    def _answer(self, to: Turn | Mail, status: Status, body: bytes) -> None:
+    def _answer(self, to: Turn | Queued, status: ReplyStatus, body: bytes) -> None:
         if to.source is not ALARM:
             role, shard = self.shard
             self.runtime.answer(to.source, Reply(role, shard, to.n, status, body))
@@ -538,7 +538,7 @@ class Turns(Starts):
             return handler.timeout_s
         return settings.handler_timeout_s
 
-    def note(self, kind: str, what: Turn | Mail, **more: Any) -> None:
+    def note(self, kind: str, what: Turn | Queued, **more: Any) -> None:
         """A history event about one message."""
         if self.runtime.tracing:
             self.runtime.meter.event(
@@ -548,6 +548,6 @@ class Turns(Starts):
             )  # fmt: skip
 
 
-def _waits(chain: tuple[Caller, ...], entity: EntityKey) -> bool:
+def _waits(chain: tuple[CallingTurn, ...], entity: EntityKey) -> bool:
     """Whether a handler of an entity waits at the other end of a chain, perhaps not marked yet."""
     return any((caller.type, caller.id) == entity for caller in chain)

@@ -17,20 +17,20 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from domicile.core.handoff.mailbox import Mail
+from domicile.core.handoff.mailbox import Queued
 from domicile.core.handoff.owner import (
     Accepted,
     AnswerFlush,
-    CalledOff,
+    CancelledMessages,
     Discard,
-    Effect,
     FlushAsked,
+    OwnerEffect,
     PhaseChanged,
     ReadRecord,
     Refuse,
     SendBack,
     Wake,
-    call_off,
+    cancel_unstarted,
 )
 from domicile.core.handoff.tables import OwnerEvent, Phase
 from domicile.core.ids import NOBODY, LinkKey, ShardKey
@@ -38,7 +38,7 @@ from domicile.core.state.shardmap import Entry
 from domicile.core.wire import AskRevert, Flush, Flushed, Released, Return
 from domicile.entity.hosting.activation import name_of
 from domicile.entity.hosting.cell import Alarm, Cell, Turn, current_turn
-from domicile.entity.hosting.execution import ALARM, Turns
+from domicile.entity.hosting.execution import ALARM, Execution
 from domicile.entity.model.codec import encode_error
 from domicile.entity.model.entity import Entity
 from domicile.entity.running.workers import Abandoned, Guarded
@@ -53,7 +53,7 @@ log = logging.getLogger("domicile")
 SELF_DRAIN_S = 0.25
 
 
-class ShardHost(Turns):
+class ShardHost(Execution):
     """One shard at this node, whether it is home here now or not."""
 
     def __init__(self, runtime: Runtime, shard: ShardKey) -> None:
@@ -74,9 +74,9 @@ class ShardHost(Turns):
         self._carry_out(self.owner.flush(FlushAsked(source, flush.id)))
         self.settle()
 
-    def call_off(self, wanted: CalledOff) -> None:
+    def call_off(self, wanted: CancelledMessages) -> None:
         """Callers wait no more: what has not started is not started."""
-        mails, ready = call_off(self.owner, wanted)
+        mails, ready = cancel_unstarted(self.owner, wanted)
         for mail in mails:
             self.runtime.meter.count("request.called_off")
             self.note("dropped", mail, why="its caller waits no more")
@@ -113,7 +113,7 @@ class ShardHost(Turns):
             return
         self._alarms += 1
         alarm = Alarm(-self._alarms, self.owner.epoch, method, args, kwargs)
-        mail = Mail(ALARM, alarm.n, cell.key, alarm.epoch, 0, False, False, alarm)
+        mail = Queued(ALARM, alarm.n, cell.key, alarm.epoch, 0, False, False, alarm)
         if self.owner.timer(mail):
             self._wake(cell.key)
 
@@ -158,7 +158,7 @@ class ShardHost(Turns):
 
     # effects
 
-    def _carry_out(self, effects: Iterable[Effect]) -> None:
+    def _carry_out(self, effects: Iterable[OwnerEffect]) -> None:
         for effect in effects:
             match effect:
                 case Wake(entity):
@@ -222,7 +222,7 @@ class ShardHost(Turns):
             case Phase.CLOSED:
                 self._disarm()
 
-    def _send_back(self, source: LinkKey, mails: tuple[Mail, ...]) -> None:
+    def _send_back(self, source: LinkKey, mails: tuple[Queued, ...]) -> None:
         for mail in mails:
             self.note("return", mail)
         ns = tuple(mail.n for mail in mails)

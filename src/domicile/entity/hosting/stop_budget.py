@@ -11,18 +11,18 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-STOPS = 256
+STOPS_PER_TURN = 256
 """How many entities are stopped within one turn of the event loop: 2 ms, or less."""
 
 
-class Stops:
+class StopBudget:
     """How many more entities one node may stop in this turn of its event loop, and who waits."""
 
     __slots__ = ("_guard", "_left", "_loop", "_waiting")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, guard: Callable[[], bool]) -> None:
         self._loop, self._guard = loop, guard
-        self._left = STOPS
+        self._left = STOPS_PER_TURN
         self._waiting: deque[Callable[[], bool]] = deque()
         """One per draining shard at the most."""
 
@@ -30,7 +30,7 @@ class Stops:
         """Whether one more may be stopped in this turn; it counts."""
         if not self._left:
             return False
-        if self._left == STOPS:
+        if self._left == STOPS_PER_TURN:
             self._loop.call_soon(self._turned)
         self._left -= 1
         return True
@@ -40,7 +40,7 @@ class Stops:
         self._waiting.append(go_on)
 
     def _turned(self) -> None:
-        self._left = STOPS
+        self._left = STOPS_PER_TURN
         # The first one is done before the next begins: its shard gets a home sooner.
         while self._waiting and self._left and self._guard():
             if self._waiting[0]():

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from domicile.core.wire import Status
+from domicile.core.wire import ReplyStatus
 from domicile.errors import (
     CallCycle,
     CallTooDeep,
@@ -356,17 +356,17 @@ def _encode_sets(value: Any) -> bytes:
 _NOT_EXECUTED: dict[str, type[NotExecuted]] = {
     kind.__name__: kind for kind in (NotExecuted, Unavailable, Overloaded, CallCycle, CallTooDeep)
 }
-_STATUS: dict[type[NotExecuted], Status] = {
-    Overloaded: Status.OVERLOADED,
-    CallCycle: Status.CYCLE,
+_STATUS: dict[type[NotExecuted], ReplyStatus] = {
+    Overloaded: ReplyStatus.OVERLOADED,
+    CallCycle: ReplyStatus.CYCLE,
 }
-_BY_STATUS: dict[Status, type[DomicileError]] = {
-    Status.FAILED: HandlerFailed,
-    Status.REJECTED: HandlerFailed,
-    Status.NOT_EXECUTED: NotExecuted,
-    Status.OVERLOADED: Overloaded,
-    Status.MAYBE_EXECUTED: MaybeExecuted,
-    Status.CYCLE: CallCycle,
+_BY_STATUS: dict[ReplyStatus, type[DomicileError]] = {
+    ReplyStatus.FAILED: HandlerFailed,
+    ReplyStatus.REJECTED: HandlerFailed,
+    ReplyStatus.NOT_EXECUTED: NotExecuted,
+    ReplyStatus.OVERLOADED: Overloaded,
+    ReplyStatus.MAYBE_EXECUTED: MaybeExecuted,
+    ReplyStatus.CYCLE: CallCycle,
 }
 
 _plain_error = msgspec.msgpack.Decoder(tuple[str, str])
@@ -375,7 +375,7 @@ _rejection = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 _rejection_packings: dict[type[Rejection], Packing] = {}
 
 
-def encode_error(error: BaseException) -> tuple[Status, bytes]:
+def encode_error(error: BaseException) -> tuple[ReplyStatus, bytes]:
     """What the runtime answers for a message. Never for what escaped from a handler: a
     `NotExecuted` of a nested ask would claim that the outer message did not run (I9); for that
     use `encode_failure`."""
@@ -383,39 +383,39 @@ def encode_error(error: BaseException) -> tuple[Status, bytes]:
         for kind in type(error).__mro__:
             if kind.__name__ in _NOT_EXECUTED:
                 kept = _NOT_EXECUTED[kind.__name__]
-                status = _STATUS.get(kept, Status.NOT_EXECUTED)
+                status = _STATUS.get(kept, ReplyStatus.NOT_EXECUTED)
                 return status, _encode((kept.__name__, _message(error)))
     if isinstance(error, MaybeExecuted):
-        return Status.MAYBE_EXECUTED, _encode((MaybeExecuted.__name__, _message(error)))
+        return ReplyStatus.MAYBE_EXECUTED, _encode((MaybeExecuted.__name__, _message(error)))
     return encode_failure(error)
 
 
-def encode_failure(error: BaseException) -> tuple[Status, bytes]:
+def encode_failure(error: BaseException) -> tuple[ReplyStatus, bytes]:
     """What a handler that ran and raised answers: its `Rejection` as itself, else a failure."""
     if isinstance(error, Rejection):
         try:
-            return Status.REJECTED, _encode((error.wire_name, error.args))
+            return ReplyStatus.REJECTED, _encode((error.wire_name, error.args))
         except Exception as unfit:
             text = f"{_message(error)} (its arguments cannot travel: {unfit})"
-            return Status.FAILED, _encode((error.wire_name, text, _traceback(error)))
+            return ReplyStatus.FAILED, _encode((error.wire_name, text, _traceback(error)))
     name = "" if type(error) is HandlerFailed else type(error).__qualname__
-    return Status.FAILED, _encode((name, _message(error), _traceback(error)))
+    return ReplyStatus.FAILED, _encode((name, _message(error), _traceback(error)))
 
 
-def decode_error(status: Status, body: bytes) -> DomicileError:
+def decode_error(status: ReplyStatus, body: bytes) -> DomicileError:
     """The error to raise at the caller. An unreadable body still tells whether it ran (I9)."""
-    if status is Status.OK:
+    if status is ReplyStatus.OK:
         raise ValueError("a reply with status OK carries a value, not an error")
     try:
-        if status is Status.REJECTED:
+        if status is ReplyStatus.REJECTED:
             return _decode_rejection(*_rejection.decode(body))
-        if status is Status.FAILED:
+        if status is ReplyStatus.FAILED:
             return _decode_failure(*_failure.decode(body))
         name, message = _plain_error.decode(body)
     except msgspec.DecodeError:
         text = body.decode("utf-8", "replace")
         return _BY_STATUS[status](text or f"no reason was given ({status.name.lower()})")
-    if status is Status.MAYBE_EXECUTED:
+    if status is ReplyStatus.MAYBE_EXECUTED:
         return MaybeExecuted(message)
     kind = _NOT_EXECUTED.get(name, NotExecuted)
     fallback = _BY_STATUS[status]

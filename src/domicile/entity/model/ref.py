@@ -12,7 +12,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 import msgspec
 
-from domicile.core.hashing import Place
+from domicile.core.hashing import FindShard
 from domicile.core.ids import EntityKey
 from domicile.entity.model.entity import Entity, EntityType
 from domicile.entity.model.handlers import Handler
@@ -56,7 +56,7 @@ class Call(msgspec.Struct):
     kwargs: Mapping[str, Any]
     timeout_s: float | None
     key: str
-    place: Place
+    place: FindShard
     """Which of so many shards is the entity's home: the type's, or that of one message."""
     route: Route | None = None
 

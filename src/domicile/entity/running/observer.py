@@ -20,7 +20,7 @@ SAMPLED = 61
 the same beat."""
 
 Took = Callable[[str, str, float], None]
-Work = Coroutine[Any, Any, Any]
+ObservedRun = Coroutine[Any, Any, Any]
 
 
 class Observer:
@@ -44,7 +44,7 @@ class Observer:
         """How many handlers have begun."""
         return self._looked + self._every - 1 - self.left
 
-    def look_at(self, work: Work, type: str, handler: str, trace: str = "") -> Work:
+    def look_at(self, work: ObservedRun, type: str, handler: str, trace: str = "") -> ObservedRun:
         """A handler's run with what there is to see of it."""
         self._looked += self._every
         self.left = self._every - 1
@@ -55,7 +55,7 @@ class Observer:
 
 
 async def _observed(
-    work: Work, type: str, handler: str, trace: str, tracer: Tracer | None, took: Took | None
+    work: ObservedRun, type: str, handler: str, trace: str, tracer: Tracer | None, took: Took | None
 ) -> object:
     within = nullcontext() if tracer is None else tracer.span(trace, f"{type}.{handler}")
     began = perf_counter()

@@ -27,7 +27,7 @@ SPELL_S = 0.1
 """An estimate rests on at least so long a time in which somebody was ready all along."""
 
 
-class Pace:
+class Fairness:
     """The pace of one pool of workers."""
 
     __slots__ = ("_began", "_jobs", "_now", "_since", "_turns", "_until", "job_s")
@@ -77,7 +77,7 @@ def timeless() -> float:
 T = TypeVar("T")
 
 Work = Coroutine[Any, Any, None]
-Job = Callable[["Worker"], None]
+WorkerJob = Callable[["Worker"], None]
 """Begins work in the name of the worker it is given."""
 
 QUANTUM = 128
@@ -257,8 +257,8 @@ class Workers:
     """Lends workers to what begins now, and runs jobs in order. `close` ends its tasks."""
 
     def __init__(self, now: Callable[[], float] = timeless, turns: Callable[[], int] = int) -> None:
-        self._ready: deque[Job] = deque()
-        self._pace = Pace(now, turns)
+        self._ready: deque[WorkerJob] = deque()
+        self._pace = Fairness(now, turns)
         self._spare: list[Worker] = []
         self._all: dict[asyncio.Task[None], Worker] = {}
         self._called = False
@@ -274,7 +274,7 @@ class Workers:
         """How many jobs are ready, and the time from one to the next: 0 as long as nobody knows."""
         return len(self._ready), self._pace.job_s
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: WorkerJob) -> None:
         """Run a job in a turn of the event loop soon."""
         self._ready.append(job)
         if not self._called and not self._closed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import floor
 
-from domicile.core.handoff.pending import Letter
+from domicile.core.handoff.pending import Pending
 from domicile.ports.clock import Clock, Timer
 
 MOST_BOOKS = 64
@@ -17,20 +17,20 @@ MOST_BOOKS = 64
 
 SLOT_S = 0.01
 
-Book = dict[Letter, None]
+Book = dict[Pending, None]
 
 
-class Waits:
+class AskTimeouts:
     """Open asks by how long they may take; the oldest of each kind come first."""
 
-    def __init__(self, clock: Clock, expire: Callable[[Letter], None]) -> None:
+    def __init__(self, clock: Clock, expire: Callable[[Pending], None]) -> None:
         self._clock = clock
         self._expire = expire
         self._books: dict[float, Book] = {}
         self._slots: dict[int, Book] = {}
         self._timers: dict[tuple[str, float], Timer] = {}
 
-    def add(self, letter: Letter, timeout_s: float) -> Book:
+    def add(self, letter: Pending, timeout_s: float) -> Book:
         """From now on, for so long, or until it is taken out of the book that this returns."""
         book = self._books.get(timeout_s)
         if book is not None:
@@ -50,14 +50,14 @@ class Waits:
         self._books.clear()
         self._slots.clear()
 
-    def _arm(self, timeout_s: float, oldest: Letter) -> None:
+    def _arm(self, timeout_s: float, oldest: Pending) -> None:
         when = oldest.load.expires_at
         self._timers["book", timeout_s] = self._clock.call_at(when, lambda: self._look(timeout_s))
 
     def _look(self, timeout_s: float) -> None:
         book = self._books[timeout_s]
         now = self._clock.now()
-        late: list[Letter] = []
+        late: list[Pending] = []
         for letter in book:
             if letter.load.expires_at > now:
                 self._arm(timeout_s, letter)
@@ -67,7 +67,7 @@ class Waits:
             del self._books[timeout_s], self._timers["book", timeout_s]
         self._end(book, late)
 
-    def _slot(self, letter: Letter) -> Book:
+    def _slot(self, letter: Pending) -> Book:
         """Many different timeouts: those that end at about the same time share a timer."""
         number = floor(letter.load.expires_at / SLOT_S) + 1
         slot = self._slots.get(number)
@@ -83,7 +83,7 @@ class Waits:
         slot = self._slots.pop(number)
         self._end(slot, list(slot))
 
-    def _end(self, book: Book, late: list[Letter]) -> None:
+    def _end(self, book: Book, late: list[Pending]) -> None:
         for letter in late:
             book.pop(letter, None)
             self._expire(letter)

@@ -10,7 +10,7 @@ import msgspec
 
 from domicile.core.handoff.admission import Outflow
 from domicile.core.ids import Incarnation
-from domicile.core.wire import Reply, Status
+from domicile.core.wire import Reply, ReplyStatus
 from domicile.ports.clock import Clock
 
 PAUSE_S = 0.05
@@ -21,15 +21,15 @@ _encode = msgspec.msgpack.encode
 _MARK = _encode((_NAME, ""))[:-1]
 
 
-def encode_crowded(node_id: str) -> tuple[Status, bytes]:
+def encode_crowded(node_id: str) -> tuple[ReplyStatus, bytes]:
     """The refusal of a node that has too much mail."""
     text = f"too much waits at node {node_id}; slow down and retry"
-    return Status.OVERLOADED, _encode((_NAME, text))
+    return ReplyStatus.OVERLOADED, _encode((_NAME, text))
 
 
 def is_crowded(reply: Reply) -> bool:
     """Whether a refusal is about the whole node, not one entity."""
-    return reply.status is Status.OVERLOADED and reply.body.startswith(_MARK)
+    return reply.status is ReplyStatus.OVERLOADED and reply.body.startswith(_MARK)
 
 
 class Pauses:

@@ -15,20 +15,28 @@ import msgspec
 from msgspec.structs import replace
 
 from domicile.core.handoff.admission import Outflow
-from domicile.core.handoff.pending import Effect, GiveUp, Home, Letter, Limits, SendFlush, Write
+from domicile.core.handoff.pending import (
+    GiveUp,
+    HoldLimits,
+    Home,
+    Pending,
+    SenderEffect,
+    SendFlush,
+    WriteRequest,
+)
 from domicile.core.handoff.sender import Sender
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.machines import Arm
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import (
-    Caller,
+    CallingTurn,
     Cancel,
     Flush,
     Flushed,
     Reply,
+    ReplyStatus,
     Request,
     Return,
-    Status,
     ToOwner,
     weight_bytes,
 )
@@ -37,10 +45,10 @@ from domicile.entity.hosting.cell import Called, Incoming, Turn, current_turn
 from domicile.entity.hosting.execution import NOT_HERE
 from domicile.entity.model.codec import decode_error
 from domicile.entity.model.ref import Call, Route
-from domicile.entity.sending.ask_timeouts import Waits
+from domicile.entity.sending.ask_timeouts import AskTimeouts
 from domicile.entity.sending.backpressure import Pauses
 from domicile.entity.sending.call_errors import expired, overloaded, quarantined, too_large
-from domicile.entity.sending.routing import Places
+from domicile.entity.sending.routing import Routing
 from domicile.errors import (
     CallCycle,
     CallTooDeep,
@@ -55,12 +63,12 @@ if TYPE_CHECKING:
     from domicile.entity.runtime import Runtime
 
 _OUTCOMES = {
-    Status.OK: "ok",
-    Status.REJECTED: "rejected",
-    Status.MAYBE_EXECUTED: "maybe_executed",
+    ReplyStatus.OK: "ok",
+    ReplyStatus.REJECTED: "rejected",
+    ReplyStatus.MAYBE_EXECUTED: "maybe_executed",
 }
 _NOBODY = EntityKey("", "")
-_OK = Status.OK
+_OK = ReplyStatus.OK
 
 WEIGHT_BYTES = 192
 """About what a message weighs beside its body and its ids."""
@@ -72,7 +80,7 @@ SWEEP_S = 0.5
 """How often tells that wait past their time are given up."""
 
 
-class Outgoing(msgspec.Struct, eq=False):
+class OutgoingCall(msgspec.Struct, eq=False):
     """What the shell knows of a letter: what it says, who waits for it, and until when."""
 
     request: Request
@@ -82,7 +90,7 @@ class Outgoing(msgspec.Struct, eq=False):
     future: asyncio.Future[bytes] | None
 
 
-class Sending:
+class OutgoingCalls:
     """All shards this incarnation sends to."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -92,7 +100,7 @@ class Sending:
         self._loop = runtime.loop
         self._ask_timeout_s = settings.ask_timeout_s
         self._message_bytes = settings.message_bytes
-        self._limits = Limits(
+        self._limits = HoldLimits(
             settings.buffer, settings.hold_bytes, settings.window, settings.hold_timeout_s
         )
         # One shard alone may use its whole window.
@@ -100,11 +108,11 @@ class Sending:
         self._pauses = Pauses(runtime.clock, self._outflow)
         self.senders: dict[ShardKey, Sender] = {}
         self._by_role: dict[str, dict[int, Sender]] = {}
-        self._waits = Waits(runtime.clock, self._expired)
+        self._waits = AskTimeouts(runtime.clock, self._expired)
         self._timers: dict[ShardKey, tuple[float, Timer]] = {}
         self._asks = 0
         self._sweep: Timer | None = None
-        self._places = Places(runtime)
+        self._places = Routing(runtime)
 
     # calls
 
@@ -118,13 +126,13 @@ class Sending:
         if timeout_s is None:
             timeout_s = self._ask_timeout_s
         now, route = self._address(call, turn)
-        chain: tuple[Caller, ...] = ()
+        chain: tuple[CallingTurn, ...] = ()
         if turn is not None and turn.active:
             timeout_s = time_left_s(turn, timeout_s)
             chain = self._chain(call, turn)
         sender: Sender = route.sender
         home = sender.clear()
-        letter: Letter | None = None
+        letter: Pending | None = None
         if (
             home is not None
             and home.owner == self._me
@@ -133,7 +141,7 @@ class Sending:
             and self._runtime.may_run_here(now, turn)
         ):
             outcome = self._runtime.run_here(call, route, home, chain, now, timeout_s)
-            if type(outcome) is Letter:
+            if type(outcome) is Pending:
                 letter = outcome
             elif outcome is not NOT_HERE:
                 return outcome
@@ -184,11 +192,11 @@ class Sending:
         call: Call,
         route: Route,
         home: Home | None,
-        callers: tuple[Caller, ...],
+        callers: tuple[CallingTurn, ...],
         now: float,
         timeout_s: float,
         future: asyncio.Future[bytes] | None,
-    ) -> Letter:
+    ) -> Pending:
         """Number a message and send it, or hold it until its shard has a home (H1, H2).
 
         Raises `TypeError` or `NotExecuted` if it can't travel.
@@ -215,13 +223,13 @@ class Sending:
             handler.name, body, ask, False, timeout_s, callers, call.key,
             "" if tracer is None else tracer.inject(),
         )  # fmt: skip
-        load = Outgoing(request, sender, now + timeout_s, future)
+        load = OutgoingCall(request, sender, now + timeout_s, future)
         if home is None:
-            letter = Letter(n, entity, ask, chain, size, load, behind)
+            letter = Pending(n, entity, ask, chain, size, load, behind)
             self._hold(sender, letter, now, timeout_s)
             return letter
         owner = home.owner
-        letter = Letter(n, entity, ask, chain, size, load, behind, False, False, owner)
+        letter = Pending(n, entity, ask, chain, size, load, behind, False, False, owner)
         sender.post(letter)
         if chain and sender.finishing(letter):
             request = replace(request, finishing=True)
@@ -234,31 +242,31 @@ class Sending:
             runtime.send(owner, request)
         return letter
 
-    def began_here(self, call: Call, sender: Sender, home: Home, turn: Turn) -> Letter:
+    def began_here(self, call: Call, sender: Sender, home: Home, turn: Turn) -> Pending:
         """A local ask began within its call and has suspended: its reply comes as any other."""
         future: asyncio.Future[bytes] = self._loop.create_future()
         assert isinstance(turn.request, Called)
-        load = Outgoing(
+        load = OutgoingCall(
             turn.request.as_sent(sender.shard, call.entity), sender, turn.expires_at, future
         )
         chain = tuple([ShardKey(caller.role, caller.shard) for caller in turn.request.chain])
-        letter = Letter(turn.n, call.entity, True, chain, 0, load, to=home.owner, started=True)
+        letter = Pending(turn.n, call.entity, True, chain, 0, load, to=home.owner, started=True)
         sender.post(letter)
         return letter
 
     def note_here(self, call: Call, sender: Sender, home: Home, called: Called) -> None:
         """For histories: a local ask begins within its call."""
-        load = Outgoing(called.as_sent(sender.shard, call.entity), sender, 0.0, None)
-        letter = Letter(called.n, call.entity, True, (), 0, load)
+        load = OutgoingCall(called.as_sent(sender.shard, call.entity), sender, 0.0, None)
+        letter = Pending(called.n, call.entity, True, (), 0, load)
         self.note_submit(letter, 0, called.ttl_s)
         self.note_write(letter, home, finishing=False, open=1)
 
-    def note_outcome_here(self, sender: Sender, n: int, status: Status) -> None:
+    def note_outcome_here(self, sender: Sender, n: int, status: ReplyStatus) -> None:
         """For histories: it has ended within its call."""
         outcome = _OUTCOMES.get(status, "failed")
-        self._outcome(sender.shard, Letter(n, _NOBODY, True, (), 0, None), outcome)
+        self._outcome(sender.shard, Pending(n, _NOBODY, True, (), 0, None), outcome)
 
-    def _hold(self, sender: Sender, letter: Letter, now: float, timeout_s: float) -> None:
+    def _hold(self, sender: Sender, letter: Pending, now: float, timeout_s: float) -> None:
         """The longer way: what waits before it, or its home, comes first."""
         runtime = self._runtime
         refusal = self._refusal(sender, letter)
@@ -273,7 +281,7 @@ class Sending:
         if not letter.ask and letter.to is None and self._sweep is None:
             self._sweep = runtime.clock.call_at(now + SWEEP_S, self._sweep_tells)
 
-    def note_submit(self, letter: Letter, held: int, timeout_s: float) -> None:
+    def note_submit(self, letter: Pending, held: int, timeout_s: float) -> None:
         """For histories: a call was made."""
         request: Request = letter.load.request
         self._runtime.meter.event(
@@ -283,7 +291,7 @@ class Sending:
             timeout=timeout_s,
         )  # fmt: skip
 
-    def note_write(self, letter: Letter, home: Home, *, finishing: bool, open: int) -> None:
+    def note_write(self, letter: Pending, home: Home, *, finishing: bool, open: int) -> None:
         """For histories: a message went to its home."""
         role, shard = letter.load.sender.shard
         self._runtime.meter.event(
@@ -291,7 +299,7 @@ class Sending:
             epoch=home.epoch, finishing=finishing, open=open, beyond=letter.beyond,
         )  # fmt: skip
 
-    def _refusal(self, sender: Sender, letter: Letter) -> NotExecuted | None:
+    def _refusal(self, sender: Sender, letter: Pending) -> NotExecuted | None:
         """Why a message can't even wait for its shard (I6), if so."""
         if sender.entry.state == "quarantined":
             return quarantined(sender, self._runtime.settings.poison_window_s)
@@ -300,7 +308,7 @@ class Sending:
         self._runtime.meter.count("message.overloaded")
         return overloaded(sender, letter.entity)
 
-    def _behind(self, chain: tuple[Caller, ...]) -> Iterator[ShardKey]:
+    def _behind(self, chain: tuple[CallingTurn, ...]) -> Iterator[ShardKey]:
         """Who waits in line behind the handlers of a chain, as far as they run on this node.
 
         A handler in a draining shard may wait for a message that is queued behind another one,
@@ -315,7 +323,7 @@ class Sending:
                         for waiting in mail.load.request.chain:
                             yield ShardKey(waiting.role, waiting.shard)
 
-    def _chain(self, call: Call, turn: Turn) -> tuple[Caller, ...]:
+    def _chain(self, call: Call, turn: Turn) -> tuple[CallingTurn, ...]:
         """N1, N2: who waits for this ask."""
         runtime = self._runtime
         if turn.host.runtime is not runtime:
@@ -465,11 +473,11 @@ class Sending:
 
     # effects
 
-    def _carry_out(self, sender: Sender, effects: Iterable[Effect]) -> None:
+    def _carry_out(self, sender: Sender, effects: Iterable[SenderEffect]) -> None:
         runtime = self._runtime
         for effect in effects:
             match effect:
-                case Write():
+                case WriteRequest():
                     self._write(effect)
                 case SendFlush(to, id):
                     runtime.send(to, Flush(*sender.shard, id))
@@ -482,11 +490,11 @@ class Sending:
                 sender.shard, letter, quarantined(sender, self._runtime.settings.poison_window_s)
             )
 
-    def _write(self, write: Write) -> None:
+    def _write(self, write: WriteRequest) -> None:
         letter, to, epoch = write.letter, write.to, write.epoch
         if self._runtime.tracing:
             self.note_write(letter, Home(to, epoch), finishing=write.finishing, open=write.open)
-        load: Outgoing = letter.load
+        load: OutgoingCall = letter.load
         request = replace(
             load.request, epoch=epoch, change=write.change, finishing=write.finishing,
             ttl_s=max(0.0, load.expires_at - self._now()),
@@ -510,9 +518,13 @@ class Sending:
     # outcomes
 
     def _fail(
-        self, shard: ShardKey, letter: Letter, error: DomicileError, status: Status | None = None
+        self,
+        shard: ShardKey,
+        letter: Pending,
+        error: DomicileError,
+        status: ReplyStatus | None = None,
     ) -> None:
-        if status is Status.REJECTED:
+        if status is ReplyStatus.REJECTED:
             outcome = "rejected"
         elif isinstance(error, NotExecuted):
             outcome = "not_executed"
@@ -529,7 +541,7 @@ class Sending:
         elif not future.done():
             future.set_exception(error)
 
-    def _give_up(self, shard: ShardKey, letter: Letter, why: str) -> None:
+    def _give_up(self, shard: ShardKey, letter: Pending, why: str) -> None:
         letter.resolved = True
         if letter.ask:
             request: Request = letter.load.request
@@ -538,14 +550,14 @@ class Sending:
         else:
             self._lost(shard, letter)
 
-    def _lost(self, shard: ShardKey, letter: Letter) -> None:
+    def _lost(self, shard: ShardKey, letter: Pending) -> None:
         self._runtime.meter.count("tell.lost")
         self._runtime.meter.event(
             "lost", inc=self._runtime.me, role=shard.role, shard=shard.shard, n=letter.n
         )
 
     def _outcome(
-        self, shard: ShardKey, letter: Letter, outcome: str, cancelled: bool = False
+        self, shard: ShardKey, letter: Pending, outcome: str, cancelled: bool = False
     ) -> None:
         if self._runtime.tracing:
             self._runtime.meter.event(
@@ -553,7 +565,7 @@ class Sending:
                 outcome=outcome, cancelled=cancelled,
             )  # fmt: skip
 
-    def _expired(self, letter: Letter) -> None:
+    def _expired(self, letter: Pending) -> None:
         """The caller's time is up."""
         if letter.resolved:
             return
@@ -563,7 +575,7 @@ class Sending:
         self._carry_out(sender, effects)
         self._take_back(letter)
 
-    def _abandon(self, sender: Sender, letter: Letter) -> None:
+    def _abandon(self, sender: Sender, letter: Pending) -> None:
         """The caller was cancelled: nobody waits for the outcome any more."""
         unwritten, effects = sender.withdraw(letter, self._now())
         outcome = "not_executed" if unwritten else "maybe_executed"
@@ -571,7 +583,7 @@ class Sending:
         self._carry_out(sender, effects)
         self._take_back(letter)
 
-    def _take_back(self, letter: Letter) -> None:
+    def _take_back(self, letter: Pending) -> None:
         """Nobody waits for it: its owner need not start it, nor end it if it is `cancellable`."""
         if letter.to is not None and self._runtime.guard():
             shard: ShardKey = letter.load.sender.shard

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from domicile.entity.runtime import Runtime
 
 
-class Places:
+class Routing:
     """Remembers how many shards each type has."""
 
     def __init__(self, runtime: Runtime) -> None:

@@ -25,7 +25,7 @@ from domicile.core.state.txn import (
 )
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
-from domicile.stores.memory.log import Log
+from domicile.stores.memory.log import MemoryLog
 from domicile.stores.storetime import StoreTime
 
 TICK_S = 0.2
@@ -36,7 +36,7 @@ SOON_S = 1e-6
 
 
 @dataclass(slots=True)
-class Lease:
+class StoredLease:
     """A timed right. Alive while `now < deadline`."""
 
     id: str
@@ -52,14 +52,14 @@ class Snapshot:
     revision: int
     now: float
     items: dict[bytes, Item]
-    leases: tuple[Lease, ...]
+    leases: tuple[StoredLease, ...]
 
 
 class Data:
     """What is stored now."""
 
     def __init__(
-        self, clock: Clock, meter: Meter, log: Log, wall: Callable[[], float] | None
+        self, clock: Clock, meter: Meter, log: MemoryLog, wall: Callable[[], float] | None
     ) -> None:
         self._clock = clock
         self._meter = meter
@@ -67,8 +67,8 @@ class Data:
         self._wall = wall
         self._time = StoreTime(0.0 if wall is None else wall())
         self._items: dict[bytes, Item] = {}
-        self._attached: dict[bytes, Lease] = {}
-        self._leases: dict[str, Lease] = {}
+        self._attached: dict[bytes, StoredLease] = {}
+        self._leases: dict[str, StoredLease] = {}
         self._due_at = inf
         self._timer: Timer | None = None
         self._timer_at = inf
@@ -118,7 +118,7 @@ class Data:
         deadline = self.expire_due() + ttl_s
         lease = self._leases.get(lease_id)
         if lease is None:
-            self._leases[lease_id] = Lease(lease_id, ttl_s, deadline)
+            self._leases[lease_id] = StoredLease(lease_id, ttl_s, deadline)
         else:
             lease.ttl_s, lease.deadline = ttl_s, deadline
         self._due_at = min(self._due_at, deadline)
@@ -211,7 +211,7 @@ class Data:
         later_s = self._now() - snapshot.now
         self._items = dict(snapshot.items)
         self._leases = {
-            lease.id: Lease(lease.id, lease.ttl_s, lease.deadline + later_s, dict(lease.keys))
+            lease.id: StoredLease(lease.id, lease.ttl_s, lease.deadline + later_s, dict(lease.keys))
             for lease in snapshot.leases
         }
         self._attached = {key: lease for lease in self._leases.values() for key in lease.keys}
@@ -227,7 +227,7 @@ class Data:
 
     # inside
 
-    def _end(self, lease: Lease) -> None:
+    def _end(self, lease: StoredLease) -> None:
         del self._leases[lease.id]
         deletes = list(lease.keys)
         if deletes:

@@ -28,7 +28,7 @@ class Waiting(Protocol):
         ...
 
 
-class Log:
+class MemoryLog:
     """One commit for each of the last revisions up to `revision`."""
 
     def __init__(self, kept_commits: int) -> None:

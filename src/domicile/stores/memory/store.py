@@ -14,7 +14,7 @@ from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter, NoMeter
 from domicile.ports.store import Store
 from domicile.stores.memory.data import Data, Snapshot
-from domicile.stores.memory.log import Log, under
+from domicile.stores.memory.log import MemoryLog, under
 
 KEPT_COMMITS = 10_000
 
@@ -36,7 +36,7 @@ class MemoryStore:
     ) -> None:
         if kept_commits < 1:
             raise ValueError(f"kept_commits is {kept_commits}; keep at least one commit")
-        self._log = Log(kept_commits)
+        self._log = MemoryLog(kept_commits)
         self._data = Data(clock, NoMeter() if meter is None else meter, self._log, wall)
 
     def client(self, by: str) -> Store:
@@ -116,7 +116,7 @@ class _Watch:
 class _Client:
     """One process's face of a `MemoryStore`. Implements `Store`."""
 
-    def __init__(self, data: Data, log: Log, by: str) -> None:
+    def __init__(self, data: Data, log: MemoryLog, by: str) -> None:
         self.log = log
         self._data = data
         self._by = by

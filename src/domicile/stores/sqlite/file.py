@@ -104,7 +104,7 @@ class Database:
             self._raw.close(True)
 
 
-class OutcomeUnknown(Exception):
+class CommitUnknown(Exception):
     """A write failed at a point where it may have happened, now or after a crash (S1)."""
 
 

@@ -21,10 +21,10 @@ import apsw
 from domicile.core.state.txn import Change, Changes, Item, Listing
 from domicile.errors import ConfigError, StoreError, StoreRewound, StoreUnavailable, WatchCompacted
 from domicile.stores.sqlite.file import (
+    CommitUnknown,
     Database,
     Handle,
     Known,
-    OutcomeUnknown,
     Row,
     elapsed_s,
     explain,
@@ -43,7 +43,7 @@ from domicile.stores.sqlite.schema import (
     ranged,
     together,
 )
-from domicile.stores.sqlite.threads import Bell, ring_file
+from domicile.stores.sqlite.threads import FileNotifier, ring_file
 
 log = logging.getLogger("domicile")
 
@@ -118,7 +118,7 @@ class CommitJob(NamedTuple):
         )
 
 
-class Log(NamedTuple):
+class WatchedChanges(NamedTuple):
     """What a watch finds: changes, and the revision up to which these are all."""
 
     changes: list[Changes]
@@ -139,7 +139,7 @@ class News(NamedTuple):
     generation: int
 
 
-class Lookout(Protocol):
+class ReaderEvents(Protocol):
     """Who is told by the reading thread. Each call returns at once."""
 
     def changed(self, news: News) -> None:
@@ -155,7 +155,7 @@ class Lookout(Protocol):
         ...
 
 
-class Writer:
+class StoreWriter:
     """What the writing thread does."""
 
     boot = ""
@@ -227,7 +227,7 @@ class Writer:
             raised = self.handle.failed(error, time.monotonic() - started)
             if isinstance(error, _REFUSALS):
                 raise raised from error
-            raise OutcomeUnknown(str(raised)) from error
+            raise CommitUnknown(str(raised)) from error
         results = [Result(*row) for row in connection.rows(outcome, parameters)]
         # Written to a file that was replaced meanwhile, it is lost (S5).
         self.handle.check_place()
@@ -251,7 +251,7 @@ class Writer:
         return bool(hurried)
 
 
-class Reader:
+class StoreReader:
     """What the reading thread does: reads, and looks for changes while watches wait."""
 
     boot = ""
@@ -261,7 +261,7 @@ class Reader:
         self,
         path: Path,
         known: Known,
-        lookout: Lookout,
+        lookout: ReaderEvents,
         op_timeout_s: float,
         elapsed: Callable[[], float] | None,
     ) -> None:
@@ -295,7 +295,7 @@ class Reader:
         items = tuple([Item(*row[5:9]) for row in rows if row[5] is not None])
         return self._is_due(rows[0]), Listing(rows[0][1], items)
 
-    def log(self, prefix: bytes, seen: int, generation: int, deadline: float) -> Log:
+    def log(self, prefix: bytes, seen: int, generation: int, deadline: float) -> WatchedChanges:
         """The first changes after a revision."""
         rows = self._rows(*ranged(LOG, prefix, seen), generation, deadline, most=BATCH_ROWS)
         revision, trimmed = rows[0][1], rows[0][5]
@@ -310,9 +310,9 @@ class Reader:
                 "list again and watch from the listing's revision"
             )
         changes = _changes(rows)
-        return Log(changes, changes[-1].revision if changes else revision)
+        return WatchedChanges(changes, changes[-1].revision if changes else revision)
 
-    def between(self, bell: Bell, modified: bool) -> float | None:
+    def between(self, bell: FileNotifier, modified: bool) -> float | None:
         """Look for changes if watches wait; for how long not to look again."""
         if not self.watched:
             return None
@@ -334,7 +334,7 @@ class Reader:
             self._broken(error)
         return self._rest_s()
 
-    def _look(self, bell: Bell) -> None:
+    def _look(self, bell: FileNotifier) -> None:
         """Tell of changes since the last look, and have expired what is due."""
         patience_s = LOOK_S if self.handle.connection is not None else self._op_timeout_s
         connection = self.handle.use(time.monotonic() + patience_s)
@@ -360,7 +360,7 @@ class Reader:
                 self._lookout.changed(News(since, upto, changes, trimmed, generation))
         self._expire_due()
 
-    def _listen(self, bell: Bell) -> None:
+    def _listen(self, bell: FileNotifier) -> None:
         """See that it hears of others' writes; a file that was removed is made anew."""
         if bell.hears(self._bell):
             return

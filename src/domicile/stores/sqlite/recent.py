@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 from domicile.core.state.txn import Change, Changes
-from domicile.stores.sqlite.jobs import Log, News
+from domicile.stores.sqlite.jobs import News, WatchedChanges
 
 KEPT = 256
 KEPT_BYTES = 4 * 1024 * 1024
@@ -48,7 +48,7 @@ class Recent:
     def _full(self) -> bool:
         return len(self._commits) > self._kept or self._bytes > self._kept_bytes
 
-    def after(self, prefix: bytes, seen: int, generation: int) -> Log | None:
+    def after(self, prefix: bytes, seen: int, generation: int) -> WatchedChanges | None:
         """All changes under a prefix since a revision; None if this is not known here."""
         if generation != self._generation or not self._since <= seen <= self._upto:
             return None
@@ -56,7 +56,7 @@ class Recent:
         for commit in self._commits:
             if commit.revision > seen and (changes := _under(prefix, commit.changes)):
                 found.append(Changes(commit.revision, changes))
-        return Log(found, self._upto)
+        return WatchedChanges(found, self._upto)
 
 
 def _size_bytes(commit: Changes) -> int:

@@ -42,18 +42,25 @@ from domicile.core.state.txn import (
 from domicile.errors import ConfigError, StoreError, StoreRewound, StoreUnavailable
 from domicile.ports.meter import Meter, NoMeter
 from domicile.stores.sqlite.file import (
+    CommitUnknown,
     Database,
     Known,
-    OutcomeUnknown,
     boot_id,
     elapsed_s,
     explain,
 )
-from domicile.stores.sqlite.jobs import CommitJob, Log, News, Reader, Result, Writer
+from domicile.stores.sqlite.jobs import (
+    CommitJob,
+    News,
+    Result,
+    StoreReader,
+    StoreWriter,
+    WatchedChanges,
+)
 from domicile.stores.sqlite.recent import Recent
 from domicile.stores.sqlite.schema import COMMITS, packed
-from domicile.stores.sqlite.threaded import SqliteBeside
-from domicile.stores.sqlite.threads import Desk
+from domicile.stores.sqlite.threaded import SqliteThreadedStore
+from domicile.stores.sqlite.threads import JobThread
 
 log = logging.getLogger("domicile")
 
@@ -69,7 +76,7 @@ GRACE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class QueuedCommit:
     """A commit as the file's log keeps it; `expiry` if it is the end of leases."""
 
     revision: int
@@ -80,16 +87,16 @@ class Commit:
     expiry: bool
 
 
-def commits(path: Path) -> list[Commit]:
+def commits(path: Path) -> list[QueuedCommit]:
     """The commits that a store's file still knows, oldest first. Blocks; for judges and tools."""
-    found: list[Commit] = []
+    found: list[QueuedCommit] = []
     database: Database | None = None
     try:
         database = Database(path, create=False)
         database.wait_for_locks(time.monotonic() + READ_S)
         for revision, at, by, expiry, key, value, lease in database.rows(COMMITS):
             if not found or found[-1].revision != revision:
-                found.append(Commit(revision, at, by, [], [], bool(expiry)))
+                found.append(QueuedCommit(revision, at, by, [], [], bool(expiry)))
             if value is None:
                 found[-1].deletes.append(key)
             else:
@@ -133,9 +140,11 @@ class SqliteStore:
         self._meter = NoMeter() if meter is None else meter
         self._known = Known(path, self._noticed)
         self._generation = 0
-        self._writer = Writer(path, self._known, by, kept_commits, elapsed or elapsed_s, unhurried)
-        self._reader = Reader(path, self._known, self, op_timeout_s, elapsed)
-        self._desks: tuple[Desk, Desk] | None = None
+        self._writer = StoreWriter(
+            path, self._known, by, kept_commits, elapsed or elapsed_s, unhurried
+        )
+        self._reader = StoreReader(path, self._known, self, op_timeout_s, elapsed)
+        self._desks: tuple[JobThread, JobThread] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
         self._closed = False
@@ -157,7 +166,7 @@ class SqliteStore:
         operations = (*conditions, *writes)
         try:
             result = await self._commit(tuple(conditions), tuple(writes))
-        except OutcomeUnknown as error:
+        except CommitUnknown as error:
             self._meter.count("store.unknown")
             log.warning("whether a commit happened is unknown: %s", error)
             return Unknown()
@@ -184,9 +193,9 @@ class SqliteStore:
         """As `Store.watch`."""
         return _Watch(self, prefix, from_revision, self._generation)
 
-    def beside(self, prefix: bytes = b"") -> SqliteBeside:
+    def beside(self, prefix: bytes = b"") -> SqliteThreadedStore:
         """As `OffersBeside.beside`: the two threads take jobs from anywhere."""
-        return SqliteBeside(
+        return SqliteThreadedStore(
             self._open(), self._writer, self._reader, prefix, self._generation, self._op_timeout_s
         )
 
@@ -206,7 +215,7 @@ class SqliteStore:
             for desk in self._desks:
                 await self._see_off(desk)
 
-    async def _see_off(self, desk: Desk) -> None:
+    async def _see_off(self, desk: JobThread) -> None:
         """Until the job in hand is done and the thread is gone, unless the disk keeps it (I6)."""
         try:
             async with asyncio.timeout(self._op_timeout_s + GRACE_S):
@@ -219,7 +228,7 @@ class SqliteStore:
     async def _lease(self, name: str, **fields: object) -> Result:
         try:
             return await self._write(name, **fields)
-        except OutcomeUnknown as error:
+        except CommitUnknown as error:
             raise StoreUnavailable(str(error)) from error
 
     async def _commit(self, conditions: tuple[Condition, ...], writes: tuple[Write, ...]) -> Result:
@@ -254,7 +263,7 @@ class SqliteStore:
         deadline = time.monotonic() + self._op_timeout_s
         try:
             return await self._answer(reader.submit(partial(read, generation, deadline)))
-        except OutcomeUnknown as error:
+        except CommitUnknown as error:
             raise StoreUnavailable(str(error)) from error
 
     async def _answer(self, future: Future[T]) -> T:
@@ -267,15 +276,15 @@ class SqliteStore:
                 f"the store {self._path} did not answer within {self._op_timeout_s:g} s; "
                 "look at the load and the health of its disk"
             )
-            raise (StoreUnavailable if future.cancelled() else OutcomeUnknown)(text) from None
-        except (StoreError, ConfigError, OutcomeUnknown):
+            raise (StoreUnavailable if future.cancelled() else CommitUnknown)(text) from None
+        except (StoreError, ConfigError, CommitUnknown):
             raise
         except Exception as error:
             log.exception("the store %s met something unexpected", self._path)
             text = f"the store {self._path} met something unexpected ({error!r}); it is asked again"
-            raise OutcomeUnknown(text) from error
+            raise CommitUnknown(text) from error
 
-    def _open(self) -> tuple[Desk, Desk]:
+    def _open(self) -> tuple[JobThread, JobThread]:
         if self._closed:
             raise StoreUnavailable(f"the store {self._path} is closed; make another one")
         if self._desks is not None and self._pid != os.getpid():
@@ -290,15 +299,17 @@ class SqliteStore:
             self._desks = self._start()
         return self._desks
 
-    def _start(self) -> tuple[Desk, Desk]:
-        started: list[Desk] = []
+    def _start(self) -> tuple[JobThread, JobThread]:
+        started: list[JobThread] = []
         reader = self._reader
         try:
             started.append(
-                Desk(f"domicile-store-write {self._writer.by}", self._writer.handle.drop)
+                JobThread(f"domicile-store-write {self._writer.by}", self._writer.handle.drop)
             )
             started.append(
-                Desk(f"domicile-store-read {self._writer.by}", reader.handle.drop, reader.between)
+                JobThread(
+                    f"domicile-store-read {self._writer.by}", reader.handle.drop, reader.between
+                )
             )
         except (OSError, RuntimeError) as error:
             for desk in started:
@@ -329,7 +340,7 @@ class SqliteStore:
         self._resting = False
         self._reader.watched = bool(self._watches)
 
-    def recent(self, prefix: bytes, seen: int, generation: int) -> Log | None:
+    def recent(self, prefix: bytes, seen: int, generation: int) -> WatchedChanges | None:
         """As `look`, without a reading, if the last looks tell; else None."""
         current = generation == self._generation
         return self._recent.after(prefix, seen, generation) if current else None
@@ -388,7 +399,7 @@ class SqliteStore:
                 with suppress(StoreUnavailable):
                     desk.submit(handle.drop_old)
 
-    def look(self, prefix: bytes, seen: int) -> Callable[[int, float], Log]:
+    def look(self, prefix: bytes, seen: int) -> Callable[[int, float], WatchedChanges]:
         """The reading of a watch, for `read`."""
         return partial(self._reader.log, prefix, seen)
 
@@ -451,7 +462,7 @@ class _Watch:
         self._check()
         self._found.extend(found.changes)
 
-    def _recent(self) -> Log | None:
+    def _recent(self) -> WatchedChanges | None:
         return self._store.recent(self._prefix, self._seen, self._generation)
 
     def _check(self) -> None:

@@ -26,10 +26,10 @@ from domicile.core.state.txn import (
 )
 from domicile.errors import DomicileError, StoreUnavailable
 from domicile.ports.store import Kept
-from domicile.stores.sqlite.file import OutcomeUnknown
-from domicile.stores.sqlite.jobs import CommitJob, Reader, Result, Writer
+from domicile.stores.sqlite.file import CommitUnknown
+from domicile.stores.sqlite.jobs import CommitJob, Result, StoreReader, StoreWriter
 from domicile.stores.sqlite.schema import packed
-from domicile.stores.sqlite.threads import Desk
+from domicile.stores.sqlite.threads import JobThread
 
 log = logging.getLogger("domicile")
 
@@ -37,14 +37,14 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class SqliteBeside:
+class SqliteThreadedStore:
     """Implements `domicile.ports.store.Beside`."""
 
     def __init__(
         self,
-        desks: tuple[Desk, Desk],
-        writer: Writer,
-        reader: Reader,
+        desks: tuple[JobThread, JobThread],
+        writer: StoreWriter,
+        reader: StoreReader,
         prefix: bytes,
         generation: int,
         op_timeout_s: float,
@@ -94,7 +94,7 @@ class SqliteBeside:
             if isinstance(error, DomicileError):
                 outcome.set_exception(error)
                 return
-            if not isinstance(error, OutcomeUnknown):
+            if not isinstance(error, CommitUnknown):
                 log.error("a write beside the event loop met something unexpected", exc_info=error)
             outcome.set_result(Unknown())
 
@@ -109,7 +109,7 @@ class SqliteBeside:
 
     def _do(
         self,
-        desk: Desk,
+        desk: JobThread,
         job: Callable[[], T],
         result: Future[R],
         then: Callable[[T], None],

@@ -1,7 +1,7 @@
 """The embedded store's threads: SQLite may wait for a lock or a disk, the event loop must not.
 
-A `Desk` does one job after another. A `Bell` ends its wait: for a job, for the passing of time, or
-for another process's write to a file. Used by `domicile.stores.sqlite.store` alone.
+A `JobThread` does one job after another. A `FileNotifier` ends its wait: for a job, for the passing
+of time, or for another process's write to a file. Used by `domicile.stores.sqlite.store` alone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STUMBLE_S = 0.1
 _IN_MODIFY = 0x2
 
 
-class Bell:
+class FileNotifier:
     """Something to wait for. Only `ring` may be called by other threads than the waiting one."""
 
     def __init__(self) -> None:
@@ -147,10 +147,10 @@ class Joint(NamedTuple):
     """Does parts in order; a result each."""
 
 
-Job = tuple[Future[Any], Callable[[], object] | Joint]
+ThreadJob = tuple[Future[Any], Callable[[], object] | Joint]
 
 
-class Desk:
+class JobThread:
     """A thread that does jobs in order. `between` runs before each wait and says how long it is.
 
     `between` is told whether the file that the bell listens to was written to. `end` runs last.
@@ -161,12 +161,12 @@ class Desk:
         self,
         name: str,
         end: Callable[[], None],
-        between: Callable[[Bell, bool], float | None] = lambda bell, modified: None,
+        between: Callable[[FileNotifier, bool], float | None] = lambda bell, modified: None,
     ) -> None:
-        self.bell = Bell()
+        self.bell = FileNotifier()
         self._between = between
         self._end = end
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[ThreadJob] = deque()
         self._sift_at = FEW_JOBS
         self._sift_after = 0.0
         self._ended = False
@@ -268,7 +268,7 @@ class Desk:
         wait_s = self._between(self.bell, modified)
         return self.bell.wait(0 if self._jobs else wait_s)
 
-    def _take(self) -> Job | None:
+    def _take(self) -> ThreadJob | None:
         with self._lock:
             return self._jobs.popleft() if self._jobs else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from domicile.core.handoff.tables import Bond, Phase
+from domicile.core.handoff.tables import Phase, SenderState
 from domicile.core.state.keys import LEADER_KEY, node_key
 from domicile.testing.search.control import (
     ANSWERS,
@@ -182,7 +182,7 @@ class Steps(Control):
         for index, number in enumerate(self.senders):
             process, shard = divmod(index, sc.shards)
             sender = self.machines.senders[number]
-            if "overdue Flushed" in sc.faults and sender.bond is Bond.FLUSHING:
+            if "overdue Flushed" in sc.faults and sender.bond is SenderState.FLUSHING:
                 out.append(("hold", process, shard))
             if "link lost" in sc.faults and sender.key is not None:
                 node = process_of(sender.key.owner)

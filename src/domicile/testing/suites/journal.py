@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.ports.journal import Append, Appended, Claim, Journal, Refusal, Stored
+from domicile.ports.journal import Append, Appended, Claim, Journal, Refusal, StoredEvents
 
 SHARD = ShardKey("default", 7)
 ENTITY = EntityKey("Account", "alice")
@@ -221,14 +221,14 @@ class JournalContract(ABC):
             await journal.claim(OLD)
             assert await journal.inbox(ENTITY, "tx") is None
             await journal.append(OLD, Append("w1", ENTITY, 0, (b"1",), key="tx"))
-            assert await journal.inbox(ENTITY, "tx") == Stored(None)
+            assert await journal.inbox(ENTITY, "tx") == StoredEvents(None)
             assert await journal.inbox(EntityKey("Account", "bob"), "tx") is None
             again = await journal.append(OLD, Append("w2", ENTITY, 1, (b"2",), key="tx"))
             assert again == Refusal(OLD.epoch, fenced=False)
             reply = await journal.append(OLD, Append("w3", ENTITY, 1, (), "tx", b"reply"))
             assert isinstance(reply, Appended)
             assert reply.seq == 1
-            assert await journal.inbox(ENTITY, "tx") == Stored(b"reply")
+            assert await journal.inbox(ENTITY, "tx") == StoredEvents(b"reply")
             assert await journal.read(ENTITY) == (b"1",)
 
         self.run(scenario)
