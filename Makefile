@@ -10,6 +10,7 @@ PY := $(VENV)/bin/python
 UV := $(VENV)/bin/uv
 STAMP := $(VENV)/.ready
 PEERS := grpc aiohttp nats ray
+PYTEST := $(PY) -m pytest --numprocesses
 COMPILE := $(UV) pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
 	--no-emit-index-url --python-version
 
@@ -31,7 +32,7 @@ ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
 endif
 
-.PHONY: help setup check format test golden sim sim-long chaos full-size search mutant mutants chaos-mutants demo bench planner idle overload recovery rolling crowd soak docs lock clean
+.PHONY: help setup check format test test-real test-docs prove golden sim sim-long chaos full-size search mutant mutants chaos-mutants demo bench planner idle overload recovery rolling crowd soak docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,63 +66,77 @@ format: setup ## let ruff rewrite what it can
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-test: setup ## the test suite (ARGS="-k lease" for a part of it, WORKERS=0 for one process)
-	$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+test: setup ## pure and virtual-time tests, a smoke test per backend (ARGS="-k lease", WORKERS=0)
+	$(PYTEST) $(WORKERS) --dist worksteal tests/unit tests/sim tests/types tests/smoke proving/tests \
+		--ignore proving/tests/real $(ARGS)
+
+test-real: setup ## tests of real processes, sockets, threads and files
+	$(PYTEST) $(WORKERS) --dist loadfile tests/real $(ARGS)
+
+test-docs: setup ## every example and console session of the pages, and the examples
+	$(PYTEST) $(WORKERS) --dist worksteal tests/docs $(ARGS)
+
+prove: setup ## what takes long: tests of the harness, search, mutants, seeds, chaos
+	$(PYTEST) $(WORKERS) --dist loadfile proving/tests/real $(ARGS)
+	$(MAKE) search
+	$(MAKE) mutants
+	$(MAKE) sim
+	$(MAKE) chaos MINUTES=4
 
 golden: setup ## rewrite the golden digests after an intended change of runs
-	$(PY) tests/golden/update.py
+	$(PY) -m proving.golden.update
 
 sim: setup ## 3,000 simulated seeds (SEEDS=A:B, PROFILE=NAME, JOBS=N)
-	$(PY) -m domicile.testing.campaign --seeds $(SEEDS) --profile $(PROFILE) --jobs $(JOBS)
+	$(PY) -m proving.campaign --seeds $(SEEDS) --profile $(PROFILE) --jobs $(JOBS)
 
 sim-long: setup ## 100,000 of them, with stops: the same command goes on (UNTIL=N, JOBS=N, ARGS=...)
-	$(PY) -m domicile.testing.long --until $(UNTIL) --jobs $(JOBS) $(ARGS)
+	$(PY) -m proving.long --until $(UNTIL) --jobs $(JOBS) $(ARGS)
 
 chaos: setup ## random faults on real processes (MINUTES=20 SEED=1, ARGS="--round 3")
-	$(PY) -m domicile.testing.chaos --minutes $(MINUTES) --seed $(SEED) $(ARGS)
+	$(PY) -m proving.chaos --minutes $(MINUTES) --seed $(SEED) $(ARGS)
 
 full-size: setup ## RG-05 in full: a million numbered messages while shards move (ARGS="--numbers 20")
-	$(PY) tests/scenarios/full_size.py $(ARGS)
+	$(PY) -m proving.full_size $(ARGS)
 
 search: setup ## every order of events of small clusters, on the real machines
-	$(PY) -m domicile.testing.search $(ARGS)
+	$(PY) -m proving.search $(ARGS)
 
-mutant: setup ## plant a bug and see it found: PATCH=tests/mutants/name.patch
-	@test -n "$(PATCH)" || { echo "usage: make mutant PATCH=tests/mutants/name.patch" >&2; exit 2; }
-	$(PY) tests/mutants/run.py $(PATCH)
+mutant: setup ## plant a bug and see it found: PATCH=proving/mutants/name.patch
+	@test -n "$(PATCH)" || { echo "usage: make mutant PATCH=proving/mutants/name.patch" >&2; exit 2; }
+	$(PY) -m proving.mutants.run $(PATCH)
 
 mutants: setup ## all planted bugs, one after the other
-	$(PY) tests/mutants/run.py --all
+	$(PY) -m proving.mutants.run --all
 
 chaos-mutants: setup ## the planted bugs that real processes can show, each under chaos until found
-	$(PY) tests/mutants/run.py --chaos --all $(ARGS)
+	$(PY) -m proving.mutants.run --chaos --all $(ARGS)
 
 demo: setup ## a small cluster of real processes under load; kill one, freeze one, see nothing lost
 	$(VENV)/bin/domicile demo
 
 bench: setup ## the benchmarks, with peers in the same run (ARGS=--quick, ARGS="--peers none")
-	$(PY) -m benchmarks.run $(ARGS)
+	$(PY) -m proving.benchmarks.run $(ARGS)
 
 planner: setup ## what a plan costs at 10,000 and 100,000 shards
-	$(PY) -m benchmarks.planner $(ARGS)
+	$(PY) -m proving.benchmarks.planner $(ARGS)
 
 idle: setup ## what an idle cluster asks of its store and of the machine (I8)
-	$(PY) -m benchmarks.idle $(ARGS)
+	$(PY) -m proving.benchmarks.idle $(ARGS)
 
 overload: setup ## what a node does at half, once and three times its capacity
-	$(PY) -m benchmarks.overload $(ARGS)
+	$(PY) -m proving.benchmarks.overload $(ARGS)
 
 recovery: setup ## how long shards are without a home when nodes are lost (DX-04; ARGS="--runs N --peer")
-	$(PY) -m benchmarks.recovery $(ARGS)
+	$(PY) -m proving.benchmarks.recovery $(ARGS)
 
 rolling: setup ## what callers feel of rolling updates, drains and scaling (RG-27, SM-14)
-	$(PY) -m benchmarks.rolling $(ARGS)
+	$(PY) -m proving.benchmarks.rolling $(ARGS)
 
 crowd: setup ## 50 nodes start and stop at once, 200 clients come and go
-	$(PY) -m benchmarks.crowd $(ARGS)
+	$(PY) -m proving.benchmarks.crowd $(ARGS)
 
 soak: setup ## hours of load with a fault every few seconds: nothing may grow (HOURS=2)
-	$(PY) -m benchmarks.soak --hours $(HOURS) $(ARGS)
+	$(PY) -m proving.benchmarks.soak --hours $(HOURS) $(ARGS)
 
 docs: setup ## redraw the diagrams from the transition tables
 	$(PY) docs/generate.py
@@ -131,12 +146,12 @@ lock: setup ## compile the requirement files anew
 	$(COMPILE) 3.11 requirements/base.in -o requirements/base.txt
 	$(COMPILE) 3.11 requirements/dev.in -o requirements/dev.txt
 	for peer in $(PEERS); do \
-		$(COMPILE) 3.11 benchmarks/requirements-$$peer.in -o benchmarks/requirements-$$peer.txt \
+		$(COMPILE) 3.11 proving/benchmarks/requirements-$$peer.in -o proving/benchmarks/requirements-$$peer.txt \
 			|| exit 1; \
 	done
-	$(COMPILE) 3.12 benchmarks/requirements-casty.in -o benchmarks/requirements-casty.txt
+	$(COMPILE) 3.12 proving/benchmarks/requirements-casty.in -o proving/benchmarks/requirements-casty.txt
 
 clean: ## remove everything that can be made again
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -rf .coverage .venvs .bench
-	find src tests docs benchmarks examples -type d -name __pycache__ -prune -exec rm -rf {} +
+	find src tests docs proving examples -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -172,10 +172,10 @@ def drawings() -> dict[str, str]:
     import domicile.errors
     from domicile.core.handoff import owner, sender
     from domicile.core.lease import lease
-    from domicile.testing import campaign as command
     from domicile.testing import history as told
-    from domicile.testing import standard
     from domicile.testing.checkers import CHECKERS
+    from proving import campaign as command
+    from proving import seed_result
 
     return {
         "owner": section(owner.TRANSITIONS),
@@ -184,7 +184,7 @@ def drawings() -> dict[str, str]:
         "errors": errors(domicile.errors),
         "history": history(told.__doc__ or ""),
         "checkers": checkers(CHECKERS),
-        "campaign": campaign(standard, command),
+        "campaign": campaign(seed_result, command),
     }
 
 

@@ -1,4 +1,7 @@
-""""""
+"""Calls to the store that end in time. Reads are repeated, writes are not.
+
+A write without an answer is `Unknown` (S1): its caller reads again before it goes on.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from domicile.errors import DomicileError
-from domicile.ops import operate, simulate, stuck
+from domicile.ops import operate, stuck
 from domicile.ops.console import (
     AWAY,
     FAILED,
@@ -308,4 +308,3 @@ def demo(
 
 operate.add_operator_commands(app)
 stuck.add_stuck_commands(app)
-simulate.add_sim_command(app)

@@ -34,8 +34,9 @@ from domicile.settings import Settings
 from domicile.testing.checkers import check
 from domicile.testing.checkers.deadlines import check_deadlines
 from domicile.testing.history import History
-from domicile.testing.processes import HarnessError, NodeProcess, Processes
-from domicile.testing.real_history import RealHistory
+from domicile.testing.processes.cluster import Processes
+from domicile.testing.processes.history import RealHistory
+from domicile.testing.processes.node_process import HarnessError, NodeProcess
 
 SETTINGS = Settings(
     ttl_s=2.0, shards=64, balance_interval_s=0.3, balance_limit=0.25, ask_timeout_s=8.0,

@@ -20,7 +20,7 @@ from domicile.entity.model.entity import Entity
 from domicile.entity.model.handlers import handler
 from domicile.errors import DomicileError, MaybeExecuted, NotExecuted
 from domicile.settings import Settings
-from domicile.testing.recorder import FileRecorder
+from domicile.testing.processes.recorder import FileRecorder
 
 TALLIES = tuple(f"tally-{number}" for number in range(48))
 ROOMS = tuple(f"room-{number}" for number in range(16))

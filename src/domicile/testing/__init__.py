@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from domicile.testing.checkers import Violation, check
 from domicile.testing.history import Event, History
-from domicile.testing.loop import Deadlock, SimulationError
-from domicile.testing.processes import HarnessError, Processes
-from domicile.testing.sim import Sim
-from domicile.testing.simulated import InvariantBroken, simulated
+from domicile.testing.processes.cluster import Processes
+from domicile.testing.processes.node_process import HarnessError
+from domicile.testing.sim.cluster import Sim
+from domicile.testing.sim.loop import Deadlock
+from domicile.testing.sim.sandbox import SimulationError
+from domicile.testing.sim.simulated import InvariantBroken, simulated
 
 __all__ = [
     "Deadlock",

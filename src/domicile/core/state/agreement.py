@@ -1,4 +1,7 @@
-""""""
+"""What the members of a cluster must agree on, and what to tell a process that does not fit.
+
+Called by members when they join and by links when they greet each other. Pure.
+"""
 
 from __future__ import annotations
 

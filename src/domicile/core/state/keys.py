@@ -1,4 +1,7 @@
-""""""
+"""The keys of the store: how each is made and how it is read.
+
+Stored bytes are a contract between versions: a prefix is never reused for anything else.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-""""""
+"""What a user writes: `Entity` classes, and what the runtime makes of them.
+
+`EntityType` holds the names, limits and handlers of a class; it is made once and checked then, so
+that a mistake in a class is an error at its definition or at the start of a node.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from domicile.core.ids import ShardKey
 from domicile.core.state.keys import CLIENTS, MAP, NODES, parse_block_key
 from domicile.core.state.shardmap import BLOCK_SIZE, FREE, Entry, decode_block
 from domicile.testing.history import Event, History
-from domicile.testing.real_history import RealHistory
+from domicile.testing.processes.history import RealHistory
 
 GRACE_S = 15.0
 """How long after a fault its effects may still show, and after `quiet` things may settle."""

@@ -1,0 +1,1 @@
+"""Digests of a few runs, held still."""

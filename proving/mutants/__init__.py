@@ -1,0 +1,1 @@
+"""Bugs, each kept as a patch, that the checkers have to find."""

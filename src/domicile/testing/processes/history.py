@@ -1,0 +1,79 @@
+"""The history of a cluster of real processes, put together from what each of them left behind.
+
+Made by `domicile.testing.processes.cluster`. All parts carry the same clock of one machine, so
+their times can be compared: an event is stamped before its effects leave its process, and a commit
+when its statement is handed to the store, so that no cause is stamped later than its effect.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from domicile.stores.sqlite.store import QueuedCommit
+from domicile.testing.history import Event, History
+
+SLACK_S = 0.5
+"""How late a timer of a busy machine may be before checkers object."""
+
+WAIT_S = 10.0
+"""The longest that a statement waits for the store's lock; older ones have the wrong time."""
+
+
+class RealHistory(History):
+    """A history in real time: complete from the beginning, and nothing can be added.
+
+    `slack_s` is what checkers allow beside the exact times of the rules.
+    """
+
+    def __init__(self, events: list[Event], counts: Counter[str], slack_s: float = SLACK_S) -> None:
+        super().__init__(lambda: events[-1].at if events else 0.0)
+        self.slack_s = slack_s
+        self.events = events
+        self.counts = counts
+        self.closed = True
+
+
+def before(history: History, seconds: float) -> RealHistory:
+    """All but the last seconds of a history; of those something may not be written yet."""
+    events = history.events
+    until = (events[-1].at if events else 0.0) - seconds
+    return RealHistory([event for event in events if event.at <= until], history.counts)
+
+
+def merge(
+    commits: Iterable[QueuedCommit],
+    recorded: Iterable[Event],
+    counts: Counter[str],
+    cluster: str,
+    until: float,
+) -> RealHistory:
+    """All events up to a time, in the order of their times; of equal times, commits come first.
+
+    A cut by time holds every cause of what it holds. Commits come in the order of their revisions:
+    of those that waited for one lock, whoever was first in line need not have been first in.
+    """
+    prefix = f"{cluster}/".encode()
+    found: list[Event] = []
+    at = float("-inf")
+    for commit in commits:
+        at = max(at, commit.at) if at - commit.at < WAIT_S else commit.at
+        found.append(_stored(commit, prefix)._replace(at=at))
+    found += recorded
+    events = [event for event in found if event.at <= until]
+    events.sort(key=lambda event: event.at)
+    return RealHistory(events, counts)
+
+
+def _stored(commit: QueuedCommit, prefix: bytes) -> Event:
+    """A commit of the store's log as the memory store would have told it."""
+    deletes = [key.removeprefix(prefix) for key in commit.deletes if key.startswith(prefix)]
+    if commit.expiry:
+        return Event(commit.at, "expire", {"revision": commit.revision, "deletes": deletes})
+    puts = [
+        (key.removeprefix(prefix), value, lease)
+        for key, value, lease in commit.puts
+        if key.startswith(prefix)
+    ]
+    fields = {"by": commit.by, "revision": commit.revision, "puts": puts, "deletes": deletes}
+    return Event(commit.at, "commit", fields)

@@ -1,0 +1,54 @@
+"""A picture of the store, kept fresh by a watch, for those who only look.
+
+Used by `domicile.testing.processes.cluster`. It writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from domicile.core.state.cluster_view import Members
+from domicile.errors import StoreError
+from domicile.ports.store import Store
+
+RETRY_S = 0.05
+
+
+class StoreView:
+    """`members` is what the store said last; it may be a moment old."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._task: asyncio.Task[None] | None = None
+        self.members = Members()
+
+    async def start(self) -> None:
+        """Read everything once, then follow."""
+        self.members.relist(await self._store.list(b""))
+        self._task = asyncio.get_running_loop().create_task(self._follow(), name="store-view")
+
+    async def close(self) -> None:
+        """Look no more."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                async for changes in self._store.watch(b"", self.members.revision):
+                    self.members.apply(changes)
+            except StoreError:
+                await asyncio.sleep(RETRY_S)
+                await self._again()
+
+    async def _again(self) -> None:
+        """After a gap, or a store that went back: forget everything and list anew."""
+        try:
+            listing = await self._store.list(b"")
+        except StoreError:
+            return
+        fresh = Members()
+        fresh.relist(listing)
+        self.members = fresh

@@ -1,0 +1,1 @@
+"""Whole clusters in one process and in virtual time."""

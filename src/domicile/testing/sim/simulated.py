@@ -1,0 +1,160 @@
+"""`@simulated`: an async test that runs in a whole cluster, once for every seed.
+
+A failing seed is named, and `DOMICILE_SEED=<n>` runs just that one. After each run the history
+is judged by the checkers, so a test fails on a broken invariant that it did not look for.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+
+from domicile.core.placement.strategies import Strategy
+from domicile.entity.model.entity import Entity
+from domicile.errors import ConfigError
+from domicile.settings import Settings
+from domicile.testing.checkers import check
+from domicile.testing.sim.cluster import Sim
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class InvariantBroken(AssertionError):
+    """The history of a run breaks a rule."""
+
+
+class Decorator(Protocol):
+    """What `simulated(...)` returns: takes `test(sim, ...)` or a method `test(self, sim, ...)`."""
+
+    @overload
+    def __call__(
+        self, test: Callable[Concatenate[Sim, P], Coroutine[Any, Any, None]], /
+    ) -> Callable[P, None]: ...
+    @overload
+    def __call__(
+        self, test: Callable[Concatenate[T, Sim, P], Coroutine[Any, Any, None]], /
+    ) -> Callable[Concatenate[T, P], None]: ...
+
+
+def run_simulation(sim: Sim, body: Callable[[Sim], Coroutine[Any, Any, None]]) -> None:
+    """One whole run: start, body, verdict. Raises what the body or a checker says."""
+
+    async def main() -> None:
+        async with sim:
+            await body(sim)
+
+    try:
+        sim.world.run(main(), sim.loop)
+        judge(sim)
+    finally:
+        sim.close()
+
+
+def judge(sim: Sim) -> None:
+    """Raise `InvariantBroken` if the checkers object, or the first error that nobody caught."""
+    violations = check(sim.history)
+    if violations:
+        raise InvariantBroken("\n".join(str(violation) for violation in violations[:5]))
+    if sim.history.counts["leader.failed"]:
+        raise AssertionError("a coordinator failed; the log says on what")
+    for process, context in sim.world.errors:
+        error = context.get("exception")
+        message = f"{process or 'network'}: {context.get('message', 'an error nobody caught')}"
+        raise AssertionError(message) from error
+
+
+def simulated(
+    *,
+    entities: Sequence[type[Entity]],
+    nodes: int = 3,
+    seeds: int = 20,
+    settings: Settings | None = None,
+    resources: Callable[[], AbstractAsyncContextManager[Mapping[type[Any], Any]]] | None = None,
+    candidates: Sequence[int] | None = None,
+    managers: int = 0,
+    strategy: str | Strategy = "least_shards",
+    rough: bool = False,
+    locks: bool = False,
+    homes: Mapping[int, Sequence[type[Entity]]] | None = None,
+) -> Decorator:
+    """Run an async test in a simulated cluster of `nodes`, with seeds 0 … `seeds` - 1.
+
+    The parameter named `sim` (else the first) gets the cluster; the others stay pytest
+    fixtures. Works on methods too. `rough=True` adds small seeded faults all the time: broken
+    connections, broken watches, lost replies of the store, uneven delays. `locks=True` has
+    crashes proved at once, as on the embedded store; without it leases have to run out.
+    `candidates` are the nodes that may coordinate, `managers` processes that do nothing else, which
+    are numbered after the nodes; `strategy` is the coordinator's; `settings` and `resources` are
+    those of every node. `homes` are the entities of nodes that are not to be home to all, by
+    number.
+    """
+
+    if nodes < 1 or seeds < 1:
+        raise ConfigError(f"nodes={nodes} and seeds={seeds} must be at least 1, or nothing is run")
+
+    def decorate(test: Callable[..., Coroutine[Any, Any, None]], /) -> Callable[..., None]:
+        if not inspect.iscoroutinefunction(test):
+            raise TypeError(f"a simulated test must be an `async def` function, not {test!r}")
+        signature = inspect.signature(test)
+        name = _sim_parameter(signature)
+
+        @functools.wraps(test)
+        def run(*args: Any, **kwargs: Any) -> None:
+            bound = rest.bind(*args, **kwargs)
+            for seed in _seeds(seeds):
+                sim = Sim(
+                    seed,
+                    entities=entities,
+                    nodes=nodes,
+                    settings=settings,
+                    resources=resources,
+                    candidates=candidates,
+                    managers=managers,
+                    strategy=strategy,
+                    rough=rough,
+                    locks=locks,
+                    homes=homes,
+                )
+
+                async def body(sim: Sim) -> None:
+                    given = {**bound.arguments, name: sim}
+                    await test(**given)
+
+                try:
+                    run_simulation(sim, body)
+                except BaseException as error:
+                    error.add_note(f"seed {seed}: run it alone with DOMICILE_SEED={seed}")
+                    raise
+
+        rest = signature.replace(
+            parameters=[p for p in signature.parameters.values() if p.name != name]
+        )
+        run.__signature__ = rest  # type: ignore[attr-defined]
+        del run.__wrapped__
+        return run
+
+    return decorate
+
+
+def _sim_parameter(signature: inspect.Signature) -> str:
+    names = list(signature.parameters)
+    if "sim" in names:
+        return "sim"
+    for name in names:
+        if name != "self":
+            return name
+    raise TypeError("a simulated test needs a parameter for the cluster, such as `sim: Sim`")
+
+
+def _seeds(count: int) -> Sequence[int]:
+    alone = os.environ.get("DOMICILE_SEED")
+    if alone is None:
+        return range(count)
+    if not alone.isdecimal():
+        raise ConfigError(f"DOMICILE_SEED={alone!r} must be the number of one seed")
+    return (int(alone),)
