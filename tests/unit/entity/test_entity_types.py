@@ -417,7 +417,7 @@ def test_catalogue_refuses_duplicates_naming_both() -> None:
     class Other(Entity, name="account"):
         pass
 
-    with pytest.raises(ConfigError, match=r"test_define\.Account and .*Other are both named"):
+    with pytest.raises(ConfigError, match=r"test_entity_types\.Account and .*Other are both named"):
         catalogue([Account, Other])
     with pytest.raises(ConfigError, match="list a class once"):
         catalogue([Account, Account])
