@@ -1,9 +1,9 @@
 """How a shard moves without losing, duplicating or reordering a message. Theory of operation.
 
 A planned move is two commits. The first makes the entry *moving*: the owner empties the shard. The
-second makes it *serving* at the next owner, under the next epoch. In between, the old owner finishes
-what runs and returns what has not started, and senders hold their messages. Nobody waits for all
-senders, so a silent sender stalls no move. No node ever forwards a message.
+second makes it *serving* at the next owner, under the next epoch. In between, the old owner
+finishes what runs and returns what has not started, and senders hold their messages. Nobody waits
+for all senders, so a silent sender stalls no move. No node ever forwards a message.
 
 Two machines per shard keep the order, each a table from (state, event) to what follows (`tables`):
 
@@ -19,18 +19,20 @@ older entry opens the shard again, or two homes could be open at once.
 
 **The sender** (`sender`), one per shard at each process that sends to it:
 
-    unbound --write--> bound(owner, epoch) --moving, return, mismatch--> flushing --Flushed--> unbound
+    unbound --write--> bound(owner, epoch)
+    bound --moving, return or mismatch--> flushing --Flushed--> unbound
 
 A sender that has written to an owner is bound to it. Before it writes to another owner it must know
 that nothing of its own is still on the way. So it sends `Flush` behind everything else; the owner
-returns what has not started, in order, and answers `Flushed`; only then the sender goes on (H4, H5).
-If the link is lost instead, what was written and not answered is *unknown*: the caller of an ask
-learns `MaybeExecuted`, a lost tell is counted (H6).
+returns what has not started, in order, and answers `Flushed`; only then the sender goes on (H4,
+H5). If the link is lost instead, what was written and not answered is *unknown*: the caller of an
+ask learns `MaybeExecuted`, a lost tell is counted (H6).
 
 Order rests on the owners' answers alone. Map entries only start a flush earlier; acting on a stale
 entry costs time, never order.
 
-- `mailbox`    messages at their owner: what waits, and what may start (readers together, writers alone)
+- `mailbox`    messages at their owner: what waits, and what may start (readers together, writers
+               alone)
 - `pending`    messages at their sender: what is queued and what is written, numbered per shard (H1)
 - `admission`  how much may wait at a node or be on its way to one, and who is refused (I6)
 

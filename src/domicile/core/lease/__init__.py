@@ -16,8 +16,8 @@ deadline and the hard deadline a cancelled handler may clean up; past it none is
 - `lease` is that machine, as a table. Members and leaders use the same one.
 - `blocked_loop` says whether a node whose event loop does not turn goes on renewing (DX-10): for
   `stall_limit_s`, and not longer. A blocking call must cost no shard; a dead loop must lose them.
-- `death_probes` says which incarnations to look at, and when, to prove deaths sooner than leases run
-  out (L6), and what to commit once a death is proved (C5).
+- `death_probes` says which incarnations to look at, and when, to prove deaths sooner than leases
+                 run out (L6), and what to commit once a death is proved (C5).
 
 Invariants: I1(c) no handler of an old owner runs once the new owner's first handler starts; I2 a
 fenced process commits nothing. This room imports `core.state` only.

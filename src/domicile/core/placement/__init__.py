@@ -1,7 +1,7 @@
 """Where shards should be; never when they go there. Theory of operation.
 
-`plan` is one pure function: from a picture of the cluster (`model.PlanInput`: nodes, entries of each
-role, operators' wishes, releases, deaths) to decisions: give a homeless shard an owner, move a
+`plan` is one pure function: from a picture of the cluster (`model.PlanInput`: nodes, entries of
+each role, operators' wishes, releases, deaths) to decisions: give a homeless shard an owner, move a
 shard, take a move back, put a shard into quarantine. It remembers nothing between calls, so any
 coordinator that reads the same store decides the same.
 
@@ -12,8 +12,10 @@ and nothing is balanced.
 
 - `model`       what goes in and what comes out: data, and small questions about it
 - `plan`        the decisions of one role, in their order
-- `balance`     the arithmetic of `least_shards`: the fewest moves to an even load, and limits per round
-- `strategies`  preferences by name (`consistent_ring`, `ranges`) and the type of a user's own function
+- `balance`     the arithmetic of `least_shards`: the fewest moves to an even load, and limits per
+                round
+- `strategies`  preferences by name (`consistent_ring`, `ranges`) and the type of a user's own
+                function
 - `versions`    which version is newer, and which one may receive
 
 What a plan wants is not done yet: `core.coordinator` decides what may be committed now. A plan may

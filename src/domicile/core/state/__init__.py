@@ -28,8 +28,8 @@ that is not stored (C2, I3): what somebody merely wants lives elsewhere until it
 Values that cannot be read are left out; since every commit is conditional, a gap in the view can
 cost time but never a second owner.
 
-**Agreement** (`agreement`). Why a process may or may not take part: shards per role, hash functions,
-wire protocols, tokens.
+**Agreement** (`agreement`). Why a process may or may not take part: shards per role, hash
+functions, wire protocols, tokens.
 
 Invariants: I1(a) the store names one owner and epoch per shard; I3 nothing is told that is not
 stored. Reading order: `txn`, `keys`, `records`, `shardmap`, `cluster_view`, `agreement`.
