@@ -130,24 +130,24 @@ def checkers(judges: Mapping[str, object]) -> str:
     return f"\n{markdown(('rule', 'what it demands'), rows)}\n\n"
 
 
-def campaign(profile: ModuleType, command: ModuleType) -> str:
+def campaign(seed: ModuleType, coverage: ModuleType, profiles: ModuleType) -> str:
     """What a seed has and what a campaign must have met."""
     rows = [
-        ("nodes", f"{profile.NODES}"),
-        ("shards", f"{profile.SHARDS}"),
-        ("virtual seconds", f"{profile.FAULTY_S:g} with faults, then {profile.CALM_S:g} without"),
-        ("messages", f"at least {command.LEAST_MESSAGES:,}"),
-        ("faults", f"at least {command.LEAST_FAULTS}"),
-        ("completed moves", f"at least {command.LEAST_MOVES}"),
+        ("nodes", f"{seed.NODES}"),
+        ("shards", f"{seed.SHARDS}"),
+        ("virtual seconds", f"{seed.FAULTY_S:g} with faults, then {seed.CALM_S:g} without"),
+        ("messages", f"at least {seed.LEAST_MESSAGES:,}"),
+        ("faults", f"at least {seed.LEAST_FAULTS}"),
+        ("completed moves", f"at least {profiles.spec.LEAST_MOVES}"),
     ]
-    profiles = [(f"`{name}`", spec.about) for name, spec in command.PROFILES.items()]
+    brings = [(f"`{name}`", spec.about) for name, spec in profiles.PROFILES.items()]
     return (
         f"\n{markdown(('in every seed', ''), rows)}\n\n"
-        f"In at least {command.LEAST_MID_MOVE:.0%} of the seeds a fault strikes a hand-off with "
+        f"In at least {coverage.LEAST_MID_MOVE:.0%} of the seeds a fault strikes a hand-off with "
         f"mail in flight.\n\n"
-        f"{markdown(('profile', 'what it brings'), profiles)}\n\n"
-        f"- Kinds of faults: {', '.join(command.FAULTS)}.\n"
-        f"- Steps to be struck: {'; '.join(command.STEPS)}.\n\n"
+        f"{markdown(('profile', 'what it brings'), brings)}\n\n"
+        f"- Kinds of faults: {', '.join(coverage.FAULTS)}.\n"
+        f"- Steps to be struck: {'; '.join(coverage.STEPS)}.\n\n"
     )
 
 
@@ -174,8 +174,7 @@ def drawings() -> dict[str, str]:
     from domicile.core.lease import lease
     from domicile.testing import history as told
     from domicile.testing.checkers import CHECKERS
-    from proving import campaign as command
-    from proving import seed_result
+    from proving import coverage, profiles, seed_result
 
     return {
         "owner": section(owner.TRANSITIONS),
@@ -184,7 +183,7 @@ def drawings() -> dict[str, str]:
         "errors": errors(domicile.errors),
         "history": history(told.__doc__ or ""),
         "checkers": checkers(CHECKERS),
-        "campaign": campaign(seed_result, command),
+        "campaign": campaign(seed_result, coverage, profiles),
     }
 
 

@@ -219,7 +219,7 @@ def test_the_errors_page_names_every_error() -> None:
 def test_the_table_of_mutants_is_whole() -> None:
     page = (DOCS / "explanation" / "testing.md").read_text(encoding="utf-8")
     section = page.partition("## Mutants")[2].partition("\n## ")[0]
-    patches = sorted(path.stem for path in (ROOT / "tests" / "mutants").glob("*.patch"))
+    patches = sorted(path.stem for path in (ROOT / "proving" / "mutants").glob("*.patch"))
     assert [match["name"] for match in ROW.finditer(section)] == patches
 
 
