@@ -40,7 +40,8 @@ from random import Random
 from typing import Any, Self
 
 from domicile import Client, DomicileError, Node, Settings
-from domicile.backends.wiring import backends, token_of
+from domicile.backends.wiring import open_backends
+from domicile.config import token_of
 from domicile.entity.model.ref import Outbound
 from domicile.incarnation.context import Backends, Identity
 from domicile.incarnation.supervisor import Supervisor
@@ -118,7 +119,7 @@ def counted(where: str, by: str, counts: Counter[str]) -> Callable[[], Backends]
     """What makes backends whose store counts."""
 
     def wired() -> Backends:
-        made = backends(where, cluster=CLUSTER, settings=settings(), by=by, meter=Metrics())
+        made = open_backends(where, cluster=CLUSTER, settings=settings(), by=by, meter=Metrics())
         return replace(made, store=Counting(made.store, counts))
 
     return wired

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from domicile import Node, Settings
-from domicile.backends.wiring import backends
+from domicile.backends.wiring import open_backends
 from domicile.core.state.txn import Changes, Condition, Item, Listing, Outcome, Write
 from domicile.incarnation.context import Backends
 from domicile.observe import Metrics
@@ -136,7 +136,7 @@ async def node(options: Options) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
     settings = Settings(shards=options["shards"], balance_limit=1.0, balance_shards=10_000)
 
     def wired() -> Backends:
-        made = backends(
+        made = open_backends(
             options["where"], cluster="domicile", settings=settings, by=options["id"],
             meter=Metrics(),
         )  # fmt: skip

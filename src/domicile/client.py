@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Self
 
 from domicile import config
-from domicile.backends.wiring import backends, check_cluster, check_store, token_of
+from domicile.backends.wiring import check_urls, open_backends
 from domicile.entity.model.client import Client
 from domicile.entity.model.ref import Outbound
 from domicile.errors import ConfigError
@@ -15,6 +15,7 @@ from domicile.incarnation.supervisor import Supervisor
 from domicile.ports.meter import Meter
 from domicile.ports.trace import Tracer
 from domicile.settings import Settings
+from domicile.stores.namespace import check_cluster
 
 
 class ConnectedClient(Client):
@@ -30,18 +31,18 @@ class ConnectedClient(Client):
         meter: Meter | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        check_store(store)
+        check_urls(store)
         check_cluster(cluster)
         self._store, self._cluster = store, cluster
         self._settings, self._meter, self._tracer = settings, meter, tracer
-        self._token = token_of(token)
+        self._token = config.token_of(token)
         self._lives = Supervisor()
 
     async def __aenter__(self) -> Self:
         """Join; messages can be sent from here on."""
         if self._lives.started:
             raise ConfigError("this client was started already; call connect() again")
-        wired = backends(
+        wired = open_backends(
             self._store,
             cluster=self._cluster,
             settings=self._settings,

@@ -1,7 +1,7 @@
-"""Settings from environment variables and TOML files.
+"""Settings from environment variables and TOML files, and the token from the environment.
 
-`Node`, `Manager`, `connect` and the command line call it where no settings are given. The values
-themselves, their defaults and their checks are in `settings`.
+`Node`, `Manager`, `connect` and the command line call it where no settings or no token are given.
+The values themselves, their defaults and their checks are in `settings`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from domicile.errors import ConfigError
+from domicile.links.token import SHORT, secrets_of
 from domicile.settings import PLAIN, Settings
 
 log = logging.getLogger("domicile")
@@ -68,6 +69,20 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
 def from_toml(path: str | Path) -> Settings:
     """Settings from the table `[domicile]` of a TOML file; `[tool.domicile]` in pyproject."""
     return Settings(**_read_toml(Path(path), {field.name for field in fields(Settings)}))
+
+
+def token_of(token: str | None, environ: Mapping[str, str] | None = None) -> str:
+    """The token that a process has: its own, else `DOMICILE_TOKEN`; raises `ConfigError`."""
+    if token is None:
+        token = (os.environ if environ is None else environ).get("DOMICILE_TOKEN", "")
+    secrets = secrets_of(token)
+    if any(len(secret) < SHORT for secret in secrets):
+        log.warning(
+            "the token is short enough to be guessed: use one of at least %d characters, as "
+            "`python -c 'import secrets; print(secrets.token_hex())'` makes it",
+            SHORT,
+        )
+    return ",".join(secrets)
 
 
 def _warn_of_strangers(source: Mapping[str, str], names: list[str]) -> None:

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from typing import Self
 
 from domicile import config
-from domicile.backends.wiring import LOOPBACK, backends, check_cluster, check_store, token_of
+from domicile.backends.wiring import LOOPBACK, check_urls, open_backends
 from domicile.core.placement.strategies import Strategy, check_strategy
 from domicile.errors import ConfigError
 from domicile.incarnation.context import Identity
@@ -21,6 +21,7 @@ from domicile.incarnation.supervisor import Supervisor
 from domicile.ports.meter import Meter
 from domicile.ports.watchdog import Watchdog
 from domicile.settings import Settings
+from domicile.stores.namespace import check_cluster
 
 
 class Manager:
@@ -46,12 +47,12 @@ class Manager:
         node_id: str | None = None,
         meter: Meter | None = None,
     ) -> None:
-        check_store(store)
+        check_urls(store)
         check_cluster(cluster)
         check_strategy(strategy)
         self._store, self._cluster = store, cluster
         self._listen, self._advertise = listen, advertise
-        self._token = token_of(token)
+        self._token = config.token_of(token)
         self._settings = config.from_environment() if settings is None else settings
         self._strategy = strategy
         self._node_id, self._meter = node_id, meter
@@ -103,7 +104,7 @@ class Manager:
         if self._lives.started:
             raise ConfigError("this manager was started already; make a new one for another run")
         node_id = self._node_id or default_node_id()
-        wired = backends(
+        wired = open_backends(
             self._store, cluster=self._cluster, settings=self._settings, by=node_id,
             listen=self._listen, advertise=self._advertise, meter=self._observed.meter,
             watchdog=self._watchdog, token=self._token,

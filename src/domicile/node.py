@@ -16,14 +16,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from domicile import config
-from domicile.backends.wiring import (
-    LOOPBACK,
-    backends,
-    check_cluster,
-    check_journal,
-    check_store,
-    token_of,
-)
+from domicile.backends.wiring import LOOPBACK, check_urls, open_backends
 from domicile.core.placement.strategies import Strategy, check_strategy
 from domicile.entity.model.client import Client
 from domicile.entity.model.entity import Entity, catalogue
@@ -41,6 +34,7 @@ from domicile.ports.meter import Meter
 from domicile.ports.trace import Tracer
 from domicile.ports.watchdog import Watchdog
 from domicile.settings import Settings
+from domicile.stores.namespace import check_cluster
 
 Resources = Callable[[], AbstractAsyncContextManager[Mapping[type[Any], Any]]]
 
@@ -107,12 +101,11 @@ class Node(Client):
         self._backends = backends
         http = self._settings.http if backends is None else ""
         self._observed = Observation(self._lives, http, meter)
-        self._token = token_of(token, {} if backends is not None else None)
+        self._token = config.token_of(token, {} if backends is not None else None)
         if backends is None:
-            check_store(store)
+            durable = [kind.__name__ for kind in entities if issubclass(kind, EventSourced)]
+            check_urls(store, journal, durable)
             check_cluster(cluster)
-            check_journal(journal)
-            _check_durable(store, journal, entities)
 
     @property
     def settings(self) -> Settings:
@@ -206,7 +199,7 @@ class Node(Client):
         return self._lives
 
     def _wire(self, node_id: str) -> Backends:
-        return backends(
+        return open_backends(
             self._store, cluster=self._cluster, settings=self._settings, by=node_id,
             listen=self._listen, advertise=self._advertise, journal=self._journal,
             meter=self._observed.meter, watchdog=self._watchdog, token=self._token,
@@ -222,14 +215,3 @@ def _checked_shards(shards: Mapping[str, int] | None) -> dict[str, int]:
                 f"shards={{{role!r}: 512}}"
             )
     return known
-
-
-def _check_durable(store: str, journal: str | None, entities: Sequence[type[Entity]]) -> None:
-    """Events of a cluster of processes need a journal that all of them share (I4)."""
-    durable = [kind.__name__ for kind in entities if issubclass(kind, EventSourced)]
-    if durable and journal is None and not store.startswith("memory://"):
-        raise ConfigError(
-            f"{durable[0]} keeps events, but {store} comes without a journal. Use memory://name "
-            'with all nodes in one process, or say journal="memory://" if it is fine that events '
-            "are lost whenever a shard moves or this process ends"
-        )

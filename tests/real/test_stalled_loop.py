@@ -17,7 +17,7 @@ import pytest
 from real_lab import balanced, deadline, enter, judge, lives, of, open_ledger, run, seen
 
 from domicile import Entity, EventSourced, MaybeExecuted, Node, Settings, handler
-from domicile.backends.wiring import backends
+from domicile.backends.wiring import open_backends
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.keys import node_key
 from domicile.core.state.records import NodeRecord, decode_record
@@ -216,7 +216,7 @@ def in_node(path: Path, name: str, journal: MemoryJournal) -> Node:
     store = f"sqlite:///{path}"
 
     def wired() -> Backends:
-        found = backends(store, cluster="domicile", settings=STRICT, by=name)
+        found = open_backends(store, cluster="domicile", settings=STRICT, by=name)
         return replace(found, journal=journal)
 
     return Node(store, entities=[Purse], settings=STRICT, node_id=name, backends=wired)

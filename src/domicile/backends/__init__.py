@@ -1,1 +1,16 @@
-"""From URLs to stores, journals, transports and health ports."""
+"""From URLs to stores, journals, transports and health ports.
+
+`registry` knows which backend a scheme means; `memory` and `sqlite` are the built-in ones; `wiring`
+opens everything that one process needs. Derive a `Backend` to add another store or journal.
+"""
+
+from __future__ import annotations
+
+from domicile.backends.memory import MEMORY
+from domicile.backends.registry import Backend, OpenOptions, register
+from domicile.backends.sqlite import SQLITE
+
+__all__ = ["Backend", "OpenOptions", "register"]
+
+register(MEMORY)
+register(SQLITE)

@@ -1,125 +1,55 @@
-"""From URLs to backends: which store, transport, journal and health port a process gets.
+"""What one process or tool opens behind its URLs: store, journal, transport and health port.
 
-Called by `node` and `client` only. Makes objects and does no I/O; files and sockets are opened
-by their first use.
+Called by `node`, `manager`, `client`, by operators' tools and by test processes. It makes objects
+and does no I/O; files and sockets are opened by their first use. The registry tells which backend
+a URL means.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable, Mapping
-from difflib import get_close_matches
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import ClassVar
 
-from domicile.core.state.keys import CLIENTS
+from domicile.backends.registry import Backend, OpenOptions, journal_backend, store_backend
 from domicile.entity.running.blocking import WorkerThreads
 from domicile.errors import ConfigError
 from domicile.incarnation.context import Backends
-from domicile.journals.memory import MemoryJournal
-from domicile.links.token import SHORT, secrets_of
 from domicile.membership.clock import SystemClock
+from domicile.ports.health import Health
+from domicile.ports.journal import Journal
 from domicile.ports.meter import Meter, NoMeter
+from domicile.ports.store import Store
 from domicile.ports.watchdog import Watchdog
 from domicile.settings import Settings
-from domicile.stores.file_locks import FileLocks
-from domicile.stores.memory.store import MemoryStore
 from domicile.stores.namespace import Namespace
-from domicile.stores.sqlite.store import SqliteStore
 from domicile.transports.framing import FIRST_BYTES, packet_limit_bytes
-from domicile.transports.memory import MemoryNetwork, MemoryTransport
 from domicile.transports.tcp import TcpTransport
 from domicile.transports.tls import Certificates
-
-log = logging.getLogger("domicile")
 
 LOOPBACK = "127.0.0.1:0"
 """Where a node listens unless told otherwise: any free port, this machine only."""
 
 
-class _Here:
-    """A `memory://name` shared by the nodes of one process."""
+def check_urls(store: str, journal: str | None = None, durable: Sequence[str] = ()) -> None:
+    """Raise `ConfigError` unless the URLs can be opened.
 
-    known: ClassVar[dict[str, _Here]] = {}
-
-    def __init__(self) -> None:
-        self.store = MemoryStore(SystemClock())
-        self.journal = MemoryJournal()
-        self.network = MemoryNetwork()
-
-
-def check_cluster(name: str) -> None:
-    """Raise `ConfigError` unless a cluster's name is one: keys of a store begin with it and `/`."""
-    if not name or "/" in name or not name.isprintable():
+    `durable` names the entity classes that keep events: those of a cluster of processes need a
+    journal that all of them share (I4).
+    """
+    backend = store_backend(store)
+    if journal is not None:
+        journal_backend(journal)
+    elif durable and backend.default_journal(store) is None:
         raise ConfigError(
-            f"cluster={name!r} is no name for a cluster: write at least one character and no /, "
-            "as in cluster='blue'"
+            f"{durable[0]} keeps events, but {store} comes without a journal. Use memory://name "
+            'with all nodes in one process, or say journal="memory://" if it is fine that events '
+            "are lost whenever a shard moves or this process ends"
         )
 
 
-def check_store(url: str) -> None:
-    """Raise `ConfigError` unless a store URL is one that this version knows."""
-    scheme, found, rest = url.partition("://")
-    if found and scheme == "memory":
-        return
-    if found and scheme == "sqlite":
-        sqlite_path(url)
-        return
-    bare = url
-    if found:
-        bare = rest.removeprefix("/") if get_close_matches(scheme, ["sqlite"]) else ""
-    elif url.startswith("sqlite:"):
-        bare = url.removeprefix("sqlite:").removeprefix("/")
-    hint = f"; did you mean sqlite:///{bare}?" if bare else ""
-    raise ConfigError(
-        f"store {url!r} is not one of the known kinds: memory://name (one process), "
-        f"sqlite:///path/to/file.db (many processes of one machine){hint}"
-    )
-
-
-def token_of(token: str | None, environ: Mapping[str, str] | None = None) -> str:
-    """The token that a process has: its own, else `DOMICILE_TOKEN`; raises `ConfigError`."""
-    if token is None:
-        token = (os.environ if environ is None else environ).get("DOMICILE_TOKEN", "")
-    secrets = secrets_of(token)
-    if any(len(secret) < SHORT for secret in secrets):
-        log.warning(
-            "the token is short enough to be guessed: use one of at least %d characters, as "
-            "`python -c 'import secrets; print(secrets.token_hex())'` makes it",
-            SHORT,
-        )
-    return ",".join(secrets)
-
-
-def check_journal(url: str | None) -> None:
-    """Raise `ConfigError` unless a journal URL is one that this version knows."""
-    if url is not None and not url.startswith("memory://"):
-        raise ConfigError(
-            f"journal {url!r} is not one of the known kinds: memory:// (kept by this process "
-            "alone and gone with it)"
-        )
-
-
-def sqlite_path(url: str) -> Path:
-    """The file that a `sqlite:///` URL names; four slashes begin an absolute path."""
-    path = url.removeprefix("sqlite://")
-    if not path.startswith("/") or len(path) < 2 or path.endswith("/"):
-        raise ConfigError(
-            f"store {url!r} names no file: write sqlite:///relative/file.db or "
-            "sqlite:////absolute/file.db, or memory://name for one process"
-        )
-    return Path(path[1:])
-
-
-def locks_of(path: Path) -> FileLocks:
-    """The locks that prove who lives, beside an embedded store (L6)."""
-
-    return FileLocks(path.with_name(path.name + ".d"))
-
-
-def backends(
+def open_backends(
     store: str,
     *,
     cluster: str,
@@ -137,43 +67,45 @@ def backends(
     `token` is only asked whether there is one: without it, and without certificates, a process
     listens at addresses of this machine alone.
     """
-    check_store(store)
-    check_journal(journal)
+    backend = store_backend(store)
     meter = NoMeter() if meter is None else meter
-    random = Random(os.urandom(16))
-    if store.startswith("memory://"):
-        here = _Here.known.setdefault(f"{store}#{cluster}", _Here())
-        return Backends(
-            store=here.store.client(by),
-            transport=lambda: MemoryTransport(here.network),
-            journal=here.journal,
-            clock=SystemClock(),
-            meter=meter,
-            random=random,
-            watchdog=watchdog,
-            blocking=WorkerThreads(settings.blocking_threads),
-        )
-    path = sqlite_path(store)
+    options = OpenOptions(by, cluster, store, settings.op_timeout_s, meter)
     return Backends(
-        store=Namespace(
-            SqliteStore(
-                path,
-                by=by,
-                op_timeout_s=settings.op_timeout_s,
-                meter=meter,
-                unhurried=f"{cluster}/".encode() + CLIENTS,
-            ),
-            cluster,
-        ),
-        transport=_sockets(listen, advertise, settings, meter, bool(token)),
-        journal=MemoryJournal() if journal is not None else None,
+        store=Namespace(backend.open_store(store, options), cluster),
+        transport=backend.transport(store, options)
+        or _sockets(listen, advertise, settings, meter, bool(token)),
+        journal=_journal(backend, store, journal, options),
         clock=SystemClock(),
         meter=meter,
-        random=random,
-        health=locks_of(path),
+        random=Random(os.urandom(16)),
+        health=backend.health(store, options),
         watchdog=watchdog,
         blocking=WorkerThreads(settings.blocking_threads),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class WholeStore:
+    """A store with all its clusters, as a tool that takes no part in any of them sees it."""
+
+    url: str
+    backend: Backend
+    store: Store
+    health: Health | None
+
+
+def open_whole_store(url: str, *, by: str, op_timeout_s: float = 5.0) -> WholeStore:
+    """A store for a tool, which `by` names in the store's history. Close its `store` afterwards."""
+    backend = store_backend(url)
+    options = OpenOptions(by, store=url, op_timeout_s=op_timeout_s)
+    return WholeStore(url, backend, backend.open_store(url, options), backend.health(url, options))
+
+
+def _journal(
+    backend: Backend, store: str, journal: str | None, options: OpenOptions
+) -> Journal | None:
+    url = backend.default_journal(store) if journal is None else journal
+    return None if url is None else journal_backend(url).open_journal(url, options)
 
 
 def _sockets(

@@ -196,10 +196,10 @@ def is_away(error: DomicileError) -> bool:
 
 def read(url: str, cluster: str, look: Callable[[ClusterReader], Awaitable[T]]) -> T:
     """Look at a cluster; every failure ends the process with what to do next."""
-    from domicile.ops.status import ClusterReader
+    from domicile.ops.status import ClusterReader, open_existing
 
     async def reading() -> T:
-        reader = ClusterReader(url, cluster)
+        reader = ClusterReader(open_existing(url, "status"), cluster)
         try:
             return await look(reader)
         finally:

@@ -349,9 +349,10 @@ class _Progress:
 def run_operator(url: str, cluster: str, work: Callable[[Operator], Awaitable[T]]) -> T:
     """Do something as an operator; every failure ends the process with what to do next."""
     from domicile.ops.operator import Operator
+    from domicile.ops.status import open_existing
 
     async def working() -> T:
-        operator = Operator(url, cluster)
+        operator = Operator(open_existing(url, "operator"), cluster)
         try:
             return await work(operator)
         finally:

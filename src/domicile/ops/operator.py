@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from domicile.backends.wiring import locks_of
+from domicile.backends.wiring import WholeStore
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.keys import AUDIT, block_key, kick_key
 from domicile.core.state.shardmap import decode_block
@@ -35,11 +35,9 @@ from domicile.ops.operator_commits import (
 from domicile.ops.status import existing, part, place_of
 from domicile.ports.health import Verdict
 from domicile.stores.namespace import Namespace
-from domicile.stores.sqlite.store import SqliteStore
 
 TRIES = 20
 RETRY_S = 0.05
-OP_S = 5.0
 POLL_S = 0.05
 
 
@@ -57,16 +55,15 @@ class Kicking:
 class Operator:
     """One operator at one cluster. Close it afterwards."""
 
-    def __init__(self, url: str, cluster: str) -> None:
-        self.url, self.cluster = url, cluster
-        self._path = existing(url)
-        self._whole = SqliteStore(self._path, by="operator", op_timeout_s=OP_S)
-        self._store = Namespace(self._whole, cluster)
+    def __init__(self, whole: WholeStore, cluster: str) -> None:
+        self.url, self.cluster = whole.url, cluster
+        self._whole = whole
+        self._store = Namespace(whole.store, cluster)
 
     async def look(self) -> StoreSnapshot:
         """The cluster as stored now; raises `NoCluster`."""
-        existing(self.url)
-        return StoreSnapshot(part(await self._whole.list(b""), self.url, self.cluster))
+        existing(self._whole.backend, self.url)
+        return StoreSnapshot(part(await self._whole.store.list(b""), self.url, self.cluster))
 
     async def do(
         self, command: str, make: Callable[[StoreSnapshot], OperatorCommit], agreed: str, why: str
@@ -174,8 +171,9 @@ class Operator:
         return self.verdict(incarnation) is Verdict.DEAD
 
     def verdict(self, incarnation: Incarnation) -> Verdict:
-        """What the machine's own locks say of an incarnation (L6)."""
-        return locks_of(self._path).verdict(incarnation)
+        """What the backend's health port says of an incarnation (L6)."""
+        health = self._whole.health
+        return Verdict.UNKNOWN if health is None else health.verdict(incarnation)
 
     async def close(self) -> None:
         """Let go of the store."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any, Literal
 
-from domicile.backends.wiring import locks_of, sqlite_path
+from domicile.backends.registry import OpenOptions, store_backend
 from domicile.core.coordinator.departures import late_s
 from domicile.core.state.records import NodeRecord
 from domicile.errors import ConfigError
@@ -107,16 +107,19 @@ def _say_where(node: Served) -> None:
 
 
 def _twins(node: Served, record: NodeRecord) -> list[NodeRecord]:
-    """Others with this node id whose processes run, by this machine's own locks (L6)."""
-    if node.life is None or not node.store.startswith("sqlite://"):
+    """Others with this node id whose processes run, if a health port can tell (L6)."""
+    try:
+        health = store_backend(node.store).health(node.store, OpenOptions(record.node))
+    except ConfigError:
+        return []  # the program brings backends of its own
+    if node.life is None or health is None:
         return []
-    locks = locks_of(sqlite_path(node.store))
     return [
         other
         for one, other in node.life.member.members.nodes.items()
         if other.node == record.node
         and one != record.incarnation
-        and locks.verdict(one) is Verdict.ALIVE
+        and health.verdict(one) is Verdict.ALIVE
     ]
 
 

@@ -6,13 +6,12 @@ not there is never made. A manager is a node without roles.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from domicile.backends.wiring import check_store, locks_of, sqlite_path
+from domicile.backends.registry import Backend, store_backend
+from domicile.backends.wiring import WholeStore, open_whole_store
 from domicile.core.hashing import NAMED, shard_of
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.cluster_view import Members
@@ -23,8 +22,7 @@ from domicile.errors import ConfigError, StoreError
 from domicile.membership.clock import SystemClock
 from domicile.ops.operator_commits import AuditRecord, StoreSnapshot
 from domicile.ops.stuck_seen import StuckSeen, stuck_record, stuck_seen
-from domicile.ports.health import Health, Verdict
-from domicile.stores.sqlite.store import SqliteStore
+from domicile.ports.health import TellsAge, Verdict
 
 READ_S = 5.0
 
@@ -134,18 +132,16 @@ class EntityPlace:
 class ClusterReader:
     """Looks at one cluster in one store, again and again if need be. Close it afterwards."""
 
-    def __init__(self, url: str, cluster: str) -> None:
-        self.url, self.cluster = url, cluster
-        self._path = existing(url)
-        self._locks: Health = locks_of(self._path)
-        self._store = SqliteStore(self._path, by="status", op_timeout_s=READ_S)
+    def __init__(self, whole: WholeStore, cluster: str) -> None:
+        self.url, self.cluster = whole.url, cluster
+        self._whole = whole
         self._clock = SystemClock()
 
     async def picture(self) -> StoreSnapshot:
         """The cluster as stored now; raises `NoCluster`."""
-        existing(self.url)
+        existing(self._whole.backend, self.url)
         try:
-            listing = await self._store.list(b"")
+            listing = await self._whole.store.list(b"")
         except (ConfigError, StoreError) as error:
             raise NoCluster(str(error)) from error
         picture = StoreSnapshot(part(listing, self.url, self.cluster))
@@ -171,43 +167,34 @@ class ClusterReader:
 
     async def close(self) -> None:
         """Let go of the store."""
-        await self._store.close()
+        await self._whole.store.close()
 
-    def now_s(self) -> float:
-        """The time by the clock that nodes of this machine go by."""
-        return self._clock.now()
+    def now_s(self) -> float | None:
+        """The time by the clock that the nodes go by; None if they may be on other machines."""
+        return None if self._whole.backend.reach == "network" else self._clock.now()
 
     def dead(self, incarnation: Incarnation) -> bool:
-        """Whether the machine's own locks prove it (L6)."""
-        return self._locks.verdict(incarnation) is Verdict.DEAD
+        """Whether the backend's health port proves it (L6)."""
+        health = self._whole.health
+        return health is not None and health.verdict(incarnation) is Verdict.DEAD
 
     def age(self, incarnation: Incarnation) -> float | None:
         """How long an incarnation has lived, if that can be known here."""
-        # The lock file is made when an incarnation begins, and never written to (L6).
-        lock = self._path.with_name(self._path.name + ".d") / incarnation
-        try:
-            return max(0.0, time.time() - lock.stat().st_mtime)
-        except OSError:
-            return None
+        health = self._whole.health
+        return health.age_s(incarnation) if isinstance(health, TellsAge) else None
 
 
-def existing(url: str) -> Path:
-    """The file of a store that is there; raises `NoCluster`. Nothing is made."""
-    check_store(url)
-    if url.startswith("memory://"):
-        raise NoCluster(
-            f"{url} lives inside one process and can't be looked at from another; give the nodes "
-            "a sqlite:///path/to/file.db"
-        )
-    path = sqlite_path(url)
-    if path.is_dir():
-        raise NoCluster(f"{path} is a directory; name the store's file, as in {url}/dev.db")
-    if not path.exists() or not path.stat().st_size:
-        raise NoCluster(
-            f"there is no store at {path} (looked in {Path.cwd()}): start a node with it first, "
-            "as in `domicile run app:node`, or name another"
-        )
-    return path
+def existing(backend: Backend, url: str) -> None:
+    """Raise `NoCluster` if it can be told at once that a store can't be read. Nothing is made."""
+    why = backend.missing(url)
+    if why is not None:
+        raise NoCluster(why)
+
+
+def open_existing(url: str, by: str) -> WholeStore:
+    """A store for a tool that `by` names in the store's history; raises `NoCluster`."""
+    existing(store_backend(url), url)
+    return open_whole_store(url, by=by, op_timeout_s=READ_S)
 
 
 def part(listing: Listing, url: str, cluster: str) -> Listing:

@@ -7,7 +7,7 @@ only costs time.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from domicile.core.ids import Incarnation
 
@@ -45,4 +45,13 @@ class Health(Protocol):
 
     def evidence(self, incarnation: Incarnation) -> str:
         """For a `DEAD` one: what proves it, in words for the store and the log."""
+        ...
+
+
+@runtime_checkable
+class TellsAge(Protocol):
+    """What a `Health` has that also knows when incarnations began; few have it."""
+
+    def age_s(self, incarnation: Incarnation) -> float | None:
+        """How long ago an incarnation began; None if that is not known."""
         ...

@@ -122,6 +122,14 @@ class FileLocks:
             return f"the lock on {path} can be taken: whoever held it has stopped for good"
         return f"the lock on {path} can be taken: process {pid}, which held it, has ended"
 
+    def age_s(self, incarnation: Incarnation) -> float | None:
+        """As `TellsAge.age_s`: the file is made when an incarnation begins, never written to."""
+        try:
+            made = (self._directory / incarnation).stat().st_mtime
+        except OSError:
+            return None
+        return max(0.0, time.time() - made)
+
     def sweep(self, older_than_s: float = SWEEP_AFTER_S, *, after: str = "") -> int:
         """Remove lock files of those who were found dead long ago; how many.
 

@@ -19,7 +19,17 @@ from domicile.core.state.txn import (
     Put,
     Write,
 )
+from domicile.errors import ConfigError
 from domicile.ports.store import OffersThreads, Store, ThreadedStore
+
+
+def check_cluster(name: str) -> None:
+    """Raise `ConfigError` unless a cluster's name is one: keys of a store begin with it and `/`."""
+    if not name or "/" in name or not name.isprintable():
+        raise ConfigError(
+            f"cluster={name!r} is no name for a cluster: write at least one character and no /, "
+            "as in cluster='blue'"
+        )
 
 
 class Namespace:

@@ -9,7 +9,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from domicile import ConfigError, Entity, Manager, Node, Settings, connect, handler
-from domicile.backends.wiring import _Here, token_of
+from domicile.backends.memory import MEMORY
+from domicile.config import token_of
 from domicile.core.state.agreement import agreed_tokens, foreign_token
 from domicile.core.state.keys import CONFIG_KEY
 from domicile.core.state.records import ConfigRecord, decode_record
@@ -32,7 +33,7 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.delenv("DOMICILE_TOKEN", raising=False)
     url = f"memory://{request.node.name}"
     yield url
-    _Here.known.pop(f"{url}#domicile", None)
+    MEMORY.forget(url, "domicile")
 
 
 def node(store: str, token: str | None) -> Node:
@@ -45,7 +46,7 @@ async def say(store: str, token: str | None) -> str:
 
 
 async def kept(store: str) -> tuple[str, ...]:
-    item = await _Here.known[f"{store}#domicile"].store.client("test").get(CONFIG_KEY)
+    item = MEMORY.shared(store, "domicile").store.peek(b"domicile/" + CONFIG_KEY)
     assert item is not None
     assert OLD.encode() not in item.value
     assert NEW.encode() not in item.value

@@ -9,6 +9,7 @@ import pty
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from domicile.ops.cli import app
 from domicile.ops.operator import Operator
 from domicile.ops.operator_commits import KEPT_AUDITS, AuditRecord, OperatorCommit, StoreSnapshot
 from domicile.ops.operator_commits import free_commit as free_deed
+from domicile.ops.status import open_existing
 from domicile.stores.file_locks import FileLocks
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite.store import SqliteStore
@@ -341,9 +343,13 @@ def test_at_most_a_hundred_records_are_kept(tmp_path: Path) -> None:
     assert keys[0] == AUDIT + b"2020-01-01T00:00:00.006Z-0000"
 
 
-def operated(url: str, work: Callable[[Operator], object]) -> object:
+def operated(
+    url: str, work: Callable[[Operator], object], kind: type[SqliteStore] = SqliteStore
+) -> object:
     async def run() -> object:
-        operator = Operator(url, "domicile")
+        whole = open_existing(url, "operator")
+        store = kind(Path(url.removeprefix("sqlite:///")), by="operator")
+        operator = Operator(replace(whole, store=store), "domicile")
         try:
             return await work(operator)  # type: ignore[misc]
         finally:
@@ -386,7 +392,6 @@ def test_an_unknown_outcome_is_looked_up(
 ) -> None:
     path = tmp_path / "s.db"
     url = healthy().write(path)
-    monkeypatch.setattr("domicile.ops.operator.SqliteStore", kind)
     monkeypatch.setattr("domicile.ops.operator.RETRY_S", 0.0)
 
     async def work(operator: Operator) -> object:
@@ -395,11 +400,10 @@ def test_an_unknown_outcome_is_looked_up(
 
     if kind is Deaf:
         with pytest.raises(StoreUnavailable, match="repeat the command"):
-            operated(url, work)
+            operated(url, work, kind)
     else:
-        operated(url, work)
+        operated(url, work, kind)
     assert len(audits(path)) == (kind is Mumbling)
-    monkeypatch.undo()
 
     async def look(operator: Operator) -> StoreSnapshot:
         return await operator.look()

@@ -10,7 +10,7 @@ import pytest
 from sqlite_lab import until
 
 from domicile import Settings
-from domicile.backends.wiring import backends
+from domicile.backends.wiring import open_backends
 from domicile.core.ids import Incarnation
 from domicile.core.state.keys import client_key, node_key
 from domicile.core.state.txn import Put
@@ -184,7 +184,7 @@ def test_records_of_clients_are_what_nobody_hurries_for(
 
     async def scenario() -> None:
         url = f"sqlite:///{tmp_path / 's.db'}"
-        store = backends(url, cluster="a-cluster", settings=Settings()).store
+        store = open_backends(url, cluster="a-cluster", settings=Settings()).store
         try:
             await store.grant("lease", 30.0)
             for key, rung in ((client_key(ONE), 0), (node_key(ONE), 1)):

@@ -27,7 +27,8 @@ from typing import Literal, Self
 import apsw
 import msgspec
 
-from domicile.backends.wiring import backends, token_of
+from domicile.backends.wiring import open_backends
+from domicile.config import token_of
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.state.shardmap import Entry
 from domicile.entity.model.entity import Entity, catalogue, entity_type
@@ -159,7 +160,7 @@ class Processes(RealFaults):
             await self._view.start()
             if self._record:
                 self._client_recorder = FileRecorder(self.directory / "client.events")
-            wired = backends(
+            wired = open_backends(
                 self.store, cluster=CLUSTER, settings=self.settings, meter=self._client_recorder
             )
             plan = Identity(CLUSTER, "", {}, {}, self.settings, False, token=token_of(None))

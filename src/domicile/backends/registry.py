@@ -1,0 +1,221 @@
+"""Which backend a URL means: the registry of URL schemes for stores and journals.
+
+A backend is registered under a scheme: the built-in ones by this package, those of other packages
+by an entry point of the group `domicile.backends` that has the scheme as its name. An entry point
+is loaded when a URL first names its scheme, never before. This package is the only place that
+knows schemes. Nothing here opens a file or a connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from domicile.errors import ConfigError
+from domicile.ports.health import Health
+from domicile.ports.journal import Journal
+from domicile.ports.meter import Meter, NoMeter
+from domicile.ports.store import Store
+from domicile.ports.transport import Transport
+
+GROUP = "domicile.backends"
+"""The group of entry points by which other packages register their backends."""
+
+Reach = Literal["process", "machine", "network"]
+
+_FILES = "sqlite"
+"""The scheme that is suggested for a text that is a path and no URL."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOptions:
+    """Who opens a backend, and for what. Backends must ignore fields that they do not know."""
+
+    by: str
+    """The name of the process in the store's history."""
+    cluster: str = ""
+    """The cluster that the process belongs to; empty for a tool that reads all clusters."""
+    store: str = ""
+    """The URL of the cluster's store, for its journal."""
+    op_timeout_s: float = 5.0
+    """How long one call may take before it ends as `StoreUnavailable` or `Unknown`."""
+    meter: Meter = field(default_factory=NoMeter)
+
+
+class Backend:
+    """What stands behind one URL scheme. Derive from it and override what the backend has.
+
+    A backend has stores, journals, or both. Its methods make objects and do no I/O; the objects
+    open files and connections on their first call. A store that is only read must make nothing.
+    """
+
+    scheme: ClassVar[str]
+    """What stands before `://`, in lower case."""
+    stores: ClassVar[str] = ""
+    """An example URL of a store and, in brackets, its use; empty: no stores."""
+    journals: ClassVar[str] = ""
+    """An example URL of a journal and, in brackets, its use; empty: no journals."""
+    reach: ClassVar[Reach] = "network"
+    """How far apart the processes that share one store may be."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """The modules that must be installed beside Domicile."""
+    install: ClassVar[str] = ""
+    """What `pip install` takes to install them, as in `domicile[postgres]`."""
+
+    def check_url(self, url: str) -> None:
+        """Raise `ConfigError` with the correct form, unless a URL of this scheme is complete."""
+
+    def similar(self, rest: str) -> str:
+        """The URL that was probably meant by a misspelt scheme, `://` and `rest`."""
+        return f"{self.scheme}://{rest}"
+
+    def open_store(self, url: str, options: OpenOptions) -> Store:
+        """The whole store at a URL; several clusters may share it, each under its own prefix."""
+        raise NotImplementedError(f"{self.scheme}:// has no stores")
+
+    def missing(self, url: str) -> str | None:
+        """Why a tool in another process can't read the store, and the next step; None: it can.
+
+        Only what can be told at once, without a connection.
+        """
+        return None
+
+    def health(self, url: str, options: OpenOptions) -> Health | None:
+        """What proves the deaths of the store's processes (L6, C9); None: nothing does."""
+        return None
+
+    def transport(self, url: str, options: OpenOptions) -> Callable[[], Transport] | None:
+        """What makes a fresh transport for each incarnation; None: TCP."""
+        return None
+
+    def default_journal(self, url: str) -> str | None:
+        """The URL of the journal beside a store; None: the program must name one."""
+        return None
+
+    def open_journal(self, url: str, options: OpenOptions) -> Journal:
+        """The journal at a URL."""
+        raise NotImplementedError(f"{self.scheme}:// has no journals")
+
+    def sqlite_file(self, url: str) -> Path | None:
+        """The SQLite file of a store that is one, for test tools that lock it or read its log."""
+        return None
+
+
+_known: dict[str, Backend] = {}
+
+
+def register(backend: Backend) -> None:
+    """Make a backend known in this process; `ConfigError` if another one has its scheme."""
+    if _known.setdefault(backend.scheme, backend) is not backend:
+        raise ConfigError(
+            f"{backend.scheme}:// is registered already, by {_name(_known[backend.scheme])}: give "
+            f"{_name(backend)} another scheme"
+        )
+
+
+def store_backend(url: str) -> Backend:
+    """The backend of a store's URL; raises `ConfigError` unless the URL is complete."""
+    found = _find(url)
+    if found is None or not found.stores:
+        raise _unknown("store", url)
+    return _usable("store", url, found)
+
+
+def journal_backend(url: str) -> Backend:
+    """The backend of a journal's URL; raises `ConfigError` unless the URL is complete."""
+    found = _find(url)
+    if found is None or not found.journals:
+        raise _unknown("journal", url)
+    return _usable("journal", url, found)
+
+
+def _find(url: str) -> Backend | None:
+    scheme, found, _ = url.partition("://")
+    if not found or not scheme:
+        return None
+    return _known.get(scheme) or _loaded(scheme)
+
+
+def _usable(what: str, url: str, backend: Backend) -> Backend:
+    absent = [name for name in backend.needs if not _installed(name)]
+    if absent:
+        raise ConfigError(
+            f"{what} {url!r} needs {', '.join(absent)}, not installed here: "
+            f"pip install '{backend.install or absent[0]}'"
+        )
+    backend.check_url(url)
+    return backend
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False  # nor is the package that it would be in
+
+
+def _loaded(scheme: str) -> Backend | None:
+    """The backend that an installed package has for a scheme; registered from then on."""
+    points = {point.value: point for point in entry_points(group=GROUP, name=scheme)}
+    if not points:
+        return None
+    if len(points) > 1:
+        raise ConfigError(
+            f"several installed packages have a backend for {scheme}://: "
+            f"{', '.join(map(_origin, points.values()))}; uninstall all but one"
+        )
+    (point,) = points.values()
+    try:
+        backend = point.load()
+    except Exception as error:
+        raise ConfigError(
+            f"the backend for {scheme}:// can't be loaded from {_origin(point)}: "
+            f"{type(error).__name__}: {error}; repair or uninstall that package"
+        ) from error
+    if not isinstance(backend, Backend) or backend.scheme != scheme:
+        raise ConfigError(
+            f"the backend for {scheme}:// can't be used: {_origin(point)} must be an instance of "
+            f"domicile.backends.Backend with scheme={scheme!r}, it is {backend!r}; repair or "
+            "uninstall that package"
+        )
+    return _known.setdefault(scheme, backend)
+
+
+def _origin(point: EntryPoint) -> str:
+    return point.value if point.dist is None else f"{point.value} (package {point.dist.name})"
+
+
+def _name(backend: Backend) -> str:
+    kind = type(backend)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _unknown(what: Literal["store", "journal"], url: str) -> ConfigError:
+    forms = {
+        scheme: one.stores if what == "store" else one.journals for scheme, one in _known.items()
+    }
+    kinds = [form for form in forms.values() if form]
+    kinds += [
+        f"{point.name}://… (of {_origin(point)})"
+        for point in entry_points(group=GROUP)
+        if point.name not in _known
+    ]
+    schemes = [scheme for scheme, form in forms.items() if form]
+    meant = _meant(url, schemes)
+    hint = f"; did you mean {meant}?" if meant else ""
+    return ConfigError(f"{what} {url!r} is not one of the known kinds: {', '.join(kinds)}{hint}")
+
+
+def _meant(url: str, schemes: list[str]) -> str:
+    scheme, found, rest = url.partition("://")
+    if found:
+        close = get_close_matches(scheme.lower(), schemes, n=1)
+        return _known[close[0]].similar(rest) if close else ""
+    if _FILES not in schemes or not url:
+        return ""
+    return _known[_FILES].similar(url.removeprefix(f"{_FILES}:"))

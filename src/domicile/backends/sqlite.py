@@ -1,0 +1,78 @@
+"""`sqlite:///file.db`: the embedded store of the processes of one machine, with its locks (L6).
+
+The locks lie in a directory beside the file. Nothing here opens either.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from domicile.backends.registry import Backend, OpenOptions
+from domicile.core.state.keys import CLIENTS
+from domicile.errors import ConfigError
+from domicile.ports.health import Health
+from domicile.ports.store import Store
+from domicile.stores.file_locks import FileLocks
+from domicile.stores.sqlite.store import SqliteStore
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of the embedded store in a file."""
+    return f"sqlite:///{path}"
+
+
+class SqliteBackend(Backend):
+    """One SQLite file that the processes of one machine share."""
+
+    scheme = "sqlite"
+    stores = "sqlite:///path/to/file.db (many processes of one machine)"
+    reach = "machine"
+
+    def check_url(self, url: str) -> None:
+        """As `Backend.check_url`."""
+        self.sqlite_file(url)
+
+    def similar(self, rest: str) -> str:
+        """As `Backend.similar`: a path that is relative stays so."""
+        return f"{self.scheme}:///{rest.removeprefix('/')}"
+
+    def open_store(self, url: str, options: OpenOptions) -> Store:
+        """As `Backend.open_store`."""
+        cluster = options.cluster
+        return SqliteStore(
+            self.sqlite_file(url),
+            by=options.by,
+            op_timeout_s=options.op_timeout_s,
+            meter=options.meter,
+            unhurried=f"{cluster}/".encode() + CLIENTS if cluster else b"",
+        )
+
+    def missing(self, url: str) -> str | None:
+        """As `Backend.missing`: to open a file that is not there would make it."""
+        path = self.sqlite_file(url)
+        if path.is_dir():
+            return f"{path} is a directory; name the store's file, as in {url}/dev.db"
+        if not path.exists() or not path.stat().st_size:
+            return (
+                f"there is no store at {path} (looked in {Path.cwd()}): start a node with it "
+                "first, as in `domicile run app:node`, or name another"
+            )
+        return None
+
+    def health(self, url: str, options: OpenOptions) -> Health | None:
+        """As `Backend.health`: the locks beside the file."""
+        path = self.sqlite_file(url)
+        return FileLocks(path.with_name(path.name + ".d"))
+
+    def sqlite_file(self, url: str) -> Path:
+        """As `Backend.sqlite_file`; four slashes begin an absolute path."""
+        path = url.removeprefix(f"{self.scheme}://")
+        if not path.startswith("/") or len(path) < 2 or path.endswith("/"):
+            raise ConfigError(
+                f"store {url!r} names no file: write {self.scheme}:///relative/file.db or "
+                f"{self.scheme}:////absolute/file.db, or memory://name for one process"
+            )
+        return Path(path[1:])
+
+
+SQLITE = SqliteBackend()
