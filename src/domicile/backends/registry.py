@@ -199,23 +199,26 @@ def _unknown(what: Literal["store", "journal"], url: str) -> ConfigError:
     forms = {
         scheme: one.stores if what == "store" else one.journals for scheme, one in _known.items()
     }
-    kinds = [form for form in forms.values() if form]
-    kinds += [
-        f"{point.name}://… (of {_origin(point)})"
+    forms |= {
+        point.name: f"{point.name}://… (of {_origin(point)})"
         for point in entry_points(group=GROUP)
         if point.name not in _known
-    ]
-    schemes = [scheme for scheme, form in forms.items() if form]
-    meant = _meant(url, schemes)
+    }
+    kinds = {scheme: form for scheme, form in forms.items() if form}
+    meant = _meant(url, list(kinds))
     hint = f"; did you mean {meant}?" if meant else ""
-    return ConfigError(f"{what} {url!r} is not one of the known kinds: {', '.join(kinds)}{hint}")
+    listed = ", ".join(kinds.values())
+    return ConfigError(f"{what} {url!r} is not one of the known kinds: {listed}{hint}")
 
 
 def _meant(url: str, schemes: list[str]) -> str:
+    """The URL that was probably meant; empty: nobody knows."""
     scheme, found, rest = url.partition("://")
-    if found:
-        close = get_close_matches(scheme.lower(), schemes, n=1)
-        return _known[close[0]].similar(rest) if close else ""
-    if _FILES not in schemes or not url:
+    if not found:
+        scheme = _FILES
+        rest = url.removeprefix(f"{_FILES}:") if url.startswith(f"{_FILES}:") else url and f"/{url}"
+    close = get_close_matches(scheme.lower(), schemes, n=1)
+    if not close or not rest:
         return ""
-    return _known[_FILES].similar(url.removeprefix(f"{_FILES}:"))
+    backend = _known.get(close[0])
+    return f"{close[0]}://{rest}" if backend is None else backend.similar(rest)

@@ -1,4 +1,4 @@
-"""A cluster of real node processes on one embedded store, as a test sees it.
+"""A cluster of real node processes on one store, as a test sees it.
 
 The verbs are those of the simulator, `domicile.testing.sim.cluster`, but time is real; the faults
 among them are in `domicile.testing.processes.faults`. Every process writes down what it does;
@@ -27,7 +27,9 @@ from typing import Literal, Self
 import apsw
 import msgspec
 
-from domicile.backends.wiring import open_backends
+from domicile.backends.registry import store_backend
+from domicile.backends.sqlite import sqlite_url
+from domicile.backends.wiring import open_backends, open_whole_store
 from domicile.config import token_of
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.state.shardmap import Entry
@@ -40,7 +42,7 @@ from domicile.membership.clock import SystemClock
 from domicile.ports.store import Store
 from domicile.settings import Settings
 from domicile.stores.namespace import Namespace
-from domicile.stores.sqlite.store import QueuedCommit, SqliteStore, commits
+from domicile.stores.sqlite.store import QueuedCommit, commits
 from domicile.testing.actions import LENIENT
 from domicile.testing.history import Event, History
 from domicile.testing.processes.environment import Network, Surroundings
@@ -75,6 +77,10 @@ class Processes(RealFaults):
     namespace each (`namespaces`, needs root), at loopback addresses of their own (`loopback`), or
     whichever is possible (`auto`). `disk_bytes` puts the store on a disk of that size, where there
     are namespaces. `seed` is what random losses are drawn from. `journal` is that of the nodes.
+
+    `store` is the URL of a store that is empty and that other processes can reach; without it the
+    cluster has an embedded one of its own. A store that is no SQLite file has no log of commits,
+    so there is no `history`, and it can't be stalled, cut off, slowed down or filled.
     """
 
     def __init__(
@@ -92,11 +98,14 @@ class Processes(RealFaults):
         disk_bytes: int = 0,
         journal: str | None = None,
         seed: int = 0,
+        store: str | None = None,
     ) -> None:
         if nodes < 1:
             raise ConfigError(f"nodes={nodes} must be at least 1")
         if managers < 0:
             raise ConfigError(f"managers={managers} must not be negative")
+        if store is not None:
+            _check_given(store, disk_bytes)
         catalogue(entities)
         loop_factory(loop)
         self._entities = list(entities)
@@ -108,7 +117,7 @@ class Processes(RealFaults):
         ]
         self.nodes += [NodeProcess(nodes + n, True, manager=True) for n in range(managers)]
         self._loop_name = loop
-        self._given = directory
+        self._given, self._given_store = directory, store
         self._record = record
         self._directory: Path | None = None
         self._network: Network | None = network
@@ -138,7 +147,7 @@ class Processes(RealFaults):
     @property
     def store(self) -> str:
         """The URL of the store, for further nodes and clients."""
-        return f"sqlite:///{self._database}"
+        return self._given_store or sqlite_url((self._disk or self.directory) / STORE)
 
     # the cluster's life
 
@@ -155,7 +164,7 @@ class Processes(RealFaults):
             await self._surround()
             for node in self.nodes:
                 self._launch(node)
-            self._operator = Namespace(SqliteStore(self._database, by="operator"), CLUSTER)
+            self._operator = Namespace(open_whole_store(self.store, by="operator").store, CLUSTER)
             self._view = StoreView(self._operator)
             await self._view.start()
             if self._record:
@@ -290,6 +299,8 @@ class Processes(RealFaults):
     def history(self) -> History:
         """What all processes, the store and the faults have left up to now, for `check`."""
         # Files are read one after the other, so a commit would be seen without what led to it.
+        if self._given_store is not None:
+            self._embedded("history")
         until = math.inf if self._ended else self._now()
         self.collect()
         totals: Counter[str] = Counter()
@@ -317,8 +328,8 @@ class Processes(RealFaults):
         return self._operator
 
     @property
-    def _database(self) -> Path:
-        return (self._disk or self.directory) / STORE
+    def _database(self) -> Path | None:
+        return store_backend(self.store).sqlite_file(self.store)
 
     async def _surround(self) -> None:
         self._levers = Levers(self.directory / "levers")
@@ -453,8 +464,9 @@ class Processes(RealFaults):
                             process.incarnation = fields["inc"]
 
     def _collect_commits(self) -> None:
-        if not self._ended and self._database.exists():
-            self._commits.update((commit.revision, commit) for commit in commits(self._database))
+        path = None if self._ended else self._database
+        if path is not None and path.exists():
+            self._commits.update((commit.revision, commit) for commit in commits(path))
 
     # the end
 
@@ -514,3 +526,15 @@ class Processes(RealFaults):
             if not any(process.up and not process.frozen for process in self.nodes):
                 return
             await asyncio.sleep(POLL_S)
+
+
+def _check_given(store: str, disk_bytes: int) -> None:
+    if store_backend(store).reach == "process":
+        raise ConfigError(
+            f"store={store!r} lives inside one process: name one that other processes can reach, "
+            "or leave it out for an embedded one"
+        )
+    if disk_bytes:
+        raise ConfigError(
+            f"disk_bytes={disk_bytes} is for the cluster's own embedded store: leave out store="
+        )

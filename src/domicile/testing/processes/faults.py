@@ -129,12 +129,14 @@ class RealFaults(Verbs):
 
     def cut_store(self, node: int) -> None:
         """Cut a node off the store until `heal`; every call of it fails, peers are in reach."""
+        self._embedded("cut_store")
         process = self._up(node)
         self.note_fault("outage", process)
         self._pulled().cut(node, True)
 
     def lag(self, node: int, lag_s: float) -> None:
         """A node learns of what others stored so much later, up to 2.5 s, until `heal`."""
+        self._embedded("lag")
         process = self._up(node)
         self.note_fault("lag", process)
         self._pulled().lag(node, lag_s)
@@ -166,13 +168,14 @@ class RealFaults(Verbs):
         With `disk_bytes`, as root, its disk is really full. Otherwise nodes are given SQLite's
         answer "full" by hand, and the test's own client is not.
         """
+        database = self._embedded("fill_disk")
         self.note_fault("full")
         disk = self._disk
         if disk is None:
             self._pulled().fill(True)
             return
         # What the log of SQLite has of the disk already it could go on using.
-        connection = apsw.Connection(str(self._database))
+        connection = apsw.Connection(str(database))
         try:
             connection.set_busy_timeout(TRUNCATE_MS)
             with contextlib.suppress(apsw.Error):
@@ -194,7 +197,7 @@ class RealFaults(Verbs):
         """Hold the store's only write lock: every write waits, until `unstall_store`."""
         if self._stalling is not None:
             raise HarnessError("the store is stalled already")
-        connection = apsw.Connection(str(self._database))
+        connection = apsw.Connection(str(self._embedded("stall_store")))
         self.note_fault("stall")
         try:
             connection.set_busy_timeout(TRUNCATE_MS)
@@ -321,9 +324,19 @@ class RealFaults(Verbs):
     def incarnation(self, node: int) -> Incarnation | None:
         """Under which incarnation a node is registered."""
 
+    def _embedded(self, verb: str) -> Path:
+        """The SQLite file of the store; raises `HarnessError` if the store is not in one."""
+        path = self._database
+        if path is None:
+            raise HarnessError(
+                f"{verb} needs a store in a SQLite file: leave out store=, or do it to the store's "
+                "own server"
+            )
+        return path
+
     @property
     @abstractmethod
-    def _database(self) -> Path: ...
+    def _database(self) -> Path | None: ...
 
     @abstractmethod
     def _slot(self, index: int) -> NodeProcess: ...

@@ -18,8 +18,11 @@ LOCKED_MS = 300
 _TICK_S = 0.001
 
 
-def pause(process: subprocess.Popen[bytes] | None, database: Path) -> bool:
-    """Stop a process, but not while it holds the store's only write lock; False if it won't."""
+def pause(process: subprocess.Popen[bytes] | None, database: Path | None) -> bool:
+    """Stop a process, but not while it holds the store's only write lock; False if it won't.
+
+    A store that is no SQLite file has no such lock.
+    """
     if process is None or sys.platform == "win32":
         return False
     deadline = time.monotonic() + STOP_S
@@ -27,7 +30,7 @@ def pause(process: subprocess.Popen[bytes] | None, database: Path) -> bool:
         process.send_signal(signal.SIGSTOP)
         if not _stopped(process.pid, deadline):
             return False
-        if _writable(database):
+        if database is None or _writable(database):
             return True
         process.send_signal(signal.SIGCONT)
         time.sleep(_TICK_S)
