@@ -41,8 +41,8 @@ LINUX_ONLY = ("fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "term
 UNIX_SIGNALS = ("SIGKILL", "SIGSTOP", "SIGCONT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM")
 MACHINE_PATHS = tuple(f"/{folder}/" for folder in ("work", "root", "home"))
 
-COMPOSERS = ("incarnation", "backends")
-"""Rooms that put a process together: each other room is known to them by its main module."""
+COMPOSERS = ("incarnation", "backends", "process")
+"""What puts a process together: each other room is known to them by its main module."""
 
 DRIVEN = ("core.coordinator.machine",)
 """Machines of the core that have a room of their own and one driver in another."""
@@ -202,7 +202,7 @@ def astray(texts: Mapping[str, str]) -> list[str]:
             continue
         home, user = module.rpartition(".")[0], found[0].rpartition(".")[0]
         rooms = f"{home}.".startswith(f"{user}.") or f"{user}.".startswith(f"{home}.") or not home
-        if not rooms and user.split(".")[0] not in COMPOSERS and module not in DRIVEN:
+        if not rooms and found[0].split(".")[0] not in COMPOSERS and module not in DRIVEN:
             wrong.append(f"{module} is imported by {found[0]} alone")
     return wrong
 

@@ -43,9 +43,8 @@ from domicile.ops.console import (
 )
 
 if TYPE_CHECKING:
-    from domicile.manager import Manager
-    from domicile.node import Node
     from domicile.ops.status import ClusterReader, ClusterStatus, EntityPlace
+    from domicile.process import Process
 
 REFRESH_S = 1.0
 
@@ -172,7 +171,7 @@ def manager(
     _serve(made, loop, no_watchdog, http)
 
 
-def _serve(member: Node | Manager, loop: LoopName, no_watchdog: bool, http: str | None) -> None:
+def _serve(member: Process, loop: LoopName, no_watchdog: bool, http: str | None) -> None:
     from domicile.ops.serve import serve
     from domicile.ops.watchdog import ProcessWatchdog
 

@@ -18,9 +18,8 @@ from domicile.backends.registry import OpenOptions, store_backend
 from domicile.core.coordinator.departures import late_s
 from domicile.core.state.records import NodeRecord
 from domicile.errors import ConfigError
-from domicile.manager import Manager
-from domicile.node import Node
 from domicile.ports.health import Verdict
+from domicile.process import Process
 
 log = logging.getLogger("domicile")
 
@@ -29,12 +28,10 @@ LoopKind = Literal["auto", "asyncio", "uvloop"]
 PATIENCE_S = 3.0
 """How long joining takes before it is worth a word."""
 
-Served = Node | Manager
-
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def serve(node: Served, loop: LoopKind) -> None:
+def serve(node: Process, loop: LoopKind) -> None:
     """Run a member until it is asked to leave and has left; raises what ended it otherwise."""
     with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
         runner.run(_serve(node))
@@ -56,7 +53,7 @@ def loop_factory(loop: LoopKind) -> Callable[[], asyncio.AbstractEventLoop] | No
     return factory
 
 
-async def _serve(node: Served) -> None:
+async def _serve(node: Process) -> None:
     asked: list[signal.Signals] = []
     async with AsyncExitStack() as stack:
         joining: asyncio.Future[Any] = asyncio.ensure_future(stack.enter_async_context(node))
@@ -93,7 +90,7 @@ async def _joined(joining: asyncio.Future[Any]) -> None:
     joining.result()
 
 
-def _say_where(node: Served) -> None:
+def _say_where(node: Process) -> None:
     record = None if node.life is None else node.life.member.record
     if isinstance(record, NodeRecord):
         tags = {"node": record.node, "incarnation": record.incarnation}
@@ -106,7 +103,7 @@ def _say_where(node: Served) -> None:
             )  # fmt: skip
 
 
-def _twins(node: Served, record: NodeRecord) -> list[NodeRecord]:
+def _twins(node: Process, record: NodeRecord) -> list[NodeRecord]:
     """Others with this node id whose processes run, if a health port can tell (L6)."""
     try:
         health = store_backend(node.store).health(node.store, OpenOptions(record.node))
