@@ -60,11 +60,6 @@ app = typer.Typer(
 )
 
 
-def main() -> None:
-    """The entry point of the console script."""
-    app()
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"domicile {version_of('domicile')}")

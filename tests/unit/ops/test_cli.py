@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,64 @@ def test_nobody_else_pays_for_the_command_line() -> None:
     assert "domicile.node" in loaded
     heavy = ("typer", "rich", "click", "domicile.ops")
     assert [name for name in loaded if name.split(".")[0] in heavy or name.startswith(heavy)] == []
+
+
+WITHOUT = """
+import sys
+from importlib.abc import MetaPathFinder
+
+
+class Absent(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+
+sys.meta_path.insert(0, Absent())
+"""
+"""Has a process run as if some packages were not installed."""
+
+
+def without(absent: tuple[str, ...], code: str) -> subprocess.CompletedProcess[str]:
+    program = WITHOUT.format(absent=absent) + code
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+
+def test_the_library_does_without_the_command_line_packages() -> None:
+    ran = without(
+        ("typer", "rich", "click"),
+        "import domicile, domicile.testing, domicile.backends\n"
+        "import domicile.testing.suites.store, domicile.testing.suites.journal\n"
+        "domicile.Node('memory://x'); print('fine')",
+    )
+    assert (ran.returncode, ran.stdout) == (0, "fine\n"), ran.stderr
+
+
+@pytest.mark.parametrize("absent", ["typer", "rich"])
+def test_without_its_packages_the_command_says_how_to_install_them(absent: str) -> None:
+    script = next(iter(entry_points(group="console_scripts", name="domicile"))).value
+    module, _, name = script.partition(":")
+    for code in (
+        f"from {module} import {name}; {name}()",
+        "import runpy; runpy.run_module('domicile', run_name='__main__')",
+    ):
+        ran = without((absent,), code)
+        assert (ran.returncode, ran.stdout) == (2, "")
+        assert ran.stderr == (
+            f"error: the command line needs the package {absent}, not installed here: "
+            "pip install 'domicile[cli]'\n"
+        )
+
+
+def test_a_package_that_is_broken_is_not_called_missing(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import nowhere_at_all", encoding="utf-8")
+    path = f"sys.path.insert(0, {str(tmp_path)!r})"
+    ran = without((), f"{path}; from domicile.__main__ import main; main()")
+    assert ran.returncode == 1
+    assert "No module named 'nowhere_at_all'" in ran.stderr
+    assert "pip install" not in ran.stderr
 
 
 def test_watching_shows_it_again_until_interrupted(tmp_path: Path) -> None:
