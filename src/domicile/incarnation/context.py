@@ -1,4 +1,7 @@
-"""What a process is wired to and what it wants to be; data only, for `life` and its makers."""
+"""What a process is wired to and what it wants to be. Data only.
+
+`process`, `client` and tests make it; an incarnation reads it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from domicile.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """What a process is wired to. `transport` makes a fresh one for each life.
+    """What a process is wired to. `transport` makes a fresh one for each incarnation.
 
     `health` can prove deaths, where that is possible; `watchdog` ends a process that hangs, where
     the process is Domicile's own; `threads` run users' strategies,

@@ -29,8 +29,8 @@ BARE = r"(memory|sqlite):/+"
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is forgotten after it."""
-    monkeypatch.setattr(registry, "_known", dict(registry._known))
+    """Each test begins with the built-in ones, and what it registers is forgotten after it."""
+    monkeypatch.setattr(registry, "_known", {"memory": MEMORY, "sqlite": SQLITE})
 
 
 @pytest.fixture
