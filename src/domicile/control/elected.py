@@ -21,6 +21,7 @@ from domicile.core.coordinator.election import RANK_STEP_S, campaign_at, eligibl
 from domicile.core.coordinator.events import Heard, ProbeAnswered, ReleasedBy, RevertAsked
 from domicile.core.coordinator.eviction import UNREACHED
 from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.lease.lease import Lease
 from domicile.core.state.keys import LEADER_KEY, NODES, node_key
 from domicile.core.state.records import LeaderRecord, NodeRecord, decode_record, encode_record
 from domicile.core.state.txn import (
@@ -76,7 +77,7 @@ class Elected:
         self._nodes: dict[Incarnation, tuple[NodeRecord, int]] = {}
         self._absent_since: float | None = None
         self._retry_at = float("-inf")
-        self._lease = ""
+        self._lease_id = ""
         self.owed: dict[str, None] = {}
         """Leader leases that the store was not told are over."""
         self._leadership: Leadership | None = None
@@ -219,14 +220,15 @@ class Elected:
         """Try once for the leader key; a leadership if it was won."""
         now = self._clock.now()
         self._retry_at = now + RANK_STEP_S * (1 + self._random.random())
-        self._lease = f"leader-{self._me}-{self._random.getrandbits(64):016x}"
+        self._lease_id = f"leader-{self._me}-{self._random.getrandbits(64):016x}"
         try:
             async with asyncio.timeout(self._settings.op_timeout_s):
-                ttl_s = await self._store.grant(self._lease, self._settings.ttl_s)
+                ttl_s = await self._store.grant(self._lease_id, self._settings.ttl_s)
         except (TimeoutError, StoreError):
             return None
-        valid_until = now + ttl_s - self._settings.margin_s
-        revision = await self._take_key(valid_until)
+        lease = Lease(self._settings.margin_s, stop_budget_s=0.0)
+        lease.granted(now, ttl_s, self._clock.now())
+        revision = await self._take_key(lease)
         if revision == 0 or not self._campaigns or not self._guard():
             return None
         return Leadership(
@@ -240,12 +242,12 @@ class Elected:
             send=self._send,
             nodes=lambda: tuple(self._nodes),
             strategy=self._strategy,
-            lease=self._lease,
+            lease=lease,
+            lease_id=self._lease_id,
             revision=revision,
-            valid_until=valid_until,
         )
 
-    async def _take_key(self, valid_until: float) -> int:
+    async def _take_key(self, lease: Lease) -> int:
         """The revision of the leader key if it is ours now, else 0."""
         value = encode_record(LeaderRecord(self._me, self._node_id))
         outcome: Outcome = Unknown()
@@ -253,12 +255,12 @@ class Elected:
             async with asyncio.timeout(self._settings.op_timeout_s):
                 outcome = await self._store.commit(
                     (Absent(LEADER_KEY), Present(node_key(self._me))),
-                    (Put(LEADER_KEY, value, self._lease),),
+                    (Put(LEADER_KEY, value, self._lease_id),),
                 )
         if isinstance(outcome, Committed):
             return outcome.revision
         # S1. A commit that lands after this look finds its lease revoked and is refused.
-        while isinstance(outcome, Unknown) and self._clock.now() < valid_until:
+        while isinstance(outcome, Unknown) and lease.valid(self._clock.now()):
             try:
                 async with asyncio.timeout(self._settings.op_timeout_s):
                     item = await self._store.get(LEADER_KEY)
@@ -270,16 +272,16 @@ class Elected:
 
     async def _drop_lease(self) -> None:
         """Revoke the leader lease, once; if the store is away it is owed."""
-        lease = self._lease
-        if not lease:
+        lease_id = self._lease_id
+        if not lease_id:
             return
-        self.owed[lease] = None
+        self.owed[lease_id] = None
         with suppress(TimeoutError, StoreError):
             async with asyncio.timeout(self._settings.op_timeout_s):
-                await self._store.revoke(lease)
-            self.owed.pop(lease, None)
-        if self._lease == lease:
-            self._lease = ""
+                await self._store.revoke(lease_id)
+            self.owed.pop(lease_id, None)
+        if self._lease_id == lease_id:
+            self._lease_id = ""
 
     # what the watch says
 

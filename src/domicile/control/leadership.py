@@ -1,7 +1,8 @@
 """One leadership: a coordinator, its leader lease, and the tasks that carry out its effects.
 
 Made by the elected control plane once the leader key is won, and thrown away with everything it
-knows when it ends (C1). It must never act past `valid_until` (L1) nor after the guard said no.
+knows when it ends (C1). It must never act past the deadline of its lease (L1), nor after the guard
+said no.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from domicile.core.coordinator.events import (
 )
 from domicile.core.coordinator.machine import Coordinator
 from domicile.core.ids import Incarnation
+from domicile.core.lease.lease import Lease, LeaseState
 from domicile.core.machines import Arm
 from domicile.core.state.txn import Changes, Listing, Outcome, Unknown
 from domicile.core.wire import Ping, Probe, Told, ToOwner
@@ -75,14 +77,14 @@ class Leadership:
         send: Callable[[Incarnation, ToOwner], None],
         nodes: Callable[[], Sequence[Incarnation]],
         strategy: str | StrategyRunner,
-        lease: str,
+        lease: Lease,
+        lease_id: str,
         revision: int,
-        valid_until: float,
     ) -> None:
         self._store, self._clock, self._meter = store, clock, meter
         self._settings, self._random, self._me = settings, random, me
         self._guard, self._send, self._nodes = guard, send, nodes
-        self._lease, self._valid_until = lease, valid_until
+        self._lease, self._lease_id = lease, lease_id
         self._advisor = None if isinstance(strategy, str) else strategy
         self._coordinator: Coordinator | None = Coordinator(
             me, revision, settings, random, strategy if isinstance(strategy, str) else CUSTOM
@@ -107,7 +109,7 @@ class Leadership:
         if not self._guard():
             self.end("fenced")
             return False
-        if self._clock.now() >= self._valid_until:
+        if self._lease.check(self._clock.now()) is not LeaseState.HELD:
             self.end("the leader lease was not renewed in time")
             return False
         return True
@@ -306,19 +308,20 @@ class Leadership:
             sent_at = self._clock.now()
             try:
                 async with asyncio.timeout(self._settings.op_timeout_s):
-                    ttl_s = await self._store.renew(self._lease)
+                    ttl_s = await self._store.renew(self._lease_id)
             except (TimeoutError, StoreError):
                 pause_s = self._settings.renew_s / 4
                 away_since = sent_at if away_since is None else away_since
                 continue
             if ttl_s is None:
-                self.end("the leader lease is gone")
+                why = "the leader lease is gone"
+                self._lease.refused(self._clock.now(), why)
+                self.end(why)
                 return
             pause_s = self._settings.renew_s
-            until = sent_at + ttl_s - self._settings.margin_s
             # The old deadline is compared first: a renewal that returns past it is too late.
             if self.check():
-                self._valid_until = max(self._valid_until, until)
+                self._lease.acknowledged(sent_at, ttl_s, self._clock.now())
             if away_since is not None and sent_at - away_since >= self._settings.settle_s:
                 self.feed(StoreReturned())
             away_since = None
@@ -332,7 +335,7 @@ class Leadership:
 
     def _on_deadline(self) -> None:
         if self.check():
-            self._deadline = self._clock.call_at(self._valid_until, self._on_deadline)
+            self._deadline = self._clock.call_at(self._lease.valid_until, self._on_deadline)
 
     def _retry_s(self) -> float:
         return RETRY_S * (1 + self._random.random())

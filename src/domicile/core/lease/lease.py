@@ -1,6 +1,7 @@
 """How long one incarnation may act: the arithmetic of its lease (L1, L4, L5) and its states.
 
-The member that renews the lease feeds it; whoever runs handlers asks it before every turn (L3).
+The member or leadership that renews the lease feeds it. What runs handlers asks it before every
+turn (L3), a leadership before every step.
 `TRANSITIONS` is the whole machine: `Lease` looks every step up there, and the documentation
 draws its diagram from it. It must never read a clock, and never count validity from the moment
 an answer arrived: the store may have started the ttl as early as the call was sent.
@@ -81,7 +82,8 @@ TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], Transition[LeaseState]] = {
 
 
 class Lease:
-    """One incarnation's right to act. All times are of the one clock that the caller passes in."""
+    """The right of an incarnation or a leadership to act. The caller passes all times, which come
+    from one clock."""
 
     __slots__ = ("_margin_s", "_stop_budget_s", "reason", "state", "valid_until")
 
