@@ -30,13 +30,13 @@ from domicile.core.state.txn import (
     Committed,
     Item,
     Listing,
-    Outcome,
     Present,
     Put,
     Unknown,
 )
 from domicile.core.wire import AskRevert, Probed, Released, ToOwner
 from domicile.errors import StoreError
+from domicile.membership.store_calls import StoreCalls
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
@@ -69,7 +69,8 @@ class Elected:
         candidate: bool,
         strategy: str | StrategyRunner = "least_shards",
     ) -> None:
-        self._store, self._clock, self._meter = store, clock, meter
+        self._calls = StoreCalls(store, settings.op_timeout_s)
+        self._clock, self._meter = clock, meter
         self._settings, self._random = settings, random
         self._me, self._node_id, self._guard, self._send = me, node_id, guard, send
         self._campaigns, self._aside = candidate, False
@@ -222,9 +223,9 @@ class Elected:
         self._retry_at = now + RANK_STEP_S * (1 + self._random.random())
         self._lease_id = f"leader-{self._me}-{self._random.getrandbits(64):016x}"
         try:
-            async with asyncio.timeout(self._settings.op_timeout_s):
-                ttl_s = await self._store.grant(self._lease_id, self._settings.ttl_s)
-        except (TimeoutError, StoreError):
+            grant = self._calls.store.grant(self._lease_id, self._settings.ttl_s)
+            ttl_s = await self._calls.bounded(grant)
+        except StoreError:
             return None
         lease = Lease(self._settings.margin_s, stop_budget_s=0.0)
         lease.granted(now, ttl_s, self._clock.now())
@@ -232,7 +233,7 @@ class Elected:
         if revision == 0 or not self._campaigns or not self._guard():
             return None
         return Leadership(
-            store=self._store,
+            calls=self._calls,
             clock=self._clock,
             meter=self._meter,
             settings=self._settings,
@@ -250,21 +251,17 @@ class Elected:
     async def _take_key(self, lease: Lease) -> int:
         """The revision of the leader key if it is ours now, else 0."""
         value = encode_record(LeaderRecord(self._me, self._node_id))
-        outcome: Outcome = Unknown()
-        with suppress(TimeoutError, StoreError):
-            async with asyncio.timeout(self._settings.op_timeout_s):
-                outcome = await self._store.commit(
-                    (Absent(LEADER_KEY), Present(node_key(self._me))),
-                    (Put(LEADER_KEY, value, self._lease_id),),
-                )
+        outcome = await self._calls.try_commit(
+            (Absent(LEADER_KEY), Present(node_key(self._me))),
+            (Put(LEADER_KEY, value, self._lease_id),),
+        )
         if isinstance(outcome, Committed):
             return outcome.revision
         # S1. A commit that lands after this look finds its lease revoked and is refused.
         while isinstance(outcome, Unknown) and lease.valid(self._clock.now()):
             try:
-                async with asyncio.timeout(self._settings.op_timeout_s):
-                    item = await self._store.get(LEADER_KEY)
-            except (TimeoutError, StoreError):
+                item = await self._calls.bounded(self._calls.store.get(LEADER_KEY))
+            except StoreError:
                 await asyncio.sleep(REREAD_S * (1 + self._random.random()))
                 continue
             return item.revision if item is not None and item.value == value else 0
@@ -276,9 +273,8 @@ class Elected:
         if not lease_id:
             return
         self.owed[lease_id] = None
-        with suppress(TimeoutError, StoreError):
-            async with asyncio.timeout(self._settings.op_timeout_s):
-                await self._store.revoke(lease_id)
+        with suppress(StoreError):
+            await self._calls.bounded(self._calls.store.revoke(lease_id))
             self.owed.pop(lease_id, None)
         if self._lease_id == lease_id:
             self._lease_id = ""

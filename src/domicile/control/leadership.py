@@ -40,9 +40,9 @@ from domicile.core.machines import Arm
 from domicile.core.state.txn import Changes, Listing, Outcome, Unknown
 from domicile.core.wire import Ping, Probe, Told, ToOwner
 from domicile.errors import StoreError
+from domicile.membership.store_calls import StoreCalls
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
-from domicile.ports.store import Store
 from domicile.settings import Settings
 
 log = logging.getLogger("domicile")
@@ -67,7 +67,7 @@ class Leadership:
     def __init__(
         self,
         *,
-        store: Store,
+        calls: StoreCalls,
         clock: Clock,
         meter: Meter,
         settings: Settings,
@@ -81,7 +81,7 @@ class Leadership:
         lease_id: str,
         revision: int,
     ) -> None:
-        self._store, self._clock, self._meter = store, clock, meter
+        self._calls, self._clock, self._meter = calls, clock, meter
         self._settings, self._random, self._me = settings, random, me
         self._guard, self._send, self._nodes = guard, send, nodes
         self._lease, self._lease_id = lease, lease_id
@@ -263,18 +263,17 @@ class Leadership:
             return
         outcome: Outcome = Unknown()
         try:
-            async with asyncio.timeout(self._settings.op_timeout_s):
-                outcome = await self._store.commit(commit.conditions, commit.writes)
-        except (TimeoutError, StoreError):
+            call = self._calls.store.commit(commit.conditions, commit.writes)
+            outcome = await self._calls.bounded(call)
+        except StoreError:
             self._meter.count("leader.commit_unknown")
         self.feed(CommitDone(commit.txn, outcome))
 
     async def _read_back(self, read: ReadBack) -> None:
         while self.check():
             try:
-                async with asyncio.timeout(self._settings.op_timeout_s):
-                    item = await self._store.get(read.key)
-            except (TimeoutError, StoreError):
+                item = await self._calls.bounded(self._calls.store.get(read.key))
+            except StoreError:
                 await asyncio.sleep(self._retry_s())
                 continue
             self.feed(Reread(read.txn, item))
@@ -288,9 +287,8 @@ class Leadership:
         """C2: everything at one revision, then what the watch brought after it."""
         while self.check():
             try:
-                async with asyncio.timeout(self._settings.op_timeout_s):
-                    listing = await self._store.list(b"")
-            except (TimeoutError, StoreError):
+                listing = await self._calls.bounded(self._calls.store.list(b""))
+            except StoreError:
                 await asyncio.sleep(self._retry_s())
                 continue
             backlog, self._backlog = self._backlog or [], None
@@ -307,9 +305,8 @@ class Leadership:
             await asyncio.sleep(pause_s * (0.9 + 0.2 * self._random.random()))
             sent_at = self._clock.now()
             try:
-                async with asyncio.timeout(self._settings.op_timeout_s):
-                    ttl_s = await self._store.renew(self._lease_id)
-            except (TimeoutError, StoreError):
+                ttl_s = await self._calls.bounded(self._calls.store.renew(self._lease_id))
+            except StoreError:
                 pause_s = self._settings.renew_s / 4
                 away_since = sent_at if away_since is None else away_since
                 continue

@@ -16,7 +16,7 @@ import msgspec
 from domicile.core.ids import Incarnation
 from domicile.core.state.cluster_view import KickWished
 from domicile.core.state.keys import stuck_key
-from domicile.core.state.txn import At, Committed, Delete, Put
+from domicile.core.state.txn import At, Committed, Delete, Outcome, Put
 from domicile.diagnose.inspect import Kick, stuck_turn, stuck_turns, turns_of
 from domicile.diagnose.records import (
     REFRESH_S,
@@ -32,6 +32,7 @@ from domicile.diagnose.records import (
 from domicile.entity.hosting.cell import Turn
 from domicile.entity.runtime import Runtime
 from domicile.errors import StoreError
+from domicile.membership.store_calls import StoreCalls
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
 from domicile.ports.store import OffersThreads, Store, ThreadedStore
@@ -58,7 +59,8 @@ class StuckHandlers:
         lease: str | None,
         runtime: Runtime,
     ) -> None:
-        self._store, self._clock, self._meter, self._settings = store, clock, meter, settings
+        self._calls = StoreCalls(store, settings.op_timeout_s)
+        self._clock, self._meter, self._settings = clock, meter, settings
         self._me, self._runtime = me, runtime
         self._lease = lease
         """None: the node's record has none (C9), so this one gets its own."""
@@ -152,26 +154,28 @@ class StuckHandlers:
             self._timer = self._clock.call_at(due, self._look)
 
     async def _write(self, wanted: Publish | Withdraw) -> None:
-        key = stuck_key(self._me)
         self._bulletin.unsure(wanted)
         try:
-            async with asyncio.timeout(self._settings.op_timeout_s):
-                write: Put | Delete = Delete(key)
-                if isinstance(wanted, Publish):
-                    write = Put(key, encode_stuck(wanted.record), await self._leased())
-                if isinstance(await self._store.commit((), (write,)), Committed):
-                    self._bulletin.written(wanted)
-        except (StoreError, TimeoutError):
+            if isinstance(await self._calls.bounded(self._commit(wanted)), Committed):
+                self._bulletin.written(wanted)
+        except StoreError:
             self._meter.count("stuck.unwritten")
         finally:
             self._writing = False
+
+    async def _commit(self, wanted: Publish | Withdraw) -> Outcome:
+        key = stuck_key(self._me)
+        write: Put | Delete = Delete(key)
+        if isinstance(wanted, Publish):
+            write = Put(key, encode_stuck(wanted.record), await self._leased())
+        return await self._calls.store.commit((), (write,))
 
     async def _leased(self) -> str:
         """What ends the record if this process can't: nobody else would."""
         if self._lease is not None:
             return self._lease
         lease = f"stuck-{self._me}"
-        await self._store.grant(lease, 3 * REFRESH_S)
+        await self._calls.store.grant(lease, 3 * REFRESH_S)
         return lease
 
     # kicks
@@ -189,12 +193,12 @@ class StuckHandlers:
             log.warning("kick of %s %r: %s", *wish.entity, _told(outcome))
         record = msgspec.structs.replace(decode_kick(wish.item.value), outcome=outcome)
         key = wish.item.key
+        commit = self._calls.store.commit(
+            (At(key, wish.item.revision),), (Put(key, encode_kick(record), record.lease),)
+        )
         try:
-            async with asyncio.timeout(self._settings.op_timeout_s):
-                await self._store.commit(
-                    (At(key, wish.item.revision),), (Put(key, encode_kick(record), record.lease),)
-                )
-        except (StoreError, TimeoutError):
+            await self._calls.bounded(commit)
+        except StoreError:
             self._meter.count("kick.unanswered")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.state.keys import REWOUND_KEY, block_key, release_key, started_key
 from domicile.core.state.shardmap import BLOCK_SIZE, Entry, decode_block
-from domicile.core.state.txn import Committed, Put, Unknown
+from domicile.core.state.txn import Committed, Put
 from domicile.errors import StoreError, StoreUnavailable
+from domicile.membership.store_calls import StoreCalls
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
 from domicile.settings import Settings
@@ -34,8 +35,8 @@ class StoreTasks:
         me: Incarnation,
         learn: Callable[[ShardKey, tuple[Entry, ...]], None],
     ) -> None:
-        self._store, self._meter, self._settings, self._me = store, meter, settings, me
-        self._learn = learn
+        self._calls = StoreCalls(store, settings.op_timeout_s)
+        self._meter, self._me, self._learn = meter, me, learn
         self._reading: dict[bytes, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
 
@@ -55,31 +56,23 @@ class StoreTasks:
         key = started_key(self._me, shard, epoch)
         for _ in range(MARK_TRIES):
             try:
-                async with asyncio.timeout(self._settings.op_timeout_s):
-                    if isinstance(await self._store.commit((), (Put(key, b""),)), Committed):
-                        return True
-            except (StoreError, TimeoutError):
+                commit = self._calls.store.commit((), (Put(key, b""),))
+                if isinstance(await self._calls.bounded(commit), Committed):
+                    return True
+            except StoreError:
                 self._meter.count("started.unwritten")
         return False
 
     async def note_rewind(self) -> None:
         """S5: tell the coming leader that the store forgot commits, before this node registers."""
-        try:
-            async with asyncio.timeout(self._settings.op_timeout_s):
-                outcome = await self._store.commit((), (Put(REWOUND_KEY, self._me.encode()),))
-        except TimeoutError:
-            outcome = Unknown()
-        if not isinstance(outcome, Committed):
+        commit = self._calls.store.commit((), (Put(REWOUND_KEY, self._me.encode()),))
+        if not isinstance(await self._calls.bounded(commit), Committed):
             raise StoreUnavailable("the store did not take the note that it was rewound")
 
     async def revoke(self, leases: Iterable[str]) -> None:
         """L5: end what an earlier incarnation could not, so that nobody waits for its ttl."""
         for lease in leases:
-            try:
-                async with asyncio.timeout(self._settings.op_timeout_s):
-                    await self._store.revoke(lease)
-            except TimeoutError as error:
-                raise StoreUnavailable("the store did not answer; it is asked again") from error
+            await self._calls.bounded(self._calls.store.revoke(lease))
 
     async def close(self) -> None:
         """End what is under way."""
@@ -89,19 +82,17 @@ class StoreTasks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _leave_release(self, shard: ShardKey, epoch: int, floor: int) -> None:
+        key = release_key(self._me, shard, epoch)
+        value = str(floor).encode() if floor else b""
         try:
-            async with asyncio.timeout(self._settings.op_timeout_s):
-                key = release_key(self._me, shard, epoch)
-                value = str(floor).encode() if floor else b""
-                await self._store.commit((), (Put(key, value),))
-        except (StoreError, TimeoutError):
+            await self._calls.bounded(self._calls.store.commit((), (Put(key, value),)))
+        except StoreError:
             self._meter.count("release.unwritten")
 
     async def _read_block(self, key: bytes, shard: ShardKey) -> None:
         try:
-            async with asyncio.timeout(self._settings.op_timeout_s):
-                item = await self._store.get(key)
-        except (StoreError, TimeoutError):
+            item = await self._calls.bounded(self._calls.store.get(key))
+        except StoreError:
             item = None
         finally:
             self._reading.pop(key, None)

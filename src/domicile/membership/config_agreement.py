@@ -1,4 +1,4 @@
-"""A member's calls to the store, bounded and repeated, and the `config` all members agree on.
+"""The `config` that all members of a cluster agree on.
 
 Only `domicile.membership.member` calls it. It must never write `config` unconditionally: two
 members that join at once with different roles both end up in it.
@@ -22,7 +22,7 @@ from domicile.core.state.keys import CONFIG_KEY
 from domicile.core.state.records import ConfigRecord, TypeRecord, decode_record, encode_record
 from domicile.core.state.txn import Absent, At, Committed, Condition, Item, Put
 from domicile.errors import ConfigError
-from domicile.membership.store_calls import StoreCalls
+from domicile.membership.store_calls import MemberStoreCalls
 
 NO_TYPES: Mapping[str, TypeRecord] = {}
 
@@ -41,7 +41,7 @@ def check_protocols(members: Members, own: tuple[int, int]) -> None:
 
 
 async def agree_on_config(
-    calls: StoreCalls,
+    calls: MemberStoreCalls,
     members: Members,
     shards: Mapping[str, int],
     types: Mapping[str, TypeRecord] = NO_TYPES,

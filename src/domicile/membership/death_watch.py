@@ -14,8 +14,9 @@ from contextlib import suppress
 from domicile.core.ids import Incarnation
 from domicile.core.lease.death_probes import PARTED_S, ProbeSchedule, burial
 from domicile.core.state.cluster_view import Members
-from domicile.core.state.txn import Committed, Conflict
+from domicile.core.state.txn import Committed, Conflict, Outcome
 from domicile.errors import ConfigError, StoreError
+from domicile.membership.store_calls import StoreCalls
 from domicile.ports.clock import Clock
 from domicile.ports.health import Health, Verdict
 from domicile.ports.meter import Meter
@@ -62,7 +63,8 @@ class DeathWatch:
         lease: str,
         guard: Callable[[], bool],
     ) -> None:
-        self._store, self._health, self._clock, self._meter = store, health, clock, meter
+        self._calls = StoreCalls(store, settings.op_timeout_s)
+        self._health, self._clock, self._meter = health, clock, meter
         self._settings, self._members = settings, members
         self._me, self._lease, self._guard = me, lease, guard
         self._buried: dict[Incarnation, None] = {}
@@ -152,11 +154,8 @@ class DeathWatch:
         record = self._members.nodes.get(dead)
         evidence = self._evidence(dead)
         try:
-            async with asyncio.timeout(self._settings.op_timeout_s):
-                lease = await self._evidence_lease(dead)
-                conditions, writes = burial(self._members, dead, evidence, lease)
-                outcome = await self._store.commit(conditions, writes)
-        except (StoreError, TimeoutError):
+            outcome = await self._calls.bounded(self._remove(dead, evidence))
+        except StoreError:
             return  # the next look tries again
         if isinstance(outcome, Committed):
             self._buried[dead] = None
@@ -173,9 +172,14 @@ class DeathWatch:
         elif isinstance(outcome, Conflict):
             self._meter.count("node.dead.raced")
 
+    async def _remove(self, dead: Incarnation, evidence: str) -> Outcome:
+        lease = await self._evidence_lease(dead)
+        conditions, writes = burial(self._members, dead, evidence, lease)
+        return await self._calls.store.commit(conditions, writes)
+
     async def _evidence_lease(self, dead: Incarnation) -> str:
         if self._settings.fencing != "health":
             return self._lease
         lease = f"dead-{dead}"
-        await self._store.grant(lease, EVIDENCE_S)
+        await self._calls.store.grant(lease, EVIDENCE_S)
         return lease

@@ -31,7 +31,7 @@ from domicile.core.state.keys import client_key, node_key
 from domicile.core.state.records import ClientRecord, NodeRecord, decode_record
 from domicile.core.state.txn import Changes, Item, Listing
 from domicile.errors import StoreRewound
-from domicile.membership.store_calls import StoreCalls
+from domicile.membership.store_calls import MemberStoreCalls
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
 from domicile.ports.store import Kept, Store
@@ -93,7 +93,7 @@ class LeaseHolder:
         """Whether it was fenced because the store lost commits (S5)."""
         self._endless = settings.fencing == "health"
         self._over = asyncio.Event()
-        self._calls = StoreCalls(store, settings.op_timeout_s, random, self._over)
+        self._calls = MemberStoreCalls(store, settings.op_timeout_s, random, self._over)
         self._deadline: Timer | None = None
         self._told = False
         self._lock = threading.Lock()

@@ -31,7 +31,6 @@ from domicile.core.state.txn import (
     Changes,
     Committed,
     Conflict,
-    Item,
     Listing,
     Put,
     Unknown,
@@ -131,7 +130,7 @@ class Member(LeaseHolder):
         except StoreRewound as error:
             self.went_back(error)
         except StoreUnavailable:
-            # Only once fenced or left: until then `Calls.read` tries again.
+            # Only once fenced or left: until then `MemberStoreCalls.read` tries again.
             pass
         return not self._over.is_set()
 
@@ -201,7 +200,7 @@ class Member(LeaseHolder):
         except TimeoutError:
             return False
         except StoreUnavailable:
-            # Only once fenced or left: until then `Calls.read` tries again.
+            # Only once fenced or left: until then `MemberStoreCalls.read` tries again.
             return False
         except StoreRewound as error:
             self.went_back(error)
@@ -313,22 +312,23 @@ class Member(LeaseHolder):
 
     async def _renew(self, sent_at: float) -> bool:
         """One renewal; True if it was acknowledged. An unanswered one counts for nothing (L1)."""
-        item: Item | None = None
         floor = self._own_revision
         try:
-            async with asyncio.timeout(self._settings.op_timeout_s):
-                ttl_s = await self._registration.keep()
-                if ttl_s is not None:
-                    item = await self._store.get(self._key)
-        except (TimeoutError, StoreUnavailable):
+            kept = await self._calls.bounded(self._keep())
+        except StoreUnavailable:
             return False
         except StoreRewound as error:
             self.went_back(error)
             return False
-        if not self.kept(sent_at, Kept(ttl_s, item), floor):
+        if not self.kept(sent_at, kept, floor):
             return False
         self.guard()
         return True
+
+    async def _keep(self) -> Kept:
+        """Renew, then read the own record: only one that stands counts (L1)."""
+        ttl_s = await self._registration.keep()
+        return Kept(ttl_s, None if ttl_s is None else await self._store.get(self._key))
 
     async def _keep_watching(self) -> None:
         failures = 0

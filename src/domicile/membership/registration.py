@@ -13,7 +13,7 @@ from typing import Protocol
 from domicile.core.lease.lease import FOREVER_S, RECORD_FOREVER_S
 from domicile.core.state.txn import At, Committed, Delete
 from domicile.errors import StoreRewound, StoreUnavailable
-from domicile.membership.store_calls import StoreCalls
+from domicile.membership.store_calls import MemberStoreCalls
 
 REMOVE_TRIES = 3
 
@@ -49,7 +49,7 @@ class Registration(Protocol):
 class Leased:
     """A record that goes when its lease does."""
 
-    def __init__(self, calls: StoreCalls, lease: str, ttl_s: float) -> None:
+    def __init__(self, calls: MemberStoreCalls, lease: str, ttl_s: float) -> None:
         self._calls, self._ttl_s = calls, ttl_s
         self.lease: str | None = lease
         self._lease = lease
@@ -84,7 +84,7 @@ class Leased:
 class Unleased:
     """A record that stays until it is removed. To hold it costs nothing but looking at it (L1)."""
 
-    def __init__(self, calls: StoreCalls) -> None:
+    def __init__(self, calls: MemberStoreCalls) -> None:
         self._calls = calls
         self.lease: str | None = None
 

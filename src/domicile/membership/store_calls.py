@@ -1,18 +1,20 @@
-"""Calls to the store that end in time. Reads are repeated, writes are not.
+"""Calls to the store that end in time: the one place that puts a deadline on them.
 
-A write without an answer is `Unknown` (S1): its caller reads again before it goes on.
+`StoreCalls` is for everybody above the stores: members, leaders, and what an incarnation writes
+besides. `MemberStoreCalls` adds what a member needs to wait out an outage. Neither may ever
+report a write without an answer as done or as failed: its outcome is unknown (S1).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import TypeVar
 
-from domicile.core.state.txn import Committed, Condition, Outcome, Put, Unknown
-from domicile.errors import StoreUnavailable
+from domicile.core.state.txn import Committed, Condition, Outcome, Put, Unknown, Write
+from domicile.errors import StoreError, StoreUnavailable
 from domicile.ports.store import Store
 
 BACKOFF_MIN_S = 0.05
@@ -26,20 +28,14 @@ T = TypeVar("T")
 
 
 class StoreCalls:
-    """Store calls of one incarnation: each ends in time, reads are repeated until it is over."""
+    """Store calls of one caller. Each takes at most `op_timeout_s`, and fails with `StoreError`."""
 
-    def __init__(
-        self, store: Store, op_timeout_s: float, random: Random, over: asyncio.Event
-    ) -> None:
+    def __init__(self, store: Store, op_timeout_s: float) -> None:
         self.store = store
-        self.newest = 0
-        """The highest revision that the store ever showed this incarnation (S5)."""
         self._op_timeout_s = op_timeout_s
-        self._random = random
-        self._over = over
 
     async def bounded(self, call: Awaitable[T]) -> T:
-        """Await a call; `StoreUnavailable` if it takes too long."""
+        """Await a call, or several in one; `StoreUnavailable` if that takes too long."""
         try:
             async with asyncio.timeout(self._op_timeout_s):
                 return await call
@@ -47,6 +43,29 @@ class StoreCalls:
             raise StoreUnavailable(
                 f"the store did not answer within {self._op_timeout_s:g} s; it is asked again"
             ) from error
+
+    async def try_commit(self, conditions: Sequence[Condition], writes: Sequence[Write]) -> Outcome:
+        """One commit, `Unknown` in place of any error: the caller reads again (S1)."""
+        try:
+            return await self.bounded(self.store.commit(conditions, writes))
+        except StoreError:
+            return Unknown()
+
+
+class MemberStoreCalls(StoreCalls):
+    """Store calls of one incarnation, which repeats reads until it is over.
+
+    A store that lost commits (`StoreRewound`) is never waited out: it ends the incarnation (S5).
+    """
+
+    def __init__(
+        self, store: Store, op_timeout_s: float, random: Random, over: asyncio.Event
+    ) -> None:
+        super().__init__(store, op_timeout_s)
+        self.newest = 0
+        """The highest revision that the store ever showed this incarnation (S5)."""
+        self._random = random
+        self._over = over
 
     async def read(self, call: Callable[[], Awaitable[T]]) -> T:
         """Read until it works; `StoreUnavailable` only once the incarnation is over."""
