@@ -44,6 +44,7 @@ from domicile.membership.store_calls import StoreCalls
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
 from domicile.settings import Settings
+from domicile.tasks import TaskSet
 
 log = logging.getLogger("domicile")
 
@@ -92,8 +93,7 @@ class Leadership:
         self.reason = ""
         """Why it ended."""
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._group: asyncio.TaskGroup | None = None
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks: TaskSet[None] | None = None
         self._tick: Timer | None = None
         self._deadline: Timer | None = None
         self._inbox: deque[CoordinatorEvent] = deque()
@@ -139,7 +139,8 @@ class Leadership:
         """Lead until it ends."""
         try:
             async with asyncio.TaskGroup() as group:
-                self._group = group
+                tasks: TaskSet[None] = TaskSet("domicile-leader", group)
+                self._tasks = tasks
                 self._spawn(self._list())
                 self._spawn(self._renew())
                 self._spawn(self._keep_pinging())
@@ -147,8 +148,7 @@ class Leadership:
                 try:
                     await self._over
                 finally:
-                    for task in tuple(self._tasks):
-                        task.cancel()
+                    tasks.cancel()
         finally:
             self.end("stopped")
 
@@ -246,15 +246,10 @@ class Leadership:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """A child of `run`. Bounded: one commit or read per block, and three loops (H12)."""
-        if self._group is None or self._over.done():
+        if self._tasks is None or self._over.done():
             work.close()
             return
-        task = self._group.create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(self._forget)
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task, None)
+        self._tasks.spawn(work)
 
     # tasks
 

@@ -20,6 +20,7 @@ from typing import TypeVar, cast
 from domicile.core.placement.strategies import Situation, Strategy, WantedHomes
 from domicile.ports.meter import Meter
 from domicile.ports.threads import Threads
+from domicile.tasks import TaskSet
 
 T = TypeVar("T")
 
@@ -81,14 +82,12 @@ class StrategyRunner:
         self._strategy, self._timeout_s, self._meter = strategy, timeout_s, meter
         self._threads = DaemonThreads() if threads is None else threads
         self._failing = False
-        self._calls: dict[asyncio.Task[WantedHomes | _Failure], None] = {}
+        self._calls: TaskSet[WantedHomes | _Failure] = TaskSet("domicile-strategy")
 
     async def ask(self, situation: Situation) -> WantedHomes | None:
         """Where it wants the shards; None if it failed, in which case the log says why, once."""
         # A task of its own: one that swallows its cancellation must not hold up the leadership.
-        call = asyncio.get_running_loop().create_task(self._call(situation))
-        self._calls[call] = None
-        call.add_done_callback(lambda done: self._calls.pop(done, None))
+        call = self._calls.spawn(self._call(situation))
         try:
             await asyncio.wait((call,), timeout=self._timeout_s)
         finally:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any
 
 import msgspec
 
@@ -37,6 +35,7 @@ from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
 from domicile.ports.store import OffersThreads, Store, ThreadedStore
 from domicile.settings import Settings
+from domicile.tasks import TaskSet
 
 log = logging.getLogger("domicile")
 
@@ -71,7 +70,7 @@ class StuckHandlers:
         self._bulletin = Bulletin(settings.stuck_s)
         self._timer: Timer | None = None
         self._writing = False
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks: TaskSet[None] = TaskSet("domicile-late-handlers")
         self._closed = False
 
     def begin(self) -> None:
@@ -119,7 +118,7 @@ class StuckHandlers:
             "handler" if len(turns) == 1 else "handlers", *wish.entity, extra=host.tags(),
         )  # fmt: skip
         self._meter.count("handler.kicked", len(turns))
-        self._spawn(self._see_kick(wish, Kick(turns)))
+        self._tasks.spawn(self._see_kick(wish, Kick(turns)))
 
     async def close(self) -> None:
         """End what is under way."""
@@ -127,10 +126,7 @@ class StuckHandlers:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     # what is late
 
@@ -145,7 +141,7 @@ class StuckHandlers:
             wanted = self._bulletin.decide(found.turns, found.more, residents, now)
             if wanted is not None:
                 self._writing = True
-                self._spawn(self._write(wanted))
+                self._tasks.spawn(self._write(wanted))
         oldest_s = next(iter(runtime.suspended.values()), None)
         due = self._bulletin.next_look(oldest_s, now)
         if due is None and self._writing:
@@ -200,14 +196,6 @@ class StuckHandlers:
             await self._calls.bounded(commit)
         except StoreError:
             self._meter.count("kick.unanswered")
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task, None)
 
 
 def _told(outcome: KickOutcome) -> str:

@@ -1,14 +1,12 @@
-"""Small store errands of one life: a release left behind, a record read again, a shard marked.
+"""Small store tasks of one incarnation: leave a release, read a record again, mark a shard.
 
-Made by `Life`. Each errand is one bounded call; a failed one is counted and tried again by who
-wanted it. All end with their life: `close` leaves no task behind.
+Made by `RunningIncarnation`. Each task is one bounded call. A failed one is counted, and the caller
+that wanted it tries again. `close` ends all of them and leaves no task behind.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.state.keys import REWOUND_KEY, block_key, release_key, started_key
@@ -19,12 +17,13 @@ from domicile.membership.store_calls import StoreCalls
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
 from domicile.settings import Settings
+from domicile.tasks import TaskSet
 
 MARK_TRIES = 3
 
 
 class StoreTasks:
-    """One incarnation's errands to the store."""
+    """One incarnation's small tasks at the store."""
 
     def __init__(
         self,
@@ -38,18 +37,18 @@ class StoreTasks:
         self._calls = StoreCalls(store, settings.op_timeout_s)
         self._meter, self._me, self._learn = meter, me, learn
         self._reading: dict[bytes, None] = {}
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks: TaskSet[None] = TaskSet("domicile-store-task")
 
     def leave_release(self, shard: ShardKey, epoch: int, floor: int) -> None:
         """H10: the leader is out of reach, so the release goes into the store."""
-        self._spawn(self._leave_release(shard, epoch, floor))
+        self._tasks.spawn(self._leave_release(shard, epoch, floor))
 
     def read_record(self, shard: ShardKey) -> None:
         """H7: a sender knows more than this owner; `learn` gets the first shard and its block."""
         key = block_key(shard.role, shard.shard // BLOCK_SIZE)
         if key not in self._reading:
             self._reading[key] = None
-            self._spawn(self._read_block(key, shard))
+            self._tasks.spawn(self._read_block(key, shard))
 
     async def mark_started(self, shard: ShardKey, epoch: int) -> bool:
         """Have it stored that entities of a shard under suspicion start here; True once it is."""
@@ -76,10 +75,7 @@ class StoreTasks:
 
     async def close(self) -> None:
         """End what is under way."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def _leave_release(self, shard: ShardKey, epoch: int, floor: int) -> None:
         key = release_key(self._me, shard, epoch)
@@ -99,8 +95,3 @@ class StoreTasks:
         if item is not None:
             first = shard.shard // BLOCK_SIZE * BLOCK_SIZE
             self._learn(ShardKey(shard.role, first), decode_block(item.value).entries)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
