@@ -14,9 +14,9 @@ from real_lab import ROLE, Diary, judge, run
 
 from domicile import Settings
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.core.lease.keeper import JITTER
 from domicile.core.state.keys import node_key
 from domicile.core.state.shardmap import Entry
-from domicile.membership.thread_renewer import JITTER
 from domicile.stores.sqlite.store import commits
 from domicile.testing import Processes
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -35,12 +36,14 @@ from domicile.core.coordinator.events import (
 )
 from domicile.core.coordinator.machine import Coordinator
 from domicile.core.ids import Incarnation
+from domicile.core.lease.keeper import LeaseKeeper, Renewal
 from domicile.core.lease.lease import Lease, LeaseState
 from domicile.core.machines import Arm
 from domicile.core.state.txn import Changes, Listing, Outcome, Unknown
 from domicile.core.wire import Ping, Probe, Told, ToOwner
 from domicile.errors import StoreError
 from domicile.membership.store_calls import StoreCalls
+from domicile.membership.task_renewer import keep_renewing
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
 from domicile.settings import Settings
@@ -142,7 +145,7 @@ class Leadership:
                 tasks: TaskSet[None] = TaskSet("domicile-leader", group)
                 self._tasks = tasks
                 self._spawn(self._list())
-                self._spawn(self._renew())
+                self._spawn(self._keep_renewing())
                 self._spawn(self._keep_pinging())
                 self._on_deadline()
                 try:
@@ -292,31 +295,31 @@ class Leadership:
                 self.feed(Changed(changes))
             return
 
-    async def _renew(self) -> None:
+    async def _keep_renewing(self) -> None:
+        keeper = LeaseKeeper(
+            self._settings.renew_s, self._random, self._clock.now(), from_answer=True
+        )
+        renew = partial(self._renew, keeper)
+        await keep_renewing(keeper, self._clock, stands=self.check, renew=renew)
+
+    async def _renew(self, keeper: LeaseKeeper, sent_at: float) -> Renewal:
         """Keep the leader lease; only acknowledged renewals count, from when they were sent."""
-        pause_s = self._settings.renew_s
-        away_since: float | None = None
-        while self.check():
-            await asyncio.sleep(pause_s * (0.9 + 0.2 * self._random.random()))
-            sent_at = self._clock.now()
-            try:
-                ttl_s = await self._calls.bounded(self._calls.store.renew(self._lease_id))
-            except StoreError:
-                pause_s = self._settings.renew_s / 4
-                away_since = sent_at if away_since is None else away_since
-                continue
-            if ttl_s is None:
-                why = "the leader lease is gone"
-                self._lease.refused(self._clock.now(), why)
-                self.end(why)
-                return
-            pause_s = self._settings.renew_s
-            # The old deadline is compared first: a renewal that returns past it is too late.
-            if self.check():
-                self._lease.acknowledged(sent_at, ttl_s, self._clock.now())
-            if away_since is not None and sent_at - away_since >= self._settings.settle_s:
-                self.feed(StoreReturned())
-            away_since = None
+        try:
+            ttl_s = await self._calls.bounded(self._calls.store.renew(self._lease_id))
+        except StoreError:
+            return Renewal.UNANSWERED
+        if ttl_s is None:
+            why = "the leader lease is gone"
+            self._lease.refused(self._clock.now(), why)
+            self.end(why)
+            return Renewal.REFUSED
+        # The old deadline is compared first: a renewal that returns past it is too late.
+        if self.check():
+            self._lease.acknowledged(sent_at, ttl_s, self._clock.now())
+        away_since = keeper.away_since
+        if away_since is not None and sent_at - away_since >= self._settings.settle_s:
+            self.feed(StoreReturned())
+        return Renewal.ACKNOWLEDGED
 
     async def _keep_pinging(self) -> None:
         # Several pings in the shortest silence that has consequences (C6, C7).

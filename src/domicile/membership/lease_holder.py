@@ -25,6 +25,7 @@ from typing import Protocol
 
 import msgspec
 
+from domicile.core.lease.keeper import Renewal
 from domicile.core.lease.lease import FOREVER_S, Lease, LeaseState
 from domicile.core.state.cluster_view import ViewChange
 from domicile.core.state.keys import client_key, node_key
@@ -175,20 +176,20 @@ class LeaseHolder:
         with self._lock:
             return self._record, self._own_revision
 
-    def kept(self, sent_at: float, kept: Kept, floor: int) -> bool:
-        """A renewal was answered; True if that counts as acknowledged (L1)."""
+    def kept(self, sent_at: float, kept: Kept, floor: int) -> Renewal:
+        """A renewal was answered. Refused, and fenced: the lease or the own record is gone (L1)."""
         if kept.ttl_s is None:
             self.fence("the store refused the renewal: the lease is gone")
-            return False
+            return Renewal.REFUSED
         if not self._check_own(kept.item, floor):
-            return False
+            return Renewal.REFUSED
         ttl_s = self._count_ttl(kept.ttl_s)
         with self._lock:
             counts = self.lease.acknowledged(sent_at, ttl_s, self._clock.now())
             counts = counts and self.lease.state is LeaseState.HELD
         if counts:
             self._renewed(sent_at, ttl_s)
-        return True
+        return Renewal.ACKNOWLEDGED
 
     def stands(self, record: NodeRecord | ClientRecord, revision: int) -> None:
         """The own record was stored."""

@@ -21,6 +21,7 @@ from random import Random
 import msgspec
 
 from domicile.core.ids import ShardKey
+from domicile.core.lease.keeper import LeaseKeeper, Renewal
 from domicile.core.lease.lease import LeaseState
 from domicile.core.state.cluster_view import Members, Unreadable, ViewChange
 from domicile.core.state.records import ClientRecord, NodeRecord, TypeRecord, encode_record
@@ -39,7 +40,8 @@ from domicile.errors import ConfigError, StoreRewound, StoreUnavailable, WatchCo
 from domicile.membership.config_agreement import NO_TYPES, agree_on_config, check_protocols
 from domicile.membership.lease_holder import LeaseHolder, MemberEvents
 from domicile.membership.registration import Leased, Registration, Unleased
-from domicile.membership.thread_renewer import JITTER, ThreadRenewer
+from domicile.membership.task_renewer import keep_renewing
+from domicile.membership.thread_renewer import ThreadRenewer
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
 from domicile.ports.store import Kept, OffersThreads, Store
@@ -294,36 +296,32 @@ class Member(LeaseHolder):
             await asyncio.sleep(again_at - self._clock.now())
 
     async def _keep_renewing(self) -> None:
-        renew_s = self._settings.renew_s
-        due = self._sent_at + renew_s * self._jitter()
-        while not self._over.is_set():
-            await asyncio.sleep(max(0.0, due - self._clock.now()))
-            if not self.guard():
-                return
-            sent_at = self._clock.now()
-            if await self._renew(sent_at):
-                due = sent_at + renew_s * self._jitter()
-            else:
-                self._meter.count("lease.unacknowledged")
-                due = sent_at + renew_s / 4
+        keeper = LeaseKeeper(self._settings.renew_s, self._random, self._sent_at)
+        await keep_renewing(
+            keeper, self._clock, stands=lambda: not self._over.is_set(), renew=self._renew
+        )
 
-    def _jitter(self) -> float:
-        return self._random.uniform(1 - JITTER, 1 + JITTER)
+    async def _renew(self, sent_at: float) -> Renewal:
+        """One renewal, unless the deadline has passed (L1)."""
+        if not self.guard():
+            return Renewal.REFUSED
+        renewal = await self._ask_to_renew(sent_at)
+        if renewal is Renewal.ACKNOWLEDGED:
+            self.guard()
+        else:
+            self._meter.count("lease.unacknowledged")
+        return renewal
 
-    async def _renew(self, sent_at: float) -> bool:
-        """One renewal; True if it was acknowledged. An unanswered one counts for nothing (L1)."""
+    async def _ask_to_renew(self, sent_at: float) -> Renewal:
         floor = self._own_revision
         try:
             kept = await self._calls.bounded(self._keep())
         except StoreUnavailable:
-            return False
+            return Renewal.UNANSWERED
         except StoreRewound as error:
             self.went_back(error)
-            return False
-        if not self.kept(sent_at, kept, floor):
-            return False
-        self.guard()
-        return True
+            return Renewal.REFUSED
+        return self.kept(sent_at, kept, floor)
 
     async def _keep(self) -> Kept:
         """Renew, then read the own record: only one that stands counts (L1)."""

@@ -26,12 +26,12 @@ import msgspec
 from domicile.core.lease.blocked_loop import (
     LATE_S,
     Step,
-    due_after,
     next_look,
     rests,
     stands_still,
     step,
 )
+from domicile.core.lease.keeper import LeaseKeeper, Renewal
 from domicile.core.state.records import NodeRecord, encode_record
 from domicile.core.state.txn import Committed
 from domicile.errors import StoreRewound, StoreUnavailable
@@ -46,8 +46,6 @@ T = TypeVar("T")
 
 STOP_S = 1.0
 """I6: how long a loop waits for the end of a thread that never waits for anything itself."""
-
-JITTER = 0.1
 
 REST_S = 0.0005
 """How long one rest of the loop is."""
@@ -73,10 +71,10 @@ class ThreadRenewer:
         turned_at: Callable[[], float],
     ) -> None:
         self._standing, self._store = standing, store
-        self._clock, self._settings, self._random = clock, settings, random
+        self._clock, self._settings = clock, settings
         self._lease, self._key = lease, key
         self._turned_at = turned_at
-        self._due = due_after(sent_at, settings.renew_s, self._jitter(), acknowledged=True)
+        self._keeper = LeaseKeeper(settings.renew_s, random, sent_at)
         self._stalled = False
         self._over = False
         self._rested = 0
@@ -98,15 +96,15 @@ class ThreadRenewer:
 
     def give_way(self) -> float:
         """For the loop: rest for a moment if the renewal is late. When to ask this again."""
-        due = self._due
+        due = self._keeper.due
         if due != self._rested_for:
             self._rested_for, self._rested = due, 0
         for _ in range(rests(self._clock.now(), due, self._rested)):
-            if self._due != due or self._over:
+            if self._keeper.due != due or self._over:
                 break
             self._rested += 1
             time.sleep(REST_S)
-        return max(self._due + LATE_S, self._clock.now() + AGAIN_S)
+        return max(self._keeper.due + LATE_S, self._clock.now() + AGAIN_S)
 
     def _run(self) -> None:
         while not self._over:
@@ -117,10 +115,9 @@ class ThreadRenewer:
                 # It counts for nothing (L1), but the next one may go well; if none does, the lease
                 # runs out and a new life begins (L5).
                 log.exception("a renewal of lease %s failed, it is tried again", self._lease)
-                self._due = due_after(
-                    self._clock.now(), self._settings.renew_s, 1.0, acknowledged=False
-                )
-                self._wait(self._due - self._clock.now())
+                now = self._clock.now()
+                self._keeper.ended(Renewal.UNANSWERED, now, now)
+                self._wait(self._keeper.due - self._clock.now())
 
     def _act(self) -> bool:
         """One look at the clock and the loop; False when there is nothing left to renew."""
@@ -128,7 +125,7 @@ class ThreadRenewer:
         match step(
             now=now,
             turned_at=self._turned_at(),
-            due=self._due,
+            due=self._keeper.due,
             valid_until=self._standing.lease.valid_until,
             stall_limit_s=settings.stall_limit_s,
         ):
@@ -139,20 +136,17 @@ class ThreadRenewer:
                 self._give_up(now)
             case Step.RENEW:
                 self._go_on()
-                acknowledged = self._renew(now)
-                self._due = due_after(
-                    now, settings.renew_s, self._jitter(), acknowledged=acknowledged
-                )
+                self._keeper.ended(self._renew(now), now, self._clock.now())
             case Step.WAIT:
                 pass
         if not self._over:
             self._say_whether_it_turns()
         now = self._clock.now()
-        valid_until = self._standing.lease.valid_until
-        self._wait(next_look(now, self._due, valid_until, settings.evict_after_s) - now)
+        due, valid_until = self._keeper.due, self._standing.lease.valid_until
+        self._wait(next_look(now, due, valid_until, settings.evict_after_s) - now)
         return True
 
-    def _renew(self, sent_at: float) -> bool:
+    def _renew(self, sent_at: float) -> Renewal:
         # What a read finds is compared with what was stored when it was asked for: meanwhile the
         # loop may have rewritten the record.
         _, floor = self._standing.own()
@@ -160,10 +154,10 @@ class ThreadRenewer:
             kept = self._answer(self._store.keep(self._lease, self._key))
         except StoreUnavailable:
             self._standing.tally("lease.unacknowledged")
-            return False
+            return Renewal.UNANSWERED
         except StoreRewound as error:
             self._standing.went_back(error)
-            return False
+            return Renewal.REFUSED
         return self._standing.kept(sent_at, kept, floor)
 
     def _say_whether_it_turns(self) -> None:
@@ -221,6 +215,3 @@ class ThreadRenewer:
     def _wait(self, seconds: float) -> None:
         self._bell.wait(seconds)
         self._bell.clear()
-
-    def _jitter(self) -> float:
-        return self._random.uniform(1 - JITTER, 1 + JITTER)

@@ -58,7 +58,7 @@ def resting(patch: pytest.MonkeyPatch, then: Callable[[], None] = lambda: None) 
 def test_a_renewal_in_time_costs_the_loop_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, rests = Hands(), resting(monkeypatch)
     renewals = made(clock)
-    due = renewals._due
+    due = renewals._keeper.due
     assert renewals.give_way() == due + LATE_S
     clock.time = due + LATE_S / 2
     assert renewals.give_way() == pytest.approx(due + LATE_S)
@@ -68,29 +68,29 @@ def test_a_renewal_in_time_costs_the_loop_nothing(monkeypatch: pytest.MonkeyPatc
 def test_the_loop_rests_until_a_late_renewal_is_through(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Hands()
     renewals = made(clock)
-    clock.time = renewals._due + LATE_S
+    clock.time = renewals._keeper.due + LATE_S
 
     def after_three() -> None:
         if len(rests) == 3:
-            renewals._due += 1.0
+            renewals._keeper.due += 1.0
 
     rests = resting(monkeypatch, after_three)
     again = renewals.give_way()
     assert len(rests) == 3
-    assert again == renewals._due + LATE_S
+    assert again == renewals._keeper.due + LATE_S
 
 
 def test_a_store_that_does_not_answer_holds_up_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, rests = Hands(), resting(monkeypatch)
     renewals = made(clock)
-    clock.time = renewals._due + 1.0
+    clock.time = renewals._keeper.due + 1.0
     for _ in range(100):
         before = len(rests)
         assert renewals.give_way() == clock.time + AGAIN_S
         assert len(rests) - before <= RESTS
         clock.time += AGAIN_S
     assert len(rests) == MOST_RESTS
-    renewals._due = clock.time - 1.0
+    renewals._keeper.due = clock.time - 1.0
     renewals.give_way()
     assert len(rests) == MOST_RESTS + RESTS, "the next one has its own"
 

@@ -14,6 +14,8 @@ Nothing leads back from *fenced*: the incarnation ends and a new one registers (
 deadline and the hard deadline a cancelled handler may clean up; past it none is ever resumed (L4).
 
 - `lease` is that machine, as a table. Members and leaders use the same one.
+- `keeper` says when the next renewal is due, by what became of the last one. Members and leaders
+  use the same one, in a task or in a thread.
 - `blocked_loop` says whether a node whose event loop does not turn goes on renewing (DX-10): for
   `stall_limit_s`, and not longer. A blocking call must cost no shard; a dead loop must lose them.
 - `death_probes` says which incarnations to look at, and when, to prove deaths sooner than leases

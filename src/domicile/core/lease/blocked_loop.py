@@ -55,11 +55,6 @@ def step(
     return Step.RENEW if now >= due else Step.WAIT
 
 
-def due_after(sent_at: float, renew_s: float, jitter: float, *, acknowledged: bool) -> float:
-    """When the next renewal is due: soon after one that nobody acknowledged."""
-    return sent_at + (renew_s * jitter if acknowledged else renew_s / 4)
-
-
 def next_look(now: float, due: float, valid_until: float, evict_after_s: float) -> float:
     """When to ask again; always later than now."""
     soon = now + evict_after_s / LOOKS

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from domicile.core.lease.blocked_loop import (
     Step,
     beat_s,
-    due_after,
     next_look,
     stands_still,
     step,
 )
+from domicile.core.lease.keeper import JITTER
 from domicile.settings import Settings
 
 times = st.floats(0, 1_000, allow_nan=False)
@@ -44,11 +43,6 @@ def test_the_next_look_is_later_but_misses_no_due_time(
     assert at > now
     assert all(at <= one for one in (due, valid_until) if one > now)
     assert at - now <= evict_after_s
-
-
-def test_an_unanswered_renewal_is_repeated_soon() -> None:
-    assert due_after(10, 2, 1.1, acknowledged=True) == pytest.approx(12.2)
-    assert due_after(10, 2, 1.1, acknowledged=False) == pytest.approx(10.5)
 
 
 class Run:
@@ -83,7 +77,7 @@ class Run:
                 case Step.RENEW:
                     self.sent_at = now
                     self.valid_until = now + settings.ttl_s - settings.margin_s
-                    self.due = due_after(now, settings.renew_s, 1.1, acknowledged=True)
+                    self.due = now + settings.renew_s * (1 + JITTER)
                 case Step.STALLED | Step.WAIT:
                     pass
             still = stands_still(now, turned_at, settings.evict_after_s)
