@@ -12,9 +12,10 @@ import msgspec
 from domicile.core.ids import Incarnation
 from domicile.core.state.cluster_view import ViewChange
 from domicile.core.state.keys import node_key
-from domicile.core.state.records import ClientRecord, NodeRecord, decode_record, encode_record
+from domicile.core.state.records import NodeRecord, decode_record, encode_record
 from domicile.core.state.txn import Changes, Condition, Item, Listing, Outcome, Put, Write
 from domicile.membership.member import Member
+from domicile.membership.record_kinds import ProcessRecord, kind_of
 from domicile.ports.clock import Timer
 from domicile.ports.store import Store
 from domicile.settings import Settings
@@ -99,7 +100,7 @@ class Process:
         self,
         lab: Lab,
         name: str,
-        record: NodeRecord | ClientRecord | None = None,
+        record: ProcessRecord | None = None,
         shards: dict[str, int] | None = None,
     ) -> None:
         self.loop = lab.world.process(name)
@@ -122,6 +123,7 @@ class Process:
             settings=SETTINGS,
             random=lab.world.stream(name),
             record=record,
+            kind=kind_of(record),
             shards={"default": 64} if shards is None else shards,
             events=self,
         )

@@ -28,6 +28,7 @@ from domicile.core.state.txn import At, Changes, Committed, Conflict, Item, List
 from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.membership.clock import SystemClock
 from domicile.membership.member import Member
+from domicile.membership.record_kinds import ProcessRecord, kind_of, marked_leaving
 from domicile.membership.thread_renewer import ThreadRenewer
 from domicile.ports.store import Kept, ThreadedStore
 from domicile.settings import Settings
@@ -171,13 +172,15 @@ class Process:
         self.meter = Counts()
         self.store = Held(MemoryStore(self.clock))
         self.turned_at = self.clock.now()
+        record = self.record or NodeRecord("n", ME, "n:1", ("r",), (), self.settings.ttl_s)
         self.member = Member(
             store=self.store,
             clock=self.clock,
             meter=self.meter,
             settings=self.settings,
             random=Random(1),
-            record=self.record or NodeRecord("n", ME, "n:1", ("r",), (), self.settings.ttl_s),
+            record=record,
+            kind=kind_of(record),
             shards={} if self.record else {"r": 4},
             events=self,
             turned_at=self._turned_at,
@@ -440,7 +443,9 @@ def test_a_fence_and_an_acknowledgement_at_once_end_fenced() -> None:
             over = threading.Event()
             kept = Kept(2.0, Item(KEY, value, 1, 1))
 
-            def renew(member: Member = member, kept: Kept = kept, over: Any = over) -> None:
+            def renew(
+                member: Member[ProcessRecord] = member, kept: Kept = kept, over: Any = over
+            ) -> None:
                 while not over.is_set():
                     member.kept(SystemClock().now(), kept, 1)
 
@@ -545,7 +550,7 @@ def test_the_status_is_rewritten_over_what_the_thread_wrote(process: Process) ->
             outcome = await process.store.commit([At(KEY, revision)], [put])
             assert isinstance(outcome, Committed)
             process.member.stands(stalled, outcome.revision)
-            assert await process.member.set_status("leaving")
+            assert await process.member.rewrite(marked_leaving)
             item = await process.store.get(KEY)
             assert item is not None
             stored = decode_record(item.value, NodeRecord)

@@ -63,6 +63,7 @@ from domicile.membership.clock import SystemClock
 from domicile.membership.death_watch import DeathWatch, check_fencing, let_go
 from domicile.membership.loopwatch import LoopWatch, RunningHandler
 from domicile.membership.member import Member
+from domicile.membership.record_kinds import ProcessRecord, kind_of, marked_leaving
 from domicile.ports.health import Health
 from domicile.ports.transport import Peer
 
@@ -106,7 +107,7 @@ class RunningIncarnation:
         backends, plan = self._backends, self._plan
         settings = plan.settings
         shards = plan.role_shards()
-        record: NodeRecord | ClientRecord
+        record: ProcessRecord
         if self._hosts:
             record = NodeRecord(
                 plan.node_id, self.me, "", tuple(shards), tuple(sorted(plan.catalogue)),
@@ -122,6 +123,7 @@ class RunningIncarnation:
             settings=settings,
             random=backends.random,
             record=record,
+            kind=kind_of(record),
             shards=shards,
             types=plan.types(),
             protocols=plan.protocols,
@@ -255,7 +257,7 @@ class RunningIncarnation:
         self.runtime.leaving = True
         if self._hosts:
             self.elected.stand_aside()
-            await self.member.set_status("leaving")
+            await self.member.rewrite(marked_leaving)
         leaving.said()
         await leaving.settle(self.runtime)
         if self._hosts:

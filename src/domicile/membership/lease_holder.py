@@ -21,17 +21,16 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from random import Random
-from typing import Protocol
+from typing import Generic, Protocol
 
 import msgspec
 
 from domicile.core.lease.keeper import Renewal
 from domicile.core.lease.lease import FOREVER_S, Lease, LeaseState
 from domicile.core.state.cluster_view import ViewChange
-from domicile.core.state.keys import client_key, node_key
-from domicile.core.state.records import ClientRecord, NodeRecord, decode_record
 from domicile.core.state.txn import Changes, Item, Listing
 from domicile.errors import StoreRewound
+from domicile.membership.record_kinds import R, RecordKind
 from domicile.membership.store_calls import MemberStoreCalls
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
@@ -68,8 +67,8 @@ class MemberEvents(Protocol):
         ...
 
 
-class LeaseHolder:
-    """What guards compare and renewals move on."""
+class LeaseHolder(Generic[R]):
+    """What guards compare and renewals move on. `R` is the type of the own record."""
 
     def __init__(
         self,
@@ -78,17 +77,18 @@ class LeaseHolder:
         meter: Meter,
         settings: Settings,
         random: Random,
-        record: NodeRecord | ClientRecord,
+        record: R,
+        kind: RecordKind[R],
         events: MemberEvents,
     ) -> None:
         self._clock, self._meter, self._settings = clock, meter, settings
         self._events = events
-        self._record: NodeRecord | ClientRecord = record
+        self._record = record
         self._own_revision = 0
-        node = isinstance(record, NodeRecord)
-        self._key = (node_key if node else client_key)(record.incarnation)
-        self.incarnation = record.incarnation
-        self.lease_id = f"{'node' if node else 'client'}-{record.incarnation}"
+        self.kind = kind
+        self.incarnation = kind.incarnation(record)
+        self._key = kind.key(self.incarnation)
+        self.lease_id = kind.lease_id(self.incarnation)
         self.lease = Lease(settings.margin_s, settings.stop_budget_s)
         self.rewound = False
         """Whether it was fenced because the store lost commits (S5)."""
@@ -102,8 +102,8 @@ class LeaseHolder:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
-    def record(self) -> NodeRecord | ClientRecord:
-        """The own record as last stored; its `ttl_s` is the granted one (C5)."""
+    def record(self) -> R:
+        """The own record as last stored; a node's names the granted ttl (C5)."""
         return self._record
 
     def guard(self) -> bool:
@@ -171,7 +171,7 @@ class LeaseHolder:
 
     # Also called by the thread that renews beside the loop
 
-    def own(self) -> tuple[NodeRecord | ClientRecord, int]:
+    def own(self) -> tuple[R, int]:
         """The own record as last stored, and its revision."""
         with self._lock:
             return self._record, self._own_revision
@@ -191,7 +191,7 @@ class LeaseHolder:
             self._renewed(sent_at, ttl_s)
         return Renewal.ACKNOWLEDGED
 
-    def stands(self, record: NodeRecord | ClientRecord, revision: int) -> None:
+    def stands(self, record: R, revision: int) -> None:
         """The own record was stored."""
         with self._lock:
             if revision < self._own_revision:
@@ -231,19 +231,18 @@ class LeaseHolder:
         self.stands(record, item.revision)
         return True
 
-    def _own(self, item: Item | None) -> NodeRecord | ClientRecord | None:
+    def _own(self, item: Item | None) -> R | None:
         if item is None:
             self.fence("the own record is gone")
             return None
         try:
-            if isinstance(self._record, ClientRecord):
-                return decode_record(item.value, ClientRecord)
-            record = decode_record(item.value, NodeRecord)
+            record = self.kind.decode(item.value)
         except msgspec.MsgspecError as error:
             self.fence(f"the own record cannot be read: {error}")
             return None
-        if record.status == "evicted":
-            self.fence("evicted by the leader")
+        why = self.kind.evicted(record)
+        if why:
+            self.fence(why)
             return None
         return record
 
@@ -252,5 +251,4 @@ class LeaseHolder:
         # store that extends a lease beyond that (S2) must not lengthen the validity here.
         if self._endless:
             return FOREVER_S
-        record = self._record
-        return min(ttl_s, record.ttl_s) if isinstance(record, NodeRecord) else ttl_s
+        return min(ttl_s, self.kind.longest_ttl_s(self._record))

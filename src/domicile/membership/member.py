@@ -18,13 +18,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from random import Random
 
-import msgspec
-
 from domicile.core.ids import ShardKey
 from domicile.core.lease.keeper import LeaseKeeper, Renewal
 from domicile.core.lease.lease import LeaseState
 from domicile.core.state.cluster_view import Members, Unreadable, ViewChange
-from domicile.core.state.records import ClientRecord, NodeRecord, TypeRecord, encode_record
+from domicile.core.state.records import TypeRecord
 from domicile.core.state.shardmap import Entry, ShardMap
 from domicile.core.state.txn import (
     Absent,
@@ -36,9 +34,10 @@ from domicile.core.state.txn import (
     Put,
     Unknown,
 )
-from domicile.errors import ConfigError, StoreRewound, StoreUnavailable, WatchCompacted
+from domicile.errors import StoreRewound, StoreUnavailable, WatchCompacted
 from domicile.membership.config_agreement import NO_TYPES, agree_on_config, check_protocols
 from domicile.membership.lease_holder import LeaseHolder, MemberEvents
+from domicile.membership.record_kinds import R, RecordKind
 from domicile.membership.registration import Leased, Registration, Unleased
 from domicile.membership.task_renewer import keep_renewing
 from domicile.membership.thread_renewer import ThreadRenewer
@@ -48,8 +47,10 @@ from domicile.ports.store import Kept, OffersThreads, Store
 from domicile.settings import Settings
 
 
-class Member(LeaseHolder):
-    """One incarnation of a node or client. `join`, then `run` until fenced or left.
+class Member(LeaseHolder[R]):
+    """One incarnation of a node, a client or another holder of a record under a lease.
+
+    `join`, then `run` until fenced or left. `kind` says what is special about the record.
 
     `turned_at` says when the event loop last turned; without it the loop itself renews.
     """
@@ -62,7 +63,8 @@ class Member(LeaseHolder):
         meter: Meter,
         settings: Settings,
         random: Random,
-        record: NodeRecord | ClientRecord,
+        record: R,
+        kind: RecordKind[R],
         shards: Mapping[str, int],
         types: Mapping[str, TypeRecord] = NO_TYPES,
         protocols: tuple[int, int] = (1, 1),
@@ -70,7 +72,7 @@ class Member(LeaseHolder):
         events: MemberEvents,
         turned_at: Callable[[], float] | None = None,
     ) -> None:
-        super().__init__(store, clock, meter, settings, random, record, events)
+        super().__init__(store, clock, meter, settings, random, record, kind, events)
         self._store = store
         self._random = random
         self._shards, self._types, self._protocols = shards, types, protocols
@@ -83,10 +85,9 @@ class Member(LeaseHolder):
         """Whether a write of the own record may still arrive, however late (S1)."""
         self.asked = False
         """Whether the store was ever asked for a lease, so that it may have one."""
-        # A client is home to nothing, and a dead one must not stay in the store for good.
         self._registration: Registration = (
             Unleased(self._calls)
-            if isinstance(record, NodeRecord) and self._endless
+            if kind.hosts and self._endless
             else Leased(self._calls, self.lease_id, settings.ttl_s)
         )
 
@@ -111,14 +112,14 @@ class Member(LeaseHolder):
         """
         try:
             await self._relist()
-            self._check_roles()
+            self.kind.check(self._record, self.members)
             check_protocols(self.members, self._protocols)
-            hosts = isinstance(self._record, NodeRecord)
+            hosts = self.kind.hosts
             await agree_on_config(
                 self._calls, self.members, self._shards, self._types, self._tokens, hosts=hosts
             )
-            if listen is not None and isinstance(self._record, NodeRecord):
-                self._record = msgspec.structs.replace(self._record, address=await listen())
+            if listen is not None:
+                self._record = self.kind.listening(self._record, await listen())
             failures = 0
             while not self._over.is_set() and not await self._register():
                 failures += 1
@@ -136,17 +137,6 @@ class Member(LeaseHolder):
             pass
         return not self._over.is_set()
 
-    def _check_roles(self) -> None:
-        """SM-28: nobody takes the node id of a running node to serve other roles."""
-        mine = self._record
-        other = self.members.clash(mine) if isinstance(mine, NodeRecord) else None
-        if other is not None and isinstance(mine, NodeRecord):
-            raise ConfigError(
-                f"node id {mine.node!r} is registered with {_roles(other)} at {other.address}, "
-                f"this process has {_roles(mine)}: start it under another node_id, or stop the "
-                "other one first (if it has died, its record goes soon or by `declare-dead`)"
-            )
-
     async def _register(self) -> bool:
         """One try; True once the record stands and the lease is held."""
         sent_at = self._clock.now()
@@ -162,11 +152,8 @@ class Member(LeaseHolder):
                     self.fence("the lease ran out before registration was confirmed")
                     return False
                 ttl_s = renewed
-            record = self._record
-            if isinstance(record, NodeRecord):
-                record_ttl_s = self._registration.recorded(ttl_s)
-                record = msgspec.structs.replace(record, ttl_s=record_ttl_s)
-            put = Put(self._key, encode_record(record), self._registration.lease)
+            record = self.kind.granted(self._record, self._registration.recorded(ttl_s))
+            put = Put(self._key, self.kind.encode(record), self._registration.lease)
             outcome = await self._calls.commit(Absent(self._key), put)
             self._may_stand = self._may_stand or not isinstance(outcome, Conflict)
             self._unsure = self._unsure or isinstance(outcome, Unknown)
@@ -189,16 +176,15 @@ class Member(LeaseHolder):
         self._renewed(sent_at, ttl_s)
         return True
 
-    async def set_status(self, status: str) -> bool:
-        """Rewrite the own record's status under the same lease.
+    async def rewrite(self, change: Callable[[R], R]) -> bool:
+        """Change the own record under the same lease; `change` may be applied several times.
 
         False if fenced meanwhile, or if the store took longer than a drain may (I6).
         """
-        assert isinstance(self._record, NodeRecord), "a client's record has no status"
         assert self._own_revision, "join first"
         try:
             async with asyncio.timeout(self._settings.drain_deadline_s):
-                return await self._rewrite(status)
+                return await self._rewrite(change)
         except TimeoutError:
             return False
         except StoreUnavailable:
@@ -208,15 +194,14 @@ class Member(LeaseHolder):
             self.went_back(error)
             return False
 
-    async def _rewrite(self, status: str) -> bool:
+    async def _rewrite(self, change: Callable[[R], R]) -> bool:
         failures = 0
         while not self._over.is_set():
-            record, revision = self.own()
-            assert isinstance(record, NodeRecord)
-            if record.status == status:
+            before, revision = self.own()
+            record = change(before)
+            if record == before:
                 return True
-            record = msgspec.structs.replace(record, status=status)
-            put = Put(self._key, encode_record(record), self._registration.lease)
+            put = Put(self._key, self.kind.encode(record), self._registration.lease)
             outcome = await self._calls.commit(At(self._key, revision), put)
             if isinstance(outcome, Committed):
                 self.stands(record, outcome.revision)
@@ -275,7 +260,7 @@ class Member(LeaseHolder):
             if beside is not None:
                 beside.stop()
 
-    def _beside(self) -> ThreadRenewer | None:
+    def _beside(self) -> ThreadRenewer[R] | None:
         """The thread that renews, if there can be one."""
         store, turned_at = self._store, self._turned_at
         lease = self._registration.lease
@@ -289,7 +274,7 @@ class Member(LeaseHolder):
             lease=lease, key=self._key, sent_at=self._sent_at, turned_at=turned_at,
         )  # fmt: skip
 
-    async def _keep_giving_way(self, beside: ThreadRenewer) -> None:
+    async def _keep_giving_way(self, beside: ThreadRenewer[R]) -> None:
         """See that a loop that is never idle does not keep the thread from renewing."""
         while not self._over.is_set():
             again_at = beside.give_way()
@@ -406,11 +391,6 @@ class Member(LeaseHolder):
             if isinstance(fact, Unreadable):
                 self._meter.count("store.unreadable")
             self._events.on_fact(fact)
-
-
-def _roles(record: NodeRecord) -> str:
-    names = ", ".join(map(repr, record.roles))
-    return f"role {names}" if len(record.roles) == 1 else f"roles {names}" if names else "no roles"
 
 
 async def _close(watch: AsyncIterator[Changes]) -> None:

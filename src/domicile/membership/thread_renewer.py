@@ -19,9 +19,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from random import Random
-from typing import TypeVar
-
-import msgspec
+from typing import Generic, TypeVar
 
 from domicile.core.lease.blocked_loop import (
     LATE_S,
@@ -32,10 +30,10 @@ from domicile.core.lease.blocked_loop import (
     step,
 )
 from domicile.core.lease.keeper import LeaseKeeper, Renewal
-from domicile.core.state.records import NodeRecord, encode_record
 from domicile.core.state.txn import Committed
 from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.membership.lease_holder import LeaseHolder
+from domicile.membership.record_kinds import R
 from domicile.ports.clock import Clock
 from domicile.ports.store import ThreadedStore
 from domicile.settings import Settings
@@ -54,12 +52,12 @@ AGAIN_S = 0.05
 """How soon the loop looks again."""
 
 
-class ThreadRenewer:
+class ThreadRenewer(Generic[R]):
     """The thread. `start` it once registered; `stop` ends it and may be called at any time."""
 
     def __init__(
         self,
-        standing: LeaseHolder,
+        standing: LeaseHolder[R],
         store: ThreadedStore,
         *,
         clock: Clock,
@@ -164,10 +162,10 @@ class ThreadRenewer:
         """C6: peers that get no answer must know whether this node is a hostage or just busy."""
         record, revision = self._standing.own()
         still = stands_still(self._clock.now(), self._turned_at(), self._settings.evict_after_s)
-        if not isinstance(record, NodeRecord) or record.stalled == still or self._stalled:
+        said = self._standing.kind.stalled(record, still)
+        if said == record or self._stalled:
             return
-        record = msgspec.structs.replace(record, stalled=still)
-        value = encode_record(record)
+        value = self._standing.kind.encode(said)
         try:
             outcome = self._answer(self._store.rewrite(self._key, revision, value, self._lease))
         except StoreUnavailable:
@@ -177,7 +175,7 @@ class ThreadRenewer:
             return
         # Otherwise the next renewal reads what is stored, and it is tried again.
         if isinstance(outcome, Committed):
-            self._standing.stands(record, outcome.revision)
+            self._standing.stands(said, outcome.revision)
 
     def _give_up(self, now: float) -> None:
         if not self._stalled:

@@ -18,6 +18,7 @@ from domicile.core.state.shardmap import Entry, ShardMap, decode_block
 from domicile.core.state.txn import Changes, Delete, Listing, Put
 from domicile.core.wire import AskRevert, Ping, Released, Told, ToOwner
 from domicile.membership.member import Member
+from domicile.membership.record_kinds import ProcessRecord, kind_of, marked_leaving
 from domicile.settings import Settings
 from domicile.testing.history import History
 from domicile.testing.sim.clock import SimClock
@@ -93,7 +94,9 @@ class Node:
         self.me = new_incarnation(random)
         lab.nodes[self.me] = self
         store = lab.servers.remote_store(self.loop, self.me, self.faults)
-        record = NodeRecord(name, self.me, name, ("r",), (), SETTINGS.ttl_s, candidate=candidate)
+        record: ProcessRecord = NodeRecord(
+            name, self.me, name, ("r",), (), SETTINGS.ttl_s, candidate=candidate
+        )
         self.member = Member(
             store=store,
             clock=self.clock,
@@ -101,6 +104,7 @@ class Node:
             settings=SETTINGS,
             random=random,
             record=record,
+            kind=kind_of(record),
             shards={"r": SHARDS},
             events=self,
         )
@@ -402,7 +406,7 @@ def test_a_leaving_leader_gives_its_shards_away(lab: Lab) -> None:
         (leader,) = lab.leaders()
         other = second if leader is first else first
         leader.elected.stop_campaigning()
-        leader.loop.create_task(leader.member.set_status("leaving"))
+        leader.loop.create_task(leader.member.rewrite(marked_leaving))
         await lab.until(lambda: lab.open()[other.me] == SHARDS, within_s=1.0)
         assert lab.leaders() == [leader]
 

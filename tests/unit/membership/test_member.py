@@ -21,6 +21,7 @@ from domicile.core.state.records import (
 )
 from domicile.core.state.txn import Outcome, Put, Unknown, Write
 from domicile.errors import ConfigError
+from domicile.membership.record_kinds import marked_leaving
 
 
 @pytest.fixture
@@ -236,7 +237,7 @@ def test_the_status_is_rewritten_under_the_same_lease(
         await asyncio.sleep(1)
         if outcome != "committed":
             node.store.on_commit = unknown
-        assert await done(node.loop.create_task(node.member.set_status("leaving")))
+        assert await done(node.loop.create_task(node.member.rewrite(marked_leaving)))
         item = await lab.item(node)
         assert item is not None
         assert decode_record(item.value, NodeRecord).status == "leaving"
@@ -256,7 +257,7 @@ def test_an_eviction_is_never_overwritten_by_the_own_status(lab: Lab, node: Proc
         item = await lab.item(node)
         assert item is not None
         await lab.backend.commit([], [evict(item)])
-        assert not await done(node.loop.create_task(node.member.set_status("leaving")))
+        assert not await done(node.loop.create_task(node.member.rewrite(marked_leaving)))
         assert [reason for _, reason in node.fenced] == ["evicted by the leader"]
 
     lab.run(main())

@@ -16,6 +16,7 @@ from domicile.core.state.records import ClientRecord, NodeRecord, decode_record
 from domicile.core.state.txn import Absent, Delete, Outcome, Unknown, Write
 from domicile.errors import StoreError, StoreRewound, StoreUnavailable
 from domicile.membership.member import Member
+from domicile.membership.record_kinds import marked_leaving
 from domicile.settings import Settings
 from domicile.stores.memory.store import MemoryStore
 from domicile.testing.sim.clock import SimClock
@@ -37,6 +38,7 @@ class Endless(Process):
             settings=HEALTH,
             random=lab.world.stream(name),
             record=self.member.record,
+            kind=self.member.kind,
             shards={} if record else {"default": 64},
             events=self,
         )
@@ -149,7 +151,7 @@ def test_leaving_stops_first_and_then_removes_the_record(lab: Lab, node: Endless
     async def main() -> None:
         task = node.start()
         await asyncio.sleep(1)
-        assert await done(node.loop.create_task(node.member.set_status("leaving")))
+        assert await done(node.loop.create_task(node.member.rewrite(marked_leaving)))
         leaving = node.loop.create_task(node.member.leave())
         await asyncio.sleep(0)
         assert not node.member.guard()
