@@ -143,18 +143,18 @@ class Machines:
         for effect in effects:
             match effect:
                 case Queued():
-                    out.append(("start", *effect.source, effect.n, effect.epoch, effect.load))
-                case SendBack(source, mails):
-                    if {mail.source: None for mail in mails} != {source: None}:
+                    out.append(("start", *effect.source, effect.n, effect.epoch, effect.payload))
+                case SendBack(source, messages):
+                    if {queued.source: None for queued in messages} != {source: None}:
                         raise Violation("H8: mail of several links in one Return")
-                    ns = tuple(mail.n for mail in mails)
+                    ns = tuple(queued.n for queued in messages)
                     entry = self.entries.of(owner.entry)
                     out.append(("back", *source, "r", ns, entry, owner.released))
                 case AnswerFlush(source, id):
                     entry = self.entries.of(owner.entry)
                     out.append(("back", *source, "k", id, entry, owner.released))
-                case Discard(mails):
-                    out += [("discard", *mail.source, mail.n) for mail in mails]
+                case Discard(messages):
+                    out += [("discard", *queued.source, queued.n) for queued in messages]
                 case PhaseChanged(phase, epoch, does):
                     out.append(("phase", phase.value, epoch, does))
                 case _:
@@ -288,8 +288,8 @@ def _drive_owner(machines: Machines, owner: Owner, does: str, args: tuple[Any, .
             return owner.see(machines.entries[entry])
         case "request", (sender, link, n, entity, epoch, change, finishing, message):
             source = LinkKey(inc(sender), link)
-            mail = Queued(source, n, entity_key(entity), epoch, change, finishing, False, message)
-            return owner.request(mail)
+            queued = Queued(source, n, entity_key(entity), epoch, change, finishing, False, message)
+            return owner.request(queued)
         case "flush", (sender, link, id):
             return owner.flush(FlushAsked(LinkKey(inc(sender), link), id))
         case "gone", (sender, link):
@@ -326,10 +326,10 @@ def _drive_sender(machines: Machines, sender: Sender, does: str, args: tuple[Any
         case "hold", ():
             return sender.tick(sender.flush_at + sender.limits.hold_timeout_s)
         case "withdraw", (n,):
-            letters = [*sender.queue, *sender.written.values()]
-            letter = next(letter for letter in letters if letter.n == n)
-            unwritten, effects = sender.withdraw(letter, 0.0)
-            return (("withdrawn", letter.load, unwritten), *effects)
+            messages = [*sender.queue, *sender.written.values()]
+            pending = next(pending for pending in messages if pending.n == n)
+            unwritten, effects = sender.withdraw(pending, 0.0)
+            return (("withdrawn", pending.payload, unwritten), *effects)
         case _:
             return sender.look(0.0)
 
@@ -342,13 +342,21 @@ def _letter(sc: Scenario, n: int, message: int) -> Pending:
 
 def _sender_effect(effect: Any) -> Effect:
     match effect:
-        case WriteRequest(letter, to, epoch, change, finishing):
-            item = ("q", letter.n, int(letter.entity.id), epoch, change, finishing, letter.load)
+        case WriteRequest(pending, to, epoch, change, finishing):
+            item = (
+                "q",
+                pending.n,
+                int(pending.entity.id),
+                epoch,
+                change,
+                finishing,
+                pending.payload,
+            )
             return ("send", process_of(to), item)
         case SendFlush(to, id):
             return ("send", process_of(to), ("f", id))
-        case GiveUp(letter):
-            return ("told", letter.load)
+        case GiveUp(pending):
+            return ("told", pending.payload)
         case ("withdrawn", *_):
             return tuple(effect)
         case _:
@@ -375,22 +383,22 @@ def _event(machines: Machines, does: str, args: tuple[Any, ...]) -> CoordinatorE
 
 def check_sender(sender: Sender) -> None:
     """What must hold of a sender between any two steps."""
-    numbers = [letter.n for letter in sender.queue]
+    numbers = [pending.n for pending in sender.queue]
     if numbers != sorted(dict.fromkeys(numbers)):
         raise Violation(f"H3: the queue is out of order: {numbers}")
-    if any(letter.to is not None or letter.resolved for letter in sender.queue):
-        raise Violation("H1: a written or resolved letter is queued")
-    if sender.open != sum(not letter.started for letter in sender.written.values()):
+    if any(pending.to is not None or pending.resolved for pending in sender.queue):
+        raise Violation("H1: a written or resolved message is queued")
+    if sender.open != sum(not pending.started for pending in sender.written.values()):
         raise Violation("I6: the window does not count what is written and unstarted")
     # N4: what a running handler waits for is written although the window is full.
-    within = sum(not letter.started and not letter.beyond for letter in sender.written.values())
+    within = sum(not pending.started and not pending.beyond for pending in sender.written.values())
     if within > sender.limits.window:
         raise Violation(f"I6: the window is overrun: {within}")
-    if sender.held_bytes != sum(letter.size_bytes for letter in sender.queue):
+    if sender.held_bytes != sum(pending.size_bytes for pending in sender.queue):
         raise Violation("I6: held_bytes does not count what is queued")
-    if (sender.bond is SenderState.UNBOUND) != (sender.key is None):
-        raise Violation(f"H2: {sender.bond} with key {sender.key}")
-    if (sender.bond is SenderState.FLUSHING) != (sender.flush_id != 0):
-        raise Violation(f"H4: {sender.bond} with flush {sender.flush_id}")
+    if (sender.state is SenderState.UNBOUND) != (sender.key is None):
+        raise Violation(f"H2: {sender.state} with key {sender.key}")
+    if (sender.state is SenderState.FLUSHING) != (sender.flush_id != 0):
+        raise Violation(f"H4: {sender.state} with flush {sender.flush_id}")
     if sender.last_flush > FLUSH_LIMIT:
         raise Violation("H4: it flushes in circles")

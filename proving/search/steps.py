@@ -38,13 +38,13 @@ class Steps(Control):
             owner = self.machines.owners[number]
             if not self.alive[node]:
                 continue
-            if owner.phase is Phase.DRAINING and not owner.boxes:
+            if owner.phase is Phase.DRAINING and not owner.mailboxes:
                 out.append(("empty", node, shard))
             if owner.admits:
                 out += [
                     ("start", node, int(entity.id))
-                    for entity, box in owner.boxes.items()
-                    if box.ready()
+                    for entity, mailbox in owner.mailboxes.items()
+                    if mailbox.ready()
                 ]
             if owner.parked and owner.entry.change < self.current(shard).change:
                 out.append(("read", node, shard))
@@ -79,11 +79,11 @@ class Steps(Control):
             if 0 < sender.wave_at < 1e6:
                 out.append(("wave", process, shard))
             if self.budget[3]:
-                letters = [*sender.queue, *sender.written.values()]
+                messages = [*sender.queue, *sender.written.values()]
                 out += [
-                    ("withdraw", process, shard, letter.n)
-                    for letter in letters
-                    if letter.ask and not letter.resolved
+                    ("withdraw", process, shard, pending.n)
+                    for pending in messages
+                    if pending.ask and not pending.resolved
                 ]
         return out
 
@@ -182,7 +182,7 @@ class Steps(Control):
         for index, number in enumerate(self.senders):
             process, shard = divmod(index, sc.shards)
             sender = self.machines.senders[number]
-            if "overdue Flushed" in sc.faults and sender.bond is SenderState.FLUSHING:
+            if "overdue Flushed" in sc.faults and sender.state is SenderState.FLUSHING:
                 out.append(("hold", process, shard))
             if "link lost" in sc.faults and sender.key is not None:
                 node = process_of(sender.key.owner)

@@ -181,10 +181,10 @@ class Traffic:
             return
         for process in range(self.sc.senders):
             sender = self.machines.senders[self.senders[process * self.sc.shards + shard]]
-            letter = next((m for m in sender.written.values() if m.load == message), None)
-            if self.alive[process] and letter is not None and letter.to == f"p{node}":
+            pending = next((m for m in sender.written.values() if m.payload == message), None)
+            if self.alive[process] and pending is not None and pending.to == f"p{node}":
                 self.answered |= 1 << message
-                self.as_sender(process, shard, "answered", node, letter.n)
+                self.as_sender(process, shard, "answered", node, pending.n)
 
     def do_empty(self, node: int, shard: int) -> None:
         """A draining shard has nothing left (H10)."""

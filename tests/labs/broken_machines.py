@@ -32,9 +32,9 @@ class NoGate(Owner):
 
     __slots__ = ()
 
-    def _admit(self, mail: Queued, out: list[OwnerEffect]) -> None:
-        self.gates.clear()
-        super()._admit(mail, out)
+    def _admit(self, queued: Queued, out: list[OwnerEffect]) -> None:
+        self.refused_links.clear()
+        super()._admit(queued, out)
 
 
 class NoReturnOnFlush(Owner):
@@ -43,7 +43,7 @@ class NoReturnOnFlush(Owner):
     __slots__ = ()
 
     def flush(self, asked: FlushAsked) -> tuple[OwnerEffect, ...]:
-        self.gates.pop(asked.source, None)
+        self.refused_links.pop(asked.source, None)
         return (AnswerFlush(asked.source, asked.id),)
 
 
@@ -101,12 +101,12 @@ class NoFlush(Sender):
     __slots__ = ()
 
     def _take(self, happening: SenderEvent, now: float, out: list[SenderEffect]) -> None:
-        if self.bond is SenderState.BOUND and happening in (
+        if self.state is SenderState.BOUND and happening in (
             SenderEvent.MISMATCH,
             SenderEvent.MOVING,
             SenderEvent.RETURN,
         ):
-            self.bond, self.key = SenderState.UNBOUND, None
+            self.state, self.key = SenderState.UNBOUND, None
         super()._take(happening, now, out)
 
 
@@ -126,7 +126,7 @@ class NoFinishingLane(Sender):
 
     __slots__ = ()
 
-    def finishing(self, letter: Pending) -> bool:
+    def finishing(self, pending: Pending) -> bool:
         return False
 
 
@@ -152,9 +152,9 @@ class NoPrefix(Sender):
         now: float,
         out: list[SenderEffect],
     ) -> None:
-        for letter in [letter for letter in self.queue if wanted(letter)]:
-            self.queue.remove(letter)
-            self._write(letter, home, finishing, now, out)
+        for pending in [pending for pending in self.queue if wanted(pending)]:
+            self.queue.remove(pending)
+            self._write(pending, home, finishing, now, out)
 
 
 class ToldBeforeStored(Coordinator):

@@ -165,7 +165,7 @@ async def test_a_flush_that_takes_back_the_last_mail_ends_the_drain(
             self._request(source, mail, life.runtime.clock.now())
         see(self, entry)
         if cut:
-            assert self.owner.boxes, "it was kept"
+            assert self.owner.mailboxes, "it was kept"
             self.flush(source, Flush(*shard, 7))
             taken_back.set()
 

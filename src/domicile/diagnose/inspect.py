@@ -59,7 +59,7 @@ def stuck_turns(suspended: Mapping[Turn, float], late: Callable[[float], bool]) 
 def stuck_turn(turn: Turn, since_s: float, held_by: int | None = None) -> StuckTurn:
     """One turn as it is published; `held_by` is the loop's thread if it is that which it holds."""
     entity, ident = turn.entity, turn.thread if held_by is None else held_by
-    box = turn.host.owner.boxes.get(entity)
+    mailbox = turn.host.owner.mailboxes.get(entity)
     waits = "waits" if ident is None else "blocking"
     return StuckTurn(
         *turn.host.shard,
@@ -68,7 +68,7 @@ def stuck_turn(turn: Turn, since_s: float, held_by: int | None = None) -> StuckT
         bounded_text(handler_of(turn)),
         since_s,
         waits if held_by is None else "runs",
-        0 if box is None else len(box.mail),
+        0 if mailbox is None else len(mailbox.queue),
         bounded_stack(task_stack(turn) if ident is None else thread_stack(ident)),
     )
 

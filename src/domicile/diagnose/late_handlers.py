@@ -183,8 +183,8 @@ class StuckHandlers:
         while not kick.over and self._clock.now() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
         host = self._runtime.hosts.get(wish.shard)
-        box = None if host is None else host.owner.boxes.get(wish.entity)
-        outcome = kick.outcome(0 if box is None else len(box.mail))
+        mailbox = None if host is None else host.owner.mailboxes.get(wish.entity)
+        outcome = kick.outcome(0 if mailbox is None else len(mailbox.queue))
         if outcome.dropped or outcome.ignoring:
             log.warning("kick of %s %r: %s", *wish.entity, _told(outcome))
         record = msgspec.structs.replace(decode_kick(wish.item.value), outcome=outcome)

@@ -20,12 +20,12 @@ def gauges_of(life: RunningIncarnation) -> list[Family]:
     members, runtime = life.member.members, life.runtime
     phases: Counter[tuple[str, str]] = Counter()
     residents: Counter[str] = Counter(dict.fromkeys(runtime.shards, 0))
-    mail: Counter[str] = Counter(dict.fromkeys(runtime.shards, 0))
+    messages: Counter[str] = Counter(dict.fromkeys(runtime.shards, 0))
     for (role, _), host in runtime.hosts.items():
         if host.owner.phase is not Phase.CLOSED:
             phases[role, host.owner.phase.value] += 1
         residents[role] += len(host.cells)
-        mail[role] += sum(len(box.mail) for box in host.owner.boxes.values())
+        messages[role] += sum(len(mailbox.queue) for mailbox in host.owner.mailboxes.values())
     asks = runtime.sending.open_asks
     held = sum(len(sender.queue) for sender in runtime.sending.senders.values())
     shards = [
@@ -41,7 +41,7 @@ def gauges_of(life: RunningIncarnation) -> list[Family]:
         gauge("domicile_leading", "1 while this process coordinates.", life.elected.leading),
         Family("domicile_shards", "gauge", "Shards at this node by phase.", shards),
         gauges("domicile_residents", "Entities in memory.", "role", residents),
-        gauges("domicile_mailbox_messages", "Messages that wait for a turn.", "role", mail),
+        gauges("domicile_mailbox_messages", "Messages that wait for a turn.", "role", messages),
         gauge("domicile_held_messages", "Messages sent here whose shard has no home yet.", held),
         gauge("domicile_open_asks", "Asks of this process without an answer.", asks),
     ]

@@ -97,7 +97,7 @@ class LinkEvents(Protocol):
         ...
 
     def on_link_gone(self, link: LinkKey) -> None:
-        """An incoming link's state was dropped; its gates are void."""
+        """An incoming link's state was dropped; no shard refuses it any more."""
         ...
 
 

@@ -354,7 +354,7 @@ async def test_an_idle_entity_owns_no_task_queue_timer_or_future(sim: Sim) -> No
         assert process.node.life is not None
         for host in process.node.life.runtime.hosts.values():
             residents += len(host.cells)
-            assert not host.owner.boxes
+            assert not host.owner.mailboxes
             assert all(
                 cell.starting is None and cell.alarms is None for cell in host.cells.values()
             )

@@ -1,4 +1,4 @@
-"""Unstarted mail as it lies at its owner: a box per entity.
+"""Messages that wait at their owner: one mailbox per entity.
 
 Used by `core.handoff.owner` alone, which says who may enter. Nothing here decides what runs.
 """
@@ -15,7 +15,7 @@ from domicile.core.ids import EntityKey, Incarnation, LinkKey
 
 
 class Queued(msgspec.Struct):
-    """One message at its owner. `load` is the shell's business."""
+    """One message at its owner. `payload` is the shell's business."""
 
     source: LinkKey
     n: int
@@ -24,7 +24,7 @@ class Queued(msgspec.Struct):
     change: int
     finishing: bool
     shared: bool
-    load: Any
+    payload: Any
     size_bytes: int = 0
     ttl_s: float = float("inf")
     nested: bool = False
@@ -34,55 +34,55 @@ class Queued(msgspec.Struct):
 class Mailbox:
     """An entity's unstarted mail and what runs of it. Exists only while there is any."""
 
-    __slots__ = ("mail", "readers", "writer")
+    __slots__ = ("queue", "readers", "writer")
 
     def __init__(self) -> None:
-        self.mail: deque[Queued] = deque()
+        self.queue: deque[Queued] = deque()
         self.readers = 0
         self.writer = False
 
     def ready(self) -> bool:
         """Whether the head may start: readers together, a writer alone, never out of order."""
-        if not self.mail or self.writer:
+        if not self.queue or self.writer:
             return False
-        return self.mail[0].shared or self.readers == 0
+        return self.queue[0].shared or self.readers == 0
 
     def idle(self) -> bool:
         """Nothing waits, nothing runs."""
-        return not self.mail and not self.readers and not self.writer
+        return not self.queue and not self.readers and not self.writer
 
 
 def take_out(
-    boxes: dict[EntityKey, Mailbox],
+    mailboxes: dict[EntityKey, Mailbox],
     latest: dict[Incarnation, str],
     wanted: Callable[[Queued, bool], bool],
     left: Callable[[Queued], None],
 ) -> tuple[dict[LinkKey, list[Queued]], list[Queued], list[EntityKey]]:
     """Take mail out: what goes back by link, what came on a lost link, and who may start now.
 
-    `wanted` is also told whether a message is behind the last finishing one of its box.
+    `wanted` is also told whether a message is behind the last finishing one of its mailbox.
     """
     back: dict[LinkKey, list[Queued]] = {}
     lost: list[Queued] = []
     ready: list[EntityKey] = []
-    for entity, box in list(boxes.items()):
+    for entity, mailbox in list(mailboxes.items()):
         keep = 0
-        for index, mail in enumerate(box.mail):
-            if mail.finishing:
+        for index, queued in enumerate(mailbox.queue):
+            if queued.finishing:
                 keep = index + 1
         kept: deque[Queued] = deque()
-        for index, mail in enumerate(box.mail):
-            if not wanted(mail, index >= keep):
-                kept.append(mail)
+        for index, queued in enumerate(mailbox.queue):
+            if not wanted(queued, index >= keep):
+                kept.append(queued)
                 continue
-            left(mail)
-            if latest.get(mail.source.sender) == mail.source.link:
-                back.setdefault(mail.source, []).append(mail)
+            left(queued)
+            if latest.get(queued.source.sender) == queued.source.link:
+                back.setdefault(queued.source, []).append(queued)
             else:
-                lost.append(mail)
-        box.mail = kept
-        if box.idle():
-            del boxes[entity]
-        elif box.ready():
+                lost.append(queued)
+        mailbox.queue = kept
+        if mailbox.idle():
+            del mailboxes[entity]
+        elif mailbox.ready():
             ready.append(entity)
     return back, lost, ready

@@ -1,8 +1,8 @@
 """One shard at its owner: who may enter, what is sent back, when it is over (H7–H11).
 
-`Owner` holds the phase, a gate per link and the unstarted mail. The shell feeds it entries,
+`Owner` holds the phase, the refused links and the unstarted messages. The shell feeds it entries,
 requests and flushes, runs what `start` hands out, and carries out the returned effects. It
-never forwards: mail that may not run here goes back to its sender, in order.
+never forwards: a message that may not run here goes back to its sender, in order.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Wake:
 class Accepted:
     """The message is in its mailbox, which now holds `depth`."""
 
-    mail: Queued
+    queued: Queued
     depth: int
 
 
@@ -53,7 +53,7 @@ class SendBack:
     """Return these to their link (H8, H9)."""
 
     source: LinkKey
-    mail: tuple[Queued, ...]
+    messages: tuple[Queued, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class AnswerFlush:
 class Refuse:
     """The mailbox is full, or the node: tell the sender (I6)."""
 
-    mail: Queued
+    queued: Queued
     by_node: bool = False
 
 
@@ -76,7 +76,7 @@ class Refuse:
 class Discard:
     """Mail of a lost link that will never run (H8)."""
 
-    mail: tuple[Queued, ...]
+    messages: tuple[Queued, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,27 +105,27 @@ class Owner:
     """The owner's side of one shard."""
 
     __slots__ = (
-        "admission", "boxes", "entry", "epoch", "gates", "latest", "mailbox", "me", "parked",
-        "phase", "shard",
+        "admission", "entry", "epoch", "latest", "mailbox_limit", "mailboxes", "me", "parked",
+        "phase", "refused_links", "shard",
     )  # fmt: skip
 
     def __init__(
         self,
         shard: ShardKey,
         me: Incarnation,
-        mailbox: int,
+        mailbox_limit: int,
         admission: Admission | None = None,
     ) -> None:
         self.shard = shard
         self.me = me
-        self.mailbox = mailbox
+        self.mailbox_limit = mailbox_limit
         self.admission = Admission() if admission is None else admission
         self.phase = Phase.CLOSED
         self.epoch = 0
         self.entry: Entry = FREE
-        self.gates: dict[LinkKey, None] = {}
+        self.refused_links: dict[LinkKey, None] = {}
         self.latest: dict[Incarnation, str] = {}
-        self.boxes: dict[EntityKey, Mailbox] = {}
+        self.mailboxes: dict[EntityKey, Mailbox] = {}
         self.parked: dict[LinkKey, deque[Queued]] = {}
 
     @property
@@ -173,21 +173,21 @@ class Owner:
             out.append(PhaseChanged(self.phase, self.epoch, transition.does))
         return tuple(out)
 
-    def request(self, mail: Queued) -> tuple[OwnerEffect, ...]:
+    def request(self, queued: Queued) -> tuple[OwnerEffect, ...]:
         """A message arrives (H7)."""
         out: list[OwnerEffect] = []
-        waiting = self.parked.get(mail.source)
-        if waiting is None and not self._ahead(mail):
-            self._admit(mail, out)
-        elif self._too_heavy(mail) or (waiting is not None and len(waiting) >= PARKED):
+        waiting = self.parked.get(queued.source)
+        if waiting is None and not self._ahead(queued):
+            self._admit(queued, out)
+        elif self._too_heavy(queued) or (waiting is not None and len(waiting) >= PARKED):
             # Sent back it would soon be here again.
-            out.append(Refuse(mail, by_node=True))
+            out.append(Refuse(queued, by_node=True))
         elif waiting is not None:
-            waiting.append(mail)
-            self._enter(mail)
+            waiting.append(queued)
+            self._enter(queued)
         else:
-            self.parked[mail.source] = deque((mail,))
-            self._enter(mail)
+            self.parked[queued.source] = deque((queued,))
+            self._enter(queued)
             out.append(ReadRecord())
         return tuple(out)
 
@@ -198,132 +198,133 @@ class Owner:
             or epoch != self.epoch
             or change > self.entry.change
             or epoch > self.entry.epoch
-            or self.gates
+            or self.refused_links
             or self.parked
-            or (self.boxes and entity in self.boxes)
+            or (self.mailboxes and entity in self.mailboxes)
         )
 
     def occupy(self, source: LinkKey, entity: EntityKey, shared: bool) -> None:
         """A message that was clear to start runs: as after `request` and `start`."""
         self.latest[source.sender] = source.link
-        box = self.boxes.get(entity)
-        if box is None:
-            box = self.boxes[entity] = Mailbox()
+        mailbox = self.mailboxes.get(entity)
+        if mailbox is None:
+            mailbox = self.mailboxes[entity] = Mailbox()
         # Shared ones that it asked itself may have suspended meanwhile: they are readers, too.
-        assert shared or not box.readers, "an exclusive handler runs alone"
-        assert not box.writer, "an exclusive handler runs alone"
+        assert shared or not mailbox.readers, "an exclusive handler runs alone"
+        assert not mailbox.writer, "an exclusive handler runs alone"
         if shared:
-            box.readers += 1
+            mailbox.readers += 1
         else:
-            box.writer = True
+            mailbox.writer = True
 
     def flush(self, asked: FlushAsked) -> tuple[OwnerEffect, ...]:
-        """H8: return all unstarted mail of that link, open its gate, say so.
+        """H8: return all unstarted messages of that link, refuse it no longer, say so.
 
         What is parked goes back, too: the record that it waits for may be long in coming.
         """
         out: list[OwnerEffect] = []
         self.latest[asked.source.sender] = asked.source.link
         parked = self._take_parked(asked.source)
-        self._remove(lambda mail, _: mail.source.sender == asked.source.sender, out, parked)
-        self.gates.pop(asked.source, None)
+        self._remove(lambda queued, _: queued.source.sender == asked.source.sender, out, parked)
+        self.refused_links.pop(asked.source, None)
         out.append(AnswerFlush(asked.source, asked.id))
         return tuple(out)
 
     def link_gone(self, source: LinkKey) -> None:
-        """The link's state was dropped: its gate is void, parked mail never counted as accepted."""
-        self.gates.pop(source, None)
+        """The link's state was dropped: nothing refuses it, and its parked messages never counted
+        as accepted."""
+        self.refused_links.pop(source, None)
         self._take_parked(source)
         if self.latest.get(source.sender) == source.link:
             del self.latest[source.sender]
 
     def start(self, entity: EntityKey) -> Queued | None:
         """The next message that may run now on this entity; it counts as started."""
-        box = self.boxes.get(entity)
-        if box is None or not self.admits or not box.ready():
+        mailbox = self.mailboxes.get(entity)
+        if mailbox is None or not self.admits or not mailbox.ready():
             return None
-        mail = box.mail.popleft()
-        self.left(mail)
-        if mail.shared:
-            box.readers += 1
+        queued = mailbox.queue.popleft()
+        self.left(queued)
+        if queued.shared:
+            mailbox.readers += 1
         else:
-            box.writer = True
-        return mail
+            mailbox.writer = True
+        return queued
 
     def finish(self, entity: EntityKey, shared: bool) -> bool:
         """A started message ended; True if the entity may start another."""
-        box = self.boxes[entity]
+        mailbox = self.mailboxes[entity]
         if shared:
-            box.readers -= 1
+            mailbox.readers -= 1
         else:
-            box.writer = False
-        if box.mail or box.readers or box.writer:
-            return box.ready()
-        del self.boxes[entity]
+            mailbox.writer = False
+        if mailbox.queue or mailbox.readers or mailbox.writer:
+            return mailbox.ready()
+        del self.mailboxes[entity]
         return False
 
     def hold(self, entity: EntityKey) -> bool:
         """Keep an entity that runs nothing from starting anything, until `finish`."""
-        box = self.boxes.get(entity)
-        if box is None:
-            box = self.boxes[entity] = Mailbox()
-        elif box.writer or box.readers:
+        mailbox = self.mailboxes.get(entity)
+        if mailbox is None:
+            mailbox = self.mailboxes[entity] = Mailbox()
+        elif mailbox.writer or mailbox.readers:
             return False
-        box.writer = True
+        mailbox.writer = True
         return True
 
-    def timer(self, mail: Queued) -> bool:
+    def timer(self, queued: Queued) -> bool:
         """Mail of the owner to itself (`after`): only while open, never returned or refused."""
         if self.phase is not Phase.OPEN:
             return False
-        self._put(mail)
+        self._put(queued)
         return True
 
-    def left(self, mail: Queued) -> None:
+    def left(self, queued: Queued) -> None:
         """A message waits here no more; whoever takes one away says so."""
-        self.admission.leave(mail.source.sender, mail.size_bytes)
+        self.admission.leave(queued.source.sender, queued.size_bytes)
 
-    def _enter(self, mail: Queued) -> None:
-        self.admission.enter(mail.source.sender, mail.size_bytes)
+    def _enter(self, queued: Queued) -> None:
+        self.admission.enter(queued.source.sender, queued.size_bytes)
 
-    def _too_heavy(self, mail: Queued) -> bool:
-        return self.admission.too_heavy(mail.source.sender, mail.size_bytes)
+    def _too_heavy(self, queued: Queued) -> bool:
+        return self.admission.too_heavy(queued.source.sender, queued.size_bytes)
 
-    def _ahead(self, mail: Queued) -> bool:
-        return mail.change > self.entry.change or mail.epoch > self.entry.epoch
+    def _ahead(self, queued: Queued) -> bool:
+        return queued.change > self.entry.change or queued.epoch > self.entry.epoch
 
-    def _admit(self, mail: Queued, out: list[OwnerEffect]) -> None:
-        """H7: gate open, right epoch, and open or (draining and finishing)."""
-        self.latest[mail.source.sender] = mail.source.link
-        fits = mail.epoch == self.epoch and (
-            self.phase is Phase.OPEN or (self.phase is Phase.DRAINING and mail.finishing)
+    def _admit(self, queued: Queued, out: list[OwnerEffect]) -> None:
+        """H7: link not refused, right epoch, and open or (draining and finishing)."""
+        self.latest[queued.source.sender] = queued.source.link
+        fits = queued.epoch == self.epoch and (
+            self.phase is Phase.OPEN or (self.phase is Phase.DRAINING and queued.finishing)
         )
-        if mail.source in self.gates or not fits:
-            self.gates[mail.source] = None
-            out.append(SendBack(mail.source, (mail,)))
+        if queued.source in self.refused_links or not fits:
+            self.refused_links[queued.source] = None
+            out.append(SendBack(queued.source, (queued,)))
             return
-        box = self.boxes.get(mail.entity)
-        depth = 0 if box is None else len(box.mail)
-        if depth >= self.mailbox:
-            out.append(Refuse(mail))
+        mailbox = self.mailboxes.get(queued.entity)
+        depth = 0 if mailbox is None else len(mailbox.queue)
+        if depth >= self.mailbox_limit:
+            out.append(Refuse(queued))
             return
-        sender = mail.source.sender
-        if self.admission.refuses(sender, mail.size_bytes, depth, mail.nested, mail.ttl_s):
-            out.append(Refuse(mail, by_node=True))
+        sender = queued.source.sender
+        if self.admission.refuses(sender, queued.size_bytes, depth, queued.nested, queued.ttl_s):
+            out.append(Refuse(queued, by_node=True))
             return
-        box = self._put(mail)
-        out.append(Accepted(mail, len(box.mail)))
-        if box.ready():
+        mailbox = self._put(queued)
+        out.append(Accepted(queued, len(mailbox.queue)))
+        if mailbox.ready():
             self.admission.ready += not depth
-            out.append(Wake(mail.entity))
+            out.append(Wake(queued.entity))
 
-    def _put(self, mail: Queued) -> Mailbox:
-        box = self.boxes.get(mail.entity)
-        if box is None:
-            box = self.boxes[mail.entity] = Mailbox()
-        box.mail.append(mail)
-        self._enter(mail)
-        return box
+    def _put(self, queued: Queued) -> Mailbox:
+        mailbox = self.mailboxes.get(queued.entity)
+        if mailbox is None:
+            mailbox = self.mailboxes[queued.entity] = Mailbox()
+        mailbox.queue.append(queued)
+        self._enter(queued)
+        return mailbox
 
     def _cut(self, out: list[OwnerEffect]) -> None:
         """H9: keep each mailbox up to its last finishing message, return the rest."""
@@ -335,29 +336,29 @@ class Owner:
         out: list[OwnerEffect],
         parked: Iterable[Queued] = (),
     ) -> None:
-        """Send mail back to its link (gating it), or discard it if that link is lost."""
-        back, lost, ready = take_out(self.boxes, self.latest, wanted, self.left)
-        for mail in parked:
-            back.setdefault(mail.source, []).append(mail)
+        """Send messages back to their link and refuse that link, or discard them if it is lost."""
+        back, lost, ready = take_out(self.mailboxes, self.latest, wanted, self.left)
+        for queued in parked:
+            back.setdefault(queued.source, []).append(queued)
         out.extend([Wake(entity) for entity in ready])
-        for source, mails in back.items():
-            self.gates[source] = None
-            out.append(SendBack(source, tuple(sorted(mails, key=lambda mail: mail.n))))
+        for source, messages in back.items():
+            self.refused_links[source] = None
+            out.append(SendBack(source, tuple(sorted(messages, key=lambda queued: queued.n))))
         if lost:
             out.append(Discard(tuple(lost)))
 
     def _drop(self, out: list[OwnerEffect]) -> None:
         """The shard is lost: everything unstarted goes back; the shell cancels what runs."""
         self._remove(lambda _mail, _after: True, out)
-        for entity, box in list(self.boxes.items()):
-            box.mail.clear()
-            if box.idle():
-                del self.boxes[entity]
+        for entity, mailbox in list(self.mailboxes.items()):
+            mailbox.queue.clear()
+            if mailbox.idle():
+                del self.mailboxes[entity]
 
     def _take_parked(self, source: LinkKey) -> tuple[Queued, ...]:
         parked = tuple(self.parked.pop(source, ()))
-        for mail in parked:
-            self.left(mail)
+        for queued in parked:
+            self.left(queued)
         return parked
 
     def _unpark(self, source: LinkKey, out: list[OwnerEffect]) -> None:
@@ -366,9 +367,9 @@ class Owner:
             if self._ahead(waiting[0]):
                 out.append(ReadRecord())
                 return
-            mail = waiting.popleft()
-            self.left(mail)
-            self._admit(mail, out)
+            queued = waiting.popleft()
+            self.left(queued)
+            self._admit(queued, out)
         del self.parked[source]
 
 
@@ -393,22 +394,22 @@ def cancel_unstarted(
         elif len(kept) < len(parked):
             owner.parked[source] = deque(kept)
     ready: list[EntityKey] = []
-    for entity, box in list(owner.boxes.items()):
-        left = [one for one in box.mail if not _is_among(one, wanted, found)]
-        if len(left) == len(box.mail):
+    for entity, mailbox in list(owner.mailboxes.items()):
+        left = [one for one in mailbox.queue if not _is_among(one, wanted, found)]
+        if len(left) == len(mailbox.queue):
             continue
-        box.mail = deque(left)
-        if box.idle():
-            del owner.boxes[entity]
-        elif box.ready():
+        mailbox.queue = deque(left)
+        if mailbox.idle():
+            del owner.mailboxes[entity]
+        elif mailbox.ready():
             ready.append(entity)
-    for mail in found:
-        owner.left(mail)
+    for queued in found:
+        owner.left(queued)
     return found, ready
 
 
-def _is_among(mail: Queued, wanted: CancelledMessages, found: list[Queued]) -> bool:
-    if (mail.source, mail.n) not in wanted:
+def _is_among(queued: Queued, wanted: CancelledMessages, found: list[Queued]) -> bool:
+    if (queued.source, queued.n) not in wanted:
         return False
-    found.append(mail)
+    found.append(queued)
     return True

@@ -29,14 +29,14 @@ class Home(NamedTuple):
 
 
 class Pending(msgspec.Struct, eq=False):
-    """One message at its sender. `load` is the shell's business."""
+    """One message at its sender. `payload` is the shell's business."""
 
     n: int
     entity: EntityKey
     ask: bool
     chain: tuple[ShardKey, ...]
     size_bytes: int
-    load: Any
+    payload: Any
     behind: Callable[[], Iterable[ShardKey]] | None = None
     """Shards whose handlers wait in line behind the one that sent this, as of now (N3)."""
     urgent: bool = False
@@ -57,7 +57,7 @@ class Pending(msgspec.Struct, eq=False):
 class WriteRequest:
     """Send this request, stamped (H2)."""
 
-    letter: Pending
+    pending: Pending
     to: Incarnation
     epoch: int
     change: int
@@ -78,7 +78,7 @@ class SendFlush:
 class GiveUp:
     """Unknown what became of it: MaybeExecuted for an ask, `lost` for a tell (H6)."""
 
-    letter: Pending
+    pending: Pending
 
 
 SenderEffect = WriteRequest | SendFlush | GiveUp | Arm
@@ -100,26 +100,26 @@ WAVE_STEP_MAX_S = 0.5
 """Waves never lie further apart: a long chain may need one for each of its steps (N5)."""
 
 
-def number_of(letter: Pending) -> int:
+def number_of(pending: Pending) -> int:
     """What a queue is ordered by (H1)."""
-    return letter.n
+    return pending.n
 
 
-def is_nested(letter: Pending) -> bool:
+def is_nested(pending: Pending) -> bool:
     """Whether a running handler awaits it."""
-    return letter.ask and bool(letter.chain)
+    return pending.ask and bool(pending.chain)
 
 
 def split_prefix(queue: Sequence[Pending], wanted: Selects) -> tuple[list[Pending], list[Pending]]:
     """What goes out, and what stays: wanted ones, behind all others to the same entity (N4)."""
     last: dict[EntityKey, int] = {}
-    for letter in queue:
-        if wanted(letter):
-            last[letter.entity] = letter.n
+    for pending in queue:
+        if wanted(pending):
+            last[pending.entity] = pending.n
     goes: list[Pending] = []
     stays: list[Pending] = []
-    for letter in queue:
-        (goes if letter.n <= last.get(letter.entity, 0) else stays).append(letter)
+    for pending in queue:
+        (goes if pending.n <= last.get(pending.entity, 0) else stays).append(pending)
     return goes, stays
 
 

@@ -39,9 +39,9 @@ class Sender:
     """The sender's side of one shard."""
 
     __slots__ = (
-        "bond", "entry", "flow", "flush_at", "flush_id", "held_bytes", "is_moving", "is_up", "key",
+        "entry", "flow", "flush_at", "flush_id", "held_bytes", "is_moving", "is_up", "key",
         "last_flush", "limits", "moving_since", "next_n", "open", "outflow", "over_epoch", "queue",
-        "seen_change", "shard", "wave_at", "written",
+        "seen_change", "shard", "state", "wave_at", "written",
     )  # fmt: skip
 
     def __init__(
@@ -61,7 +61,7 @@ class Sender:
         self.entry: Entry = FREE
         self.over_epoch = 0
         """The owner said released: as moving until a newer epoch (H3)."""
-        self.bond = SenderState.UNBOUND
+        self.state = SenderState.UNBOUND
         self.key: Home | None = None
         self.flush_id = 0
         self.last_flush = 0
@@ -98,7 +98,7 @@ class Sender:
         if (
             home is None
             or self.queue
-            or self.bond is not _BOUND
+            or self.state is not _BOUND
             or entry.state != "serving"
             or home.epoch != entry.epoch
             or home.owner != entry.owner
@@ -110,17 +110,17 @@ class Sender:
             return None
         return home
 
-    def post(self, letter: Pending) -> None:
-        """Note a message as written to the home that `clear` has just named: `letter.to`."""
-        self.written[letter.n] = letter
-        if not letter.started:
+    def post(self, pending: Pending) -> None:
+        """Note a message as written to the home that `clear` has just named: `pending.to`."""
+        self.written[pending.n] = pending
+        if not pending.started:
             self.open += 1
-            letter.flow = self.flow
-            self.flow.open += 1 + letter.size_bytes // UNIT_BYTES
+            pending.flow = self.flow
+            self.flow.open += 1 + pending.size_bytes // UNIT_BYTES
 
-    def submit(self, letter: Pending, now: float) -> tuple[SenderEffect, ...]:
+    def submit(self, pending: Pending, now: float) -> tuple[SenderEffect, ...]:
         """A new message, numbered and with room (H1)."""
-        self._hold(letter)
+        self._hold(pending)
         return self._go_on(now)
 
     def see(self, entry: Entry, now: float) -> tuple[SenderEffect, ...]:
@@ -134,8 +134,8 @@ class Sender:
         self.entry = entry
         if not moving:
             self.wave_at = 0.0
-            for letter in self.queue:
-                letter.urgent = False
+            for pending in self.queue:
+                pending.urgent = False
         return self._go_on(now)
 
     def look(self, now: float) -> tuple[SenderEffect, ...]:
@@ -149,11 +149,11 @@ class Sender:
         out: list[SenderEffect] = []
         came_back = False
         for n in ns:
-            letter = self.written.get(n)
-            if letter is None or letter.to != peer or letter.started:
+            pending = self.written.get(n)
+            if pending is None or pending.to != peer or pending.started:
                 continue
             came_back = True
-            self._take_back(letter)
+            self._take_back(pending)
         if came_back:
             self._note_over(peer, released)
         if came_back and self.key is not None and self.key.owner == peer:
@@ -178,13 +178,13 @@ class Sender:
 
     def begun(self, peer: Incarnation, n: int, now: float) -> tuple[SenderEffect, ...]:
         """It has started: room in the window; nothing more is owed to a tell."""
-        letter = self.written.get(n)
-        if letter is not None and letter.to == peer and not letter.started:
-            letter.started = True
+        pending = self.written.get(n)
+        if pending is not None and pending.to == peer and not pending.started:
+            pending.started = True
             self.open -= 1
-            if letter.flow is not None:
-                letter.flow.open -= 1 + letter.size_bytes // UNIT_BYTES
-            if not letter.ask or letter.resolved:
+            if pending.flow is not None:
+                pending.flow.open -= 1 + pending.size_bytes // UNIT_BYTES
+            if not pending.ask or pending.resolved:
                 del self.written[n]
         # A wider window lets only what waits go on.
         return self._go_on(now) if self.queue else ()
@@ -192,28 +192,28 @@ class Sender:
     def answered(
         self, peer: Incarnation, n: int, now: float
     ) -> tuple[Pending | None, tuple[SenderEffect, ...]]:
-        """A reply: the letter it resolves, if any is still waiting."""
-        letter = self.written.get(n)
-        if letter is None or letter.to != peer:
+        """A reply: the message it resolves, if any is still waiting."""
+        pending = self.written.get(n)
+        if pending is None or pending.to != peer:
             return None, ()
         del self.written[n]
-        if not letter.started:
-            self._close(letter)
+        if not pending.started:
+            self._close(pending)
         effects = self._go_on(now) if self.queue else ()
-        if letter.resolved:
+        if pending.resolved:
             return None, effects
-        letter.resolved = True
-        return letter, effects
+        pending.resolved = True
+        return pending, effects
 
-    def withdraw(self, letter: Pending, now: float) -> tuple[bool, tuple[SenderEffect, ...]]:
+    def withdraw(self, pending: Pending, now: float) -> tuple[bool, tuple[SenderEffect, ...]]:
         """Its caller waits no more. True: it was never written, so it never runs."""
-        letter.resolved = True
-        if letter.to is None:
-            self.queue.remove(letter)
-            self._let_go(letter)
+        pending.resolved = True
+        if pending.to is None:
+            self.queue.remove(pending)
+            self._let_go(pending)
             return True, self._go_on(now)
-        if letter.started:
-            self.written.pop(letter.n, None)
+        if pending.started:
+            self.written.pop(pending.n, None)
         return False, ()
 
     def link_lost(
@@ -225,9 +225,9 @@ class Sender:
         """
         out: list[SenderEffect] = []
         for n in unsent:
-            letter = self.written.get(n)
-            if letter is not None and letter.to == peer:
-                self._take_back(letter)
+            pending = self.written.get(n)
+            if pending is not None and pending.to == peer:
+                self._take_back(pending)
         self._give_up(peer, out)
         if self.key is not None and self.key.owner == peer:
             self._take(SenderEvent.LINK_LOST, now, out)
@@ -246,16 +246,16 @@ class Sender:
     def tick(self, now: float) -> tuple[SenderEffect, ...]:
         """An armed time came: waves (N5), and a `Flushed` that is overdue (H6)."""
         out: list[SenderEffect] = []
-        if self.bond is SenderState.FLUSHING and now >= self.flush_at + self.limits.hold_timeout_s:
+        if self.state is SenderState.FLUSHING and now >= self.flush_at + self.limits.hold_timeout_s:
             assert self.key is not None
             self._give_up(self.key.owner, out, unstarted_only=True)
             self._take(SenderEvent.HOLD_TIMEOUT, now, out)
         if self.wave_at and now >= self.wave_at:
             self.wave_at = 0.0
-            for letter in self.queue:
-                letter.urgent = letter.urgent or (letter.ask and bool(letter.chain))
+            for pending in self.queue:
+                pending.urgent = pending.urgent or (pending.ask and bool(pending.chain))
         out.extend(self._go_on(now))
-        if self.bond is SenderState.FLUSHING:
+        if self.state is SenderState.FLUSHING:
             # A wave may have come before it, and only one time is armed.
             out.append(Arm(self.flush_at + self.limits.hold_timeout_s))
         return tuple(out)
@@ -265,12 +265,12 @@ class Sender:
         (DX-20). What was written may have run, and stays until its owner's answer or end."""
         if self.entry.state != "quarantined" or not self.queue:
             return ()
-        letters = tuple(self.queue)
+        messages = tuple(self.queue)
         self.queue.clear()
-        for letter in letters:
-            letter.resolved = True
-            self._let_go(letter)
-        return letters
+        for pending in messages:
+            pending.resolved = True
+            self._let_go(pending)
+        return messages
 
     def waiting(self) -> bool:
         """Whether anything is queued, or written but neither started nor returned (H14)."""
@@ -278,13 +278,13 @@ class Sender:
 
     # decisions
 
-    def finishing(self, letter: Pending) -> bool:
+    def finishing(self, pending: Pending) -> bool:
         """N3, N5: a draining shard waits for this one, as far as is known here."""
-        if not letter.ask:
+        if not pending.ask:
             return False
-        if letter.urgent or any(map(self._drains, letter.chain)):
+        if pending.urgent or any(map(self._drains, pending.chain)):
             return True
-        return letter.behind is not None and any(map(self._drains, letter.behind()))
+        return pending.behind is not None and any(map(self._drains, pending.behind()))
 
     def _drains(self, shard: ShardKey) -> bool:
         return shard == self.shard or self.is_moving(shard)
@@ -307,12 +307,12 @@ class Sender:
             self._take(SenderEvent.MISMATCH, now, out)
         if moving and self.seen_change < self.entry.change:
             self._take(SenderEvent.MOVING, now, out)
-        if self.bond is not SenderState.FLUSHING and home is not None and self.key in (None, home):
+        if self.state is not SenderState.FLUSHING and home is not None and self.key in (None, home):
             if moving:
                 self._write_lane(home, self.finishing, True, now, out)
             else:
                 self._write_heads(home, now, out)
-        if moving and any(mail.ask and mail.chain and not mail.urgent for mail in self.queue):
+        if moving and any(held.ask and held.chain and not held.urgent for held in self.queue):
             if not self.wave_at:
                 self.wave_at = self._next_wave(now)
             out.append(Arm(self.wave_at))
@@ -327,9 +327,9 @@ class Sender:
         count = min(len(self.queue), max(0, self.limits.window - self.open))
         heads = self.queue[:count]
         del self.queue[:count]
-        for letter in heads:
-            letter.beyond = False
-            self._write(letter, home, self.finishing(letter), now, out)
+        for pending in heads:
+            pending.beyond = False
+            self._write(pending, home, self.finishing(pending), now, out)
         if self.queue:
             self._write_lane(home, is_nested, False, now, out)
 
@@ -338,28 +338,28 @@ class Sender:
     ) -> None:
         """N4: a wanted message goes out behind all queued ones to the same entity."""
         goes, self.queue[:] = split_prefix(self.queue, wanted)
-        for letter in goes:
-            letter.beyond = self.open >= self.limits.window
-            self._write(letter, home, finishing or self.finishing(letter), now, out)
+        for pending in goes:
+            pending.beyond = self.open >= self.limits.window
+            self._write(pending, home, finishing or self.finishing(pending), now, out)
 
     def _write(
-        self, letter: Pending, home: Home, finishing: bool, now: float, out: list[SenderEffect]
+        self, pending: Pending, home: Home, finishing: bool, now: float, out: list[SenderEffect]
     ) -> None:
         self._take(SenderEvent.WRITE, now, out)
         if self.key is None:
             self.flow = self.outflow.to(home.owner)
         self.key = home
-        self._let_go(letter)
-        letter.to = home.owner
-        letter.started = False
-        self.post(letter)
+        self._let_go(pending)
+        pending.to = home.owner
+        pending.started = False
+        self.post(pending)
         change = self.entry.change
-        out.append(WriteRequest(letter, home.owner, home.epoch, change, finishing, self.open))
+        out.append(WriteRequest(pending, home.owner, home.epoch, change, finishing, self.open))
 
     def _take(self, happening: SenderEvent, now: float, out: list[SenderEffect]) -> None:
         """One step of the table, with what it does."""
-        transition = TRANSITIONS[self.bond, happening]
-        self.bond = transition.to[0]
+        transition = TRANSITIONS[self.state, happening]
+        self.state = transition.to[0]
         if happening is SenderEvent.MOVING:
             self.seen_change = self.entry.change
         if transition.does.endswith("flush"):
@@ -369,35 +369,35 @@ class Sender:
             self.flush_at = now
             out.append(SendFlush(self.key.owner, self.flush_id))
             out.append(Arm(now + self.limits.hold_timeout_s))
-        elif self.bond is SenderState.UNBOUND:
+        elif self.state is SenderState.UNBOUND:
             self.key = None
             self.flush_id = 0
 
-    def _close(self, letter: Pending) -> None:
+    def _close(self, pending: Pending) -> None:
         """Written, and known to have started or not to start there."""
         self.open -= 1
-        if letter.flow is not None:
-            letter.flow.open -= 1 + letter.size_bytes // UNIT_BYTES
+        if pending.flow is not None:
+            pending.flow.open -= 1 + pending.size_bytes // UNIT_BYTES
 
-    def _let_go(self, letter: Pending) -> None:
-        self.held_bytes -= letter.size_bytes
-        self.outflow.held_bytes -= letter.size_bytes
+    def _let_go(self, pending: Pending) -> None:
+        self.held_bytes -= pending.size_bytes
+        self.outflow.held_bytes -= pending.size_bytes
 
-    def _hold(self, letter: Pending) -> None:
-        self.held_bytes += letter.size_bytes
-        self.outflow.held_bytes += letter.size_bytes
-        if not self.queue or self.queue[-1].n < letter.n:
-            self.queue.append(letter)
+    def _hold(self, pending: Pending) -> None:
+        self.held_bytes += pending.size_bytes
+        self.outflow.held_bytes += pending.size_bytes
+        if not self.queue or self.queue[-1].n < pending.n:
+            self.queue.append(pending)
         else:
-            insort(self.queue, letter, key=number_of)
+            insort(self.queue, pending, key=number_of)
 
-    def _take_back(self, letter: Pending) -> None:
+    def _take_back(self, pending: Pending) -> None:
         """Written, but certain not to have run."""
-        del self.written[letter.n]
-        self._close(letter)
-        letter.to = None
-        if not letter.resolved:
-            self._hold(letter)
+        del self.written[pending.n]
+        self._close(pending)
+        pending.to = None
+        if not pending.resolved:
+            self._hold(pending)
 
     def _note_over(self, peer: Incarnation, released: bool) -> None:
         if released and self.key is not None and self.key.owner == peer:
@@ -406,12 +406,12 @@ class Sender:
     def _give_up(
         self, peer: Incarnation, out: list[SenderEffect], unstarted_only: bool = False
     ) -> None:
-        for n, letter in list(self.written.items()):
-            if letter.to != peer or (unstarted_only and letter.started):
+        for n, pending in list(self.written.items()):
+            if pending.to != peer or (unstarted_only and pending.started):
                 continue
             del self.written[n]
-            if not letter.started:
-                self._close(letter)
-            if not letter.resolved:
-                letter.resolved = True
-                out.append(GiveUp(letter))
+            if not pending.started:
+                self._close(pending)
+            if not pending.resolved:
+                pending.resolved = True
+                out.append(GiveUp(pending))

@@ -109,7 +109,7 @@ class Execution(Activation):
         """A message that must wait, or that needs more than its handler."""
         kind = self.runtime.catalogue.get(request.type)
         handler = None if kind is None else kind.handlers.get(request.method)
-        mail = Queued(
+        queued = Queued(
             source,
             request.n,
             EntityKey(request.type, request.id),
@@ -122,7 +122,7 @@ class Execution(Activation):
             request.ttl_s,
             bool(request.chain),
         )
-        self._carry_out(self.owner.request(mail))
+        self._carry_out(self.owner.request(queued))
 
     def _begin_now(
         self,
@@ -218,8 +218,8 @@ class Execution(Activation):
     ) -> Any:
         """A local ask, run within the call that makes it: what its handler returned.
 
-        `NOT_HERE` if it can't begin so; a `Letter` if it has begun and suspended. It takes the same
-        place in the same order as one that travels: nothing of its sender waits for this shard.
+        `NOT_HERE` if it can't begin so; a `Pending` if it has begun and suspended. It takes the
+        same place in the same order as one that travels: nothing of its sender waits here.
         """
         runtime, entity, sender = self.runtime, call.entity, route.sender
         change = sender.entry.change
@@ -277,10 +277,10 @@ class Execution(Activation):
         else:
             runtime.running = outer
             self.owner.occupy(turn.source, cell.key, turn.shared)
-            letter = runtime.sending.began_here(call, sender, home, turn)
+            pending = runtime.sending.began_here(call, sender, home, turn)
             guarded = Guarded(work, turn, begun=True, waits_for=waits_for)
             worker.start(self._see_through(turn, guarded, handler))
-            return letter
+            return pending
         runtime.running = outer
         if runtime.clock.now() >= runtime.lease.valid_until and not runtime.guard():
             # L3: an answer that comes past the deadline is none, and its caller must not go on.
@@ -311,13 +311,13 @@ class Execution(Activation):
         del self._woken[entity]
         if not self.runtime.guard():
             return
-        mail = self.owner.start(entity)
-        if mail is None:
+        queued = self.owner.start(entity)
+        if queued is None:
             return
-        box = self.owner.boxes.get(entity)
-        if box is not None and box.ready():
+        mailbox = self.owner.mailboxes.get(entity)
+        if mailbox is not None and mailbox.ready():
             self._wake(entity)
-        turn, now = self.turn_of(mail), self.runtime.clock.now()
+        turn, now = self.turn_of(queued), self.runtime.clock.now()
         request = turn.request
         cell = self.cells.get(entity)
         if isinstance(request, Request) and cell is not None and cell.started:
@@ -333,13 +333,13 @@ class Execution(Activation):
                 return
         worker.start(self._serve(turn))
 
-    def turn_of(self, mail: Queued) -> Turn:
+    def turn_of(self, queued: Queued) -> Turn:
         """The turn of a message that has waited."""
-        load = mail.load
-        if isinstance(load, Alarm):
-            return Turn(self._host, ALARM, mail.entity, False, load, float("inf"))
-        request, expires_at = load.request, load.expires_at
-        return Turn(self._host, mail.source, mail.entity, mail.shared, request, expires_at)
+        payload = queued.payload
+        if isinstance(payload, Alarm):
+            return Turn(self._host, ALARM, queued.entity, False, payload, float("inf"))
+        request, expires_at = payload.request, payload.expires_at
+        return Turn(self._host, queued.source, queued.entity, queued.shared, request, expires_at)
 
     # the whole way
 

@@ -76,12 +76,12 @@ class ShardHost(Execution):
 
     def call_off(self, wanted: CancelledMessages) -> None:
         """Callers wait no more: what has not started is not started."""
-        mails, ready = cancel_unstarted(self.owner, wanted)
-        for mail in mails:
+        messages, ready = cancel_unstarted(self.owner, wanted)
+        for queued in messages:
             self.runtime.meter.count("request.called_off")
-            self.note("dropped", mail, why="its caller waits no more")
+            self.note("dropped", queued, why="its caller waits no more")
             # Nobody hears it, but its place in the sender's window is free again.
-            self._answer(mail, *encode_error(NotExecuted("its caller waits no more")))
+            self._answer(queued, *encode_error(NotExecuted("its caller waits no more")))
         for entity in ready:
             self._wake(entity)
         self.settle()
@@ -113,8 +113,8 @@ class ShardHost(Execution):
             return
         self._alarms += 1
         alarm = Alarm(-self._alarms, self.owner.epoch, method, args, kwargs)
-        mail = Queued(ALARM, alarm.n, cell.key, alarm.epoch, 0, False, False, alarm)
-        if self.owner.timer(mail):
+        queued = Queued(ALARM, alarm.n, cell.key, alarm.epoch, 0, False, False, alarm)
+        if self.owner.timer(queued):
             self._wake(cell.key)
 
     def passivate(self, cell: Cell) -> bool:
@@ -122,7 +122,7 @@ class ShardHost(Execution):
 
         Never within a handler: its entity need not be marked as busy.
         """
-        if self.owner.phase is not Phase.OPEN or cell.key in self.owner.boxes:
+        if self.owner.phase is not Phase.OPEN or cell.key in self.owner.mailboxes:
             return False
         return self._stop(cell)
 
@@ -163,25 +163,25 @@ class ShardHost(Execution):
             match effect:
                 case Wake(entity):
                     self._wake(entity)
-                case Accepted(mail, depth):
-                    self.note("accept", mail, depth=depth)
-                    if mail.load.request.chain:
+                case Accepted(queued, depth):
+                    self.note("accept", queued, depth=depth)
+                    if queued.payload.request.chain:
                         self.runtime.look_soon()
-                case SendBack(source, mails):
-                    self._send_back(source, mails)
+                case SendBack(source, messages):
+                    self._send_back(source, messages)
                 case AnswerFlush(source, id):
                     self._answer_flush(source, id)
-                case Refuse(mail, by_node):
+                case Refuse(queued, by_node):
                     self.runtime.meter.count("mail.refused")
                     if by_node:
-                        self._answer(mail, *self.runtime.crowded)
+                        self._answer(queued, *self.runtime.crowded)
                         continue
-                    full = Overloaded(f"the mailbox of {name_of(mail.entity)} is full; slow down")
-                    self._answer(mail, *encode_error(full))
-                case Discard(mails):
-                    for mail in mails:
+                    full = Overloaded(f"the mailbox of {name_of(queued.entity)} is full; slow down")
+                    self._answer(queued, *encode_error(full))
+                case Discard(messages):
+                    for queued in messages:
                         self.runtime.meter.count("mail.dropped")
-                        self.note("dropped", mail, why="its link is lost")
+                        self.note("dropped", queued, why="its link is lost")
                 case ReadRecord():
                     self.runtime.read_record(self.shard)
                 case PhaseChanged():
@@ -204,7 +204,7 @@ class ShardHost(Execution):
                 if change.does != "revert":
                     self.fence_claim = None
                     runtime.carrier.opened(self.shard, change.epoch)
-                for entity in list(self.owner.boxes):
+                for entity in list(self.owner.mailboxes):
                     self._wake(entity)
             case Phase.DRAINING:
                 clock = runtime.clock
@@ -222,10 +222,10 @@ class ShardHost(Execution):
             case Phase.CLOSED:
                 self._disarm()
 
-    def _send_back(self, source: LinkKey, mails: tuple[Queued, ...]) -> None:
-        for mail in mails:
-            self.note("return", mail)
-        ns = tuple(mail.n for mail in mails)
+    def _send_back(self, source: LinkKey, messages: tuple[Queued, ...]) -> None:
+        for queued in messages:
+            self.note("return", queued)
+        ns = tuple(queued.n for queued in messages)
         self.runtime.answer(source, Return(*self.shard, ns, self.owner.entry, self.owner.released))
 
     def _answer_flush(self, source: LinkKey, id: int, *, late: bool = False) -> None:
@@ -242,7 +242,7 @@ class ShardHost(Execution):
 
     def settle(self) -> None:
         """Draining: once nothing waits or runs, stop what is resident; then it is over (H10)."""
-        if self.owner.phase is not Phase.DRAINING or self.owner.boxes or self._settling:
+        if self.owner.phase is not Phase.DRAINING or self.owner.mailboxes or self._settling:
             return
         self._settling = True
         go_on = partial(self._settle, iter(list(self.cells.values())))
@@ -260,7 +260,7 @@ class ShardHost(Execution):
             if cell.resident:
                 self._stop(cell, moves=True)
         self._settling = False
-        if self.owner.phase is Phase.DRAINING and not self.owner.boxes and not self._stopping:
+        if self.owner.phase is Phase.DRAINING and not self.owner.mailboxes and not self._stopping:
             if self.cells:
                 # Something else came and started them meanwhile.
                 self.settle()
@@ -271,7 +271,7 @@ class ShardHost(Execution):
     def _stop(self, cell: Cell, *, moves: bool = False) -> bool:
         """Stop an entity that runs nothing; False if something runs in it."""
         plain = cell.kind.cls.on_stop is Entity.on_stop
-        if plain and cell.key not in self.owner.boxes:
+        if plain and cell.key not in self.owner.mailboxes:
             # It is over before anything could come between, so nobody has to be kept out.
             cell.silence()
             self._let_go(cell, moves)
@@ -324,7 +324,7 @@ class ShardHost(Execution):
             self._let_go(cell, moves)
         if self.owner.finish(cell.key, False):
             self._wake(cell.key)
-        elif self.owner.phase is Phase.DRAINING and not self.owner.boxes:
+        elif self.owner.phase is Phase.DRAINING and not self.owner.mailboxes:
             self.settle()
 
     def _let_go(self, cell: Cell, moves: bool) -> None:

@@ -30,16 +30,16 @@ class AskTimeouts:
         self._slots: dict[int, Book] = {}
         self._timers: dict[tuple[str, float], Timer] = {}
 
-    def add(self, letter: Pending, timeout_s: float) -> Book:
+    def add(self, pending: Pending, timeout_s: float) -> Book:
         """From now on, for so long, or until it is taken out of the book that this returns."""
         book = self._books.get(timeout_s)
         if book is not None:
-            book[letter] = None
+            book[pending] = None
             return book
         if len(self._books) >= MOST_BOOKS:
-            return self._slot(letter)
-        book = self._books[timeout_s] = {letter: None}
-        self._arm(timeout_s, letter)
+            return self._slot(pending)
+        book = self._books[timeout_s] = {pending: None}
+        self._arm(timeout_s, pending)
         return book
 
     def close(self) -> None:
@@ -51,31 +51,31 @@ class AskTimeouts:
         self._slots.clear()
 
     def _arm(self, timeout_s: float, oldest: Pending) -> None:
-        when = oldest.load.expires_at
+        when = oldest.payload.expires_at
         self._timers["book", timeout_s] = self._clock.call_at(when, lambda: self._look(timeout_s))
 
     def _look(self, timeout_s: float) -> None:
         book = self._books[timeout_s]
         now = self._clock.now()
         late: list[Pending] = []
-        for letter in book:
-            if letter.load.expires_at > now:
-                self._arm(timeout_s, letter)
+        for pending in book:
+            if pending.payload.expires_at > now:
+                self._arm(timeout_s, pending)
                 break
-            late.append(letter)
+            late.append(pending)
         else:
             del self._books[timeout_s], self._timers["book", timeout_s]
         self._end(book, late)
 
-    def _slot(self, letter: Pending) -> Book:
+    def _slot(self, pending: Pending) -> Book:
         """Many different timeouts: those that end at about the same time share a timer."""
-        number = floor(letter.load.expires_at / SLOT_S) + 1
+        number = floor(pending.payload.expires_at / SLOT_S) + 1
         slot = self._slots.get(number)
         if slot is None:
             slot = self._slots[number] = {}
             due = self._clock.call_at(number * SLOT_S, lambda: self._look_slot(number))
             self._timers["slot", number] = due
-        slot[letter] = None
+        slot[pending] = None
         return slot
 
     def _look_slot(self, number: int) -> None:
@@ -84,6 +84,6 @@ class AskTimeouts:
         self._end(slot, list(slot))
 
     def _end(self, book: Book, late: list[Pending]) -> None:
-        for letter in late:
-            book.pop(letter, None)
-            self._expire(letter)
+        for pending in late:
+            book.pop(pending, None)
+            self._expire(pending)

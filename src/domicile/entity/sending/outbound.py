@@ -81,7 +81,7 @@ SWEEP_S = 0.5
 
 
 class OutgoingCall(msgspec.Struct, eq=False):
-    """What the shell knows of a letter: what it says, who waits for it, and until when."""
+    """What the shell knows of a pending message: its text, who waits for it, and until when."""
 
     request: Request
     """As it was first written; its stamps are those of the time it is written at."""
@@ -132,7 +132,7 @@ class OutgoingCalls:
             chain = self._chain(call, turn)
         sender: Sender = route.sender
         home = sender.clear()
-        letter: Pending | None = None
+        pending: Pending | None = None
         if (
             home is not None
             and home.owner == self._me
@@ -142,21 +142,21 @@ class OutgoingCalls:
         ):
             outcome = self._runtime.run_here(call, route, home, chain, now, timeout_s)
             if type(outcome) is Pending:
-                letter = outcome
+                pending = outcome
             elif outcome is not NOT_HERE:
                 return outcome
-        if letter is None:
+        if pending is None:
             future: asyncio.Future[bytes] = self._loop.create_future()
-            letter = self._submit(call, route, home, chain, now, timeout_s, future)
-        book = self._waits.add(letter, timeout_s)
+            pending = self._submit(call, route, home, chain, now, timeout_s, future)
+        book = self._waits.add(pending, timeout_s)
         self._asks += 1
         try:
-            return call.handler.decode_reply(await letter.load.future)
+            return call.handler.decode_reply(await pending.payload.future)
         finally:
             self._asks -= 1
-            book.pop(letter, None)
-            if not letter.resolved:
-                self._abandon(sender, letter)
+            book.pop(pending, None)
+            if not pending.resolved:
+                self._abandon(sender, pending)
 
     async def tell(self, call: Call) -> None:
         """Queue and return."""
@@ -223,90 +223,90 @@ class OutgoingCalls:
             handler.name, body, ask, False, timeout_s, callers, call.key,
             "" if tracer is None else tracer.inject(),
         )  # fmt: skip
-        load = OutgoingCall(request, sender, now + timeout_s, future)
+        payload = OutgoingCall(request, sender, now + timeout_s, future)
         if home is None:
-            letter = Pending(n, entity, ask, chain, size, load, behind)
-            self._hold(sender, letter, now, timeout_s)
-            return letter
+            pending = Pending(n, entity, ask, chain, size, payload, behind)
+            self._hold(sender, pending, now, timeout_s)
+            return pending
         owner = home.owner
-        letter = Pending(n, entity, ask, chain, size, load, behind, False, False, owner)
-        sender.post(letter)
-        if chain and sender.finishing(letter):
+        pending = Pending(n, entity, ask, chain, size, payload, behind, False, False, owner)
+        sender.post(pending)
+        if chain and sender.finishing(pending):
             request = replace(request, finishing=True)
         if runtime.tracing:
-            self.note_submit(letter, 0, timeout_s)
-            self.note_write(letter, home, finishing=request.finishing, open=sender.open)
+            self.note_submit(pending, 0, timeout_s)
+            self.note_write(pending, home, finishing=request.finishing, open=sender.open)
         links = runtime.links
         # Nobody else waits for anything, so there is nothing to wait for here.
         if links is None or not links.post(owner, request, at_once=ask and not self._asks):
             runtime.send(owner, request)
-        return letter
+        return pending
 
     def began_here(self, call: Call, sender: Sender, home: Home, turn: Turn) -> Pending:
         """A local ask began within its call and has suspended: its reply comes as any other."""
         future: asyncio.Future[bytes] = self._loop.create_future()
         assert isinstance(turn.request, Called)
-        load = OutgoingCall(
+        payload = OutgoingCall(
             turn.request.as_sent(sender.shard, call.entity), sender, turn.expires_at, future
         )
         chain = tuple([ShardKey(caller.role, caller.shard) for caller in turn.request.chain])
-        letter = Pending(turn.n, call.entity, True, chain, 0, load, to=home.owner, started=True)
-        sender.post(letter)
-        return letter
+        pending = Pending(turn.n, call.entity, True, chain, 0, payload, to=home.owner, started=True)
+        sender.post(pending)
+        return pending
 
     def note_here(self, call: Call, sender: Sender, home: Home, called: Called) -> None:
         """For histories: a local ask begins within its call."""
-        load = OutgoingCall(called.as_sent(sender.shard, call.entity), sender, 0.0, None)
-        letter = Pending(called.n, call.entity, True, (), 0, load)
-        self.note_submit(letter, 0, called.ttl_s)
-        self.note_write(letter, home, finishing=False, open=1)
+        payload = OutgoingCall(called.as_sent(sender.shard, call.entity), sender, 0.0, None)
+        pending = Pending(called.n, call.entity, True, (), 0, payload)
+        self.note_submit(pending, 0, called.ttl_s)
+        self.note_write(pending, home, finishing=False, open=1)
 
     def note_outcome_here(self, sender: Sender, n: int, status: ReplyStatus) -> None:
         """For histories: it has ended within its call."""
         outcome = _OUTCOMES.get(status, "failed")
         self._outcome(sender.shard, Pending(n, _NOBODY, True, (), 0, None), outcome)
 
-    def _hold(self, sender: Sender, letter: Pending, now: float, timeout_s: float) -> None:
+    def _hold(self, sender: Sender, pending: Pending, now: float, timeout_s: float) -> None:
         """The longer way: what waits before it, or its home, comes first."""
         runtime = self._runtime
-        refusal = self._refusal(sender, letter)
-        effects = sender.submit(letter, now) if refusal is None else ()
+        refusal = self._refusal(sender, pending)
+        effects = sender.submit(pending, now) if refusal is None else ()
         if runtime.tracing:
-            self.note_submit(letter, len(sender.queue), timeout_s)
+            self.note_submit(pending, len(sender.queue), timeout_s)
         if refusal is not None:
-            letter.resolved = True
-            self._outcome(sender.shard, letter, "not_executed")
+            pending.resolved = True
+            self._outcome(sender.shard, pending, "not_executed")
             raise refusal
         self._carry_out(sender, effects)
-        if not letter.ask and letter.to is None and self._sweep is None:
+        if not pending.ask and pending.to is None and self._sweep is None:
             self._sweep = runtime.clock.call_at(now + SWEEP_S, self._sweep_tells)
 
-    def note_submit(self, letter: Pending, held: int, timeout_s: float) -> None:
+    def note_submit(self, pending: Pending, held: int, timeout_s: float) -> None:
         """For histories: a call was made."""
-        request: Request = letter.load.request
+        request: Request = pending.payload.request
         self._runtime.meter.event(
-            "submit", inc=self._runtime.me, role=request.role, shard=request.shard, n=letter.n,
-            type=request.type, id=request.id, method=request.method, ask=letter.ask,
+            "submit", inc=self._runtime.me, role=request.role, shard=request.shard, n=pending.n,
+            type=request.type, id=request.id, method=request.method, ask=pending.ask,
             chain=[(caller.type, caller.id) for caller in request.chain], held=held,
             timeout=timeout_s,
         )  # fmt: skip
 
-    def note_write(self, letter: Pending, home: Home, *, finishing: bool, open: int) -> None:
+    def note_write(self, pending: Pending, home: Home, *, finishing: bool, open: int) -> None:
         """For histories: a message went to its home."""
-        role, shard = letter.load.sender.shard
+        role, shard = pending.payload.sender.shard
         self._runtime.meter.event(
-            "write", inc=self._runtime.me, role=role, shard=shard, n=letter.n, to=home.owner,
-            epoch=home.epoch, finishing=finishing, open=open, beyond=letter.beyond,
+            "write", inc=self._runtime.me, role=role, shard=shard, n=pending.n, to=home.owner,
+            epoch=home.epoch, finishing=finishing, open=open, beyond=pending.beyond,
         )  # fmt: skip
 
-    def _refusal(self, sender: Sender, letter: Pending) -> NotExecuted | None:
+    def _refusal(self, sender: Sender, pending: Pending) -> NotExecuted | None:
         """Why a message can't even wait for its shard (I6), if so."""
         if sender.entry.state == "quarantined":
             return quarantined(sender, self._runtime.settings.poison_window_s)
-        if sender.room(letter.size_bytes, bool(letter.chain)):
+        if sender.room(pending.size_bytes, bool(pending.chain)):
             return None
         self._runtime.meter.count("message.overloaded")
-        return overloaded(sender, letter.entity)
+        return overloaded(sender, pending.entity)
 
     def _behind(self, chain: tuple[CallingTurn, ...]) -> Iterator[ShardKey]:
         """Who waits in line behind the handlers of a chain, as far as they run on this node.
@@ -316,11 +316,15 @@ class OutgoingCalls:
         """
         for caller in chain:
             host = self._runtime.hosts.get(ShardKey(caller.role, caller.shard))
-            box = None if host is None else host.owner.boxes.get(EntityKey(caller.type, caller.id))
-            if box is not None:
-                for mail in box.mail:
-                    if isinstance(mail.load, Incoming):
-                        for waiting in mail.load.request.chain:
+            mailbox = (
+                None
+                if host is None
+                else host.owner.mailboxes.get(EntityKey(caller.type, caller.id))
+            )
+            if mailbox is not None:
+                for queued in mailbox.queue:
+                    if isinstance(queued.payload, Incoming):
+                        for waiting in queued.payload.request.chain:
                             yield ShardKey(waiting.role, waiting.shard)
 
     def _chain(self, call: Call, turn: Turn) -> tuple[CallingTurn, ...]:
@@ -401,16 +405,16 @@ class OutgoingCalls:
         sender = None if senders is None else senders.get(reply.shard)
         if sender is None:
             return
-        letter, effects = sender.answered(peer, reply.n, self._now())
-        if letter is not None:
+        pending, effects = sender.answered(peer, reply.n, self._now())
+        if pending is not None:
             if reply.status is not _OK:
                 self._pauses.hear(peer, reply)
                 error = decode_error(reply.status, reply.body)
-                self._fail(sender.shard, letter, error, reply.status)
+                self._fail(sender.shard, pending, error, reply.status)
             else:
                 if self._runtime.tracing:
-                    self._outcome(sender.shard, letter, "ok")
-                future = letter.load.future
+                    self._outcome(sender.shard, pending, "ok")
+                future = pending.payload.future
                 if future is not None and not future.done():
                     future.set_result(reply.body)
         if effects:
@@ -452,15 +456,15 @@ class OutgoingCalls:
     def fail_all(self, why: str) -> None:
         """The incarnation ends: everything unresolved is told so (I6)."""
         for sender in self.senders.values():
-            for letter in [*sender.queue, *sender.written.values()]:
-                if letter.resolved:
+            for pending in [*sender.queue, *sender.written.values()]:
+                if pending.resolved:
                     continue
-                if letter.to is None and letter.ask:
-                    letter.resolved = True
-                    self._fail(sender.shard, letter, Unavailable(why))
-                elif letter.ask or not letter.started:
-                    self._give_up(sender.shard, letter, why)
-            # Letters know their sender, and the garbage collector does not look into them.
+                if pending.to is None and pending.ask:
+                    pending.resolved = True
+                    self._fail(sender.shard, pending, Unavailable(why))
+                elif pending.ask or not pending.started:
+                    self._give_up(sender.shard, pending, why)
+            # Pending messages know their sender, and the garbage collector does not look into them.
             sender.queue.clear()
             sender.written.clear()
         self.senders.clear()
@@ -481,23 +485,23 @@ class OutgoingCalls:
                     self._write(effect)
                 case SendFlush(to, id):
                     runtime.send(to, Flush(*sender.shard, id))
-                case GiveUp(letter):
-                    self._give_up(sender.shard, letter, "the link to its home was lost")
+                case GiveUp(pending):
+                    self._give_up(sender.shard, pending, "the link to its home was lost")
                 case Arm(at):
                     self._arm(sender, at)
-        for letter in sender.refused():
+        for pending in sender.refused():
             self._fail(
-                sender.shard, letter, quarantined(sender, self._runtime.settings.poison_window_s)
+                sender.shard, pending, quarantined(sender, self._runtime.settings.poison_window_s)
             )
 
     def _write(self, write: WriteRequest) -> None:
-        letter, to, epoch = write.letter, write.to, write.epoch
+        pending, to, epoch = write.pending, write.to, write.epoch
         if self._runtime.tracing:
-            self.note_write(letter, Home(to, epoch), finishing=write.finishing, open=write.open)
-        load: OutgoingCall = letter.load
+            self.note_write(pending, Home(to, epoch), finishing=write.finishing, open=write.open)
+        payload: OutgoingCall = pending.payload
         request = replace(
-            load.request, epoch=epoch, change=write.change, finishing=write.finishing,
-            ttl_s=max(0.0, load.expires_at - self._now()),
+            payload.request, epoch=epoch, change=write.change, finishing=write.finishing,
+            ttl_s=max(0.0, payload.expires_at - self._now()),
         )  # fmt: skip
         self._runtime.send(to, request)
 
@@ -520,7 +524,7 @@ class OutgoingCalls:
     def _fail(
         self,
         shard: ShardKey,
-        letter: Pending,
+        pending: Pending,
         error: DomicileError,
         status: ReplyStatus | None = None,
     ) -> None:
@@ -532,62 +536,62 @@ class OutgoingCalls:
             outcome = "maybe_executed"
         else:
             outcome = "failed"
-        future = letter.load.future
+        future = pending.payload.future
         if future is None and outcome in ("rejected", "failed"):
             return
-        self._outcome(shard, letter, outcome)
+        self._outcome(shard, pending, outcome)
         if future is None:
             self._runtime.meter.count("tell.refused")
         elif not future.done():
             future.set_exception(error)
 
-    def _give_up(self, shard: ShardKey, letter: Pending, why: str) -> None:
-        letter.resolved = True
-        if letter.ask:
-            request: Request = letter.load.request
+    def _give_up(self, shard: ShardKey, pending: Pending, why: str) -> None:
+        pending.resolved = True
+        if pending.ask:
+            request: Request = pending.payload.request
             ran = f"{request.type} {request.id!r} may have run {request.method!r}"
-            self._fail(shard, letter, MaybeExecuted(f"{ran}: {why}"))
+            self._fail(shard, pending, MaybeExecuted(f"{ran}: {why}"))
         else:
-            self._lost(shard, letter)
+            self._lost(shard, pending)
 
-    def _lost(self, shard: ShardKey, letter: Pending) -> None:
+    def _lost(self, shard: ShardKey, pending: Pending) -> None:
         self._runtime.meter.count("tell.lost")
         self._runtime.meter.event(
-            "lost", inc=self._runtime.me, role=shard.role, shard=shard.shard, n=letter.n
+            "lost", inc=self._runtime.me, role=shard.role, shard=shard.shard, n=pending.n
         )
 
     def _outcome(
-        self, shard: ShardKey, letter: Pending, outcome: str, cancelled: bool = False
+        self, shard: ShardKey, pending: Pending, outcome: str, cancelled: bool = False
     ) -> None:
         if self._runtime.tracing:
             self._runtime.meter.event(
-                "outcome", inc=self._runtime.me, role=shard.role, shard=shard.shard, n=letter.n,
+                "outcome", inc=self._runtime.me, role=shard.role, shard=shard.shard, n=pending.n,
                 outcome=outcome, cancelled=cancelled,
             )  # fmt: skip
 
-    def _expired(self, letter: Pending) -> None:
+    def _expired(self, pending: Pending) -> None:
         """The caller's time is up."""
-        if letter.resolved:
+        if pending.resolved:
             return
-        sender: Sender = letter.load.sender
-        unwritten, effects = sender.withdraw(letter, self._now())
-        self._fail(sender.shard, letter, expired(letter.load.request, unwritten))
+        sender: Sender = pending.payload.sender
+        unwritten, effects = sender.withdraw(pending, self._now())
+        self._fail(sender.shard, pending, expired(pending.payload.request, unwritten))
         self._carry_out(sender, effects)
-        self._take_back(letter)
+        self._take_back(pending)
 
-    def _abandon(self, sender: Sender, letter: Pending) -> None:
+    def _abandon(self, sender: Sender, pending: Pending) -> None:
         """The caller was cancelled: nobody waits for the outcome any more."""
-        unwritten, effects = sender.withdraw(letter, self._now())
+        unwritten, effects = sender.withdraw(pending, self._now())
         outcome = "not_executed" if unwritten else "maybe_executed"
-        self._outcome(sender.shard, letter, outcome, cancelled=True)
+        self._outcome(sender.shard, pending, outcome, cancelled=True)
         self._carry_out(sender, effects)
-        self._take_back(letter)
+        self._take_back(pending)
 
-    def _take_back(self, letter: Pending) -> None:
+    def _take_back(self, pending: Pending) -> None:
         """Nobody waits for it: its owner need not start it, nor end it if it is `cancellable`."""
-        if letter.to is not None and self._runtime.guard():
-            shard: ShardKey = letter.load.sender.shard
-            self._runtime.take_back(letter.to, Cancel(*shard, letter.n))
+        if pending.to is not None and self._runtime.guard():
+            shard: ShardKey = pending.payload.sender.shard
+            self._runtime.take_back(pending.to, Cancel(*shard, pending.n))
 
     def _sweep_tells(self) -> None:
         """Tells that wait longer than their time are lost, and counted as such (I6)."""
@@ -595,11 +599,11 @@ class OutgoingCalls:
         now = self._now()
         held = False
         for sender in list(self.senders.values()):
-            for letter in [mail for mail in sender.queue if not mail.ask]:
+            for pending in [one for one in sender.queue if not one.ask]:
                 held = True
-                if now >= letter.load.expires_at:
-                    _, effects = sender.withdraw(letter, now)
-                    self._lost(sender.shard, letter)
+                if now >= pending.payload.expires_at:
+                    _, effects = sender.withdraw(pending, now)
+                    self._lost(sender.shard, pending)
                     self._carry_out(sender, effects)
         if held:
             self._sweep = self._runtime.clock.call_at(now + SWEEP_S, self._sweep_tells)

@@ -31,25 +31,25 @@ CART, DOOR = EntityKey("cart", "c"), EntityKey("door", "d")
 SERVING = Entry(ME, 1, "serving", change=1)
 
 
-def mail(n: int, source: LinkKey = ANN, entity: EntityKey = CART, **more: Any) -> Queued:
-    given = {"epoch": 1, "change": 1, "finishing": False, "shared": False, "load": None, **more}
+def queued(n: int, source: LinkKey = ANN, entity: EntityKey = CART, **more: Any) -> Queued:
+    given = {"epoch": 1, "change": 1, "finishing": False, "shared": False, "payload": None, **more}
     return Queued(source, n, entity, **given)
 
 
-def opened(*mails: Queued) -> Owner:
+def opened(*messages: Queued) -> Owner:
     owner = Owner(ShardKey("r", 0), ME, 10)
     owner.see(SERVING)
-    for one in mails:
+    for one in messages:
         owner.request(one)
     return owner
 
 
-def numbers(mails: list[Queued]) -> list[int]:
-    return [one.n for one in mails]
+def numbers(messages: list[Queued]) -> list[int]:
+    return [one.n for one in messages]
 
 
 def test_an_unstarted_message_is_taken_away_and_the_others_keep_their_order() -> None:
-    owner = opened(mail(1), mail(2), mail(3), mail(4))
+    owner = opened(queued(1), queued(2), queued(3), queued(4))
     owner.start(CART)
     found, ready = cancel_unstarted(owner, {(ANN, 2): None, (ANN, 4): None})
     assert (numbers(found), ready) == ([2, 4], [])
@@ -60,24 +60,24 @@ def test_an_unstarted_message_is_taken_away_and_the_others_keep_their_order() ->
 
 
 def test_a_started_message_is_left_alone() -> None:
-    owner = opened(mail(1))
+    owner = opened(queued(1))
     owner.start(CART)
     assert cancel_unstarted(owner, {(ANN, 1): None}) == ([], [])
-    assert CART in owner.boxes
+    assert CART in owner.mailboxes
 
 
 def test_the_same_number_of_another_sender_or_link_is_another_message() -> None:
-    owner = opened(mail(1), mail(1, BEN, DOOR))
+    owner = opened(queued(1), queued(1, BEN, DOOR))
     again = LinkKey(ANN.sender, "l2")
     assert cancel_unstarted(owner, {(BEN, 2): None, (again, 1): None}) == ([], [])
     found, _ = cancel_unstarted(owner, {(BEN, 1): None})
     assert [one.source for one in found] == [BEN]
-    assert CART in owner.boxes
-    assert DOOR not in owner.boxes, "an empty mailbox is none"
+    assert CART in owner.mailboxes
+    assert DOOR not in owner.mailboxes, "an empty mailbox is none"
 
 
 def test_what_stood_behind_a_writer_may_start_once_that_is_called_off() -> None:
-    owner = opened(mail(1, shared=True), mail(2), mail(3, shared=True))
+    owner = opened(queued(1, shared=True), queued(2), queued(3, shared=True))
     owner.start(CART)
     assert owner.start(CART) is None, "a writer waits for the readers"
     found, ready = cancel_unstarted(owner, {(ANN, 2): None})
@@ -89,16 +89,16 @@ def test_what_stood_behind_a_writer_may_start_once_that_is_called_off() -> None:
 
 def test_mail_that_waits_for_a_record_is_called_off_as_well() -> None:
     owner = opened()
-    assert ReadRecord() in owner.request(mail(1, epoch=2, change=2))
-    owner.request(mail(2, epoch=2, change=2))
+    assert ReadRecord() in owner.request(queued(1, epoch=2, change=2))
+    owner.request(queued(2, epoch=2, change=2))
     found, _ = cancel_unstarted(owner, {(ANN, 1): None})
     assert numbers(found) == [1]
     assert [one.n for one in owner.parked[ANN]] == [2]
     owner = opened()
-    owner.request(mail(1, epoch=2, change=2))
+    owner.request(queued(1, epoch=2, change=2))
     cancel_unstarted(owner, {(ANN, 1): None})
     assert owner.parked == {}
-    effects = owner.request(mail(2))
+    effects = owner.request(queued(2))
     assert isinstance(effects[0], Accepted)
 
 
@@ -121,7 +121,7 @@ class Walk:
     def __init__(self) -> None:
         self.owner = opened()
         self.place: dict[int, str] = {}
-        self.mail: dict[int, Queued] = {}
+        self.queued: dict[int, Queued] = {}
         self.running: list[Queued] = []
         self.last: dict[tuple[LinkKey, EntityKey], int] = {}
 
@@ -129,11 +129,11 @@ class Walk:
         owner = self.owner
         match step:
             case ("request", source, entity, ahead, shared):
-                one = mail(
-                    len(self.mail) + 1, source, entity, epoch=max(1, owner.epoch + ahead),
+                one = queued(
+                    len(self.queued) + 1, source, entity, epoch=max(1, owner.epoch + ahead),
                     change=owner.entry.change, shared=shared,
                 )  # fmt: skip
-                self.mail[one.n], self.place[one.n] = one, "in"
+                self.queued[one.n], self.place[one.n] = one, "in"
                 self.judge(owner.request(one))
             case ("start", entity):
                 started = owner.start(entity)
@@ -143,7 +143,7 @@ class Walk:
                 done = self.running.pop(index)
                 owner.finish(done.entity, done.shared)
             case ("call off", wanted):
-                known = {(self.mail[n].source, n): None for n in wanted if n in self.mail}
+                known = {(self.queued[n].source, n): None for n in wanted if n in self.queued}
                 self.called_off(known)
             case ("flush", source):
                 self.judge(owner.flush(FlushAsked(source, 1)))
@@ -172,29 +172,29 @@ class Walk:
         for one in found:
             self.place[one.n] = "called off"
         for entity in ready:
-            assert self.owner.boxes[entity].ready()
-        for entity, box in self.owner.boxes.items():
+            assert self.owner.mailboxes[entity].ready()
+        for entity, mailbox in self.owner.mailboxes.items():
             touched = any(one.entity == entity for one in found)
-            assert not (touched and box.ready()) or entity in ready, "nobody would start it"
+            assert not (touched and mailbox.ready()) or entity in ready, "nobody would start it"
 
     def judge(self, effects: tuple[OwnerEffect, ...]) -> None:
         for effect in effects:
             gone: tuple[Queued, ...] = ()
             if isinstance(effect, SendBack | Discard):
-                gone = effect.mail
+                gone = effect.messages
             elif isinstance(effect, Refuse):
-                gone = (effect.mail,)
+                gone = (effect.queued,)
             for one in gone:
                 assert self.place[one.n] == "in", "went back although it was called off"
                 self.place[one.n] = "out"
 
     def check_places(self) -> None:
-        held = [one.n for box in self.owner.boxes.values() for one in box.mail]
+        held = [one.n for mailbox in self.owner.mailboxes.values() for one in mailbox.queue]
         for waiting in self.owner.parked.values():
             assert waiting
             held += [one.n for one in waiting if isinstance(one, Queued)]
         assert sorted(held) == [n for n, place in self.place.items() if place == "in"]
-        assert not any(box.idle() for box in self.owner.boxes.values())
+        assert not any(mailbox.idle() for mailbox in self.owner.mailboxes.values())
 
 
 @given(st.lists(_STEP, max_size=60))

@@ -26,7 +26,9 @@ SHARD = ShardKey("r", 0)
 SOURCES = [LinkKey(Incarnation(name), "l") for name in "abc"]
 
 
-def mail(source: LinkKey, n: int, id: str = "e", *, size_bytes: int = 10, epoch: int = 1) -> Queued:
+def queued(
+    source: LinkKey, n: int, id: str = "e", *, size_bytes: int = 10, epoch: int = 1
+) -> Queued:
     """One message."""
     return Queued(source, n, EntityKey("t", id), epoch, epoch, False, False, None, size_bytes, 10.0)
 
@@ -41,7 +43,7 @@ def opened(admission: Admission) -> Owner:
 def waiting(owner: Owner) -> list[Queued]:
     """All unstarted mail."""
     parked = [one for line in owner.parked.values() for one in line if isinstance(one, Queued)]
-    return parked + [one for box in owner.boxes.values() for one in box.mail]
+    return parked + [one for mailbox in owner.mailboxes.values() for one in mailbox.queue]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -58,7 +60,7 @@ def test_whatever_happens_to_a_shard_all_that_waits_is_counted_once(seed: int) -
             epoch = owner.epoch + (random.random() < 0.1)
             size_bytes = random.choice((10, 100, 900))
             owner.request(
-                mail(source, n, random.choice("uvwxyz"), size_bytes=size_bytes, epoch=epoch)
+                queued(source, n, random.choice("uvwxyz"), size_bytes=size_bytes, epoch=epoch)
             )
         elif what < 0.75:
             entity = EntityKey("t", random.choice("uvwxyz"))
@@ -87,15 +89,15 @@ def test_a_full_node_refuses_and_says_that_it_is_the_node() -> None:
     owner = opened(admission)
     owner.hold(EntityKey("t", "e"))
     for n in range(5):
-        owner.request(mail(SOURCES[0], n))
-    seventh = mail(SOURCES[0], 7)
+        owner.request(queued(SOURCES[0], n))
+    seventh = queued(SOURCES[0], 7)
     assert owner.request(seventh) == (Refuse(seventh, by_node=True),)
     assert admission.count == 5
 
 
 def test_parked_mail_is_bounded_in_bytes_and_what_is_beyond_is_refused() -> None:
     owner = opened(Admission(Bounds(10_000, 1_000_000, 1_000, 2.0)))
-    ahead = [mail(SOURCES[0], n, size_bytes=300, epoch=2) for n in range(5)]
+    ahead = [queued(SOURCES[0], n, size_bytes=300, epoch=2) for n in range(5)]
     for one in ahead[:3]:
         owner.request(one)
     assert owner.request(ahead[3]) == (Refuse(ahead[3], by_node=True),)
@@ -117,7 +119,7 @@ def sender(outflow: Outflow) -> Sender:
     return made
 
 
-def letter(made: Sender, *, size_bytes: int = 10) -> Pending:
+def pending(made: Sender, *, size_bytes: int = 10) -> Pending:
     """The next message."""
     return Pending(made.number(), EntityKey("t", "e"), True, (), size_bytes, None)
 
@@ -133,7 +135,7 @@ def test_whatever_becomes_of_a_message_it_is_counted_on_its_way_and_no_longer(se
         written = list(made.written)
         n = random.choice(written) if written else 0
         if what < 0.5:
-            made.submit(letter(made, size_bytes=random.choice((10, 5_000))), 0.0)
+            made.submit(pending(made, size_bytes=random.choice((10, 5_000))), 0.0)
         elif what < 0.65:
             made.begun(owner, n, 0.0)
         elif what < 0.8:
@@ -160,17 +162,17 @@ def test_whatever_becomes_of_a_message_it_is_counted_on_its_way_and_no_longer(se
 def test_one_full_home_refuses_for_all_of_its_shards() -> None:
     outflow = Outflow(most=5)
     made, neighbour = sender(outflow), sender(outflow)
-    first = letter(made)
+    first = pending(made)
     assert any(isinstance(effect, WriteRequest) for effect in made.submit(first, 0.0))
     home = made.clear()
     assert home is not None
     for _ in range(3):
-        next_one = letter(made)
+        next_one = pending(made)
         next_one.to = home.owner
         made.post(next_one)
     assert made.clear() == home
     assert neighbour.room(10)
-    made.submit(letter(made), 0.0)
+    made.submit(pending(made), 0.0)
     assert made.clear() is None
     assert not made.room(10)
     assert not neighbour.room(10)

@@ -41,7 +41,7 @@ SERVING = entry(ME, 1, "serving", 1)
 MOVING = entry(ME, 1, "moving", 2)
 
 
-def mail(
+def queued(
     n: int,
     source: LinkKey = ANN,
     entity: EntityKey = CART,
@@ -54,8 +54,8 @@ def mail(
     return Queued(source, n, entity, epoch, change, finishing, shared, None)
 
 
-def opened(mailbox: int = 10) -> Owner:
-    owner = Owner(SHARD, ME, mailbox)
+def opened(mailbox_limit: int = 10) -> Owner:
+    owner = Owner(SHARD, ME, mailbox_limit)
     owner.see(SERVING)
     return owner
 
@@ -76,7 +76,7 @@ def sent_back(effects: tuple[OwnerEffect, ...]) -> dict[LinkKey, list[int]]:
     found: dict[LinkKey, list[int]] = {}
     for effect in effects:
         if isinstance(effect, SendBack):
-            found.setdefault(effect.source, []).extend(m.n for m in effect.mail)
+            found.setdefault(effect.source, []).extend(m.n for m in effect.messages)
     return found
 
 
@@ -159,7 +159,7 @@ def test_a_release_that_the_leader_has_not_taken_is_repeated() -> None:
 
 def test_mail_of_the_right_epoch_is_accepted_and_wakes_its_entity() -> None:
     owner = opened()
-    first, second = mail(1), mail(2)
+    first, second = queued(1), queued(2)
     assert owner.request(first) == (Accepted(first, 1), Wake(CART))
     assert owner.request(second) == (Accepted(second, 2), Wake(CART))
 
@@ -168,7 +168,7 @@ def test_mail_of_the_right_epoch_is_accepted_and_wakes_its_entity() -> None:
 def test_no_other_phase_takes_new_roots(phase: Phase) -> None:
     owner = in_phase(phase)
     owner.entry = MOVING
-    message = mail(1, change=2)
+    message = queued(1, change=2)
     assert owner.request(message) == (SendBack(ANN, (message,)),)
 
 
@@ -176,26 +176,26 @@ def test_mail_of_another_epoch_goes_back() -> None:
     """A→B→A: leftovers of an earlier ownership never run in a later one."""
     owner = Owner(SHARD, ME, 10)
     owner.see(entry(ME, 3, "serving", 5))
-    old = mail(1, epoch=1)
+    old = queued(1, epoch=1)
     assert owner.request(old) == (SendBack(ANN, (old,)),)
 
 
 def test_after_a_refusal_the_link_is_refused_until_it_flushes() -> None:
     owner = in_phase(Phase.DRAINING)
-    owner.request(mail(1))
+    owner.request(queued(1))
     owner.see(entry(ME, 1, "serving", 3))
-    assert sent_back(owner.request(mail(2))) == {ANN: [2]}
-    assert owner.request(mail(1, BEN))[0] == Accepted(mail(1, BEN), 1)
+    assert sent_back(owner.request(queued(2))) == {ANN: [2]}
+    assert owner.request(queued(1, BEN))[0] == Accepted(queued(1, BEN), 1)
     assert owner.flush(FlushAsked(ANN, 1))[-1] == AnswerFlush(ANN, 1)
-    assert owner.request(mail(3))[0] == Accepted(mail(3), 2)
+    assert owner.request(queued(3))[0] == Accepted(queued(3), 2)
 
 
 def test_a_draining_shard_takes_finishing_mail_only() -> None:
     owner = in_phase(Phase.DRAINING)
-    wanted = mail(1, BEN, change=2, finishing=True)
+    wanted = queued(1, BEN, change=2, finishing=True)
     assert owner.request(wanted) == (Accepted(wanted, 1), Wake(CART))
     assert owner.start(CART) is wanted
-    assert sent_back(owner.request(mail(1, change=2))) == {ANN: [1]}
+    assert sent_back(owner.request(queued(1, change=2))) == {ANN: [1]}
 
 
 @pytest.mark.parametrize("ahead", [{"epoch": 2}, {"change": 2}])
@@ -203,10 +203,10 @@ def test_mail_of_a_sender_that_knows_more_is_parked_until_the_record_is_read(
     ahead: dict[str, int],
 ) -> None:
     owner = opened()
-    first, second = mail(1, **ahead), mail(2)
+    first, second = queued(1, **ahead), queued(2)
     assert owner.request(first) == (ReadRecord(),)
     assert owner.request(second) == (), "it must not overtake parked mail"
-    assert owner.request(mail(1, BEN))[0] == Accepted(mail(1, BEN), 1)
+    assert owner.request(queued(1, BEN))[0] == Accepted(queued(1, BEN), 1)
     effects = owner.see(entry(OTHER, 2, "serving", 3))
     assert owner.phase is Phase.CLOSED
     assert sent_back(effects) == {BEN: [1], ANN: [1, 2]}
@@ -217,10 +217,10 @@ def test_a_flush_does_not_wait_for_the_record_that_parked_mail_waits_for() -> No
     """Seed 2619 of the clocks: with its store away the owner read nothing for seconds, and senders
     that knew of the next move gave up what it could have returned."""
     owner = opened()
-    owner.request(mail(1))
-    owner.request(mail(2, change=2))
-    owner.request(mail(3, change=2))
-    owner.request(mail(1, BEN, change=2))
+    owner.request(queued(1))
+    owner.request(queued(2, change=2))
+    owner.request(queued(3, change=2))
+    owner.request(queued(1, BEN, change=2))
     effects = owner.flush(FlushAsked(ANN, 7))
     assert sent_back(effects) == {ANN: [1, 2, 3]}
     assert effects[-1] == AnswerFlush(ANN, 7), "Flushed never overtakes a Return"
@@ -230,15 +230,15 @@ def test_a_flush_does_not_wait_for_the_record_that_parked_mail_waits_for() -> No
 
 def test_parked_mail_enters_when_the_record_says_that_this_is_its_home() -> None:
     owner = Owner(SHARD, ME, 10)
-    assert owner.request(mail(1)) == (ReadRecord(),)
+    assert owner.request(queued(1)) == (ReadRecord(),)
     effects = owner.see(SERVING)
-    assert Accepted(mail(1), 1) in effects
-    assert owner.start(CART) == mail(1)
+    assert Accepted(queued(1), 1) in effects
+    assert owner.start(CART) == queued(1)
 
 
 def test_mail_still_ahead_after_a_read_asks_for_another() -> None:
     owner = opened()
-    owner.request(mail(1, epoch=3, change=5))
+    owner.request(queued(1, epoch=3, change=5))
     assert owner.see(entry(OTHER, 2, "serving", 3))[-1] == ReadRecord()
     assert sent_back(owner.see(entry(OTHER, 3, "serving", 5))) == {ANN: [1]}
 
@@ -248,72 +248,72 @@ def test_mail_still_ahead_after_a_read_asks_for_another() -> None:
 
 def test_a_flush_returns_what_that_sender_has_unstarted_in_order() -> None:
     owner = opened()
-    for message in (mail(1), mail(2, entity=DOOR), mail(1, BEN), mail(3)):
+    for message in (queued(1), queued(2, entity=DOOR), queued(1, BEN), queued(3)):
         owner.request(message)
     owner.start(CART)
     effects = owner.flush(FlushAsked(ANN, 4))
     assert sent_back(effects) == {ANN: [2, 3]}
     assert effects[-1] == AnswerFlush(ANN, 4), "Flushed never overtakes a Return"
-    assert ANN not in owner.gates
+    assert ANN not in owner.refused_links
     owner.finish(CART, False)
-    assert owner.start(CART) == mail(1, BEN)
+    assert owner.start(CART) == queued(1, BEN)
 
 
 def test_a_flush_wakes_what_stood_behind_the_returned_mail() -> None:
     owner = opened()
-    owner.request(mail(1))
-    owner.request(mail(1, BEN))
+    owner.request(queued(1))
+    owner.request(queued(1, BEN))
     assert Wake(CART) in owner.flush(FlushAsked(ANN, 1))
 
 
 def test_mail_of_a_lost_link_is_discarded_not_returned() -> None:
     owner = opened()
     newer = LinkKey(ANN.sender, "l2")
-    owner.request(mail(1))
-    owner.request(mail(2, newer))
+    owner.request(queued(1))
+    owner.request(queued(2, newer))
     effects = owner.flush(FlushAsked(newer, 1))
     assert sent_back(effects) == {newer: [2]}
-    assert Discard((mail(1),)) in effects
+    assert Discard((queued(1),)) in effects
 
 
 def test_a_lost_link_takes_its_gate_and_its_parked_mail_along() -> None:
     owner = in_phase(Phase.DRAINING)
-    owner.request(mail(1))
-    owner.request(mail(1, BEN, epoch=9))
-    assert owner.gates
+    owner.request(queued(1))
+    owner.request(queued(1, BEN, epoch=9))
+    assert owner.refused_links
     assert owner.parked
     owner.link_gone(ANN)
     owner.link_gone(BEN)
-    assert not owner.gates
+    assert not owner.refused_links
     assert not owner.parked
     assert not owner.latest
 
 
 def test_the_cut_keeps_each_mailbox_up_to_its_last_finishing_message() -> None:
     owner = opened()
-    owner.request(mail(1))
-    owner.request(mail(2, finishing=True))
-    owner.request(mail(3))
-    owner.request(mail(1, BEN))
-    owner.request(mail(4, entity=DOOR))
+    owner.request(queued(1))
+    owner.request(queued(2, finishing=True))
+    owner.request(queued(3))
+    owner.request(queued(1, BEN))
+    owner.request(queued(4, entity=DOOR))
     effects = owner.see(MOVING)
     assert sent_back(effects) == {ANN: [3, 4], BEN: [1]}
     assert effects[-1] == PhaseChanged(Phase.DRAINING, 1, "cut")
-    assert list(owner.gates) == [ANN, BEN]
+    assert list(owner.refused_links) == [ANN, BEN]
     assert [owner.start(CART), owner.finish(CART, False), owner.start(CART)] == [
-        mail(1), True, mail(2, finishing=True),
+        queued(1), True, queued(2, finishing=True),
     ]  # fmt: skip
 
 
 def test_losing_the_shard_sends_everything_unstarted_back() -> None:
     owner = opened()
-    owner.request(mail(1, finishing=True))
-    owner.request(mail(2))
+    owner.request(queued(1, finishing=True))
+    owner.request(queued(2))
     owner.start(CART)
     assert sent_back(owner.see(entry(OTHER, 2, "serving", 2))) == {ANN: [2]}
     assert owner.start(CART) is None
     assert owner.finish(CART, False) is False
-    assert not owner.boxes
+    assert not owner.mailboxes
 
 
 # running
@@ -321,47 +321,52 @@ def test_losing_the_shard_sends_everything_unstarted_back() -> None:
 
 def test_readers_run_beside_each_other_and_a_writer_alone_in_order() -> None:
     owner = opened()
-    for message in (mail(1, shared=True), mail(2, shared=True), mail(3), mail(4, shared=True)):
+    for message in (
+        queued(1, shared=True),
+        queued(2, shared=True),
+        queued(3),
+        queued(4, shared=True),
+    ):
         owner.request(message)
-    assert owner.start(CART) == mail(1, shared=True)
-    assert owner.start(CART) == mail(2, shared=True)
+    assert owner.start(CART) == queued(1, shared=True)
+    assert owner.start(CART) == queued(2, shared=True)
     assert owner.start(CART) is None, "the writer waits for the readers"
     assert owner.finish(CART, True) is False
     assert owner.finish(CART, True) is True
-    assert owner.start(CART) == mail(3)
+    assert owner.start(CART) == queued(3)
     assert owner.start(CART) is None, "no reader beside a writer"
     assert owner.finish(CART, False) is True
-    assert owner.start(CART) == mail(4, shared=True)
+    assert owner.start(CART) == queued(4, shared=True)
     assert owner.finish(CART, True) is False
-    assert not owner.boxes, "an idle entity keeps nothing here"
+    assert not owner.mailboxes, "an idle entity keeps nothing here"
 
 
 def test_hold_keeps_an_idle_entity_from_starting() -> None:
     owner = opened()
     assert owner.hold(CART)
-    owner.request(mail(1))
+    owner.request(queued(1))
     assert owner.start(CART) is None
     assert owner.finish(CART, False) is True
-    assert owner.start(CART) == mail(1)
+    assert owner.start(CART) == queued(1)
     assert not owner.hold(CART), "something runs in it"
 
 
 def test_a_timer_is_taken_only_while_open() -> None:
     for phase in Phase:
         owner = in_phase(phase)
-        assert owner.timer(mail(-1)) is (phase is Phase.OPEN)
-        assert (CART in owner.boxes) is (phase is Phase.OPEN)
+        assert owner.timer(queued(-1)) is (phase is Phase.OPEN)
+        assert (CART in owner.mailboxes) is (phase is Phase.OPEN)
 
 
 def test_a_full_mailbox_refuses_and_later_mail_of_the_link_still_enters() -> None:
     """I6."""
-    owner = opened(mailbox=2)
-    owner.request(mail(1))
-    owner.request(mail(2))
-    assert owner.request(mail(3)) == (Refuse(mail(3)),)
-    assert owner.request(mail(4, entity=DOOR))[0] == Accepted(mail(4, entity=DOOR), 1)
+    owner = opened(mailbox_limit=2)
+    owner.request(queued(1))
+    owner.request(queued(2))
+    assert owner.request(queued(3)) == (Refuse(queued(3)),)
+    assert owner.request(queued(4, entity=DOOR))[0] == Accepted(queued(4, entity=DOOR), 1)
     owner.start(CART)
-    assert owner.request(mail(5))[0] == Accepted(mail(5), 2)
+    assert owner.request(queued(5))[0] == Accepted(queued(5), 2)
 
 
 # properties
@@ -409,7 +414,7 @@ class Walk:
                 happened += owner.request(message)
             case ("flush", source):
                 happened += owner.flush(FlushAsked(source, 1))
-                assert source not in owner.gates
+                assert source not in owner.refused_links
                 assert source not in owner.parked
             case ("entry", what):
                 now = owner.entry
@@ -432,7 +437,7 @@ class Walk:
             case ("finish", index) if index < len(self.running):
                 done = self.running.pop(index)
                 owner.finish(done.entity, done.shared)
-            case ("empty",) if not owner.boxes:
+            case ("empty",) if not owner.mailboxes:
                 happened += owner.happen(OwnerEvent.EMPTY)
             case ("gone", source):
                 for waiting in owner.parked.get(source, ()):
@@ -450,34 +455,34 @@ class Walk:
 
     def judge(self, effect: OwnerEffect) -> None:
         match effect:
-            case SendBack(source, mails):
-                numbers = [m.n for m in mails]
+            case SendBack(source, messages):
+                numbers = [m.n for m in messages]
                 assert numbers == sorted(numbers)
-                assert all(m.source == source for m in mails)
+                assert all(m.source == source for m in messages)
                 for n in numbers:
                     assert self.place[n] == "in", "returned what had started"
                     self.place[n] = "out"
-            case Discard(mails):
-                for message in mails:
+            case Discard(messages):
+                for message in messages:
                     assert self.place[message.n] == "in"
                     self.place[message.n] = "out"
             case Refuse(message):
                 self.place[message.n] = "out"
             case Accepted(message, depth):
-                assert depth <= self.owner.mailbox
+                assert depth <= self.owner.mailbox_limit
                 assert message.epoch == self.owner.epoch
             case _:
                 pass
 
     def check_places(self) -> None:
-        held = [m.n for box in self.owner.boxes.values() for m in box.mail]
+        held = [m.n for mailbox in self.owner.mailboxes.values() for m in mailbox.queue]
         for waiting in self.owner.parked.values():
             held += [m.n for m in waiting]
         assert sorted(held) == [n for n, place in self.place.items() if place == "in"]
-        for box in self.owner.boxes.values():
-            assert not box.idle()
+        for mailbox in self.owner.mailboxes.values():
+            assert not mailbox.idle()
         if not self.owner.admits:
-            assert not any(box.mail for box in self.owner.boxes.values())
+            assert not any(mailbox.queue for mailbox in self.owner.mailboxes.values())
 
 
 @given(st.lists(_STEP, max_size=60))

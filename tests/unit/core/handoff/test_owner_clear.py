@@ -46,10 +46,10 @@ class Pair:
     def source(self, sender: Incarnation) -> LinkKey:
         return LinkKey(sender, f"link-{self.links[sender]}")
 
-    def mail(self, sender: Incarnation, entity: EntityKey, ahead: Ahead, **more: Any) -> Queued:
+    def queued(self, sender: Incarnation, entity: EntityKey, ahead: Ahead, **more: Any) -> Queued:
         self.n += 1
         epoch, change = self.plain.entry.epoch + ahead[0], self.plain.entry.change + ahead[1]
-        more = {"finishing": False, "shared": False, "load": None, **more}
+        more = {"finishing": False, "shared": False, "payload": None, **more}
         return Queued(self.source(sender), self.n, entity, epoch, change, **more)
 
     def both(self, effects: tuple[OwnerEffect, ...], others: tuple[OwnerEffect, ...]) -> None:
@@ -66,51 +66,51 @@ class Pair:
     def message(
         self, sender: Incarnation, entity: EntityKey, ahead: Ahead, more: Any, suspends: bool
     ) -> None:
-        mail = self.mail(sender, entity, ahead, **more)
-        if not self.is_clear(mail):
-            self.both(self.plain.request(mail), self.quick.request(mail))
+        queued = self.queued(sender, entity, ahead, **more)
+        if not self.is_clear(queued):
+            self.both(self.plain.request(queued), self.quick.request(queued))
             return
-        self.begin_plain(mail)
+        self.begin_plain(queued)
         if suspends:
-            self.quick.occupy(mail.source, mail.entity, mail.shared)
-            self.running.append((mail.entity, mail.shared))
+            self.quick.occupy(queued.source, queued.entity, queued.shared)
+            self.running.append((queued.entity, queued.shared))
         else:
-            assert not self.plain.finish(mail.entity, mail.shared)
+            assert not self.plain.finish(queued.entity, queued.shared)
 
     def nested(self, sender: Incarnation, entity: EntityKey, depth: int, suspend: int) -> None:
         """Shared handlers that ask each other within their first steps; the inner ones suspend."""
-        mails = [self.mail(sender, entity, EVEN, shared=True) for _ in range(depth)]
-        if not self.is_clear(mails[0]):
+        messages = [self.queued(sender, entity, EVEN, shared=True) for _ in range(depth)]
+        if not self.is_clear(messages[0]):
             return
-        for mail in mails:
-            assert self.quick.clear(mail.source, mail.entity, mail.epoch, mail.change)
-            self.begin_plain(mail, first=mail is mails[0])
-        for at, mail in enumerate(reversed(mails)):
+        for queued in messages:
+            assert self.quick.clear(queued.source, queued.entity, queued.epoch, queued.change)
+            self.begin_plain(queued, first=queued is messages[0])
+        for at, queued in enumerate(reversed(messages)):
             if at < suspend:
                 # Whoever waits for one that suspends does so, too.
-                self.quick.occupy(mail.source, mail.entity, True)
-                self.running.append((mail.entity, True))
+                self.quick.occupy(queued.source, queued.entity, True)
+                self.running.append((queued.entity, True))
             else:
-                self.plain.finish(mail.entity, True)
+                self.plain.finish(queued.entity, True)
 
-    def is_clear(self, mail: Queued) -> bool:
+    def is_clear(self, queued: Queued) -> bool:
         before = image(self.quick)
-        clear = self.quick.clear(mail.source, mail.entity, mail.epoch, mail.change)
+        clear = self.quick.clear(queued.source, queued.entity, queued.epoch, queued.change)
         assert image(self.quick) == before, "looking changes nothing"
         self.shortcuts += clear
         return clear
 
-    def begin_plain(self, mail: Queued, *, first: bool = True) -> None:
-        effects = self.plain.request(mail)
-        assert effects == (Accepted(mail, 1), Wake(mail.entity))
-        assert self.plain.start(mail.entity) == mail
-        assert not first or not any(entity == mail.entity for entity, _ in self.running)
+    def begin_plain(self, queued: Queued, *, first: bool = True) -> None:
+        effects = self.plain.request(queued)
+        assert effects == (Accepted(queued, 1), Wake(queued.entity))
+        assert self.plain.start(queued.entity) == queued
+        assert not first or not any(entity == queued.entity for entity, _ in self.running)
 
     def start(self, entity: EntityKey) -> None:
-        mail, other = self.plain.start(entity), self.quick.start(entity)
-        assert mail == other
-        if mail is not None:
-            self.running.append((entity, mail.shared))
+        queued, other = self.plain.start(entity), self.quick.start(entity)
+        assert queued == other
+        if queued is not None:
+            self.running.append((entity, queued.shared))
 
     def finish(self, which: int) -> None:
         if self.running:
@@ -125,8 +125,8 @@ class Pair:
 
     def timer(self, entity: EntityKey) -> None:
         self.n += 1
-        mail = Queued(ALARM, -self.n, entity, self.plain.epoch, 0, False, False, None)
-        assert self.plain.timer(mail) == self.quick.timer(mail)
+        queued = Queued(ALARM, -self.n, entity, self.plain.epoch, 0, False, False, None)
+        assert self.plain.timer(queued) == self.quick.timer(queued)
 
     def flush(self, sender: Incarnation) -> None:
         asked = FlushAsked(self.source(sender), self.n)
@@ -139,24 +139,25 @@ class Pair:
         self.links[sender] += 1
 
     def happen(self, happening: OwnerEvent) -> None:
-        if happening is OwnerEvent.EMPTY and (self.plain.boxes or self.quick.boxes):
+        if happening is OwnerEvent.EMPTY and (self.plain.mailboxes or self.quick.mailboxes):
             return
         self.both(self.plain.happen(happening), self.quick.happen(happening))
 
 
 def image(owner: Owner) -> dict[str, Any]:
     """All that an owner is. Whose link is the newest counts only for what waits of it."""
-    boxes = {
-        entity: (list(box.mail), box.readers, box.writer) for entity, box in owner.boxes.items()
+    mailboxes = {
+        entity: (list(mailbox.queue), mailbox.readers, mailbox.writer)
+        for entity, mailbox in owner.mailboxes.items()
     }
-    waiting = [mail for mails, _, _ in boxes.values() for mail in mails]
+    waiting = [queued for messages, _, _ in mailboxes.values() for queued in messages]
     return {
         "phase": owner.phase,
         "epoch": owner.epoch,
         "entry": owner.entry,
-        "gates": sorted(owner.gates),
-        "boxes": sorted(boxes.items()),
-        "parked": sorted((source, list(mails)) for source, mails in owner.parked.items()),
+        "refused_links": sorted(owner.refused_links),
+        "mailboxes": sorted(mailboxes.items()),
+        "parked": sorted((source, list(messages)) for source, messages in owner.parked.items()),
         "current": [owner.latest.get(m.source.sender) == m.source.link for m in waiting],
     }
 
@@ -199,8 +200,8 @@ def test_the_short_way_is_the_long_one(story: list[tuple[Any, ...]]) -> None:
 def test_shared_handlers_that_suspend_within_each_other_are_all_counted() -> None:
     pair = Pair()
     pair.nested(SENDERS[0], ENTITIES[0], 3, 3)
-    box = pair.quick.boxes[ENTITIES[0]]
-    assert (box.readers, box.writer) == (3, False)
+    mailbox = pair.quick.mailboxes[ENTITIES[0]]
+    assert (mailbox.readers, mailbox.writer) == (3, False)
     for _ in range(3):
         pair.finish(0)
-    assert not pair.quick.boxes
+    assert not pair.quick.mailboxes

@@ -53,7 +53,7 @@ class Desk:
         if seen is not None:
             self.sender.see(seen, 0.0)
 
-    def letter(
+    def pending(
         self,
         *,
         entity: EntityKey = CART,
@@ -67,24 +67,24 @@ class Desk:
         out: list[SenderEffect] = []
         for _ in range(count):
             assert self.sender.room(1)
-            out += self.sender.submit(self.letter(**kind), now)
+            out += self.sender.submit(self.pending(**kind), now)
         return tuple(out)
 
     @property
     def queued(self) -> list[int]:
-        return [letter.n for letter in self.sender.queue]
+        return [pending.n for pending in self.sender.queue]
 
 
 def writes(effects: Iterable[SenderEffect]) -> list[tuple[int, str, int, int, bool]]:
     return [
-        (effect.letter.n, effect.to, effect.epoch, effect.change, effect.finishing)
+        (effect.pending.n, effect.to, effect.epoch, effect.change, effect.finishing)
         for effect in effects
         if isinstance(effect, WriteRequest)
     ]
 
 
 def written(effects: Iterable[SenderEffect]) -> list[int]:
-    return [effect.letter.n for effect in effects if isinstance(effect, WriteRequest)]
+    return [effect.pending.n for effect in effects if isinstance(effect, WriteRequest)]
 
 
 def flushes(effects: Iterable[SenderEffect]) -> list[SendFlush]:
@@ -92,7 +92,7 @@ def flushes(effects: Iterable[SenderEffect]) -> list[SendFlush]:
 
 
 def given_up(effects: Iterable[SenderEffect]) -> list[int]:
-    return [effect.letter.n for effect in effects if isinstance(effect, GiveUp)]
+    return [effect.pending.n for effect in effects if isinstance(effect, GiveUp)]
 
 
 def armed(effects: Iterable[SenderEffect]) -> list[float]:
@@ -110,8 +110,8 @@ def test_a_bond_leaves_flushing_only_by_its_answer_or_a_loss() -> None:
     """H5, H6: nothing else lets a sender write elsewhere."""
     leaving = {
         event
-        for (bond, event), transition in SENDER_TRANSITIONS.items()
-        if bond is SenderState.FLUSHING and transition.to != (SenderState.FLUSHING,)
+        for (state, event), transition in SENDER_TRANSITIONS.items()
+        if state is SenderState.FLUSHING and transition.to != (SenderState.FLUSHING,)
     }
     assert leaving == {SenderEvent.FLUSHED, SenderEvent.LINK_LOST, SenderEvent.HOLD_TIMEOUT}
 
@@ -129,7 +129,7 @@ def test_messages_are_written_to_the_home_with_its_stamp() -> None:
     desk = Desk()
     assert writes(desk.send(2)) == [(1, A, 1, 1, False), (2, A, 1, 1, False)]
     assert desk.sender.key == Home(A, 1)
-    assert desk.sender.bond is SenderState.BOUND
+    assert desk.sender.state is SenderState.BOUND
 
 
 def test_without_a_known_home_everything_waits_in_order() -> None:
@@ -218,7 +218,7 @@ def test_the_answer_to_another_flush_is_ignored() -> None:
     desk.send()
     for peer, id in ((A, 0), (A, 2), (B, 1)):
         assert written(desk.sender.flushed(peer, id, MOVED, True, 0.0)) == []
-        assert desk.sender.bond is SenderState.FLUSHING
+        assert desk.sender.state is SenderState.FLUSHING
     assert written(desk.sender.flushed(A, 1, MOVED, True, 0.0)) == [2]
 
 
@@ -253,7 +253,7 @@ def test_a_lost_link_gives_up_what_it_had_and_keeps_the_queue() -> None:
     desk.sender.see(MOVING, 0.0)
     desk.send(2, ask=False)
     assert given_up(desk.sender.link_lost(A, (), 0.0)) == [1, 2]
-    assert desk.sender.bond is SenderState.UNBOUND
+    assert desk.sender.state is SenderState.UNBOUND
     assert written(desk.sender.see(MOVED, 0.0)) == [3, 4]
 
 
@@ -269,7 +269,7 @@ def test_the_loss_of_another_peers_link_changes_nothing() -> None:
     desk = Desk()
     desk.send()
     assert desk.sender.link_lost(B, (), 0.0) == ()
-    assert desk.sender.bond is SenderState.BOUND
+    assert desk.sender.state is SenderState.BOUND
 
 
 def test_a_started_ask_is_given_up_with_its_link_and_a_started_tell_is_not() -> None:
@@ -291,10 +291,10 @@ def test_an_overdue_flush_counts_as_a_lost_link_for_what_has_not_started() -> No
     effects = desk.sender.tick(10.0)
     assert given_up(effects) == [2]
     assert written(effects) == [3]
-    letter, _ = desk.sender.answered(A, 1, 11.0)
-    assert letter is not None, "its reply may still come"
+    pending, _ = desk.sender.answered(A, 1, 11.0)
+    assert pending is not None, "its reply may still come"
     assert written(desk.sender.flushed(A, 1, MOVED, True, 11.0)) == []
-    assert desk.sender.bond is SenderState.BOUND
+    assert desk.sender.state is SenderState.BOUND
 
 
 # answers
@@ -304,27 +304,27 @@ def test_a_reply_resolves_its_letter_once() -> None:
     desk = Desk()
     desk.send()
     assert desk.sender.answered(B, 1, 0.0) == (None, ())
-    letter, _ = desk.sender.answered(A, 1, 0.0)
-    assert letter is not None
-    assert letter.n == 1
+    pending, _ = desk.sender.answered(A, 1, 0.0)
+    assert pending is not None
+    assert pending.n == 1
     assert desk.sender.answered(A, 1, 0.0) == (None, ())
     assert not desk.sender.waiting()
 
 
 def test_a_withdrawn_letter_that_was_never_written_never_is() -> None:
     desk = Desk(seen=None)
-    letter = desk.letter()
-    desk.sender.submit(letter, 0.0)
-    assert desk.sender.withdraw(letter, 0.0) == (True, ())
+    pending = desk.pending()
+    desk.sender.submit(pending, 0.0)
+    assert desk.sender.withdraw(pending, 0.0) == (True, ())
     assert written(desk.sender.see(SERVING, 0.0)) == []
     assert desk.sender.held_bytes == 0
 
 
 def test_a_withdrawn_letter_that_comes_back_is_not_written_again() -> None:
     desk = Desk()
-    letter = desk.letter()
-    desk.sender.submit(letter, 0.0)
-    assert desk.sender.withdraw(letter, 0.0) == (False, ())
+    pending = desk.pending()
+    desk.sender.submit(pending, 0.0)
+    assert desk.sender.withdraw(pending, 0.0) == (False, ())
     desk.sender.returned(A, (1,), SERVING, False, 0.0)
     assert written(desk.sender.flushed(A, 1, SERVING, False, 0.0)) == []
     assert not desk.sender.waiting()
@@ -332,10 +332,10 @@ def test_a_withdrawn_letter_that_comes_back_is_not_written_again() -> None:
 
 def test_withdrawing_the_head_lets_the_next_one_go() -> None:
     desk = Desk(LIMITS._replace(window=1))
-    letters = [desk.letter() for _ in range(3)]
-    for letter in letters:
-        desk.sender.submit(letter, 0.0)
-    assert desk.sender.withdraw(letters[1], 0.0)[0] is True
+    messages = [desk.pending() for _ in range(3)]
+    for pending in messages:
+        desk.sender.submit(pending, 0.0)
+    assert desk.sender.withdraw(messages[1], 0.0)[0] is True
     assert written(desk.sender.begun(A, 1, 0.0)) == [3]
 
 
@@ -409,12 +409,12 @@ def test_a_full_window_does_not_hold_what_a_running_handler_awaits() -> None:
 def test_who_waits_in_line_behind_a_handler_makes_its_asks_finishing() -> None:
     desk = Desk(seen=MOVING)
     line: list[ShardKey] = []
-    letter = Pending(
+    pending = Pending(
         desk.sender.number(), EntityKey("t", "x"), True, (ELSEWHERE,), 1, None, lambda: line
     )
-    assert written(desk.sender.submit(letter, 0.0)) == []
+    assert written(desk.sender.submit(pending, 0.0)) == []
     line.append(SHARD)
-    assert written(desk.sender.look(0.0)) == [letter.n]
+    assert written(desk.sender.look(0.0)) == [pending.n]
 
 
 def test_waves_make_chained_asks_finishing_at_growing_times_after_moving_was_seen() -> None:
@@ -452,9 +452,9 @@ def test_a_wave_ends_when_the_shard_serves() -> None:
     desk.send(1, chain=(ELSEWHERE,))
     assert written(desk.sender.tick(0.25)) == [1]
     desk.sender.returned(A, (1,), MOVING, False, 0.3)
-    assert [letter.urgent for letter in desk.sender.queue] == [True]
+    assert [pending.urgent for pending in desk.sender.queue] == [True]
     assert written(desk.sender.see(REVERTED, 0.4)) == [], "the flush is out"
-    assert [letter.urgent for letter in desk.sender.queue] == [False]
+    assert [pending.urgent for pending in desk.sender.queue] == [False]
 
 
 # I6
@@ -472,7 +472,7 @@ def test_hold_bytes_bounds_what_waits() -> None:
     desk = Desk(LIMITS._replace(hold_bytes=100), seen=None)
     assert desk.sender.room(100)
     assert not desk.sender.room(101)
-    desk.sender.submit(desk.letter(size_bytes=60), 0.0)
+    desk.sender.submit(desk.pending(size_bytes=60), 0.0)
     assert desk.sender.room(40)
     assert not desk.sender.room(41)
     desk.sender.see(SERVING, 0.0)
@@ -513,24 +513,24 @@ def test_whatever_peers_say_the_books_balance_and_bonds_follow_the_table(
     """I6: nothing vanishes and no bound is passed, also with answers that make no sense."""
     desk = Desk(LIMITS._replace(window=window, buffer=6), seen=None)
     sender = desk.sender
-    letters: dict[int, Pending] = {}
+    messages: dict[int, Pending] = {}
     done: dict[int, None] = {}
     seen, now = Entry(), 0.0
     for step in steps:
         effects: tuple[SenderEffect, ...] = ()
         match step:
             case ("send", entity, ask, depth) if sender.room(1):
-                letter = desk.letter(entity=entity, ask=ask, chain=(ELSEWHERE, SHARD)[:depth])
-                letters[letter.n] = letter
-                effects = sender.submit(letter, now)
+                pending = desk.pending(entity=entity, ask=ask, chain=(ELSEWHERE, SHARD)[:depth])
+                messages[pending.n] = pending
+                effects = sender.submit(pending, now)
             case ("entry", (owner, newer, state)):
                 epoch = max(1, seen.epoch + (newer or owner != seen.owner))
                 seen = entry(owner, epoch, state, seen.change + 1)
                 effects = sender.see(seen, now)
             case ("begun", peer, n):
-                letter = sender.written.get(n)
+                pending = sender.written.get(n)
                 effects = sender.begun(peer, n, now)
-                if letter is not None and letter.to == peer and not letter.ask:
+                if pending is not None and pending.to == peer and not pending.ask:
                     done[n] = None
             case ("answer", peer, n):
                 resolved, effects = sender.answered(peer, n, now)
@@ -542,8 +542,8 @@ def test_whatever_peers_say_the_books_balance_and_bonds_follow_the_table(
                 effects = sender.flushed(peer, sender.last_flush - back, seen, released, now)
             case ("lost", peer, n):
                 effects = sender.link_lost(peer, (n,), now)
-            case ("withdraw", n) if n in letters and letters[n].ask and not letters[n].resolved:
-                _, effects = sender.withdraw(letters[n], now)
+            case ("withdraw", n) if n in messages and messages[n].ask and not messages[n].resolved:
+                _, effects = sender.withdraw(messages[n], now)
                 done[n] = None
             case ("departing", peer):
                 effects = sender.departing(peer, now)
@@ -554,13 +554,13 @@ def test_whatever_peers_say_the_books_balance_and_bonds_follow_the_table(
                 pass
         for effect in effects:
             if isinstance(effect, GiveUp):
-                assert effect.letter.n not in done, "an outcome was told twice"
-                done[effect.letter.n] = None
+                assert effect.pending.n not in done, "an outcome was told twice"
+                done[effect.pending.n] = None
             elif isinstance(effect, WriteRequest):
-                assert effect.letter.n not in done, "a resolved message was written"
+                assert effect.pending.n not in done, "a resolved message was written"
         check_sender(sender)
-        held = {letter.n for letter in sender.queue} | {
-            n for n, letter in sender.written.items() if not letter.resolved
+        held = {pending.n for pending in sender.queue} | {
+            n for n, pending in sender.written.items() if not pending.resolved
         }
-        assert held == set(letters) - set(done)
+        assert held == set(messages) - set(done)
         assert len(sender.queue) <= 6 + window

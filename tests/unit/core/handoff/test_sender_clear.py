@@ -43,7 +43,7 @@ class Pair:
     def each(self, verb: str, *args: Any) -> None:
         self.both(getattr(self.plain, verb)(*args), getattr(self.quick, verb)(*args))
 
-    def letters(self) -> list[int]:
+    def numbers(self) -> list[int]:
         return sorted(self.plain.written)
 
     # what can happen
@@ -54,13 +54,13 @@ class Pair:
         """A new one; a local ask may have started by the time that it is noted."""
         numbers = self.plain.number(), self.quick.number()
         assert numbers[0] == numbers[1]
-        letter, other = (
+        pending, other = (
             Pending(n, entity, ask, chain if ask else (), SIZE_BYTES, None) for n in numbers
         )
         before = image(self.quick)
         home = self.quick.clear()
         assert image(self.quick) == before, "looking changes nothing"
-        effects = self.plain.submit(letter, self.now)
+        effects = self.plain.submit(pending, self.now)
         if home is None:
             self.both(effects, self.quick.submit(other, self.now))
             return
@@ -68,10 +68,12 @@ class Pair:
         change = self.quick.entry.change
         finishing = self.quick.finishing(other)
         opened = self.quick.open + 1
-        assert effects == (WriteRequest(letter, home.owner, home.epoch, change, finishing, opened),)
+        assert effects == (
+            WriteRequest(pending, home.owner, home.epoch, change, finishing, opened),
+        )
         other.to = home.owner
         if started and ask:
-            assert self.plain.begun(home.owner, letter.n, self.now) == ()
+            assert self.plain.begun(home.owner, pending.n, self.now) == ()
             other.started = True
         self.quick.post(other)
 
@@ -82,21 +84,21 @@ class Pair:
         )
 
     def begun(self, which: int) -> None:
-        for n in self.letters()[which : which + 1]:
+        for n in self.numbers()[which : which + 1]:
             self.each("begun", self.plain.written[n].to, n, self.now)
 
     def answered(self, which: int) -> None:
-        for n in self.letters()[which : which + 1]:
+        for n in self.numbers()[which : which + 1]:
             peer = self.plain.written[n].to
             assert peer is not None
-            letter, effects = self.plain.answered(peer, n, self.now)
+            pending, effects = self.plain.answered(peer, n, self.now)
             other, others = self.quick.answered(peer, n, self.now)
-            assert (letter is None) == (other is None)
+            assert (pending is None) == (other is None)
             self.both(effects, others)
 
     def returned(self, first: int, released: bool) -> None:
         """The owner sends back what has not started, from some message on."""
-        ns = [n for n in self.letters()[first:] if not self.plain.written[n].started]
+        ns = [n for n in self.numbers()[first:] if not self.plain.written[n].started]
         peer = self.plain.written[ns[0]].to if ns else self.plain.entry.owner
         self.each("returned", peer, ns, self.plain.entry, released, self.now)
 
@@ -108,16 +110,16 @@ class Pair:
     def withdraw(self, which: int, queued: bool) -> None:
         """A caller waits no more."""
         pairs = [
-            (letter, other)
-            for letter, other in (
+            (pending, other)
+            for pending, other in (
                 zip(self.plain.queue, self.quick.queue, strict=True)
                 if queued
-                else [(self.plain.written[n], self.quick.written[n]) for n in self.letters()]
+                else [(self.plain.written[n], self.quick.written[n]) for n in self.numbers()]
             )
-            if not letter.resolved
+            if not pending.resolved
         ]
-        for letter, other in pairs[which : which + 1]:
-            unwritten, effects = self.plain.withdraw(letter, self.now)
+        for pending, other in pairs[which : which + 1]:
+            unwritten, effects = self.plain.withdraw(pending, self.now)
             also, others = self.quick.withdraw(other, self.now)
             assert unwritten == also
             self.both(effects, others)
@@ -144,11 +146,11 @@ class Pair:
 
 
 def shown(effect: SenderEffect) -> Any:
-    """An effect, with its letter as a number: both senders have letters of their own."""
+    """An effect, with its message as a number: both senders have objects of their own."""
     if isinstance(effect, WriteRequest):
-        return ("write", effect.letter.n, effect.to, effect.epoch, effect.finishing, effect.open)
+        return ("write", effect.pending.n, effect.to, effect.epoch, effect.finishing, effect.open)
     if isinstance(effect, GiveUp):
-        return ("give up", effect.letter.n)
+        return ("give up", effect.pending.n)
     return effect
 
 
@@ -156,13 +158,20 @@ def image(sender: Sender) -> dict[str, Any]:
     """All that a sender is."""
     seen: dict[str, Any] = {name: getattr(sender, name) for name in sender.__slots__}
     del seen["is_moving"], seen["is_up"], seen["limits"]
-    seen["queue"] = [shown_letter(letter) for letter in sender.queue]
+    seen["queue"] = [shown_letter(pending) for pending in sender.queue]
     seen["written"] = [shown_letter(sender.written[n]) for n in sorted(sender.written)]
     return seen
 
 
-def shown_letter(letter: Pending) -> tuple[Any, ...]:
-    return (letter.n, letter.entity, letter.to, letter.started, letter.resolved, letter.urgent)
+def shown_letter(pending: Pending) -> tuple[Any, ...]:
+    return (
+        pending.n,
+        pending.entity,
+        pending.to,
+        pending.started,
+        pending.resolved,
+        pending.urgent,
+    )
 
 
 entities, peers, some = st.sampled_from(ENTITIES), st.sampled_from((A, B)), st.integers(0, 4)

@@ -20,17 +20,17 @@ def sender(window: int = 8) -> Sender:
 
 
 def submit(sender: Sender) -> tuple[Pending, tuple[object, ...]]:
-    letter = Pending(sender.number(), EntityKey("t", "x"), True, (), 100, None)
-    return letter, sender.submit(letter, 0.0)
+    pending = Pending(sender.number(), EntityKey("t", "x"), True, (), 100, None)
+    return pending, sender.submit(pending, 0.0)
 
 
 def test_what_waits_is_refused_once_and_leaves_no_trace() -> None:
     machine = sender()
-    letters = [submit(machine)[0] for _ in range(3)]
+    messages = [submit(machine)[0] for _ in range(3)]
     assert machine.refused() == (), "free shards are waited for"
     assert machine.see(QUARANTINED, 1.0) == ()
-    assert machine.refused() == tuple(letters)
-    assert all(letter.resolved for letter in letters)
+    assert machine.refused() == tuple(messages)
+    assert all(pending.resolved for pending in messages)
     assert machine.refused() == ()
     assert (machine.queue, machine.held_bytes, machine.waiting()) == ([], 0, False)
 
@@ -59,11 +59,11 @@ def test_what_was_written_waits_for_its_owner_or_its_end() -> None:
 def test_what_comes_back_unstarted_is_refused_then() -> None:
     machine = sender()
     machine.see(SERVING, 0.0)
-    letter, _ = submit(machine)
+    pending, _ = submit(machine)
     machine.see(QUARANTINED, 1.0)
     assert machine.refused() == ()
-    machine.returned(A, (letter.n,), QUARANTINED, False, 2.0)
-    assert machine.refused() == (letter,)
+    machine.returned(A, (pending.n,), QUARANTINED, False, 2.0)
+    assert machine.refused() == (pending,)
 
 
 def test_a_pardoned_shard_is_written_to_again() -> None:
