@@ -49,6 +49,22 @@ from proving.search.store import Snapshot
 from proving.search.values import EPOCH_S, SOON_S, Steady, clone, freeze
 
 T = TypeVar("T")
+
+
+class SentMessage(Pending, eq=False, kw_only=True):
+    """A message of the scenario at its sender."""
+
+    message: int
+
+
+class QueuedMessage(Queued, kw_only=True):
+    """A message of the scenario at its owner."""
+
+    message: int
+
+
+SearchedOwner = Owner[QueuedMessage]
+SearchedSender = Sender[SentMessage]
 Effect = tuple[Any, ...]
 
 FLUSH_LIMIT = 12
@@ -110,8 +126,8 @@ class Machines:
 
     def __init__(self, scenario: Scenario) -> None:
         self.sc = scenario
-        self.owners: Numbers[Owner] = Numbers()
-        self.senders: Numbers[Sender] = Numbers()
+        self.owners: Numbers[SearchedOwner] = Numbers()
+        self.senders: Numbers[SearchedSender] = Numbers()
         self.coordinators: Numbers[Led] = Numbers()
         self.entries: Numbers[Entry] = Numbers()
         self.stores: Numbers[Snapshot] = Numbers()
@@ -126,7 +142,7 @@ class Machines:
         """An owner that has seen nothing."""
         return self._number_owner(self.sc.owner(shard_key(shard), inc(node), 100))
 
-    def _number_owner(self, owner: Owner) -> int:
+    def _number_owner(self, owner: SearchedOwner) -> int:
         return self.owners.of(owner, freeze(owner, 0.0, ordered=False))
 
     def owner(self, number: int, does: str, *args: Any) -> tuple[int, tuple[Effect, ...]]:
@@ -138,12 +154,12 @@ class Machines:
             known = self._steps[number, does, args] = (self._number_owner(owner), effects)
         return known
 
-    def _owner_effects(self, owner: Owner, effects: Any) -> list[Effect]:
+    def _owner_effects(self, owner: SearchedOwner, effects: Any) -> list[Effect]:
         out: list[Effect] = []
         for effect in effects:
             match effect:
-                case Queued():
-                    out.append(("start", *effect.source, effect.n, effect.epoch, effect.payload))
+                case QueuedMessage():
+                    out.append(("start", *effect.source, effect.n, effect.epoch, effect.message))
                 case SendBack(source, messages):
                     if {queued.source: None for queued in messages} != {source: None}:
                         raise Violation("H8: mail of several links in one Return")
@@ -170,7 +186,7 @@ class Machines:
         sender = self.sc.sender(shard_key(shard), limits, _no_shard, _no_shard)
         return self._number_sender(sender)
 
-    def _number_sender(self, sender: Sender) -> int:
+    def _number_sender(self, sender: SearchedSender) -> int:
         sender.is_moving = sender.is_up = _no_shard
         check_sender(sender)
         return self.senders.of(sender, freeze(sender, 0.0, ordered=False))
@@ -181,7 +197,7 @@ class Machines:
         """One step of a sender that knows which nodes are up and which shards move (bit sets)."""
         known = self._steps.get((number, up, moving, does, args))
         if known is None:
-            sender: Sender = clone(self.senders[number])
+            sender: SearchedSender = clone(self.senders[number])
             sender.is_up, sender.is_moving = partial(_is_up, up), partial(_is_moving, moving)
             effects = tuple(map(_sender_effect, _drive_sender(self, sender, does, args)))
             known = (self._number_sender(sender), tuple(filter(None, effects)))
@@ -282,14 +298,16 @@ def _no_shard(_: object) -> bool:
     return False
 
 
-def _drive_owner(machines: Machines, owner: Owner, does: str, args: tuple[Any, ...]) -> Any:
+def _drive_owner(machines: Machines, owner: SearchedOwner, does: str, args: tuple[Any, ...]) -> Any:
     match does, args:
         case "see", (entry,):
             return owner.see(machines.entries[entry])
         case "request", (sender, link, n, entity, epoch, change, finishing, message):
             source = LinkKey(inc(sender), link)
-            queued = Queued(source, n, entity_key(entity), epoch, change, finishing, False, message)
-            return owner.request(queued)
+            key = entity_key(entity)
+            return owner.request(
+                QueuedMessage(source, n, key, epoch, change, finishing, False, message=message)
+            )
         case "flush", (sender, link, id):
             return owner.flush(FlushAsked(LinkKey(inc(sender), link), id))
         case "gone", (sender, link):
@@ -304,13 +322,15 @@ def _drive_owner(machines: Machines, owner: Owner, does: str, args: tuple[Any, .
             return owner.happen(OwnerEvent.EMPTY)
 
 
-def _drive_sender(machines: Machines, sender: Sender, does: str, args: tuple[Any, ...]) -> Any:
+def _drive_sender(
+    machines: Machines, sender: SearchedSender, does: str, args: tuple[Any, ...]
+) -> Any:
     sc = machines.sc
     match does, args:
         case "see", (entry,):
             return sender.see(machines.entries[entry], 0.0)
         case "submit", (message,):
-            return sender.submit(_letter(sc, sender.number(), message), 0.0)
+            return sender.submit(_sent(sc, sender.number(), message), 0.0)
         case "returned", (node, ns, entry, released):
             return sender.returned(inc(node), ns, machines.entries[entry], released, 0.0)
         case "flushed", (node, id, entry, released):
@@ -329,34 +349,27 @@ def _drive_sender(machines: Machines, sender: Sender, does: str, args: tuple[Any
             messages = [*sender.queue, *sender.written.values()]
             pending = next(pending for pending in messages if pending.n == n)
             unwritten, effects = sender.withdraw(pending, 0.0)
-            return (("withdrawn", pending.payload, unwritten), *effects)
+            return (("withdrawn", pending.message, unwritten), *effects)
         case _:
             return sender.look(0.0)
 
 
-def _letter(sc: Scenario, n: int, message: int) -> Pending:
+def _sent(sc: Scenario, n: int, message: int) -> SentMessage:
     msg = sc.messages[message]
     chain = sc.chain(message) if msg.ask else ()
-    return Pending(n, entity_key(msg.entity), msg.ask, chain, 1, message)
+    return SentMessage(n, entity_key(msg.entity), msg.ask, chain, 1, message=message)
 
 
 def _sender_effect(effect: Any) -> Effect:
     match effect:
         case WriteRequest(pending, to, epoch, change, finishing):
-            item = (
-                "q",
-                pending.n,
-                int(pending.entity.id),
-                epoch,
-                change,
-                finishing,
-                pending.payload,
-            )
+            entity = int(pending.entity.id)
+            item = ("q", pending.n, entity, epoch, change, finishing, pending.message)
             return ("send", process_of(to), item)
         case SendFlush(to, id):
             return ("send", process_of(to), ("f", id))
         case GiveUp(pending):
-            return ("told", pending.payload)
+            return ("told", pending.message)
         case ("withdrawn", *_):
             return tuple(effect)
         case _:
@@ -381,7 +394,7 @@ def _event(machines: Machines, does: str, args: tuple[Any, ...]) -> CoordinatorE
             return Tick()
 
 
-def check_sender(sender: Sender) -> None:
+def check_sender(sender: SearchedSender) -> None:
     """What must hold of a sender between any two steps."""
     numbers = [pending.n for pending in sender.queue]
     if numbers != sorted(dict.fromkeys(numbers)):

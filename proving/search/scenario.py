@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from domicile.core.coordinator.machine import Coordinator
 from domicile.core.handoff.owner import Owner
@@ -79,8 +79,8 @@ class Scenario:
     swift: bool = False
     """Whether a manager does at once all it can do, so that only nodes and clients interleave."""
     flush_overtakes: bool = False
-    owner: type[Owner] = Owner
-    sender: type[Sender] = Sender
+    owner: type[Owner[Any]] = Owner
+    sender: type[Sender[Any]] = Sender
     coordinator: type[Coordinator] = Coordinator
     settings: Settings = SETTINGS
 

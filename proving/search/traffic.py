@@ -181,7 +181,7 @@ class Traffic:
             return
         for process in range(self.sc.senders):
             sender = self.machines.senders[self.senders[process * self.sc.shards + shard]]
-            pending = next((m for m in sender.written.values() if m.payload == message), None)
+            pending = next((m for m in sender.written.values() if m.message == message), None)
             if self.alive[process] and pending is not None and pending.to == f"p{node}":
                 self.answered |= 1 << message
                 self.as_sender(process, shard, "answered", node, pending.n)

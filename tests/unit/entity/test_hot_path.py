@@ -31,7 +31,7 @@ from domicile import HandlerFailed, MaybeExecuted, Node, NotExecuted, Settings
 from domicile.core.handoff.pending import Pending
 from domicile.entity.hosting.cell import current_turn
 from domicile.entity.model.ref import Ref
-from domicile.entity.sending.outbound import OutgoingCall
+from domicile.entity.sending.outgoing_call import OutgoingCall
 from domicile.testing import Sim, simulated
 from domicile.testing.sim.simulated import run_simulation
 

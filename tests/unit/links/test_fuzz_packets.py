@@ -217,7 +217,7 @@ def test_what_waits_for_a_record_is_bounded() -> None:
     owner = Owner(ShardKey("default", 0), HERE, 10)
     rogue = LinkKey(ROGUE, "l")
     for n in range(3 * PARKED):
-        ahead = Queued(rogue, n, EntityKey("T", "i"), 9, 9, False, False, None)
+        ahead = Queued(rogue, n, EntityKey("T", "i"), 9, 9, False, False)
         owner.request(ahead)
     assert len(owner.parked[rogue]) == PARKED
     owner.link_gone(rogue)

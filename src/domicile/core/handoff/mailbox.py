@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -15,7 +15,7 @@ from domicile.core.ids import EntityKey, Incarnation, LinkKey
 
 
 class Queued(msgspec.Struct):
-    """One message at its owner. `payload` is the shell's business."""
+    """One message at its owner. A shell extends it by what only the shell needs to know."""
 
     source: LinkKey
     n: int
@@ -24,20 +24,22 @@ class Queued(msgspec.Struct):
     change: int
     finishing: bool
     shared: bool
-    payload: Any
     size_bytes: int = 0
     ttl_s: float = float("inf")
     nested: bool = False
     """Whether a running handler waits for it."""
 
 
-class Mailbox:
-    """An entity's unstarted mail and what runs of it. Exists only while there is any."""
+Q = TypeVar("Q", bound=Queued)
+
+
+class Mailbox(Generic[Q]):
+    """An entity's unstarted messages and what runs of it. Exists only while there is any."""
 
     __slots__ = ("queue", "readers", "writer")
 
     def __init__(self) -> None:
-        self.queue: deque[Queued] = deque()
+        self.queue: deque[Q] = deque()
         self.readers = 0
         self.writer = False
 
@@ -53,24 +55,24 @@ class Mailbox:
 
 
 def take_out(
-    mailboxes: dict[EntityKey, Mailbox],
+    mailboxes: dict[EntityKey, Mailbox[Q]],
     latest: dict[Incarnation, str],
-    wanted: Callable[[Queued, bool], bool],
-    left: Callable[[Queued], None],
-) -> tuple[dict[LinkKey, list[Queued]], list[Queued], list[EntityKey]]:
+    wanted: Callable[[Q, bool], bool],
+    left: Callable[[Q], None],
+) -> tuple[dict[LinkKey, list[Q]], list[Q], list[EntityKey]]:
     """Take mail out: what goes back by link, what came on a lost link, and who may start now.
 
     `wanted` is also told whether a message is behind the last finishing one of its mailbox.
     """
-    back: dict[LinkKey, list[Queued]] = {}
-    lost: list[Queued] = []
+    back: dict[LinkKey, list[Q]] = {}
+    lost: list[Q] = []
     ready: list[EntityKey] = []
     for entity, mailbox in list(mailboxes.items()):
         keep = 0
         for index, queued in enumerate(mailbox.queue):
             if queued.finishing:
                 keep = index + 1
-        kept: deque[Queued] = deque()
+        kept: deque[Q] = deque()
         for index, queued in enumerate(mailbox.queue):
             if not wanted(queued, index >= keep):
                 kept.append(queued)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Generic
 
 from domicile.core.handoff.admission import Admission
-from domicile.core.handoff.mailbox import Mailbox, Queued, take_out
+from domicile.core.handoff.mailbox import Mailbox, Q, take_out
 from domicile.core.handoff.tables import OWNER_TRANSITIONS as TRANSITIONS
 from domicile.core.handoff.tables import OwnerEvent, Phase
 from domicile.core.ids import EntityKey, Incarnation, LinkKey, ShardKey
@@ -41,19 +42,19 @@ class Wake:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(Generic[Q]):
     """The message is in its mailbox, which now holds `depth`."""
 
-    queued: Queued
+    queued: Q
     depth: int
 
 
 @dataclass(frozen=True, slots=True)
-class SendBack:
+class SendBack(Generic[Q]):
     """Return these to their link (H8, H9)."""
 
     source: LinkKey
-    messages: tuple[Queued, ...]
+    messages: tuple[Q, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +66,18 @@ class AnswerFlush:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(Generic[Q]):
     """The mailbox is full, or the node: tell the sender (I6)."""
 
-    queued: Queued
+    queued: Q
     by_node: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Discard:
+class Discard(Generic[Q]):
     """Mail of a lost link that will never run (H8)."""
 
-    messages: tuple[Queued, ...]
+    messages: tuple[Q, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +95,21 @@ class PhaseChanged:
 
 
 OwnerEffect = (
-    Wake | Accepted | SendBack | AnswerFlush | Refuse | Discard | ReadRecord | PhaseChanged
+    Wake
+    | Accepted[Q]
+    | SendBack[Q]
+    | AnswerFlush
+    | Refuse[Q]
+    | Discard[Q]
+    | ReadRecord
+    | PhaseChanged
 )
 
 
 _OPEN = Phase.OPEN
 
 
-class Owner:
+class Owner(Generic[Q]):
     """The owner's side of one shard."""
 
     __slots__ = (
@@ -125,8 +133,8 @@ class Owner:
         self.entry: Entry = FREE
         self.refused_links: dict[LinkKey, None] = {}
         self.latest: dict[Incarnation, str] = {}
-        self.mailboxes: dict[EntityKey, Mailbox] = {}
-        self.parked: dict[LinkKey, deque[Queued]] = {}
+        self.mailboxes: dict[EntityKey, Mailbox[Q]] = {}
+        self.parked: dict[LinkKey, deque[Q]] = {}
 
     @property
     def released(self) -> bool:
@@ -138,7 +146,7 @@ class Owner:
         """Whether handlers of this shard may start."""
         return self.phase is Phase.OPEN or self.phase is Phase.DRAINING
 
-    def see(self, entry: Entry) -> tuple[OwnerEffect, ...]:
+    def see(self, entry: Entry) -> tuple[OwnerEffect[Q], ...]:
         """A map entry, from wherever (C3): merged if newer."""
         if entry.change <= self.entry.change:
             return ()
@@ -158,10 +166,10 @@ class Owner:
             return OwnerEvent.MOVING_NEWER if newer else OwnerEvent.MOVING_SAME
         return OwnerEvent.SERVING_NEWER if newer else OwnerEvent.SERVING_SAME
 
-    def happen(self, happening: OwnerEvent, epoch: int = 0) -> tuple[OwnerEffect, ...]:
+    def happen(self, happening: OwnerEvent, epoch: int = 0) -> tuple[OwnerEffect[Q], ...]:
         """Take one step of the table."""
         transition = TRANSITIONS[self.phase, happening]
-        out: list[OwnerEffect] = []
+        out: list[OwnerEffect[Q]] = []
         if "drop" in transition.does or transition.does == "reopen":
             self._drop(out)
         self.phase = transition.to[0]
@@ -173,9 +181,9 @@ class Owner:
             out.append(PhaseChanged(self.phase, self.epoch, transition.does))
         return tuple(out)
 
-    def request(self, queued: Queued) -> tuple[OwnerEffect, ...]:
+    def request(self, queued: Q) -> tuple[OwnerEffect[Q], ...]:
         """A message arrives (H7)."""
-        out: list[OwnerEffect] = []
+        out: list[OwnerEffect[Q]] = []
         waiting = self.parked.get(queued.source)
         if waiting is None and not self._ahead(queued):
             self._admit(queued, out)
@@ -217,12 +225,12 @@ class Owner:
         else:
             mailbox.writer = True
 
-    def flush(self, asked: FlushAsked) -> tuple[OwnerEffect, ...]:
+    def flush(self, asked: FlushAsked) -> tuple[OwnerEffect[Q], ...]:
         """H8: return all unstarted messages of that link, refuse it no longer, say so.
 
         What is parked goes back, too: the record that it waits for may be long in coming.
         """
-        out: list[OwnerEffect] = []
+        out: list[OwnerEffect[Q]] = []
         self.latest[asked.source.sender] = asked.source.link
         parked = self._take_parked(asked.source)
         self._remove(lambda queued, _: queued.source.sender == asked.source.sender, out, parked)
@@ -238,7 +246,7 @@ class Owner:
         if self.latest.get(source.sender) == source.link:
             del self.latest[source.sender]
 
-    def start(self, entity: EntityKey) -> Queued | None:
+    def start(self, entity: EntityKey) -> Q | None:
         """The next message that may run now on this entity; it counts as started."""
         mailbox = self.mailboxes.get(entity)
         if mailbox is None or not self.admits or not mailbox.ready():
@@ -273,27 +281,27 @@ class Owner:
         mailbox.writer = True
         return True
 
-    def timer(self, queued: Queued) -> bool:
+    def timer(self, queued: Q) -> bool:
         """Mail of the owner to itself (`after`): only while open, never returned or refused."""
         if self.phase is not Phase.OPEN:
             return False
         self._put(queued)
         return True
 
-    def left(self, queued: Queued) -> None:
+    def left(self, queued: Q) -> None:
         """A message waits here no more; whoever takes one away says so."""
         self.admission.leave(queued.source.sender, queued.size_bytes)
 
-    def _enter(self, queued: Queued) -> None:
+    def _enter(self, queued: Q) -> None:
         self.admission.enter(queued.source.sender, queued.size_bytes)
 
-    def _too_heavy(self, queued: Queued) -> bool:
+    def _too_heavy(self, queued: Q) -> bool:
         return self.admission.too_heavy(queued.source.sender, queued.size_bytes)
 
-    def _ahead(self, queued: Queued) -> bool:
+    def _ahead(self, queued: Q) -> bool:
         return queued.change > self.entry.change or queued.epoch > self.entry.epoch
 
-    def _admit(self, queued: Queued, out: list[OwnerEffect]) -> None:
+    def _admit(self, queued: Q, out: list[OwnerEffect[Q]]) -> None:
         """H7: link not refused, right epoch, and open or (draining and finishing)."""
         self.latest[queued.source.sender] = queued.source.link
         fits = queued.epoch == self.epoch and (
@@ -318,7 +326,7 @@ class Owner:
             self.admission.ready += not depth
             out.append(Wake(queued.entity))
 
-    def _put(self, queued: Queued) -> Mailbox:
+    def _put(self, queued: Q) -> Mailbox[Q]:
         mailbox = self.mailboxes.get(queued.entity)
         if mailbox is None:
             mailbox = self.mailboxes[queued.entity] = Mailbox()
@@ -326,15 +334,15 @@ class Owner:
         self._enter(queued)
         return mailbox
 
-    def _cut(self, out: list[OwnerEffect]) -> None:
+    def _cut(self, out: list[OwnerEffect[Q]]) -> None:
         """H9: keep each mailbox up to its last finishing message, return the rest."""
         self._remove(lambda _, after_last_finishing: after_last_finishing, out)
 
     def _remove(
         self,
-        wanted: Callable[[Queued, bool], bool],
-        out: list[OwnerEffect],
-        parked: Iterable[Queued] = (),
+        wanted: Callable[[Q, bool], bool],
+        out: list[OwnerEffect[Q]],
+        parked: Iterable[Q] = (),
     ) -> None:
         """Send messages back to their link and refuse that link, or discard them if it is lost."""
         back, lost, ready = take_out(self.mailboxes, self.latest, wanted, self.left)
@@ -347,7 +355,7 @@ class Owner:
         if lost:
             out.append(Discard(tuple(lost)))
 
-    def _drop(self, out: list[OwnerEffect]) -> None:
+    def _drop(self, out: list[OwnerEffect[Q]]) -> None:
         """The shard is lost: everything unstarted goes back; the shell cancels what runs."""
         self._remove(lambda _mail, _after: True, out)
         for entity, mailbox in list(self.mailboxes.items()):
@@ -355,13 +363,13 @@ class Owner:
             if mailbox.idle():
                 del self.mailboxes[entity]
 
-    def _take_parked(self, source: LinkKey) -> tuple[Queued, ...]:
+    def _take_parked(self, source: LinkKey) -> tuple[Q, ...]:
         parked = tuple(self.parked.pop(source, ()))
         for queued in parked:
             self.left(queued)
         return parked
 
-    def _unpark(self, source: LinkKey, out: list[OwnerEffect]) -> None:
+    def _unpark(self, source: LinkKey, out: list[OwnerEffect[Q]]) -> None:
         waiting = self.parked[source]
         while waiting:
             if self._ahead(waiting[0]):
@@ -377,15 +385,13 @@ CancelledMessages = Mapping[tuple[LinkKey, int], None]
 """The messages, by the link that they came on and their number."""
 
 
-def cancel_unstarted(
-    owner: Owner, wanted: CancelledMessages
-) -> tuple[list[Queued], list[EntityKey]]:
+def cancel_unstarted(owner: Owner[Q], wanted: CancelledMessages) -> tuple[list[Q], list[EntityKey]]:
     """Take unstarted messages away; these, and the entities that may start another one now.
 
     One look at everything that waits, for any number of messages: an owner that is overloaded
     hears of many at a time, and must not look at its whole queue for each.
     """
-    found: list[Queued] = []
+    found: list[Q] = []
     for source, parked in list(owner.parked.items()):
         kept = [one for one in parked if not _is_among(one, wanted, found)]
         if not kept:
@@ -408,7 +414,7 @@ def cancel_unstarted(
     return found, ready
 
 
-def _is_among(queued: Queued, wanted: CancelledMessages, found: list[Queued]) -> bool:
+def _is_among(queued: Q, wanted: CancelledMessages, found: list[Q]) -> bool:
     if (queued.source, queued.n) not in wanted:
         return False
     found.append(queued)

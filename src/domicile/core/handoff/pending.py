@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import frexp, ldexp
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -29,14 +29,13 @@ class Home(NamedTuple):
 
 
 class Pending(msgspec.Struct, eq=False):
-    """One message at its sender. `payload` is the shell's business."""
+    """One message at its sender. A shell extends it by what only the shell needs to know."""
 
     n: int
     entity: EntityKey
     ask: bool
     chain: tuple[ShardKey, ...]
     size_bytes: int
-    payload: Any
     behind: Callable[[], Iterable[ShardKey]] | None = None
     """Shards whose handlers wait in line behind the one that sent this, as of now (N3)."""
     urgent: bool = False
@@ -50,14 +49,17 @@ class Pending(msgspec.Struct, eq=False):
     """What counts it, since it was written."""
 
 
+P = TypeVar("P", bound=Pending)
+
+
 # effects
 
 
 @dataclass(frozen=True, slots=True)
-class WriteRequest:
+class WriteRequest(Generic[P]):
     """Send this request, stamped (H2)."""
 
-    pending: Pending
+    pending: P
     to: Incarnation
     epoch: int
     change: int
@@ -75,13 +77,13 @@ class SendFlush:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(Generic[P]):
     """Unknown what became of it: MaybeExecuted for an ask, `lost` for a tell (H6)."""
 
-    pending: Pending
+    pending: P
 
 
-SenderEffect = WriteRequest | SendFlush | GiveUp | Arm
+SenderEffect = WriteRequest[P] | SendFlush | GiveUp[P] | Arm
 
 
 class HoldLimits(NamedTuple):
@@ -93,7 +95,7 @@ class HoldLimits(NamedTuple):
     hold_timeout_s: float
 
 
-Selects = Callable[[Pending], bool]
+Selects = Callable[[P], bool]
 
 FIRST_WAVE_S = 0.25
 WAVE_STEP_MAX_S = 0.5
@@ -110,14 +112,14 @@ def is_nested(pending: Pending) -> bool:
     return pending.ask and bool(pending.chain)
 
 
-def split_prefix(queue: Sequence[Pending], wanted: Selects) -> tuple[list[Pending], list[Pending]]:
+def split_prefix(queue: Sequence[P], wanted: Selects[P]) -> tuple[list[P], list[P]]:
     """What goes out, and what stays: wanted ones, behind all others to the same entity (N4)."""
     last: dict[EntityKey, int] = {}
     for pending in queue:
         if wanted(pending):
             last[pending.entity] = pending.n
-    goes: list[Pending] = []
-    stays: list[Pending] = []
+    goes: list[P] = []
+    stays: list[P] = []
     for pending in queue:
         (goes if pending.n <= last.get(pending.entity, 0) else stays).append(pending)
     return goes, stays

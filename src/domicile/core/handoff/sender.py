@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterable
+from typing import Generic
 
 from domicile.core.handoff.admission import UNIT_BYTES, Flow, Outflow
 from domicile.core.handoff.pending import (
     GiveUp,
     HoldLimits,
     Home,
-    Pending,
+    P,
     Selects,
     SenderEffect,
     SendFlush,
@@ -35,7 +36,7 @@ _HOMELESS = ("free", "quarantined")
 _BOUND = SenderState.BOUND
 
 
-class Sender:
+class Sender(Generic[P]):
     """The sender's side of one shard."""
 
     __slots__ = (
@@ -68,9 +69,9 @@ class Sender:
         self.flush_at = 0.0
         self.seen_change = 0
         """The newest `moving` entry that was flushed for, or seen unbound (H4)."""
-        self.queue: list[Pending] = []
+        self.queue: list[P] = []
         self.held_bytes = 0
-        self.written: dict[int, Pending] = {}
+        self.written: dict[int, P] = {}
         self.open = 0
         self.next_n = 1
         self.moving_since = 0.0
@@ -110,7 +111,7 @@ class Sender:
             return None
         return home
 
-    def post(self, pending: Pending) -> None:
+    def post(self, pending: P) -> None:
         """Note a message as written to the home that `clear` has just named: `pending.to`."""
         self.written[pending.n] = pending
         if not pending.started:
@@ -118,12 +119,12 @@ class Sender:
             pending.flow = self.flow
             self.flow.open += 1 + pending.size_bytes // UNIT_BYTES
 
-    def submit(self, pending: Pending, now: float) -> tuple[SenderEffect, ...]:
+    def submit(self, pending: P, now: float) -> tuple[SenderEffect[P], ...]:
         """A new message, numbered and with room (H1)."""
         self._hold(pending)
         return self._go_on(now)
 
-    def see(self, entry: Entry, now: float) -> tuple[SenderEffect, ...]:
+    def see(self, entry: Entry, now: float) -> tuple[SenderEffect[P], ...]:
         """A map entry, from wherever: merged if newer (H3, H4)."""
         if entry.change <= self.entry.change:
             return ()
@@ -138,15 +139,15 @@ class Sender:
                 pending.urgent = False
         return self._go_on(now)
 
-    def look(self, now: float) -> tuple[SenderEffect, ...]:
+    def look(self, now: float) -> tuple[SenderEffect[P], ...]:
         """Something else changed: what is finishing (N3), or which nodes are up."""
         return self._go_on(now)
 
     def returned(
         self, peer: Incarnation, ns: Iterable[int], entry: Entry, released: bool, now: float
-    ) -> tuple[SenderEffect, ...]:
+    ) -> tuple[SenderEffect[P], ...]:
         """H3: reinsert by number, merge the entry, flush."""
-        out: list[SenderEffect] = []
+        out: list[SenderEffect[P]] = []
         came_back = False
         for n in ns:
             pending = self.written.get(n)
@@ -164,9 +165,9 @@ class Sender:
 
     def flushed(
         self, peer: Incarnation, id: int, entry: Entry, released: bool, now: float
-    ) -> tuple[SenderEffect, ...]:
+    ) -> tuple[SenderEffect[P], ...]:
         """H5, if it answers the flush that is out."""
-        out: list[SenderEffect] = []
+        out: list[SenderEffect[P]] = []
         if id == self.flush_id and self.key is not None and self.key.owner == peer:
             self._note_over(peer, released)
             self._take(SenderEvent.FLUSHED, now, out)
@@ -176,7 +177,7 @@ class Sender:
         out.extend(self._go_on(now))
         return tuple(out)
 
-    def begun(self, peer: Incarnation, n: int, now: float) -> tuple[SenderEffect, ...]:
+    def begun(self, peer: Incarnation, n: int, now: float) -> tuple[SenderEffect[P], ...]:
         """It has started: room in the window; nothing more is owed to a tell."""
         pending = self.written.get(n)
         if pending is not None and pending.to == peer and not pending.started:
@@ -191,7 +192,7 @@ class Sender:
 
     def answered(
         self, peer: Incarnation, n: int, now: float
-    ) -> tuple[Pending | None, tuple[SenderEffect, ...]]:
+    ) -> tuple[P | None, tuple[SenderEffect[P], ...]]:
         """A reply: the message it resolves, if any is still waiting."""
         pending = self.written.get(n)
         if pending is None or pending.to != peer:
@@ -205,7 +206,7 @@ class Sender:
         pending.resolved = True
         return pending, effects
 
-    def withdraw(self, pending: Pending, now: float) -> tuple[bool, tuple[SenderEffect, ...]]:
+    def withdraw(self, pending: P, now: float) -> tuple[bool, tuple[SenderEffect[P], ...]]:
         """Its caller waits no more. True: it was never written, so it never runs."""
         pending.resolved = True
         if pending.to is None:
@@ -218,12 +219,12 @@ class Sender:
 
     def link_lost(
         self, peer: Incarnation, unsent: Iterable[int], now: float
-    ) -> tuple[SenderEffect, ...]:
+    ) -> tuple[SenderEffect[P], ...]:
         """H6: what that peer had is unknown; what waits here stays, in order.
 
         `unsent` never left this process, so it cannot have run: it waits again.
         """
-        out: list[SenderEffect] = []
+        out: list[SenderEffect[P]] = []
         for n in unsent:
             pending = self.written.get(n)
             if pending is not None and pending.to == peer:
@@ -234,18 +235,18 @@ class Sender:
         out.extend(self._go_on(now))
         return tuple(out)
 
-    def departing(self, peer: Incarnation, now: float) -> tuple[SenderEffect, ...]:
+    def departing(self, peer: Incarnation, now: float) -> tuple[SenderEffect[P], ...]:
         """H14: the peer says goodbye: write nothing more to it, flush."""
-        out: list[SenderEffect] = []
+        out: list[SenderEffect[P]] = []
         if self.entry.owner == peer:
             self.over_epoch = max(self.over_epoch, self.entry.epoch)
         if self.key is not None and self.key.owner == peer:
             self._take(SenderEvent.MISMATCH, now, out)
         return tuple(out)
 
-    def tick(self, now: float) -> tuple[SenderEffect, ...]:
+    def tick(self, now: float) -> tuple[SenderEffect[P], ...]:
         """An armed time came: waves (N5), and a `Flushed` that is overdue (H6)."""
-        out: list[SenderEffect] = []
+        out: list[SenderEffect[P]] = []
         if self.state is SenderState.FLUSHING and now >= self.flush_at + self.limits.hold_timeout_s:
             assert self.key is not None
             self._give_up(self.key.owner, out, unstarted_only=True)
@@ -260,7 +261,7 @@ class Sender:
             out.append(Arm(self.flush_at + self.limits.hold_timeout_s))
         return tuple(out)
 
-    def refused(self) -> tuple[Pending, ...]:
+    def refused(self) -> tuple[P, ...]:
         """What waits for a quarantined shard, which gets no home soon: resolved, and gone from here
         (DX-20). What was written may have run, and stays until its owner's answer or end."""
         if self.entry.state != "quarantined" or not self.queue:
@@ -278,7 +279,7 @@ class Sender:
 
     # decisions
 
-    def finishing(self, pending: Pending) -> bool:
+    def finishing(self, pending: P) -> bool:
         """N3, N5: a draining shard waits for this one, as far as is known here."""
         if not pending.ask:
             return False
@@ -298,9 +299,9 @@ class Sender:
             return None
         return Home(entry.owner, entry.epoch)
 
-    def _go_on(self, now: float) -> tuple[SenderEffect, ...]:
+    def _go_on(self, now: float) -> tuple[SenderEffect[P], ...]:
         """H4, then H2 or N4, as far as they go."""
-        out: list[SenderEffect] = []
+        out: list[SenderEffect[P]] = []
         home = self._home()
         moving = self.entry.state == "moving"
         if self.key is not None and self.key != (self.entry.owner, self.entry.epoch):
@@ -321,7 +322,7 @@ class Sender:
     def _next_wave(self, now: float) -> float:
         return next_wave(self.moving_since, now)
 
-    def _write_heads(self, home: Home, now: float, out: list[SenderEffect]) -> None:
+    def _write_heads(self, home: Home, now: float, out: list[SenderEffect[P]]) -> None:
         """H2, as far as the window goes; but what a running handler awaits never waits for it:
         the window may be full of mail that waits for that very handler."""
         count = min(len(self.queue), max(0, self.limits.window - self.open))
@@ -334,7 +335,12 @@ class Sender:
             self._write_lane(home, is_nested, False, now, out)
 
     def _write_lane(
-        self, home: Home, wanted: Selects, finishing: bool, now: float, out: list[SenderEffect]
+        self,
+        home: Home,
+        wanted: Selects[P],
+        finishing: bool,
+        now: float,
+        out: list[SenderEffect[P]],
     ) -> None:
         """N4: a wanted message goes out behind all queued ones to the same entity."""
         goes, self.queue[:] = split_prefix(self.queue, wanted)
@@ -343,7 +349,7 @@ class Sender:
             self._write(pending, home, finishing or self.finishing(pending), now, out)
 
     def _write(
-        self, pending: Pending, home: Home, finishing: bool, now: float, out: list[SenderEffect]
+        self, pending: P, home: Home, finishing: bool, now: float, out: list[SenderEffect[P]]
     ) -> None:
         self._take(SenderEvent.WRITE, now, out)
         if self.key is None:
@@ -356,7 +362,7 @@ class Sender:
         change = self.entry.change
         out.append(WriteRequest(pending, home.owner, home.epoch, change, finishing, self.open))
 
-    def _take(self, happening: SenderEvent, now: float, out: list[SenderEffect]) -> None:
+    def _take(self, happening: SenderEvent, now: float, out: list[SenderEffect[P]]) -> None:
         """One step of the table, with what it does."""
         transition = TRANSITIONS[self.state, happening]
         self.state = transition.to[0]
@@ -373,17 +379,17 @@ class Sender:
             self.key = None
             self.flush_id = 0
 
-    def _close(self, pending: Pending) -> None:
+    def _close(self, pending: P) -> None:
         """Written, and known to have started or not to start there."""
         self.open -= 1
         if pending.flow is not None:
             pending.flow.open -= 1 + pending.size_bytes // UNIT_BYTES
 
-    def _let_go(self, pending: Pending) -> None:
+    def _let_go(self, pending: P) -> None:
         self.held_bytes -= pending.size_bytes
         self.outflow.held_bytes -= pending.size_bytes
 
-    def _hold(self, pending: Pending) -> None:
+    def _hold(self, pending: P) -> None:
         self.held_bytes += pending.size_bytes
         self.outflow.held_bytes += pending.size_bytes
         if not self.queue or self.queue[-1].n < pending.n:
@@ -391,7 +397,7 @@ class Sender:
         else:
             insort(self.queue, pending, key=number_of)
 
-    def _take_back(self, pending: Pending) -> None:
+    def _take_back(self, pending: P) -> None:
         """Written, but certain not to have run."""
         del self.written[pending.n]
         self._close(pending)
@@ -404,7 +410,7 @@ class Sender:
             self.over_epoch = max(self.over_epoch, self.key.epoch)
 
     def _give_up(
-        self, peer: Incarnation, out: list[SenderEffect], unstarted_only: bool = False
+        self, peer: Incarnation, out: list[SenderEffect[P]], unstarted_only: bool = False
     ) -> None:
         for n, pending in list(self.written.items()):
             if pending.to != peer or (unstarted_only and pending.started):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from domicile.core.handoff.owner import Owner
 from domicile.core.ids import EntityKey, ShardKey
-from domicile.entity.hosting.cell import Cell, Turn
+from domicile.entity.hosting.cell import Cell, Incoming, Turn
 from domicile.entity.model.entity import Entity, make
 from domicile.errors import NotExecuted, Unavailable
 
@@ -86,7 +86,9 @@ class Activation(ABC):
     def __init__(self, runtime: Runtime, shard: ShardKey) -> None:
         self.runtime = runtime
         self.shard = shard
-        self.owner = Owner(shard, runtime.me, runtime.settings.mailbox, runtime.admission)
+        self.owner: Owner[Incoming] = Owner(
+            shard, runtime.me, runtime.settings.mailbox, runtime.admission
+        )
         self.cells: dict[EntityKey, Cell] = {}
         self._backoff: dict[EntityKey, tuple[float, float]] = {}
         self._marks = StartNotes(

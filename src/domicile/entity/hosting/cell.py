@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from domicile.core.handoff.mailbox import Queued
 from domicile.core.ids import EntityKey, LinkKey, ShardKey
 from domicile.core.wire import CallingTurn, Request
 from domicile.entity.model.entity import Entity, EntityType
@@ -32,11 +33,11 @@ T = TypeVar("T")
 current_turn: ContextVar[Turn | None] = ContextVar("domicile_turn", default=None)
 
 
-class Incoming(msgspec.Struct, gc=False):
-    """A request at its owner, with the time until which it may start."""
+class Incoming(Queued, kw_only=True):
+    """A message that waits at its owner: what it says, and until when it may start."""
 
-    request: Request
-    expires_at: float
+    request: Request | Alarm
+    expires_at: float = float("inf")
 
 
 class Called(msgspec.Struct, gc=False):

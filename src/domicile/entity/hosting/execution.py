@@ -72,7 +72,7 @@ class Execution(Activation):
         """Forget an entity's memory at once."""
 
     @abstractmethod
-    def _carry_out(self, effects: Iterable[OwnerEffect]) -> None:
+    def _carry_out(self, effects: Iterable[OwnerEffect[Incoming]]) -> None:
         """What the owner machine wants."""
 
     # the usual way
@@ -109,7 +109,7 @@ class Execution(Activation):
         """A message that must wait, or that needs more than its handler."""
         kind = self.runtime.catalogue.get(request.type)
         handler = None if kind is None else kind.handlers.get(request.method)
-        queued = Queued(
+        queued = Incoming(
             source,
             request.n,
             EntityKey(request.type, request.id),
@@ -117,10 +117,11 @@ class Execution(Activation):
             request.change,
             request.finishing,
             handler is not None and handler.shared,
-            Incoming(request, now + request.ttl_s),
             len(request.body) + 4 * (len(request.id) + len(request.key)) + WEIGHT_BYTES,
             request.ttl_s,
             bool(request.chain),
+            request=request,
+            expires_at=now + request.ttl_s,
         )
         self._carry_out(self.owner.request(queued))
 
@@ -333,13 +334,12 @@ class Execution(Activation):
                 return
         worker.start(self._serve(turn))
 
-    def turn_of(self, queued: Queued) -> Turn:
+    def turn_of(self, queued: Incoming) -> Turn:
         """The turn of a message that has waited."""
-        payload = queued.payload
-        if isinstance(payload, Alarm):
-            return Turn(self._host, ALARM, queued.entity, False, payload, float("inf"))
-        request, expires_at = payload.request, payload.expires_at
-        return Turn(self._host, queued.source, queued.entity, queued.shared, request, expires_at)
+        return Turn(
+            self._host, queued.source, queued.entity, queued.shared, queued.request,
+            queued.expires_at,
+        )  # fmt: skip
 
     # the whole way
 

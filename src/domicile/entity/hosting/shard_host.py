@@ -37,7 +37,7 @@ from domicile.core.ids import NOBODY, LinkKey, ShardKey
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import AskRevert, Flush, Flushed, Released, Return
 from domicile.entity.hosting.activation import name_of
-from domicile.entity.hosting.cell import Alarm, Cell, Turn, current_turn
+from domicile.entity.hosting.cell import Alarm, Cell, Incoming, Turn, current_turn
 from domicile.entity.hosting.execution import ALARM, Execution
 from domicile.entity.model.codec import encode_error
 from domicile.entity.model.entity import Entity
@@ -113,7 +113,7 @@ class ShardHost(Execution):
             return
         self._alarms += 1
         alarm = Alarm(-self._alarms, self.owner.epoch, method, args, kwargs)
-        queued = Queued(ALARM, alarm.n, cell.key, alarm.epoch, 0, False, False, alarm)
+        queued = Incoming(ALARM, alarm.n, cell.key, alarm.epoch, 0, False, False, request=alarm)
         if self.owner.timer(queued):
             self._wake(cell.key)
 
@@ -158,14 +158,14 @@ class ShardHost(Execution):
 
     # effects
 
-    def _carry_out(self, effects: Iterable[OwnerEffect]) -> None:
+    def _carry_out(self, effects: Iterable[OwnerEffect[Incoming]]) -> None:
         for effect in effects:
             match effect:
                 case Wake(entity):
                     self._wake(entity)
                 case Accepted(queued, depth):
                     self.note("accept", queued, depth=depth)
-                    if queued.payload.request.chain:
+                    if queued.request.chain:
                         self.runtime.look_soon()
                 case SendBack(source, messages):
                     self._send_back(source, messages)

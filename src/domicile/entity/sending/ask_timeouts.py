@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import floor
 
-from domicile.core.handoff.pending import Pending
+from domicile.entity.sending.outgoing_call import OutgoingCall
 from domicile.ports.clock import Clock, Timer
 
 MOST_BOOKS = 64
@@ -17,20 +17,20 @@ MOST_BOOKS = 64
 
 SLOT_S = 0.01
 
-Book = dict[Pending, None]
+Book = dict[OutgoingCall, None]
 
 
 class AskTimeouts:
     """Open asks by how long they may take; the oldest of each kind come first."""
 
-    def __init__(self, clock: Clock, expire: Callable[[Pending], None]) -> None:
+    def __init__(self, clock: Clock, expire: Callable[[OutgoingCall], None]) -> None:
         self._clock = clock
         self._expire = expire
         self._books: dict[float, Book] = {}
         self._slots: dict[int, Book] = {}
         self._timers: dict[tuple[str, float], Timer] = {}
 
-    def add(self, pending: Pending, timeout_s: float) -> Book:
+    def add(self, pending: OutgoingCall, timeout_s: float) -> Book:
         """From now on, for so long, or until it is taken out of the book that this returns."""
         book = self._books.get(timeout_s)
         if book is not None:
@@ -50,16 +50,16 @@ class AskTimeouts:
         self._books.clear()
         self._slots.clear()
 
-    def _arm(self, timeout_s: float, oldest: Pending) -> None:
-        when = oldest.payload.expires_at
+    def _arm(self, timeout_s: float, oldest: OutgoingCall) -> None:
+        when = oldest.expires_at
         self._timers["book", timeout_s] = self._clock.call_at(when, lambda: self._look(timeout_s))
 
     def _look(self, timeout_s: float) -> None:
         book = self._books[timeout_s]
         now = self._clock.now()
-        late: list[Pending] = []
+        late: list[OutgoingCall] = []
         for pending in book:
-            if pending.payload.expires_at > now:
+            if pending.expires_at > now:
                 self._arm(timeout_s, pending)
                 break
             late.append(pending)
@@ -67,9 +67,9 @@ class AskTimeouts:
             del self._books[timeout_s], self._timers["book", timeout_s]
         self._end(book, late)
 
-    def _slot(self, pending: Pending) -> Book:
+    def _slot(self, pending: OutgoingCall) -> Book:
         """Many different timeouts: those that end at about the same time share a timer."""
-        number = floor(pending.payload.expires_at / SLOT_S) + 1
+        number = floor(pending.expires_at / SLOT_S) + 1
         slot = self._slots.get(number)
         if slot is None:
             slot = self._slots[number] = {}
@@ -83,7 +83,7 @@ class AskTimeouts:
         slot = self._slots.pop(number)
         self._end(slot, list(slot))
 
-    def _end(self, book: Book, late: list[Pending]) -> None:
+    def _end(self, book: Book, late: list[OutgoingCall]) -> None:
         for pending in late:
             book.pop(pending, None)
             self._expire(pending)

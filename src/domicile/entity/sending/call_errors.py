@@ -5,10 +5,10 @@ Made by `sending` alone; nothing here decides.
 
 from __future__ import annotations
 
-from domicile.core.handoff.sender import Sender
 from domicile.core.ids import EntityKey
 from domicile.core.wire import Request
 from domicile.entity.model.ref import Call
+from domicile.entity.sending.outgoing_call import CallSender
 from domicile.errors import MaybeExecuted, NotExecuted, Overloaded, Unavailable
 
 
@@ -20,7 +20,7 @@ def too_large(call: Call, size_bytes: int, most_bytes: int) -> NotExecuted:
     )
 
 
-def overloaded(sender: Sender, entity: EntityKey) -> Overloaded:
+def overloaded(sender: CallSender, entity: EntityKey) -> Overloaded:
     """Too much waits for its shard already (I6)."""
     shard = f"shard {sender.shard.role}/{sender.shard.shard}"
     waits = f"{len(sender.queue)} messages already wait for {shard}"
@@ -29,7 +29,7 @@ def overloaded(sender: Sender, entity: EntityKey) -> Overloaded:
     return Overloaded(f"{waits}, where {entity.type} {entity.id!r} lives; slow down and retry")
 
 
-def quarantined(sender: Sender, within_s: float) -> Unavailable:
+def quarantined(sender: CallSender, within_s: float) -> Unavailable:
     """Its shard gets no home before an operator says so (DX-20)."""
     shard = f"{sender.shard.role}/{sender.shard.shard}"
     strikes = sender.entry.strikes

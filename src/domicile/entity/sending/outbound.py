@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from msgspec.structs import replace
 
 from domicile.core.handoff.admission import Outflow
@@ -19,7 +18,6 @@ from domicile.core.handoff.pending import (
     GiveUp,
     HoldLimits,
     Home,
-    Pending,
     SenderEffect,
     SendFlush,
     WriteRequest,
@@ -41,13 +39,14 @@ from domicile.core.wire import (
     weight_bytes,
 )
 from domicile.entity.hosting.cancellation import time_left_s
-from domicile.entity.hosting.cell import Called, Incoming, Turn, current_turn
+from domicile.entity.hosting.cell import Called, Turn, current_turn
 from domicile.entity.hosting.execution import NOT_HERE
 from domicile.entity.model.codec import decode_error
 from domicile.entity.model.ref import Call, Route
 from domicile.entity.sending.ask_timeouts import AskTimeouts
 from domicile.entity.sending.backpressure import Pauses
 from domicile.entity.sending.call_errors import expired, overloaded, quarantined, too_large
+from domicile.entity.sending.outgoing_call import CallSender, OutgoingCall
 from domicile.entity.sending.routing import Routing
 from domicile.errors import (
     CallCycle,
@@ -67,7 +66,6 @@ _OUTCOMES = {
     ReplyStatus.REJECTED: "rejected",
     ReplyStatus.MAYBE_EXECUTED: "maybe_executed",
 }
-_NOBODY = EntityKey("", "")
 _OK = ReplyStatus.OK
 
 WEIGHT_BYTES = 192
@@ -78,16 +76,6 @@ NESTED = 16
 
 SWEEP_S = 0.5
 """How often tells that wait past their time are given up."""
-
-
-class OutgoingCall(msgspec.Struct, eq=False):
-    """What the shell knows of a pending message: its text, who waits for it, and until when."""
-
-    request: Request
-    """As it was first written; its stamps are those of the time it is written at."""
-    sender: Sender
-    expires_at: float
-    future: asyncio.Future[bytes] | None
 
 
 class OutgoingCalls:
@@ -106,8 +94,8 @@ class OutgoingCalls:
         # One shard alone may use its whole window.
         self._outflow = Outflow(max(settings.node_mail, settings.window))
         self._pauses = Pauses(runtime.clock, self._outflow)
-        self.senders: dict[ShardKey, Sender] = {}
-        self._by_role: dict[str, dict[int, Sender]] = {}
+        self.senders: dict[ShardKey, CallSender] = {}
+        self._by_role: dict[str, dict[int, CallSender]] = {}
         self._waits = AskTimeouts(runtime.clock, self._expired)
         self._timers: dict[ShardKey, tuple[float, Timer]] = {}
         self._asks = 0
@@ -130,9 +118,9 @@ class OutgoingCalls:
         if turn is not None and turn.active:
             timeout_s = time_left_s(turn, timeout_s)
             chain = self._chain(call, turn)
-        sender: Sender = route.sender
+        sender: CallSender = route.sender
         home = sender.clear()
-        pending: Pending | None = None
+        pending: OutgoingCall | None = None
         if (
             home is not None
             and home.owner == self._me
@@ -141,17 +129,19 @@ class OutgoingCalls:
             and self._runtime.may_run_here(now, turn)
         ):
             outcome = self._runtime.run_here(call, route, home, chain, now, timeout_s)
-            if type(outcome) is Pending:
+            if type(outcome) is OutgoingCall:
                 pending = outcome
             elif outcome is not NOT_HERE:
                 return outcome
         if pending is None:
-            future: asyncio.Future[bytes] = self._loop.create_future()
-            pending = self._submit(call, route, home, chain, now, timeout_s, future)
+            awaited: asyncio.Future[bytes] = self._loop.create_future()
+            pending = self._submit(call, route, home, chain, now, timeout_s, awaited)
         book = self._waits.add(pending, timeout_s)
         self._asks += 1
+        future = pending.future
+        assert future is not None, "somebody waits for every ask"
         try:
-            return call.handler.decode_reply(await pending.payload.future)
+            return call.handler.decode_reply(await future)
         finally:
             self._asks -= 1
             book.pop(pending, None)
@@ -196,7 +186,7 @@ class OutgoingCalls:
         now: float,
         timeout_s: float,
         future: asyncio.Future[bytes] | None,
-    ) -> Pending:
+    ) -> OutgoingCall:
         """Number a message and send it, or hold it until its shard has a home (H1, H2).
 
         Raises `TypeError` or `NotExecuted` if it can't travel.
@@ -223,13 +213,14 @@ class OutgoingCalls:
             handler.name, body, ask, False, timeout_s, callers, call.key,
             "" if tracer is None else tracer.inject(),
         )  # fmt: skip
-        payload = OutgoingCall(request, sender, now + timeout_s, future)
-        if home is None:
-            pending = Pending(n, entity, ask, chain, size, payload, behind)
+        owner = None if home is None else home.owner
+        pending = OutgoingCall(
+            n, entity, ask, chain, size, behind, False, False, owner,
+            request=request, sender=sender, expires_at=now + timeout_s, future=future,
+        )  # fmt: skip
+        if home is None or owner is None:
             self._hold(sender, pending, now, timeout_s)
             return pending
-        owner = home.owner
-        pending = Pending(n, entity, ask, chain, size, payload, behind, False, False, owner)
         sender.post(pending)
         if chain and sender.finishing(pending):
             request = replace(request, finishing=True)
@@ -242,31 +233,36 @@ class OutgoingCalls:
             runtime.send(owner, request)
         return pending
 
-    def began_here(self, call: Call, sender: Sender, home: Home, turn: Turn) -> Pending:
+    def began_here(self, call: Call, sender: CallSender, home: Home, turn: Turn) -> OutgoingCall:
         """A local ask began within its call and has suspended: its reply comes as any other."""
         future: asyncio.Future[bytes] = self._loop.create_future()
         assert isinstance(turn.request, Called)
-        payload = OutgoingCall(
-            turn.request.as_sent(sender.shard, call.entity), sender, turn.expires_at, future
-        )
-        chain = tuple([ShardKey(caller.role, caller.shard) for caller in turn.request.chain])
-        pending = Pending(turn.n, call.entity, True, chain, 0, payload, to=home.owner, started=True)
+        pending = OutgoingCall(
+            turn.n, call.entity, True,
+            tuple([ShardKey(caller.role, caller.shard) for caller in turn.request.chain]), 0,
+            to=home.owner, started=True, request=turn.request.as_sent(sender.shard, call.entity),
+            sender=sender, expires_at=turn.expires_at, future=future,
+        )  # fmt: skip
         sender.post(pending)
         return pending
 
-    def note_here(self, call: Call, sender: Sender, home: Home, called: Called) -> None:
+    def note_here(self, call: Call, sender: CallSender, home: Home, called: Called) -> None:
         """For histories: a local ask begins within its call."""
-        payload = OutgoingCall(called.as_sent(sender.shard, call.entity), sender, 0.0, None)
-        pending = Pending(called.n, call.entity, True, (), 0, payload)
+        pending = OutgoingCall(
+            called.n, call.entity, True, (), 0, request=called.as_sent(sender.shard, call.entity),
+            sender=sender, expires_at=0.0, future=None,
+        )  # fmt: skip
         self.note_submit(pending, 0, called.ttl_s)
         self.note_write(pending, home, finishing=False, open=1)
 
-    def note_outcome_here(self, sender: Sender, n: int, status: ReplyStatus) -> None:
+    def note_outcome_here(self, sender: CallSender, n: int, status: ReplyStatus) -> None:
         """For histories: it has ended within its call."""
         outcome = _OUTCOMES.get(status, "failed")
-        self._outcome(sender.shard, Pending(n, _NOBODY, True, (), 0, None), outcome)
+        self._outcome(sender.shard, n, outcome)
 
-    def _hold(self, sender: Sender, pending: Pending, now: float, timeout_s: float) -> None:
+    def _hold(
+        self, sender: CallSender, pending: OutgoingCall, now: float, timeout_s: float
+    ) -> None:
         """The longer way: what waits before it, or its home, comes first."""
         runtime = self._runtime
         refusal = self._refusal(sender, pending)
@@ -275,15 +271,15 @@ class OutgoingCalls:
             self.note_submit(pending, len(sender.queue), timeout_s)
         if refusal is not None:
             pending.resolved = True
-            self._outcome(sender.shard, pending, "not_executed")
+            self._outcome(sender.shard, pending.n, "not_executed")
             raise refusal
         self._carry_out(sender, effects)
         if not pending.ask and pending.to is None and self._sweep is None:
             self._sweep = runtime.clock.call_at(now + SWEEP_S, self._sweep_tells)
 
-    def note_submit(self, pending: Pending, held: int, timeout_s: float) -> None:
+    def note_submit(self, pending: OutgoingCall, held: int, timeout_s: float) -> None:
         """For histories: a call was made."""
-        request: Request = pending.payload.request
+        request = pending.request
         self._runtime.meter.event(
             "submit", inc=self._runtime.me, role=request.role, shard=request.shard, n=pending.n,
             type=request.type, id=request.id, method=request.method, ask=pending.ask,
@@ -291,15 +287,15 @@ class OutgoingCalls:
             timeout=timeout_s,
         )  # fmt: skip
 
-    def note_write(self, pending: Pending, home: Home, *, finishing: bool, open: int) -> None:
+    def note_write(self, pending: OutgoingCall, home: Home, *, finishing: bool, open: int) -> None:
         """For histories: a message went to its home."""
-        role, shard = pending.payload.sender.shard
+        role, shard = pending.sender.shard
         self._runtime.meter.event(
             "write", inc=self._runtime.me, role=role, shard=shard, n=pending.n, to=home.owner,
             epoch=home.epoch, finishing=finishing, open=open, beyond=pending.beyond,
         )  # fmt: skip
 
-    def _refusal(self, sender: Sender, pending: Pending) -> NotExecuted | None:
+    def _refusal(self, sender: CallSender, pending: OutgoingCall) -> NotExecuted | None:
         """Why a message can't even wait for its shard (I6), if so."""
         if sender.entry.state == "quarantined":
             return quarantined(sender, self._runtime.settings.poison_window_s)
@@ -323,9 +319,8 @@ class OutgoingCalls:
             )
             if mailbox is not None:
                 for queued in mailbox.queue:
-                    if isinstance(queued.payload, Incoming):
-                        for waiting in queued.payload.request.chain:
-                            yield ShardKey(waiting.role, waiting.shard)
+                    for waiting in queued.request.chain:
+                        yield ShardKey(waiting.role, waiting.shard)
 
     def _chain(self, call: Call, turn: Turn) -> tuple[CallingTurn, ...]:
         """N1, N2: who waits for this ask."""
@@ -349,7 +344,7 @@ class OutgoingCalls:
                 )
         return chain
 
-    def _sender(self, shard: ShardKey) -> Sender:
+    def _sender(self, shard: ShardKey) -> CallSender:
         sender = self.senders.get(shard)
         if sender is None:
             members = self._runtime.members
@@ -413,8 +408,8 @@ class OutgoingCalls:
                 self._fail(sender.shard, pending, error, reply.status)
             else:
                 if self._runtime.tracing:
-                    self._outcome(sender.shard, pending, "ok")
-                future = pending.payload.future
+                    self._outcome(sender.shard, pending.n, "ok")
+                future = pending.future
                 if future is not None and not future.done():
                     future.set_result(reply.body)
         if effects:
@@ -477,7 +472,7 @@ class OutgoingCalls:
 
     # effects
 
-    def _carry_out(self, sender: Sender, effects: Iterable[SenderEffect]) -> None:
+    def _carry_out(self, sender: CallSender, effects: Iterable[SenderEffect[OutgoingCall]]) -> None:
         runtime = self._runtime
         for effect in effects:
             match effect:
@@ -494,18 +489,17 @@ class OutgoingCalls:
                 sender.shard, pending, quarantined(sender, self._runtime.settings.poison_window_s)
             )
 
-    def _write(self, write: WriteRequest) -> None:
+    def _write(self, write: WriteRequest[OutgoingCall]) -> None:
         pending, to, epoch = write.pending, write.to, write.epoch
         if self._runtime.tracing:
             self.note_write(pending, Home(to, epoch), finishing=write.finishing, open=write.open)
-        payload: OutgoingCall = pending.payload
         request = replace(
-            payload.request, epoch=epoch, change=write.change, finishing=write.finishing,
-            ttl_s=max(0.0, payload.expires_at - self._now()),
+            pending.request, epoch=epoch, change=write.change, finishing=write.finishing,
+            ttl_s=max(0.0, pending.expires_at - self._now()),
         )  # fmt: skip
         self._runtime.send(to, request)
 
-    def _arm(self, sender: Sender, at: float) -> None:
+    def _arm(self, sender: CallSender, at: float) -> None:
         armed = self._timers.get(sender.shard)
         if armed is not None:
             if armed[0] <= at:
@@ -524,7 +518,7 @@ class OutgoingCalls:
     def _fail(
         self,
         shard: ShardKey,
-        pending: Pending,
+        pending: OutgoingCall,
         error: DomicileError,
         status: ReplyStatus | None = None,
     ) -> None:
@@ -536,62 +530,59 @@ class OutgoingCalls:
             outcome = "maybe_executed"
         else:
             outcome = "failed"
-        future = pending.payload.future
+        future = pending.future
         if future is None and outcome in ("rejected", "failed"):
             return
-        self._outcome(shard, pending, outcome)
+        self._outcome(shard, pending.n, outcome)
         if future is None:
             self._runtime.meter.count("tell.refused")
         elif not future.done():
             future.set_exception(error)
 
-    def _give_up(self, shard: ShardKey, pending: Pending, why: str) -> None:
+    def _give_up(self, shard: ShardKey, pending: OutgoingCall, why: str) -> None:
         pending.resolved = True
         if pending.ask:
-            request: Request = pending.payload.request
+            request = pending.request
             ran = f"{request.type} {request.id!r} may have run {request.method!r}"
             self._fail(shard, pending, MaybeExecuted(f"{ran}: {why}"))
         else:
             self._lost(shard, pending)
 
-    def _lost(self, shard: ShardKey, pending: Pending) -> None:
+    def _lost(self, shard: ShardKey, pending: OutgoingCall) -> None:
         self._runtime.meter.count("tell.lost")
         self._runtime.meter.event(
             "lost", inc=self._runtime.me, role=shard.role, shard=shard.shard, n=pending.n
         )
 
-    def _outcome(
-        self, shard: ShardKey, pending: Pending, outcome: str, cancelled: bool = False
-    ) -> None:
+    def _outcome(self, shard: ShardKey, n: int, outcome: str, cancelled: bool = False) -> None:
         if self._runtime.tracing:
             self._runtime.meter.event(
-                "outcome", inc=self._runtime.me, role=shard.role, shard=shard.shard, n=pending.n,
+                "outcome", inc=self._runtime.me, role=shard.role, shard=shard.shard, n=n,
                 outcome=outcome, cancelled=cancelled,
             )  # fmt: skip
 
-    def _expired(self, pending: Pending) -> None:
+    def _expired(self, pending: OutgoingCall) -> None:
         """The caller's time is up."""
         if pending.resolved:
             return
-        sender: Sender = pending.payload.sender
+        sender = pending.sender
         unwritten, effects = sender.withdraw(pending, self._now())
-        self._fail(sender.shard, pending, expired(pending.payload.request, unwritten))
+        self._fail(sender.shard, pending, expired(pending.request, unwritten))
         self._carry_out(sender, effects)
         self._take_back(pending)
 
-    def _abandon(self, sender: Sender, pending: Pending) -> None:
+    def _abandon(self, sender: CallSender, pending: OutgoingCall) -> None:
         """The caller was cancelled: nobody waits for the outcome any more."""
         unwritten, effects = sender.withdraw(pending, self._now())
         outcome = "not_executed" if unwritten else "maybe_executed"
-        self._outcome(sender.shard, pending, outcome, cancelled=True)
+        self._outcome(sender.shard, pending.n, outcome, cancelled=True)
         self._carry_out(sender, effects)
         self._take_back(pending)
 
-    def _take_back(self, pending: Pending) -> None:
+    def _take_back(self, pending: OutgoingCall) -> None:
         """Nobody waits for it: its owner need not start it, nor end it if it is `cancellable`."""
         if pending.to is not None and self._runtime.guard():
-            shard: ShardKey = pending.payload.sender.shard
-            self._runtime.take_back(pending.to, Cancel(*shard, pending.n))
+            self._runtime.take_back(pending.to, Cancel(*pending.sender.shard, pending.n))
 
     def _sweep_tells(self) -> None:
         """Tells that wait longer than their time are lost, and counted as such (I6)."""
@@ -601,7 +592,7 @@ class OutgoingCalls:
         for sender in list(self.senders.values()):
             for pending in [one for one in sender.queue if not one.ask]:
                 held = True
-                if now >= pending.payload.expires_at:
+                if now >= pending.expires_at:
                     _, effects = sender.withdraw(pending, now)
                     self._lost(sender.shard, pending)
                     self._carry_out(sender, effects)

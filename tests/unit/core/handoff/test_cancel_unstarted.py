@@ -32,7 +32,7 @@ SERVING = Entry(ME, 1, "serving", change=1)
 
 
 def queued(n: int, source: LinkKey = ANN, entity: EntityKey = CART, **more: Any) -> Queued:
-    given = {"epoch": 1, "change": 1, "finishing": False, "shared": False, "payload": None, **more}
+    given = {"epoch": 1, "change": 1, "finishing": False, "shared": False, **more}
     return Queued(source, n, entity, **given)
 
 

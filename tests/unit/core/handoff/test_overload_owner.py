@@ -30,7 +30,7 @@ def queued(
     source: LinkKey, n: int, id: str = "e", *, size_bytes: int = 10, epoch: int = 1
 ) -> Queued:
     """One message."""
-    return Queued(source, n, EntityKey("t", id), epoch, epoch, False, False, None, size_bytes, 10.0)
+    return Queued(source, n, EntityKey("t", id), epoch, epoch, False, False, size_bytes, 10.0)
 
 
 def opened(admission: Admission) -> Owner:
@@ -121,7 +121,7 @@ def sender(outflow: Outflow) -> Sender:
 
 def pending(made: Sender, *, size_bytes: int = 10) -> Pending:
     """The next message."""
-    return Pending(made.number(), EntityKey("t", "e"), True, (), size_bytes, None)
+    return Pending(made.number(), EntityKey("t", "e"), True, (), size_bytes)
 
 
 @pytest.mark.parametrize("seed", range(30))

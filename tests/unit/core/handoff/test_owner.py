@@ -51,7 +51,7 @@ def queued(
     finishing: bool = False,
     shared: bool = False,
 ) -> Queued:
-    return Queued(source, n, entity, epoch, change, finishing, shared, None)
+    return Queued(source, n, entity, epoch, change, finishing, shared)
 
 
 def opened(mailbox_limit: int = 10) -> Owner:
@@ -408,7 +408,7 @@ class Walk:
                 self.numbers += 1
                 message = Queued(
                     source, self.numbers, entity, max(1, owner.epoch + ahead), owner.entry.change,
-                    finishing, shared, None,
+                    finishing, shared,
                 )  # fmt: skip
                 self.place[message.n] = "in"
                 happened += owner.request(message)

@@ -49,7 +49,7 @@ class Pair:
     def queued(self, sender: Incarnation, entity: EntityKey, ahead: Ahead, **more: Any) -> Queued:
         self.n += 1
         epoch, change = self.plain.entry.epoch + ahead[0], self.plain.entry.change + ahead[1]
-        more = {"finishing": False, "shared": False, "payload": None, **more}
+        more = {"finishing": False, "shared": False, **more}
         return Queued(self.source(sender), self.n, entity, epoch, change, **more)
 
     def both(self, effects: tuple[OwnerEffect, ...], others: tuple[OwnerEffect, ...]) -> None:
@@ -125,7 +125,7 @@ class Pair:
 
     def timer(self, entity: EntityKey) -> None:
         self.n += 1
-        queued = Queued(ALARM, -self.n, entity, self.plain.epoch, 0, False, False, None)
+        queued = Queued(ALARM, -self.n, entity, self.plain.epoch, 0, False, False)
         assert self.plain.timer(queued) == self.quick.timer(queued)
 
     def flush(self, sender: Incarnation) -> None:

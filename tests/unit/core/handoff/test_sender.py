@@ -61,7 +61,7 @@ class Desk:
         chain: tuple[ShardKey, ...] = (),
         size_bytes: int = 1,
     ) -> Pending:
-        return Pending(self.sender.number(), entity, ask, chain, size_bytes, None)
+        return Pending(self.sender.number(), entity, ask, chain, size_bytes)
 
     def send(self, count: int = 1, now: float = 0.0, **kind: Any) -> tuple[SenderEffect, ...]:
         out: list[SenderEffect] = []
@@ -300,7 +300,7 @@ def test_an_overdue_flush_counts_as_a_lost_link_for_what_has_not_started() -> No
 # answers
 
 
-def test_a_reply_resolves_its_letter_once() -> None:
+def test_a_reply_resolves_its_message_once() -> None:
     desk = Desk()
     desk.send()
     assert desk.sender.answered(B, 1, 0.0) == (None, ())
@@ -311,7 +311,7 @@ def test_a_reply_resolves_its_letter_once() -> None:
     assert not desk.sender.waiting()
 
 
-def test_a_withdrawn_letter_that_was_never_written_never_is() -> None:
+def test_a_withdrawn_message_that_was_never_written_never_is() -> None:
     desk = Desk(seen=None)
     pending = desk.pending()
     desk.sender.submit(pending, 0.0)
@@ -320,7 +320,7 @@ def test_a_withdrawn_letter_that_was_never_written_never_is() -> None:
     assert desk.sender.held_bytes == 0
 
 
-def test_a_withdrawn_letter_that_comes_back_is_not_written_again() -> None:
+def test_a_withdrawn_message_that_comes_back_is_not_written_again() -> None:
     desk = Desk()
     pending = desk.pending()
     desk.sender.submit(pending, 0.0)
@@ -410,7 +410,7 @@ def test_who_waits_in_line_behind_a_handler_makes_its_asks_finishing() -> None:
     desk = Desk(seen=MOVING)
     line: list[ShardKey] = []
     pending = Pending(
-        desk.sender.number(), EntityKey("t", "x"), True, (ELSEWHERE,), 1, None, lambda: line
+        desk.sender.number(), EntityKey("t", "x"), True, (ELSEWHERE,), 1, lambda: line
     )
     assert written(desk.sender.submit(pending, 0.0)) == []
     line.append(SHARD)

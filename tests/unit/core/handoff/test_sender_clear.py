@@ -55,7 +55,7 @@ class Pair:
         numbers = self.plain.number(), self.quick.number()
         assert numbers[0] == numbers[1]
         pending, other = (
-            Pending(n, entity, ask, chain if ask else (), SIZE_BYTES, None) for n in numbers
+            Pending(n, entity, ask, chain if ask else (), SIZE_BYTES) for n in numbers
         )
         before = image(self.quick)
         home = self.quick.clear()

@@ -20,7 +20,7 @@ def sender(window: int = 8) -> Sender:
 
 
 def submit(sender: Sender) -> tuple[Pending, tuple[object, ...]]:
-    pending = Pending(sender.number(), EntityKey("t", "x"), True, (), 100, None)
+    pending = Pending(sender.number(), EntityKey("t", "x"), True, (), 100)
     return pending, sender.submit(pending, 0.0)
 
 
