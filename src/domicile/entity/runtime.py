@@ -297,7 +297,7 @@ class Runtime:
             if host is None:
                 host = self._host_of(message)
             if host is not None:
-                host.request(worker, source, message, now, late=now > until)
+                host.request(worker, source, message, now, now > until)
             message = next(left, None)
             if worker.job is not None or not worker.clean():
                 return message
@@ -364,13 +364,22 @@ class Runtime:
         known = self.members.map.get(ShardKey(carry.role, carry.shard))
         return self.carrier.on_carry(sender, carry, known)
 
-    def may_run_here(self, now: float, caller: Turn | None) -> bool:
-        """Whether a local ask may run within its call: nothing local waits, and this turn of the
-        event loop has not lasted too long with such calls. Nor is it traced: context travels in
-        requests.
+    def run_here(
+        self,
+        call: Call,
+        route: Route,
+        home: Home,
+        caller: Turn | None,
+        chain: tuple[CallingTurn, ...],
+        now: float,
+        timeout_s: float,
+    ) -> Any:
+        """As `Execution.call_here`, at the host of that shard, if a local ask may run within its
+        call: nothing local waits, and this turn of the event loop has not lasted too long with such
+        calls. Nor is it traced: context travels in requests.
 
-        Whoever asks within a handler's first step must ask in its name: that its entity is busy
-        is known by the chain alone."""
+        Code within a handler's first step must ask in that handler's name: only the chain says
+        that its entity is busy."""
         running = self.running
         if (
             self._here
@@ -378,7 +387,7 @@ class Runtime:
             or self.observer.tracer is not None
             or len(self.suspended) >= self.settings.node_turns
         ):
-            return False
+            return NOT_HERE
         if not self._here_until:
             self._here_until, self._here_left = now + TURN_S, TURN_CALLS
             self.loop.call_soon(self._next_turn)
@@ -386,19 +395,9 @@ class Runtime:
             # Virtual time may stand still while they run.
             self._here_left -= 1
             if self._here_left < 0:
-                return False
-        return now < self._here_until
-
-    def run_here(
-        self,
-        call: Call,
-        route: Route,
-        home: Home,
-        chain: tuple[CallingTurn, ...],
-        now: float,
-        timeout_s: float,
-    ) -> Any:
-        """As `Turns.call_here`, at the host of that shard."""
+                return NOT_HERE
+        if now >= self._here_until:
+            return NOT_HERE
         host = route.host
         if host is None:
             host = route.host = self.hosts.get(route.sender.shard)

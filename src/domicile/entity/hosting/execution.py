@@ -11,6 +11,7 @@ import asyncio
 import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +26,7 @@ from domicile.entity.hosting.cell import Alarm, Called, Cell, Incoming, Turn, cu
 from domicile.entity.model.codec import decode_error, encode_error, encode_failure
 from domicile.entity.model.handlers import Handler
 from domicile.entity.model.ref import Call, Route
-from domicile.entity.running.workers import Abandoned, Guarded, Worker
+from domicile.entity.running.workers import Abandoned, Guarded, Handed, Worker
 from domicile.errors import Fenced, HandlerFailed, MaybeExecuted, NotExecuted, Unavailable
 
 if TYPE_CHECKING:
@@ -42,6 +43,17 @@ NOT_HERE: Final = object()
 """A local ask did not begin within its call: nothing has happened."""
 
 _OK = ReplyStatus.OK
+
+
+class FirstStep(Enum):
+    """How far a handler came before it first gave the event loop back."""
+
+    ENDED = "ended"
+    FAILED = "failed"
+    SUSPENDED = "suspended"
+
+
+_ENDED, _FAILED, _SUSPENDED = FirstStep.ENDED, FirstStep.FAILED, FirstStep.SUSPENDED
 
 
 class OutcomeUnknown(MaybeExecuted):
@@ -75,10 +87,62 @@ class Execution(Activation):
     def _carry_out(self, effects: Iterable[OwnerEffect[Incoming]]) -> None:
         """What the owner machine wants."""
 
+    # every handler begins here
+
+    def begin(
+        self,
+        turn: Turn,
+        cell: Cell,
+        handler: Handler,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> tuple[FirstStep, Any]:
+        """Run a handler until it ends or first suspends.
+
+        With the value that it returned, with what it raised, or with its coroutine and what that
+        waits for. The caller has noted the start; it answers, and it goes on with what suspended.
+        """
+        runtime = self.runtime
+        current_turn.set(turn)
+        outer, runtime.running = runtime.running, turn
+        observer = runtime.observer
+        observer.left -= 1
+        try:
+            work = (
+                handler.fn(cell.entity, *args, **kwargs)
+                if kwargs
+                else handler.fn(cell.entity, *args)
+            )
+            if observer.left < 0:
+                request = turn.request
+                trace = request.trace if isinstance(request, Request) else ""
+                work = observer.look_at(work, cell.kind.name, handler.name, trace)
+            waits_for = work.send(None)
+        except StopIteration as stop:
+            runtime.running = outer
+            return _ENDED, stop.value
+        except (KeyboardInterrupt, SystemExit):
+            runtime.running = outer
+            turn.active = False
+            raise
+        except BaseException as error:
+            runtime.running = outer
+            return _FAILED, error
+        runtime.running = outer
+        return _SUSPENDED, (work, waits_for)
+
+    def _go_on(
+        self, worker: Worker, turn: Turn, handler: Handler, suspended: tuple[Any, Any]
+    ) -> None:
+        """Leave a handler that has suspended to a worker, which answers when it ends."""
+        work, waits_for = suspended
+        guarded = Guarded(work, turn, begun=True, waits_for=waits_for)
+        worker.start(self._see_through(turn, guarded, handler))
+
     # the usual way
 
     def request(
-        self, worker: Worker, source: LinkKey, request: Request, now: float, *, late: bool
+        self, worker: Worker, source: LinkKey, request: Request, now: float, late: bool
     ) -> None:
         """A message for this shard. It begins in the worker's name, if nothing is in its way and
         this turn of the event loop has not lasted too long."""
@@ -101,7 +165,7 @@ class Execution(Activation):
                 else:
                     expires_at = now + request.ttl_s
                     turn = Turn(self._host, source, entity, handler.shared, request, expires_at)
-                    self._begin_now(worker, turn, cell, handler, args, kwargs, now)
+                    self._begin_now(worker, turn, cell, handler, args, kwargs, now, False)
                     return
         self._request(source, request, now)
 
@@ -134,8 +198,7 @@ class Execution(Activation):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         now: float,
-        *,
-        waited: bool = False,
+        waited: bool,
     ) -> None:
         """Run a message until it ends or first suspends: one that is clear to start, or has waited.
 
@@ -149,25 +212,11 @@ class Execution(Activation):
                 self.note("accept", turn, depth=1)
             self.note("start", turn, method=request.method, shared=turn.shared)
         turn.began = True
-        current_turn.set(turn)
-        outer, runtime.running = runtime.running, turn
-        observer = runtime.observer
-        observer.left -= 1
-        try:
-            work = (
-                handler.fn(cell.entity, *args, **kwargs)
-                if kwargs
-                else handler.fn(cell.entity, *args)
-            )
-            if observer.left < 0:
-                trace = request.trace if isinstance(request, Request) else ""
-                work = observer.look_at(work, cell.kind.name, handler.name, trace)
-            waits_for = work.send(None)
-        except StopIteration as stop:
-            runtime.running = outer
+        step, outcome = self.begin(turn, cell, handler, args, kwargs)
+        if step is _ENDED:
             if request.ask:
                 try:
-                    body = handler.encode_reply(stop.value)
+                    body = handler.encode_reply(outcome)
                 except TypeError as error:
                     self._conclude(turn, *self._failure(turn, error))
                 else:
@@ -180,20 +229,13 @@ class Execution(Activation):
                 if runtime.tracing:
                     self.note("finish", turn, how="ok")
                 runtime.begun(self.shard, turn.source, request.n)
-        except (KeyboardInterrupt, SystemExit):
-            runtime.running = outer
-            turn.active = False
-            raise
-        except BaseException as error:
-            runtime.running = outer
-            self._conclude(turn, *self._failure(turn, error))
+        elif step is _FAILED:
+            self._conclude(turn, *self._failure(turn, outcome))
         else:
-            runtime.running = outer
             if not waited:
                 self.owner.occupy(turn.source, turn.entity, turn.shared)
             runtime.begun(self.shard, turn.source, request.n)
-            guarded = Guarded(work, turn, begun=True, waits_for=waits_for)
-            worker.start(self._see_through(turn, guarded, handler))
+            self._go_on(worker, turn, handler, outcome)
             return
         turn.active = False
         if waited:
@@ -250,39 +292,19 @@ class Execution(Activation):
             self.note("accept", turn, depth=1)
             self.note("start", turn, method=called.method, shared=turn.shared)
         turn.began = True
-        current_turn.set(turn)
-        outer, runtime.running = runtime.running, turn
-        how, status, encoded, value = "ok", _OK, b"", None
-        observer = runtime.observer
-        observer.left -= 1
-        try:
-            work = (
-                handler.fn(cell.entity, *args, **kwargs)
-                if kwargs
-                else handler.fn(cell.entity, *args)
-            )
-            if observer.left < 0:
-                work = observer.look_at(work, cell.kind.name, handler.name)
-            waits_for = work.send(None)
-        except StopIteration as stop:
-            value = stop.value
-            shares = shares and handler.may_share_reply(value)
+        step, outcome = self.begin(turn, cell, handler, args, kwargs)
+        how, status, encoded = "ok", _OK, b""
+        if step is _ENDED:
+            shares = shares and handler.may_share_reply(outcome)
             if not shares:
-                how, status, encoded = self._reply_of(turn, handler, value)
-        except (KeyboardInterrupt, SystemExit):
-            runtime.running = outer
-            turn.active = False
-            raise
-        except BaseException as error:
-            how, status, encoded = self._failure(turn, error)
+                how, status, encoded = self._reply_of(turn, handler, outcome)
+        elif step is _FAILED:
+            how, status, encoded = self._failure(turn, outcome)
         else:
-            runtime.running = outer
             self.owner.occupy(turn.source, cell.key, turn.shared)
             pending = runtime.sending.began_here(call, sender, home, turn)
-            guarded = Guarded(work, turn, begun=True, waits_for=waits_for)
-            worker.start(self._see_through(turn, guarded, handler))
+            self._go_on(worker, turn, handler, outcome)
             return pending
-        runtime.running = outer
         if runtime.clock.now() >= runtime.lease.valid_until and not runtime.guard():
             # L3: an answer that comes past the deadline is none, and its caller must not go on.
             shares, lost = False, MaybeExecuted(f"{name_of(entity)} ran past its node's deadline")
@@ -299,7 +321,7 @@ class Execution(Activation):
             self._stop(cell)
         if status is not _OK:
             raise decode_error(status, encoded)
-        return value if shares else call.handler.decode_reply(encoded)
+        return outcome if shares else call.handler.decode_reply(encoded)
 
     def _wake(self, entity: EntityKey) -> None:
         """Have an entity start a message in its turn: it has one at a time, however much waits."""
@@ -330,7 +352,7 @@ class Execution(Activation):
                     # Refused there.
                     worker.start(self._serve(turn))
                 else:
-                    self._begin_now(worker, turn, cell, handler, args, kwargs, now, waited=True)
+                    self._begin_now(worker, turn, cell, handler, args, kwargs, now, True)
                 return
         worker.start(self._serve(turn))
 
@@ -392,7 +414,7 @@ class Execution(Activation):
         entity = cell.entity
         assert entity is not None
         if isinstance(request, Alarm):
-            self._begin(turn)
+            self._note_begun(turn)
             await request.run(*request.args, **request.kwargs)
             return b""
         assert isinstance(request, Request)
@@ -421,22 +443,21 @@ class Execution(Activation):
                 )
             )
 
-        observer = self.runtime.observer
-
         async def call() -> bytes:
-            work = handler.fn(entity, *args, **kwargs)
-            observer.left -= 1
-            if observer.left < 0:
-                work = observer.look_at(work, cell.kind.name, handler.name, request.trace)
-            value = await work
-            return handler.encode_reply(value) if request.ask else b""
+            step, outcome = self.begin(turn, cell, handler, args, kwargs)
+            if step is _FAILED:
+                raise outcome
+            if step is _SUSPENDED:
+                # Guarded already, as all of this is.
+                outcome = await Handed(*outcome)
+            return handler.encode_reply(outcome) if request.ask else b""
 
-        self._begin(turn)
+        self._note_begun(turn)
         if request.key:
             return await entity.__domicile_keyed__(request.key, call)  # type: ignore[attr-defined, no-any-return]
         return await call()
 
-    def _begin(self, turn: Turn) -> None:
+    def _note_begun(self, turn: Turn) -> None:
         """The message starts now, in the eyes of its sender and of every invariant."""
         turn.began = True
         self.note("start", turn, method=turn.request.method, shared=turn.shared)

@@ -183,13 +183,13 @@ class Handed:
 
     __slots__ = ("_waits_for", "_work", "thrown")
 
-    def __init__(self, work: Work, waits_for: Any) -> None:
+    def __init__(self, work: Coroutine[Any, Any, Any], waits_for: Any) -> None:
         self._work = work
         self._waits_for = waits_for
         self.thrown: BaseException | None = None
         """A cancellation that came before anyone went on with it."""
 
-    def __await__(self) -> Generator[Any, Any, None]:
+    def __await__(self) -> Generator[Any, Any, Any]:
         work, waits_for, thrown = self._work, self._waits_for, self.thrown
         if getattr(waits_for, "_asyncio_future_blocking", None) is False:
             waits_for._asyncio_future_blocking = True
@@ -208,8 +208,8 @@ class Handed:
                     thrown = error
             try:
                 waits_for = work.send(value) if thrown is None else work.throw(thrown)
-            except StopIteration:
-                return
+            except StopIteration as stop:
+                return stop.value
             thrown = None
 
 

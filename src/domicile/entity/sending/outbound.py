@@ -126,9 +126,8 @@ class OutgoingCalls:
             and home.owner == self._me
             and not (sender.open or call.key)
             and len(chain) <= NESTED
-            and self._runtime.may_run_here(now, turn)
         ):
-            outcome = self._runtime.run_here(call, route, home, chain, now, timeout_s)
+            outcome = self._runtime.run_here(call, route, home, turn, chain, now, timeout_s)
             if type(outcome) is OutgoingCall:
                 pending = outcome
             elif outcome is not NOT_HERE:
