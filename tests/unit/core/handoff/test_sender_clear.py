@@ -158,12 +158,12 @@ def image(sender: Sender) -> dict[str, Any]:
     """All that a sender is."""
     seen: dict[str, Any] = {name: getattr(sender, name) for name in sender.__slots__}
     del seen["is_moving"], seen["is_up"], seen["limits"]
-    seen["queue"] = [shown_letter(pending) for pending in sender.queue]
-    seen["written"] = [shown_letter(sender.written[n]) for n in sorted(sender.written)]
+    seen["queue"] = [shown_pending(pending) for pending in sender.queue]
+    seen["written"] = [shown_pending(sender.written[n]) for n in sorted(sender.written)]
     return seen
 
 
-def shown_letter(pending: Pending) -> tuple[Any, ...]:
+def shown_pending(pending: Pending) -> tuple[Any, ...]:
     return (
         pending.n,
         pending.entity,
