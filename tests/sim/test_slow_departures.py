@@ -152,7 +152,7 @@ async def test_a_flush_that_takes_back_the_last_mail_ends_the_drain(
     assert life is not None
     assert client is not None
     host, see = life.runtime.hosts[shard], ShardHost.see
-    source = next(one for one in life._incoming if one.sender == client.me)
+    source = next(one for one in life.dispatch.incoming if one.sender == client.me)
     taken_back = asyncio.Event()
 
     def cut_in_a_busy_turn(self: ShardHost, entry: Entry) -> None:

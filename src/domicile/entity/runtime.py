@@ -64,6 +64,9 @@ log = logging.getLogger("domicile")
 
 AnswerMessage = Reply | Started | Begun | Return | Flushed
 
+RequestTakers = dict[type[Any], Callable[[LinkKey, Any], object]]
+AnswerTakers = dict[type[Any], Callable[[Incarnation, Any], object]]
+
 LOCAL = "local"
 TURN_S = 0.02
 """Once a batch of messages has taken this long, the rest of it waits for the loop to turn."""
@@ -181,6 +184,16 @@ class Runtime:
         self._sweeper: Timer | None = None
         self._repeater: Timer | None = None
         self.call_offs = Cancellations(self)
+        self.requests: RequestTakers = {Flush: self._on_flush, Cancel: self.call_offs.take}
+        """Who takes what comes to this owner beside requests, from this process itself, too."""
+        self.answers: AnswerTakers = {
+            Reply: self.sending.on_reply,
+            Started: self._on_started,
+            Begun: self._on_begun,
+            Return: self._on_moved,
+            Flushed: self._on_moved,
+        }
+        """Who takes what owners say of this sender's messages."""
 
     def start(self, links: Links) -> None:
         """Links stand; messages may flow."""
@@ -245,11 +258,11 @@ class Runtime:
     # from and to links
 
     def on_requests(
-        self, source: LinkKey, messages: Iterable[ToOwner], other: Callable[[ToOwner], None]
+        self, source: LinkKey, messages: Iterable[ToOwner], takers: RequestTakers
     ) -> None:
         """Messages that a peer, or this process itself, wrote to this owner, in order.
 
-        `other` takes what is neither a request nor a flush, nor takes a request back.
+        `takers` are for what is no request.
         """
         left = iter(messages)
         until = self._busy_until(self.clock.now())
@@ -263,14 +276,13 @@ class Runtime:
             item: ToOwner | None = message
             while type(item) is Request and not self.workers.closed:
                 item = self.workers.lend(self._serve_some, source, item, left, until)
-            if type(item) is Flush:
-                host = self._host_of(item)
-                if host is not None:
-                    host.flush(source, item)
-            elif type(item) is Cancel:
-                self.call_offs.take(source, item)
-            elif item is not None and type(item) is not Request:
-                other(item)
+            if item is not None and type(item) is not Request:
+                takers[type(item)](source, item)
+
+    def _on_flush(self, source: LinkKey, flush: Flush) -> None:
+        host = self._host_of(flush)
+        if host is not None:
+            host.flush(source, flush)
 
     def _busy_until(self, now: float) -> float:
         """Until when messages may begin as they come; for the rest of the loop's turn they wait."""
@@ -304,21 +316,18 @@ class Runtime:
         current_turn.set(None)
         return message
 
-    def on_answer(self, peer: Incarnation, message: AnswerMessage) -> None:
-        """What an owner says of this sender's messages."""
-        match message:
-            case Reply():
-                self.sending.on_reply(peer, message)
-            case Started(role, shard, ns):
-                self.sending.on_begun(peer, role, [(shard, n) for n in ns])
-            case Begun(role, shards, ns):
-                self.sending.on_begun(peer, role, zip(shards, ns, strict=False))
-            case Return() | Flushed():
-                if not self.exists(message.role, message.shard):
-                    self.meter.count("answer.stray")
-                    return
-                self.learn(ShardKey(message.role, message.shard), message.entry)
-                self.sending.on_answer(peer, message)
+    def _on_started(self, peer: Incarnation, started: Started) -> None:
+        self.sending.on_begun(peer, started.role, [(started.shard, n) for n in started.ns])
+
+    def _on_begun(self, peer: Incarnation, begun: Begun) -> None:
+        self.sending.on_begun(peer, begun.role, zip(begun.shards, begun.ns, strict=False))
+
+    def _on_moved(self, peer: Incarnation, message: Return | Flushed) -> None:
+        if not self.exists(message.role, message.shard):
+            self.meter.count("answer.stray")
+            return
+        self.learn(ShardKey(message.role, message.shard), message.entry)
+        self.sending.on_answer(peer, message)
 
     def on_link_gone(self, source: LinkKey) -> None:
         """An incoming link's state was dropped."""
@@ -474,11 +483,11 @@ class Runtime:
                 requests.append(message)
                 continue
             if requests:
-                self.on_requests(self.source, requests, _no_other)
+                self.on_requests(self.source, requests, self.requests)
                 requests = []
-            self.on_answer(self.me, message[0])
+            self.answers[type(message[0])](self.me, message[0])
         if requests:
-            self.on_requests(self.source, requests, _no_other)
+            self.on_requests(self.source, requests, self.requests)
 
     # ends
 
@@ -580,10 +589,6 @@ class Runtime:
         self._repeater = None
         if self.guard():
             self.repeat_released()
-
-
-def _no_other(message: ToOwner) -> None:
-    raise AssertionError(f"{type(message).__name__} is never sent within a process")
 
 
 def _nobody() -> None:

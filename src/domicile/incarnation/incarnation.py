@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from domicile.control.elected import Elected
 from domicile.control.strategy_runner import StrategyRunner
-from domicile.core.ids import Incarnation, LinkKey, ShardKey, new_incarnation
+from domicile.core.ids import Incarnation, ShardKey, new_incarnation
 from domicile.core.lease.lease import FOREVER_S
 from domicile.core.state.cluster_view import (
     ClientGone,
@@ -30,29 +29,14 @@ from domicile.core.state.cluster_view import (
 from domicile.core.state.records import ClientRecord, NodeRecord
 from domicile.core.state.shardmap import Entry
 from domicile.core.state.txn import Changes, Listing
-from domicile.core.wire import (
-    AskRevert,
-    Carry,
-    CarryTaken,
-    Goodbye,
-    GoodbyeAck,
-    Ping,
-    Pong,
-    Probe,
-    Probed,
-    Released,
-    Reply,
-    Suspect,
-    Told,
-    ToOwner,
-    ToSender,
-)
+from domicile.core.wire import Told, ToOwner
 from domicile.diagnose.inspect import handler_of
 from domicile.diagnose.late_handlers import StuckHandlers
 from domicile.entity.hosting.cell import Turn
 from domicile.entity.runtime import Runtime
 from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.incarnation.context import Backends, Identity
+from domicile.incarnation.dispatch import Dispatcher
 from domicile.incarnation.peer_probe import PeerProbe
 from domicile.incarnation.shutdown import Shutdown, in_turn, stop_handlers, stop_leading
 from domicile.incarnation.store_tasks import StoreTasks
@@ -87,8 +71,6 @@ class RunningIncarnation:
         self.me: Incarnation = new_incarnation(backends.random)
         self._transport = backends.transport()
         self._links: LinkLayer | None = None
-        self._incoming: dict[LinkKey, None] = {}
-        self._goodbyes: dict[Incarnation, None] = {}
         self._over = asyncio.Event()
         self._deaths: DeathWatch | None = None
         self.rewound = rewound
@@ -180,14 +162,19 @@ class RunningIncarnation:
             runtime=self.runtime,
         )  # fmt: skip
         self.runtime.on_suspended = self._stuck.begin
-        self._links = LinkLayer(
-            self._transport, backends.clock, settings, backends.random, backends.meter, self.me,
-            plan.cluster, "", self.member.guard, self, plan.protocols, plan.token,
-            self._registered,
-        )  # fmt: skip
         self._reach = PeerProbe(
             self.me, backends.clock, backends.meter, self._send_control, to_leader.tell_of_another
         )
+        self.dispatch = Dispatcher(
+            runtime=self.runtime, elected=self.elected, members=self._members,
+            meter=backends.meter, probe=self._reach, hosts=self._hosts, suspected=self._suspected,
+            parted=self._parted,
+        )  # fmt: skip
+        self._links = LinkLayer(
+            self._transport, backends.clock, settings, backends.random, backends.meter, self.me,
+            plan.cluster, "", self.member.guard, self.dispatch, plan.protocols, plan.token,
+            self._registered,
+        )  # fmt: skip
         backends.meter.event(
             "life", inc=self.me, node=plan.node_id, hosts=self._hosts,
             limits={
@@ -195,6 +182,7 @@ class RunningIncarnation:
                 "mailbox": settings.mailbox, "chain": settings.chain,
             },
         )  # fmt: skip
+        self.dispatch.start(self._links)
         self.runtime.start(self._links)
         try:
             if self._hosts:
@@ -251,7 +239,7 @@ class RunningIncarnation:
         """H14: release all, answer and hear everything, say goodbye, then give up the lease."""
         leaving = Shutdown(
             me=self.me, clock=self._backends.clock, settings=self._plan.settings,
-            members=self._members, over=self._over, goodbyes=self._goodbyes,
+            members=self._members, over=self._over, goodbyes=self.dispatch.goodbyes,
         )  # fmt: skip
         log.info("leaving: handing everything over (H14)", extra=self.tags)
         self.runtime.leaving = True
@@ -366,7 +354,7 @@ class RunningIncarnation:
                 assert self._links is not None
                 self._links.forget(incarnation)
                 self.runtime.on_gone(incarnation)
-                self._goodbyes.pop(incarnation, None)
+                self.dispatch.goodbyes.pop(incarnation, None)
             case NodeChanged(record) if record.status == "leaving":
                 self._hurry(record.incarnation)
             case LeaderChanged():
@@ -412,78 +400,7 @@ class RunningIncarnation:
         self.runtime.fence(reason)
         self._end_links()
 
-    # what links report
-
-    def on_requests(self, link: LinkKey, messages: Iterator[ToOwner]) -> None:
-        """From a process that dialled this one."""
-        self._incoming[link] = None
-        self._heard(link.sender)
-        self.runtime.on_requests(link, messages, partial(self._on_control, link))
-
-    def _on_control(self, link: LinkKey, message: ToOwner) -> None:
-        match message:
-            case Ping(id):
-                self._answer(link, Pong(id))
-            case Probe(node):
-                if self._leads(link.sender) and node in self._members.nodes:
-                    self._reach.probe(node)
-            case Probed():
-                self.elected.on_probed(link.sender, message)
-            case Suspect(node):
-                self._suspected(node)
-            case Released():
-                self.elected.on_released(link.sender, message)
-            case AskRevert():
-                self.elected.on_ask_revert(link.sender, message)
-            case Told(role, shard, entry):
-                if self._leads(link.sender) and self.runtime.exists(role, shard):
-                    self.runtime.learn(ShardKey(role, shard), entry)
-                    self.runtime.on_map_changed()
-            case GoodbyeAck():
-                self._goodbyes.pop(link.sender, None)
-            case Carry(id=id):
-                if self.runtime.on_carry(link.sender, message):
-                    self._answer(link, CarryTaken(id))
-            case _:
-                pass
-
-    def on_answers(self, peer: Incarnation, messages: Iterator[ToSender]) -> None:
-        """Back from a process that this one dialled."""
-        self._heard(peer)
-        on_reply = self.runtime.sending.on_reply
-        for message in messages:
-            if type(message) is Reply:
-                on_reply(peer, message)
-                continue
-            match message:
-                case Pong(id):
-                    self._reach.answered(peer, id)
-                case Goodbye():
-                    self.runtime.sending.departing(peer)
-                    self._send(peer, GoodbyeAck())
-                    self._hurry(peer)
-                case CarryTaken(id):
-                    self.runtime.carrier.on_taken(id)
-                case _:
-                    self.runtime.on_answer(peer, message)
-
-    def on_link_lost(self, peer: Incarnation, reason: str, unsent: tuple[ToOwner, ...]) -> None:
-        """A dialled link is lost for good."""
-        self.runtime.sending.link_lost(peer, unsent)
-        if peer in self._members.nodes:
-            self._reach.lost(peer)
-
-    def on_disconnected(self, peer: Incarnation) -> None:
-        """A connection broke: perhaps its other end died (L6)."""
-        if self._deaths is not None:
-            self._deaths.parted(peer)
-
-    def on_link_gone(self, link: LinkKey) -> None:
-        """An incoming link's state was dropped."""
-        self._incoming.pop(link, None)
-        if not any(other.sender == link.sender for other in self._incoming):
-            self._goodbyes.pop(link.sender, None)
-        self.runtime.on_link_gone(link)
+    # what links ask and report
 
     def _accept(self) -> Any:
         assert self._links is not None, "nobody knows the address before the links stand"
@@ -492,18 +409,10 @@ class RunningIncarnation:
     def _registered(self, peer: Incarnation) -> bool:
         return peer in self._members.nodes or peer in self._members.clients
 
-    def _leads(self, peer: Incarnation) -> bool:
-        """Whether a peer may speak as the leader (C3). One that is newer than what is known here
-        loses nothing but time: what it tells is stored, and the watch shows it."""
-        leader = self._members.leader
-        if leader is not None and leader.incarnation == peer:
-            return True
-        self._backends.meter.count("leader.unknown")
-        return False
-
-    def _heard(self, peer: Incarnation) -> None:
-        if self._hosts and self.elected.leading:
-            self.elected.on_heard(peer)
+    def _parted(self, peer: Incarnation) -> None:
+        """L6: a connection broke: perhaps its other end died."""
+        if self._deaths is not None:
+            self._deaths.parted(peer)
 
     # small errands
 
@@ -519,10 +428,6 @@ class RunningIncarnation:
     def _connected(self, to: Incarnation) -> bool:
         return self._links is not None and self._links.connected(to)
 
-    def _answer(self, link: LinkKey, message: ToSender) -> None:
-        assert self._links is not None
-        self._links.answer(link, message)
-
     def _send_control(self, to: Incarnation, message: ToOwner) -> None:
         """What the coordinator says to nodes; to its own node without a link."""
         if to != self.me:
@@ -531,7 +436,7 @@ class RunningIncarnation:
             told = message
             asyncio.get_running_loop().call_soon(self._told_myself, told)
         else:
-            self._heard(self.me)
+            self.dispatch.heard(self.me)
 
     def _told_myself(self, told: Told) -> None:
         if self.member.guard():
