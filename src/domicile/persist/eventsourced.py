@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
+from domicile.concurrency.single_flight import SingleFlight
 from domicile.core.ids import ShardKey
 from domicile.entity.hosting.cell import Cell, Turn, current_turn
 from domicile.entity.hosting.execution import OutcomeUnknown
@@ -91,7 +92,7 @@ class EventSourced(Entity, Generic[S, Ev]):
     _domicile_seq: int = 0
     _domicile_staged: tuple[bytes, ...] = ()
     _domicile_staged_state: Any = _UNREAD
-    _domicile_reading: list[asyncio.Future[None]] | None = None
+    _domicile_reading: SingleFlight | None = None
     _domicile_writing: asyncio.Lock | None = None
     _domicile_in_doubt: bool = False
 
@@ -232,14 +233,15 @@ class EventSourced(Entity, Generic[S, Ev]):
 
     async def _recover(self) -> None:
         """Read and fold all events, once, whoever asks first."""
-        if self._domicile_reading is not None:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._domicile_reading.append(waiter)
-            await waiter
+        flight = self._domicile_reading
+        if flight is None:
+            flight = self._domicile_reading = SingleFlight()
+        landing = flight.join()
+        if landing is not None:
+            await landing
             if self._domicile_state is _UNREAD:
                 await self._recover()
             return
-        self._domicile_reading = []
         try:
             await self._claimed()
             cell = _cell(self)
@@ -250,10 +252,8 @@ class EventSourced(Entity, Generic[S, Ev]):
             self._domicile_seq = len(events)
             self._domicile_state = state
         finally:
-            waiters, self._domicile_reading = self._domicile_reading, None
-            for other in waiters:
-                if not other.done():
-                    other.set_result(None)
+            self._domicile_reading = None
+            flight.land()
 
     async def _claimed(self) -> Claim:
         """J1: the fence is raised to this epoch before the first read or append."""
@@ -272,21 +272,19 @@ class ShardClaim:
         self._host = host
         self._claim = Claim(ShardKey(*host.shard), epoch, host.runtime.me)
         self._granted = False
-        self._asking: list[asyncio.Future[None]] | None = None
+        self._flight = SingleFlight()
 
     async def get(self) -> Claim:
         """The granted claim; `Fenced` if a newer one stands."""
         while not self._granted:
-            if self._asking is None:
+            landing = self._flight.join()
+            if landing is None:
                 await self._make()
             else:
-                waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                self._asking.append(waiter)
-                await waiter
+                await landing
         return self._claim
 
     async def _make(self) -> None:
-        self._asking = []
         journal = self._host.runtime.journal
         assert journal is not None
         try:
@@ -299,10 +297,7 @@ class ShardClaim:
                 )
             self._granted = True
         finally:
-            waiters, self._asking = self._asking, None
-            for other in waiters:
-                if not other.done():
-                    other.set_result(None)
+            self._flight.land()
 
 
 async def _ask(call: Callable[[], Awaitable[T]]) -> T:

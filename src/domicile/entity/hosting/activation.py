@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from domicile.concurrency.single_flight import SingleFlight
 from domicile.core.handoff.owner import Owner
 from domicile.core.ids import EntityKey, ShardKey
 from domicile.entity.hosting.cell import Cell, Incoming, Turn
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
 class StartNotes:
     """The notes of one shard at one owner. `store` writes one; True once it is stored."""
 
-    __slots__ = ("_enough", "_epoch", "_store", "_waiters")
+    __slots__ = ("_enough", "_epoch", "_flight", "_store")
 
     def __init__(self, poison_deaths: int, store: Callable[[int], Awaitable[bool]]) -> None:
         self._enough = poison_deaths - 1
         self._store = store
         self._epoch = 0
-        self._waiters: list[asyncio.Future[None]] | None = None
+        self._flight = SingleFlight()
 
     def due(self, strikes: int, epoch: int) -> bool:
         """Whether one more death would end it, and nothing is stored for this epoch yet."""
@@ -46,20 +47,15 @@ class StartNotes:
 
     async def make(self, epoch: int) -> bool:
         """Have it stored; False if that failed, also for all who wait for the same try."""
-        if self._waiters is not None:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            await waiter
+        landing = self._flight.join()
+        if landing is not None:
+            await landing
             return self._epoch == epoch
-        self._waiters = []
         try:
             if await self._store(epoch):
                 self._epoch = epoch
         finally:
-            waiters, self._waiters = self._waiters, None
-            for other in waiters:
-                if not other.done():
-                    other.set_result(None)
+            self._flight.land()
         return self._epoch == epoch
 
 
@@ -140,14 +136,15 @@ class Activation(ABC):
         return cell
 
     async def _start(self, cell: Cell) -> None:
-        if cell.starting is not None:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            cell.starting.append(waiter)
-            await waiter
+        flight = cell.starting
+        if flight is None:
+            flight = cell.starting = SingleFlight()
+        landing = flight.join()
+        if landing is not None:
+            await landing
             if not cell.started:
                 raise NotStarted(Unavailable(f"{name_of(cell.key)} failed to start"))
             return
-        cell.starting = []
         carrier = self.runtime.carrier
         try:
             cell.entity = carrier.make(self.shard, cell.key, cell.kind, cell)
@@ -171,10 +168,8 @@ class Activation(ABC):
                 Unavailable(f"{where} failed to start: {type(error).__name__}: {error}")
             ) from error
         finally:
-            waiters, cell.starting = cell.starting, None
-            for other in waiters:
-                if not other.done():
-                    other.set_result(None)
+            cell.starting = None
+            flight.land()
             if not cell.started and self.cells.get(cell.key) is cell:
                 del self.cells[cell.key]
                 cell.resident = False

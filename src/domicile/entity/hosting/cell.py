@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from domicile.concurrency.single_flight import SingleFlight
 from domicile.core.handoff.mailbox import Queued
 from domicile.core.ids import EntityKey, LinkKey, ShardKey
 from domicile.core.wire import CallingTurn, Request
@@ -94,7 +95,7 @@ class Cell:
         self.kind = kind
         self.epoch = epoch
         self.entity: Entity | None = None
-        self.starting: list[asyncio.Future[None]] | None = None
+        self.starting: SingleFlight | None = None
         self.started = False
         self.resident = True
         """Whether its host still has it."""
