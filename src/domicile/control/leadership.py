@@ -15,6 +15,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from domicile.concurrency.task_set import TaskSet
 from domicile.control.strategy_runner import StrategyRunner
 from domicile.core.coordinator.custom_strategy import CUSTOM
 from domicile.core.coordinator.events import (
@@ -47,7 +48,6 @@ from domicile.membership.task_renewer import keep_renewing
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
 from domicile.settings import Settings
-from domicile.tasks import TaskSet
 
 log = logging.getLogger("domicile")
 

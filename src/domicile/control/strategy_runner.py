@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
+from domicile.concurrency.task_set import TaskSet
 from domicile.core.placement.strategies import Situation, Strategy, WantedHomes
 from domicile.ports.meter import Meter
 from domicile.ports.threads import Threads
-from domicile.tasks import TaskSet
 
 T = TypeVar("T")
 

@@ -11,6 +11,7 @@ import logging
 
 import msgspec
 
+from domicile.concurrency.task_set import TaskSet
 from domicile.core.ids import Incarnation
 from domicile.core.state.cluster_view import KickWished
 from domicile.core.state.keys import stuck_key
@@ -35,7 +36,6 @@ from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
 from domicile.ports.store import OffersThreads, Store, ThreadedStore
 from domicile.settings import Settings
-from domicile.tasks import TaskSet
 
 log = logging.getLogger("domicile")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from domicile.concurrency.task_set import TaskSet
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.state.keys import REWOUND_KEY, block_key, release_key, started_key
 from domicile.core.state.shardmap import BLOCK_SIZE, Entry, decode_block
@@ -17,7 +18,6 @@ from domicile.membership.store_calls import StoreCalls
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
 from domicile.settings import Settings
-from domicile.tasks import TaskSet
 
 MARK_TRIES = 3
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from domicile.tasks import TaskSet
+from domicile.concurrency.task_set import TaskSet
 
 
 def test_a_task_leaves_the_set_when_it_ends() -> None:
