@@ -12,6 +12,7 @@ from domicile.core.ids import Incarnation
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import (
     AskRevert,
+    Begun,
     Cancel,
     Carried,
     Carry,
@@ -31,7 +32,6 @@ from domicile.core.wire import (
     ReplyStatus,
     Request,
     Return,
-    Started,
     Suspect,
     Told,
     Welcome,
@@ -129,7 +129,7 @@ to_owner = (
 )  # fmt: skip
 to_sender = (
     st.builds(Reply, roles, numbers, numbers, st.sampled_from(ReplyStatus), st.binary(max_size=4))
-    | st.builds(Started, roles, numbers, some)
+    | st.builds(Begun, roles, some, some)
     | st.builds(Return, roles, numbers, some, entries, st.booleans())
     | st.builds(Flushed, roles, numbers, wild_numbers, entries, st.booleans())
     | st.builds(Goodbye)

@@ -20,6 +20,7 @@ from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import (
     AskRevert,
+    Begun,
     CallingTurn,
     Cancel,
     Carried,
@@ -38,7 +39,6 @@ from domicile.core.wire import (
     ReplyStatus,
     Request,
     Return,
-    Started,
     Suspect,
     Told,
     Welcome,
@@ -137,7 +137,7 @@ class Attacker:
             found += [partial(send, framed(packet)), partial(send, framed(hello(), packet))]
         wrong_way: list[Message] = [
             Reply("default", 0, 1, ReplyStatus.OK, b""),
-            Started("default", 0, tuple(range(100_000))),
+            Begun("default", (0,) * 100_000, tuple(range(100_000))),
             Return(
                 "default", 0, tuple(range(100_000)), Entry(ROGUE, 9, "serving", ROGUE, 99), True
             ),

@@ -8,10 +8,11 @@ import pytest
 from real_lab import Diary, balanced, judge, nothing_lost, run
 
 from domicile import Settings
-from domicile.links.machine import PROTOCOLS
 from domicile.testing import Processes
 
-OLDER = (PROTOCOLS[0], PROTOCOLS[1] - 1)
+OLDER, NEWER = (1, 1), (1, 2)
+"""Today's protocol, and a next one that has no message more."""
+
 SETTINGS = Settings(shards=12, balance_interval_s=0.1)
 IDS = [f"d{number}" for number in range(24)]
 
@@ -41,7 +42,7 @@ def test_two_protocols_run_together_through_a_rolling_update() -> None:
                 for node in cluster.nodes:
                     before = asked
                     await cluster.stop(node.index)
-                    node.protocols = PROTOCOLS
+                    node.protocols = NEWER
                     cluster.start(node.index)
                     await cluster.wait_until(lambda: balanced(cluster))
                     await cluster.wait_until(lambda before=before: asked > before + len(IDS))

@@ -68,7 +68,7 @@ class Request(Wire, frozen=True, tag="q"):
 
 
 class Cancel(Wire, frozen=True, tag="x"):
-    """The caller waits no more for its request: do not start it. Since protocol 3."""
+    """The caller waits no more for its request: do not start it."""
 
     role: str
     shard: Count
@@ -101,7 +101,7 @@ class GoodbyeAck(Wire, frozen=True, tag="ga"):
 class Released(Wire, frozen=True, tag="rel"):
     """To the leader: this epoch of the shard is over here, finally (H10).
 
-    `floor`: an epoch that a journal has seen, so the next must be newer (J1). Since protocol 2.
+    `floor`: an epoch that a journal has seen, so the next must be newer (J1).
     """
 
     role: str
@@ -133,13 +133,13 @@ class Ping(Wire, frozen=True, tag="pi"):
 
 
 class Suspect(Wire, frozen=True, tag="su"):
-    """To the leader: this node does not answer its sender (SM-08). Since protocol 2."""
+    """To the leader: this node does not answer its sender (SM-08)."""
 
     node: Name
 
 
 class Probe(Wire, frozen=True, tag="pr"):
-    """From the leader: can you reach that node? Answered by `Probed` (C6). Since protocol 2."""
+    """From the leader: can you reach that node? Answered by `Probed` (C6)."""
 
     node: Name
 
@@ -162,7 +162,7 @@ class Carried(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Carry(Wire, frozen=True, tag="ca"):
     """From the old owner to the next: fields of a shard's entities, of that epoch (DX-13).
 
-    Answered by `CarryTaken`. Since protocol 3.
+    Answered by `CarryTaken`.
     """
 
     role: str
@@ -210,16 +210,9 @@ class Reply(Wire, frozen=True, tag="a"):
     body: bytes
 
 
-class Started(Wire, frozen=True, tag="s"):
-    """These messages began to run, so they no longer count against the window."""
-
-    role: str
-    shard: Count
-    ns: Numbers
-
-
 class Begun(Wire, frozen=True, tag="b"):
-    """As `Started`, of several shards: each number with its own. Since protocol 3."""
+    """These messages began to run, so they no longer count against the window: shards and numbers
+    of one role, each number with its own shard."""
 
     role: str
     shards: Numbers
@@ -258,7 +251,7 @@ class CarryTaken(Wire, frozen=True, tag="ct"):
     id: int
 
 
-ToSender = Reply | Started | Begun | Return | Flushed | Goodbye | Pong | CarryTaken
+ToSender = Reply | Begun | Return | Flushed | Goodbye | Pong | CarryTaken
 
 Message = ToOwner | ToSender
 

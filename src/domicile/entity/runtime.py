@@ -33,7 +33,6 @@ from domicile.core.wire import (
     Reply,
     Request,
     Return,
-    Started,
     ToOwner,
 )
 from domicile.entity.carry.transfer import CarryTransfer
@@ -62,7 +61,7 @@ E = TypeVar("E", bound=Entity)
 
 log = logging.getLogger("domicile")
 
-AnswerMessage = Reply | Started | Begun | Return | Flushed
+AnswerMessage = Reply | Begun | Return | Flushed
 
 RequestTakers = dict[type[Any], Callable[[LinkKey, Any], object]]
 AnswerTakers = dict[type[Any], Callable[[Incarnation, Any], object]]
@@ -188,7 +187,6 @@ class Runtime:
         """Who takes what comes to this owner beside requests, from this process itself, too."""
         self.answers: AnswerTakers = {
             Reply: self.sending.on_reply,
-            Started: self._on_started,
             Begun: self._on_begun,
             Return: self._on_moved,
             Flushed: self._on_moved,
@@ -315,9 +313,6 @@ class Runtime:
                 return message
         current_turn.set(None)
         return message
-
-    def _on_started(self, peer: Incarnation, started: Started) -> None:
-        self.sending.on_begun(peer, started.role, [(started.shard, n) for n in started.ns])
 
     def _on_begun(self, peer: Incarnation, begun: Begun) -> None:
         self.sending.on_begun(peer, begun.role, zip(begun.shards, begun.ns, strict=False))

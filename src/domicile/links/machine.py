@@ -14,33 +14,24 @@ from typing import cast, get_args
 
 from domicile.core.ids import Incarnation
 from domicile.core.wire import (
-    Begun,
-    Cancel,
-    Carry,
     Flush,
     Frame,
     Hello,
     Message,
-    Probe,
-    Probed,
     Refused,
     Reply,
     Request,
-    Started,
-    Suspect,
     ToOwner,
     ToSender,
     Welcome,
     weight_bytes,
 )
 
-PROTOCOLS = (1, 3)
-"""The oldest and newest protocol spoken here: this version's and those before it (DX-19)."""
+PROTOCOLS = (1, 1)
+"""The oldest and newest protocol spoken here. A version speaks its own and the one before (DX-19):
+the first one that is published has no other."""
 
-SINCE: dict[object, int] = {
-    **dict.fromkeys((Suspect, Probe, Probed), 2),
-    **dict.fromkeys((Cancel, Carry, Begun), 3),
-}
+SINCE: dict[object, int] = {}
 """Messages that older protocols do not have, with the first one that does."""
 
 HELD_MESSAGES = 64
@@ -384,19 +375,12 @@ class IncomingLink(_End):
     __slots__ = ()
 
     def answer(self, message: ToSender) -> int:
-        """Queue a message back to the sender, as far as its protocol has it.
-
-        How many wait; -1 if those are too many.
-        """
-        if type(message) is Begun and self.protocol < SINCE[Begun]:
-            for shard, n in zip(message.shards, message.ns, strict=True):
-                self._queue.append(Started(message.role, shard, (n,)))
-        else:
-            self._queue.append(message)
-            if type(message) is Reply:
-                self._queue_bytes += len(message.body)
-                if self._queue_bytes > MOST_ANSWER_BYTES:
-                    return -1
+        """Queue a message back to the sender. How many wait; -1 if those are too many."""
+        self._queue.append(message)
+        if type(message) is Reply:
+            self._queue_bytes += len(message.body)
+            if self._queue_bytes > MOST_ANSWER_BYTES:
+                return -1
         waiting = len(self._queue)
         return waiting if waiting <= MOST_ANSWERS else -1
 

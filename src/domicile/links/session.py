@@ -19,7 +19,7 @@ from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter, takes_events
 from domicile.ports.transport import Connection, LinkEvents
 from domicile.settings import Settings
-from domicile.transports.compress import SINCE_PROTOCOL, Deflated, deflate, inflate
+from domicile.transports.compress import Deflated, deflate, inflate
 from domicile.transports.framing import packet_limit_bytes
 from domicile.transports.limits import Complaints, peer_of
 
@@ -218,8 +218,6 @@ class Session(Generic[End]):
                 return
 
     def _smaller(self, data: bytes) -> bytes:
-        if self.link.protocol < SINCE_PROTOCOL:
-            return data
         small = deflate(data)
         if small is None:
             return data

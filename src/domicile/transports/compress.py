@@ -10,9 +10,6 @@ from __future__ import annotations
 import zlib
 from struct import Struct
 
-SINCE_PROTOCOL = 3
-"""Only links that speak this protocol or a newer one carry compressed packets (DX-19)."""
-
 PAYS = 0.9
 """A packet travels compressed only if that leaves less than this part of it."""
 

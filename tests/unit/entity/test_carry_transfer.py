@@ -124,8 +124,8 @@ def test_without_a_next_home_nothing_is_kept_or_waited_for(entry: Entry) -> None
     assert here.restore(SHARD, key("a"), FIELDS, cart())
 
 
-def test_a_node_of_an_older_protocol_is_sent_nothing() -> None:
-    desk = Desk(protocol=2)
+def test_a_node_whose_record_is_not_known_is_sent_nothing() -> None:
+    desk = Desk(protocol=0)
     here = carrier(desk)
     here.stopped(SHARD, key("a"), FIELDS, cart())
     assert not here.release(SHARD, 7, MOVING, lambda: None)

@@ -29,7 +29,6 @@ from domicile.core.wire import (
     Request,
     ToOwner,
     ToSender,
-    Welcome,
     decode_packet,
     encode_packet,
 )
@@ -416,19 +415,6 @@ def test_large_frames_travel_compressed_if_both_want_it(compress_bytes: int, sav
             assert bool(process.meter.counts["link.saved_bytes"]) == saves
 
     run(test, compress_bytes=compress_bytes)
-
-
-def test_a_peer_of_an_older_protocol_hears_no_compressed_frame() -> None:
-    async def test(lab: Lab) -> None:
-        made = Request("default", 0, 1, 1, 1, "counter", "i", "add", b"x" * 9_000, True, False, 1.0)
-        rogue = lab.attack(lab.hello(newest=2), encode_packet(Frame(1, 0, (made,))))
-        await until(lambda: len(rogue.heard) == 2)
-        assert not any(isinstance(data, Deflated) for data in rogue.heard)
-        welcome, answer = map(decode_packet, rogue.heard)
-        assert welcome == Welcome(0, 2)
-        assert isinstance(answer, Frame)
-
-    run(test, compress_bytes=100)
 
 
 def test_a_compressed_frame_that_is_none_closes_its_connection() -> None:

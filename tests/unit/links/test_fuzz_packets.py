@@ -85,7 +85,7 @@ def test_bytes_are_a_packet_or_garbage_and_packets_survive_the_way_back(data: by
     "value",
     [
         ["m", 1, 0, [["pi", 1]] * 70_000],
-        ["m", 1, 0, [["s", "default", 0, [1] * (1 << 20) + [1]]]],
+        ["m", 1, 0, [["b", "default", [0], [1] * (1 << 20) + [1]]]],
         ["m", 1, 0, [[*BARE, [["default", 0, "T", "i", False]] * 5_000]]],
     ],
     ids=["messages", "numbers", "callers"],

@@ -29,8 +29,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def accepted() -> IncomingLink:
     """An incoming link with a connection."""
-    hello = Hello("c", PEER, ME, "", "l", 1, False, 0, 1, 3)
-    link = Acceptor(256).hello(hello, 3).link
+    hello = Hello("c", PEER, ME, "", "l", 1, False, 0, 1, 1)
+    link = Acceptor(256).hello(hello, 1).link
     assert link is not None
     return link
 
@@ -39,7 +39,7 @@ def dialled() -> OutgoingLink:
     """An outgoing link with a connection."""
     link = OutgoingLink("l", 256, cluster="c", sender=ME, receiver=PEER, address="")
     link.dial(1)
-    link.welcome(1, Welcome(0, 3))
+    link.welcome(1, Welcome(0, 1))
     return link
 
 

@@ -23,9 +23,9 @@ from domicile.core.wire import (
     decode_packet,
     encode_packet,
 )
+from domicile.links import machine
 from domicile.links.machine import (
     HELD_MESSAGES,
-    PROTOCOLS,
     SINCE,
     Acceptor,
     LinkBroken,
@@ -58,7 +58,19 @@ class OldWelcome(Wire, frozen=True, tag="w"):
     received: int
 
 
-def dialled(protocols: tuple[int, int] = PROTOCOLS) -> OutgoingLink:
+NEXT = (1, 2)
+"""What a next version speaks: today's protocol and its own."""
+
+
+@pytest.fixture(autouse=True)
+def _a_next_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if some messages of today had come with protocol 2."""
+    for message in NEW:
+        monkeypatch.setitem(SINCE, type(message), 2)
+        monkeypatch.setitem(machine._TO_OWNER, type(message), 2)
+
+
+def dialled(protocols: tuple[int, int] = NEXT) -> OutgoingLink:
     link = OutgoingLink(
         "l1", 8, cluster="c", sender=P, receiver=Q, address="p:1", protocols=protocols
     )
@@ -140,7 +152,7 @@ def test_what_was_not_agreed_breaks_the_connection() -> None:
     assert admission.link is not None
     with pytest.raises(LinkBroken, match="Suspect is not in protocol 1"):
         admission.link.take(1, Frame(1, 0, (Suspect(P),)))
-    with pytest.raises(LinkBroken, match="protocol 7 was chosen, only 1 to 3"):
+    with pytest.raises(LinkBroken, match="protocol 7 was chosen, only 1 to 2"):
         dialled().welcome(1, Welcome(0, 7))
 
 
@@ -209,7 +221,7 @@ def test_none_in_common_is_refused_with_both_ranges_and_what_to_do(
         p.send(q, 1)
         await asyncio.sleep(8)
         (lost,) = p.lost
-        for part in ("1 to 3", "4 to 4", "none is common", "version by version"):
+        for part in ("1 to 1", "4 to 4", "none is common", "version by version"):
             assert part in lost[1]
         assert lab.history.counts["link.refused"] > 1
         assert q.all_requests() == []

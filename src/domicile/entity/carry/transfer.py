@@ -31,7 +31,7 @@ WAIT_S = 1.0
 TOTAL = 16
 """I6: a node keeps at most this many times `carry_bytes`, for all its shards together."""
 
-PROTOCOL = 3
+PROTOCOL = 1
 """Since when nodes understand `Carry`."""
 
 
