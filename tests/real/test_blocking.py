@@ -22,10 +22,11 @@ from domicile import (
     blocking,
     handler,
 )
+from domicile.concurrency import daemon_threads
+from domicile.concurrency.daemon_threads import DaemonThreads
 from domicile.core.wire import Reply
 from domicile.entity.model.entity import entity_type
-from domicile.entity.running import blocking as module
-from domicile.entity.running.blocking import Blocking, WorkerThreads, in_thread
+from domicile.entity.running.blocking import Blocking, in_thread
 from domicile.ports.meter import NoMeter
 from domicile.testing import Sim, simulated
 
@@ -56,7 +57,7 @@ def names() -> list[str]:
 @pytest.fixture(autouse=True)
 def short_lived(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads without work end soon."""
-    monkeypatch.setattr(module, "KEEP_S", 0.05)
+    monkeypatch.setattr(daemon_threads, "KEEP_S", 0.05)
 
 
 class Waiter:
@@ -76,7 +77,9 @@ class Meter(NoMeter):
 
 
 def gate(most: int = 2, waiting: int = 2, *, guard: Callable[[], bool] = lambda: True) -> Blocking:
-    return Blocking(WorkerThreads(most), Meter(), guard, most=most, most_waiting=waiting)
+    return Blocking(
+        DaemonThreads(most, "domicile-blocking"), Meter(), guard, most=most, most_waiting=waiting
+    )
 
 
 # marks
@@ -342,7 +345,7 @@ def test_the_caller_s_context_is_seen_in_the_thread_and_not_changed_by_it() -> N
 
 def test_threads_are_used_again_and_end_by_themselves() -> None:
     async def body() -> None:
-        threads = WorkerThreads(4)
+        threads = DaemonThreads(4, "domicile-blocking")
         seen = {await threads.run(threading.get_ident) for _ in range(50)}
         assert len(seen) <= 4, "threads are used again, however late a busy machine notices them"
         go = threading.Event()
@@ -359,7 +362,7 @@ def test_threads_are_used_again_and_end_by_themselves() -> None:
 
 def test_threads_rest_and_start_again() -> None:
     async def body() -> None:
-        threads = WorkerThreads(2)
+        threads = DaemonThreads(2, "domicile-blocking")
         for _ in range(3):
             await asyncio.gather(*(threads.run(lambda: 1) for _ in range(5)))
             await until(lambda: len(names()) <= 2)
@@ -374,7 +377,7 @@ def test_a_closed_loop_does_not_matter_to_a_late_function() -> None:
     go = threading.Event()
 
     async def body() -> None:
-        threads = WorkerThreads(1)
+        threads = DaemonThreads(1, "domicile-blocking")
         task = asyncio.ensure_future(threads.run(lambda: go.wait(WAIT_S)))
         await asyncio.sleep(0.01)
         task.cancel()

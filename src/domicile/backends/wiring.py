@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 
 from domicile.backends.registry import Backend, OpenOptions, journal_backend, store_backend
-from domicile.entity.running.blocking import WorkerThreads
+from domicile.entity.running.blocking import blocking_threads
 from domicile.errors import ConfigError
 from domicile.incarnation.context import Backends
 from domicile.membership.clock import SystemClock
@@ -80,7 +80,7 @@ def open_backends(
         random=Random(os.urandom(16)),
         health=backend.health(store, options),
         watchdog=watchdog,
-        blocking=WorkerThreads(settings.blocking_threads),
+        blocking=blocking_threads(settings),
     )
 
 

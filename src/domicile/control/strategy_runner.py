@@ -1,8 +1,6 @@
-"""Threads for users' functions that may hang: daemons, so that none can keep a process alive.
+"""Asks a user's allocation function, in bounded time and whatever it does (RG-14).
 
-Asks a user's allocation function, in bounded time and whatever it does (RG-14).
-
-Used by a leadership. A plain function runs in a thread of its own, an async one in a task of its
+Used by a leadership. A plain function runs in one of a few threads, an async one in a task of its
 own; what it raises, swallows or how long it hangs costs at most `timeout_s` of one round.
 """
 
@@ -11,59 +9,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import cast
 
+from domicile.concurrency.daemon_threads import DaemonThreads, ThreadsBusy
 from domicile.concurrency.task_set import TaskSet
 from domicile.core.placement.strategies import Situation, Strategy, WantedHomes
 from domicile.ports.meter import Meter
 from domicile.ports.threads import Threads
 
-T = TypeVar("T")
-
 MOST = 4
 """I6: functions that may be stuck at once; one more is refused until one of them ends."""
-
-
-class ThreadsBusy(Exception):
-    """Too many earlier calls have not come back."""
-
-
-class DaemonThreads:
-    """Implements `Threads`: one thread per call, a few at most."""
-
-    def __init__(self, most: int = MOST) -> None:
-        self._free = threading.BoundedSemaphore(most)
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """As `Threads.run`; raises `ThreadsBusy` if too many are stuck."""
-        if not self._free.acquire(blocking=False):
-            raise ThreadsBusy("earlier calls of this function have not come back; it is not called")
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-
-        def report(set_outcome: Callable[[], None]) -> None:
-            # The loop may be closed by now, and the future given up.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(lambda: None if done.done() else set_outcome())
-
-        def body() -> None:
-            try:
-                result = work()
-            except BaseException as error:
-                failure = error
-                report(lambda: done.set_exception(failure))
-            else:
-                report(lambda: done.set_result(result))
-            finally:
-                self._free.release()
-
-        threading.Thread(target=body, name="domicile-strategy", daemon=True).start()
-        return await done
-
 
 log = logging.getLogger("domicile")
 
@@ -80,7 +37,9 @@ class StrategyRunner:
         self, strategy: Strategy, timeout_s: float, meter: Meter, threads: Threads | None = None
     ) -> None:
         self._strategy, self._timeout_s, self._meter = strategy, timeout_s, meter
-        self._threads = DaemonThreads() if threads is None else threads
+        if threads is None:
+            threads = DaemonThreads(MOST, "domicile-strategy", waits=False)
+        self._threads = threads
         self._failing = False
         self._calls: TaskSet[WantedHomes | _Failure] = TaskSet("domicile-strategy")
 

@@ -44,7 +44,7 @@ from domicile.entity.hosting.shard_host import LimitedHost, ShardHost
 from domicile.entity.hosting.stop_budget import StopBudget
 from domicile.entity.model.entity import Entity, EntityType, entity_type
 from domicile.entity.model.ref import Call, Ref, Route
-from domicile.entity.running.blocking import Blocking, WorkerThreads
+from domicile.entity.running.blocking import Blocking, blocking_threads
 from domicile.entity.running.observer import Observer
 from domicile.entity.running.workers import Worker, Workers
 from domicile.entity.sending.backpressure import encode_crowded
@@ -146,7 +146,7 @@ class Runtime:
             )
         )  # fmt: skip
         self.blocking = Blocking(
-            WorkerThreads(settings.blocking_threads) if threads is None else threads, meter, guard,
+            blocking_threads(settings) if threads is None else threads, meter, guard,
             most=settings.blocking_threads, most_waiting=settings.blocking_queue,
         )  # fmt: skip
         self.residents: Residents[Cell] = Residents(

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from domicile.control.strategy_runner import DaemonThreads, StrategyRunner, ThreadsBusy
+from domicile.concurrency.daemon_threads import DaemonThreads, ThreadsBusy
+from domicile.control.strategy_runner import StrategyRunner
 from domicile.core.placement.strategies import Seat, Situation, WantedHomes
 from domicile.ports.meter import NoMeter
 
@@ -81,7 +82,7 @@ def test_only_a_few_may_hang_at_once() -> None:
     hanging = threading.Event()
 
     async def body() -> None:
-        threads = DaemonThreads(most=1)
+        threads = DaemonThreads(1, "domicile-strategy", waits=False)
         stuck = asyncio.create_task(threads.run(lambda: hanging.wait(60)))
         await asyncio.sleep(0)
         with pytest.raises(ThreadsBusy):

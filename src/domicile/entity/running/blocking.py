@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
+from domicile.concurrency.daemon_threads import DaemonThreads
 from domicile.errors import Overloaded
 from domicile.ports.meter import Meter
 from domicile.ports.threads import Threads
+from domicile.settings import Settings
 
 T = TypeVar("T")
 
-KEEP_S = 5.0
-"""How long a thread without work waits for more before it ends."""
-
 in_thread: contextvars.ContextVar[bool] = contextvars.ContextVar("domicile_thread", default=False)
 """Whether this is the inside of a blocking method, where most of an entity is out of reach."""
+
+
+def blocking_threads(settings: Settings) -> DaemonThreads:
+    """The threads of a process's blocking methods: those that find none wait for one."""
+    return DaemonThreads(settings.blocking_threads, "domicile-blocking")
 
 
 class Waiter(Protocol):
@@ -127,7 +129,7 @@ class Blocking:
         self.shut()
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=limit_s)
-        if isinstance(self._threads, WorkerThreads):
+        if isinstance(self._threads, DaemonThreads):
             self._threads.rest()
         return len(self._tasks)
 
@@ -179,74 +181,3 @@ def _inside(work: Callable[[], T], waiter: Waiter | None) -> T:
     finally:
         if waiter is not None:
             waiter.thread = None
-
-
-class WorkerThreads:
-    """Implements `Threads`: daemons, so that none keeps a process alive; kept for a while.
-
-    One for a whole process, so that functions that never come back stay within its number, however
-    often the process joins anew.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._threads = 0
-        self._free = 0
-        """Threads without work, less the jobs that none has taken up yet."""
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """As `Threads.run`; waits for a free thread if all are busy."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-
-        def report(set_outcome: Callable[[], None]) -> None:
-            # The loop may be closed by now, and the future given up.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(lambda: None if done.done() else set_outcome())
-
-        def job() -> None:
-            try:
-                result = work()
-            except BaseException as error:
-                failure = error
-                report(lambda: done.set_exception(failure))
-            else:
-                report(lambda: done.set_result(result))
-
-        with self._lock:
-            self._free -= 1
-            more = self._free < 0 and self._threads < self._most
-            if more:
-                self._threads += 1
-                self._free += 1
-            self._jobs.put(job)
-        if more:
-            threading.Thread(target=self._work, name="domicile-blocking", daemon=True).start()
-        return await done
-
-    def rest(self) -> None:
-        """End the threads that have nothing to do. The next job starts one again."""
-        with self._lock:
-            for _ in range(self._free):
-                self._jobs.put(None)
-            self._threads -= max(0, self._free)
-            self._free = min(0, self._free)
-
-    def _work(self) -> None:
-        while True:
-            try:
-                job = self._jobs.get(timeout=KEEP_S)
-            except queue.Empty:
-                with self._lock:
-                    if self._free > 0:
-                        self._free -= 1
-                        self._threads -= 1
-                        return
-                continue
-            if job is None:
-                return
-            job()
-            with self._lock:
-                self._free += 1
