@@ -37,7 +37,14 @@ from domicile.core.handoff.owner import (
     PhaseChanged,
     SendBack,
 )
-from domicile.core.handoff.pending import GiveUp, HoldLimits, Pending, SendFlush, WriteRequest
+from domicile.core.handoff.pending import (
+    GiveUp,
+    HoldLimits,
+    Pending,
+    SenderEffect,
+    SendFlush,
+    WriteRequest,
+)
 from domicile.core.handoff.sender import Sender
 from domicile.core.handoff.tables import OwnerEvent, SenderState
 from domicile.core.ids import Incarnation, LinkKey, ShardKey
@@ -360,7 +367,7 @@ def _sent(sc: Scenario, n: int, message: int) -> SentMessage:
     return SentMessage(n, entity_key(msg.entity), msg.ask, chain, 1, message=message)
 
 
-def _sender_effect(effect: Any) -> Effect:
+def _sender_effect(effect: SenderEffect[SentMessage] | Effect) -> Effect:
     match effect:
         case WriteRequest(pending, to, epoch, change, finishing):
             entity = int(pending.entity.id)

@@ -1,9 +1,9 @@
 """What entities take along on a planned move: their annotated fields, as bytes, for a while.
 
 `Fields` knows the fields of one class, `CarryBook` what a shard at home here has to give or to use,
-`CarryShelf` what arrived for shards that are not at home here yet. All without I/O; `carrier` sends
-and answers. What is here must never be used by two homes: it leaves a book only once its epoch is
-over for good, and is taken off the shelf only for the very next epoch (I1).
+`CarryShelf` what arrived for shards that are not at home here yet. All without I/O: `transfer`
+sends and answers. Two homes must never use the same fields (I1): they leave a book only once its
+epoch is over, and the shelf only for the very next epoch.
 """
 
 from __future__ import annotations

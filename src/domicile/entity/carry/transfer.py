@@ -1,8 +1,9 @@
 """One incarnation's carried fields on their way: from a shard that is over here to its next home.
 
-Made by the runtime; shard hosts say what stops, starts and is over, `life` brings what peers sent.
-It decides nothing about who is home: it waits a moment for the next one before a release is told,
-never longer (DX-13), and gives an entity its fields only in the epoch after the one they are from.
+Made by the runtime; shard hosts say what stops, starts and is over, the dispatcher brings what
+peers sent. It decides nothing about who is home: it waits a moment for the next home before a
+release is told, never longer (DX-13), and gives an entity its fields only in the epoch after the
+one that they are from.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Notes that entities of a shard under suspicion start at this owner (DX-20).
+"""How an entity becomes resident: its cell, its object, `on_start`, and what follows a failure.
 
-Used by `entity.hosting.shard_host`. Only a death after such a note may count against a shard for
-the last time, so the note is stored before the first entity starts (I3), once per epoch and shared
-by all that wait for it. A shard that lost no owners needs none.
-
-How an entity becomes resident: its cell, its object, `on_start`, and what follows a failure.
-
-The base of `Turns`. An entity starts for a message, never by itself.
+The base of `Execution`. An entity starts for a message, never by itself. If its shard is under
+suspicion, its start is noted in the store first (DX-20, I3): only a death after such a note may
+count against that shard for the last time. A shard that lost no owners needs no note.
 """
 
 from __future__ import annotations

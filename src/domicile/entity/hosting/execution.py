@@ -1,8 +1,8 @@
 """The turns of one shard: a started message from its cell's start to its answer.
 
-The other half of `ShardHost`, which decides nothing here: what may start, `core.handoff.owner`
-says. The usual message (a resident entity, a handler that does not suspend) is served by `request`
-or `call_here` alone; everything else goes through `_serve`.
+The base of `ShardHost`. It decides nothing: `core.handoff.owner` says what may start. Every handler
+begins in `begin`. The usual message (a resident entity, a handler that does not suspend) is served
+by `request` or `call_here` alone; everything else goes through `_serve`.
 """
 
 from __future__ import annotations

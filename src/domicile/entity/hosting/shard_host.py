@@ -2,11 +2,8 @@
 
 Called by the runtime only. It starts what the owner machine hands out, answers, stops entities
 when the shard drains, and says when nothing is left. It decides nothing about order or phases.
-
-The host of a shard at a node that limits its residents: it also says which ones are in use.
-
-Made by the runtime instead of a plain host when there is a limit, so that without one no message
-pays for it.
+Where residents are limited, the runtime makes a `LimitedHost`, so that without a limit no message
+pays for one.
 """
 
 from __future__ import annotations

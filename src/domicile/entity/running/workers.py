@@ -1,8 +1,4 @@
-"""How fast what is ready gets its turns: when the event loop may turn, and how long a line takes.
-
-Used by `workers` alone. It compares times and counts; it starts and stops nothing.
-
-Pooled tasks that run handlers, and the guard around each (L3, L4).
+"""Pooled tasks that run handlers, and the guard around each (L3, L4).
 
 A handler begins in the very callback that brought its message, on loan from a worker: it sees that
 worker's task as the current one and runs in that worker's context. One that does not suspend ends

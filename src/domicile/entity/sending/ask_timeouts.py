@@ -1,6 +1,6 @@
 """Until when callers wait for their asks: one timer for all that wait equally long.
 
-Used by `sending` alone. An ask that is answered in time costs no timer of its own. Whoever waits
+Used by `outbound` alone. An ask that is answered in time costs no timer of its own. Whoever waits
 takes itself out of the book it was put in.
 """
 

@@ -1,7 +1,7 @@
 """How a node says that it has too much mail, so that senders stop writing to it for a while.
 
-Both halves of it: the host of a shard refuses with it, `sending` recognises it. On the wire it is a
-refusal as any other, under a name that older peers do not know and take for `Overloaded`.
+Both halves of it: the host of a shard refuses with it, `outbound` recognises it. On the wire it is
+a refusal as any other, under a name that older peers do not know and take for `Overloaded`.
 """
 
 from __future__ import annotations

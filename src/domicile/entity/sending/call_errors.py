@@ -1,6 +1,6 @@
 """Why a message was not sent, or not answered: errors that say what happened and what to do (I9).
 
-Made by `sending` alone; nothing here decides.
+Made by `outbound` alone; nothing here decides.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which shard a call belongs to, as far as the cluster and this process mean the same type (RG-24).
 
-Used by `sending` alone. Decides from the config record and from what this process registered.
+Used by `outbound` alone. Decides from the config record and from what this process registered.
 """
 
 from __future__ import annotations
