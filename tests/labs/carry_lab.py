@@ -11,8 +11,8 @@ from domicile import Entity
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import Carried, Carry
-from domicile.entity.carry.fields import Fields
 from domicile.entity.model.entity import entity_type
+from domicile.entity.model.fields import Fields
 
 SHARD = ShardKey("default", 3)
 OTHER = ShardKey("default", 4)

@@ -26,7 +26,8 @@ from domicile.concurrency import daemon_threads
 from domicile.concurrency.daemon_threads import DaemonThreads
 from domicile.core.wire import Reply
 from domicile.entity.model.entity import entity_type
-from domicile.entity.running.blocking import Blocking, in_thread
+from domicile.entity.model.handlers import in_thread
+from domicile.entity.running.blocking import Blocking
 from domicile.ports.meter import NoMeter
 from domicile.testing import Sim, simulated
 

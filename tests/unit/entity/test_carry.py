@@ -17,7 +17,7 @@ from domicile import ConfigError, Entity, EventSourced
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import Carried, Carry
-from domicile.entity.carry.fields import OVERHEAD_BYTES, PART_BYTES, Budget, CarryBook, CarryShelf
+from domicile.entity.carry.piles import OVERHEAD_BYTES, PART_BYTES, Budget, CarryBook, CarryShelf
 from domicile.entity.model.entity import catalogue, entity_type
 
 if TYPE_CHECKING:

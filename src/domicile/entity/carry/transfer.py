@@ -18,8 +18,9 @@ import msgspec
 from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import Carry
-from domicile.entity.carry.fields import Budget, CarryBook, CarryShelf, Fields
+from domicile.entity.carry.piles import Budget, CarryBook, CarryShelf
 from domicile.entity.model.entity import Context, Entity, EntityType, make
+from domicile.entity.model.fields import Fields
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
 from domicile.settings import Settings

@@ -20,9 +20,8 @@ from weakref import WeakSet
 
 from domicile.core.hashing import NAMED, ShardFunction, place_by, xxh3
 from domicile.core.state.records import TypeRecord
-from domicile.entity.carry.fields import Fields
-from domicile.entity.model.handlers import MARK, Handler, HandlerOptions
-from domicile.entity.running.blocking import in_thread
+from domicile.entity.model.fields import Fields
+from domicile.entity.model.handlers import MARK, Handler, HandlerOptions, in_thread
 from domicile.errors import ConfigError
 
 if TYPE_CHECKING:

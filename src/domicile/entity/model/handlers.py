@@ -6,6 +6,7 @@ schedules or runs anything, and no mark changes what an `async def` method is.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -183,3 +184,7 @@ class Handler:
 
     def __repr__(self) -> str:
         return f"<handler {self._packing.label}>"
+
+
+in_thread: contextvars.ContextVar[bool] = contextvars.ContextVar("domicile_thread", default=False)
+"""Whether this is the inside of a blocking method, where most of an entity is out of reach."""

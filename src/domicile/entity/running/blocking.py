@@ -15,15 +15,13 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from domicile.concurrency.daemon_threads import DaemonThreads
+from domicile.entity.model.handlers import in_thread
 from domicile.errors import Overloaded
 from domicile.ports.meter import Meter
 from domicile.ports.threads import Threads
 from domicile.settings import Settings
 
 T = TypeVar("T")
-
-in_thread: contextvars.ContextVar[bool] = contextvars.ContextVar("domicile_thread", default=False)
-"""Whether this is the inside of a blocking method, where most of an entity is out of reach."""
 
 
 def blocking_threads(settings: Settings) -> DaemonThreads:

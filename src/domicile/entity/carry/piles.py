@@ -1,6 +1,6 @@
 """What entities take along on a planned move: their annotated fields, as bytes, for a while.
 
-`Fields` knows the fields of one class, `CarryBook` what a shard at home here has to give or to use,
+`CarryBook` holds what a shard at home here has to give or to use,
 `CarryShelf` what arrived for shards that are not at home here yet. All without I/O: `transfer`
 sends and answers. Two homes must never use the same fields (I1): they leave a book only once its
 epoch is over, and the shelf only for the very next epoch.
@@ -8,140 +8,18 @@ epoch is over, and the shelf only for the very next epoch.
 
 from __future__ import annotations
 
-import sys
-import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from inspect import get_annotations
-from types import MemberDescriptorType
-from typing import Any, ClassVar
-
-import msgspec
 
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import Carried, Carry
-from domicile.entity.model.codec import parts_of
-from domicile.errors import ConfigError
 
 PART_BYTES = 256 * 1024
 """About how much one `Carry` holds, so that other messages get through between two of them."""
 
 OVERHEAD_BYTES = 64
 """What an entity weighs beyond its names and fields."""
-
-_OURS = ("_domicile", "__domicile")
-
-_encode = msgspec.msgpack.Encoder().encode
-
-
-class Fields:
-    """The annotated fields of an entity class as bytes, by name, so that versions may differ."""
-
-    __slots__ = ("_cls", "_decoder", "_names", "_namespace")
-
-    def __init__(self, cls: type[Any], namespace: Callable[[type[Any]], dict[str, Any]]) -> None:
-        self._cls = cls
-        self._namespace = namespace
-        self._names: tuple[str, ...] = ()
-        self._decoder: msgspec.msgpack.Decoder[Any] | None = None
-        try:
-            self._resolve()
-        except NameError:
-            # A name from further down in its module; `resolve` comes before the first home.
-            self._decoder = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What is taken along."""
-        self.resolve()
-        return self._names
-
-    def resolve(self) -> msgspec.msgpack.Decoder[Any]:
-        """Resolve and check all fields now; `ConfigError` names the first that cannot travel."""
-        if self._decoder is not None:
-            return self._decoder
-        try:
-            return self._resolve()
-        except NameError as error:
-            raise ConfigError(
-                f"{self._cls.__qualname__}: a field cannot be resolved: {error}. Define or import "
-                "that name at module level, outside `if TYPE_CHECKING`."
-            ) from error
-
-    def encode(self, entity: Any) -> bytes:
-        """The fields that were set on an entity; TypeError if one holds what cannot travel."""
-        self.resolve()
-        held: dict[str, Any] = getattr(entity, "__dict__", {})
-        values: dict[str, Any] = {}
-        for name in self._names:
-            if name in held:
-                values[name] = held[name]
-            elif isinstance(getattr(self._cls, name, None), MemberDescriptorType):
-                value = getattr(entity, name, msgspec.UNSET)
-                if value is not msgspec.UNSET:
-                    values[name] = value
-        try:
-            return _encode(values)
-        except (TypeError, ValueError, OverflowError, NotImplementedError, RecursionError) as error:
-            raise TypeError(f"{self._cls.__qualname__}: a field cannot travel: {error}") from error
-
-    def restore(self, entity: Any, body: bytes) -> None:
-        """Set what `encode` took; `msgspec.DecodeError` if it does not fit this version."""
-        found = self.resolve().decode(body)
-        for name in self._names:
-            value = getattr(found, name)
-            if value is not msgspec.UNSET:
-                setattr(entity, name, value)
-
-    def _resolve(self) -> msgspec.msgpack.Decoder[Any]:
-        kinds: dict[str, Any] = {}
-        for base in reversed(self._cls.__mro__):
-            for name, annotation in get_annotations(base).items():
-                if name.startswith(_OURS):
-                    continue
-                kind = self._kind(base, name, annotation)
-                if typing.get_origin(kind) is ClassVar or kind is ClassVar:
-                    kinds.pop(name, None)
-                else:
-                    kinds[name] = kind
-        if not kinds:
-            raise ConfigError(
-                f"{self._cls.__qualname__}: carry=True, but no field is annotated; write "
-                "`count: int = 0` in the class for everything that moves along"
-            )
-        optional = [
-            (name, typing.Union[kind, msgspec.UnsetType], msgspec.UNSET)  # noqa: UP007
-            for name, kind in kinds.items()
-        ]
-        self._names = tuple(kinds)
-        made = msgspec.defstruct("Fields", optional, kw_only=True)
-        self._decoder = msgspec.msgpack.Decoder(made)
-        return self._decoder
-
-    def _kind(self, base: type[Any], name: str, annotation: Any) -> Any:
-        label = f"{self._cls.__qualname__}: carry=True, but the field {name!r}"
-        holder = type("Holder", (), {"__annotations__": {name: annotation}})
-        module = sys.modules.get(base.__module__)
-        names = vars(module) if module is not None else {}
-        try:
-            hints = typing.get_type_hints(holder, names, self._namespace(base), include_extras=True)
-        except (AttributeError, SyntaxError, TypeError) as error:
-            raise ConfigError(f"{label} has no usable type: {error}") from error
-        kind = hints[name]
-        if typing.get_origin(kind) is ClassVar or kind is ClassVar:
-            return kind
-        try:
-            for part in parts_of(kind):
-                if isinstance(part, msgspec.inspect.CustomType):
-                    raise TypeError(f"nothing is known about {part.cls.__qualname__}")
-            msgspec.msgpack.Decoder(kind)
-        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(
-                f"{label} cannot travel: {error}. Use built-in types, dataclasses, enums or "
-                "msgspec Structs; what must stay behind needs no annotation, or ClassVar"
-            ) from error
-        return kind
 
 
 class Budget:
