@@ -33,7 +33,7 @@ class Transition(Protocol):
     @property
     def rule(self) -> str: ...
     @property
-    def does(self) -> str: ...
+    def does(self) -> Enum: ...
 
 
 Table = Mapping[tuple[Any, Any], Transition]
@@ -66,7 +66,7 @@ def grid(transitions: Table) -> str:
                 state.value,
                 event.value,
                 " or ".join(to.value for to in transition.to),
-                transition.does,
+                transition.does.value,
                 transition.rule,
             )
             for (state, event), transition in transitions.items()

@@ -49,7 +49,7 @@ class Step(NamedTuple):
 
     to: tuple[Light, ...]
     rule: str
-    does: str
+    does: Deed
 
 
 class Light(enum.Enum):
@@ -66,11 +66,19 @@ class Knob(enum.Enum):
     WAIT = "wait"
 
 
+class Deed(enum.Enum):
+    """A toy action."""
+
+    SWITCH = "switch"
+    NOTHING = "nothing"
+    FALL_BACK = "fall back"
+
+
 TOY = {
-    (Light.RED, Knob.PRESS): Step((Light.GREEN, Light.RED), "T1", "switch"),
-    (Light.RED, Knob.WAIT): Step((Light.RED,), "T2", "nothing"),
-    (Light.GREEN, Knob.PRESS): Step((Light.GREEN,), "T3", "nothing"),
-    (Light.GREEN, Knob.WAIT): Step((Light.RED,), "T4", "fall back"),
+    (Light.RED, Knob.PRESS): Step((Light.GREEN, Light.RED), "T1", Deed.SWITCH),
+    (Light.RED, Knob.WAIT): Step((Light.RED,), "T2", Deed.NOTHING),
+    (Light.GREEN, Knob.PRESS): Step((Light.GREEN,), "T3", Deed.NOTHING),
+    (Light.GREEN, Knob.WAIT): Step((Light.RED,), "T4", Deed.FALL_BACK),
 }
 
 

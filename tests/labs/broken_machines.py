@@ -20,7 +20,7 @@ from domicile.core.handoff.mailbox import Queued
 from domicile.core.handoff.owner import AnswerFlush, FlushAsked, Owner, OwnerEffect, PhaseChanged
 from domicile.core.handoff.pending import Home, Pending, SenderEffect, SendFlush
 from domicile.core.handoff.sender import Sender
-from domicile.core.handoff.tables import OwnerEvent, Phase, SenderEvent, SenderState
+from domicile.core.handoff.tables import OwnerAction, OwnerEvent, Phase, SenderEvent, SenderState
 from domicile.core.ids import NOBODY, Incarnation, LinkKey, ShardKey
 from domicile.core.state.keys import LEADER_KEY, MAP, NODES
 from domicile.core.state.shardmap import Entry, decode_block
@@ -55,7 +55,7 @@ class ReleasedReopens(Owner):
     def happen(self, happening: OwnerEvent, epoch: int = 0) -> tuple[OwnerEffect, ...]:
         if self.phase is Phase.RELEASED and happening is OwnerEvent.SERVING_SAME:
             self.phase = Phase.OPEN
-            return (PhaseChanged(self.phase, self.epoch, "open"),)
+            return (PhaseChanged(self.phase, self.epoch, OwnerAction.OPEN),)
         return super().happen(happening, epoch)
 
 

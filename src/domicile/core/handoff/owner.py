@@ -14,8 +14,8 @@ from typing import Generic
 
 from domicile.core.handoff.admission import Admission
 from domicile.core.handoff.mailbox import Mailbox, Q, take_out
+from domicile.core.handoff.tables import DROPS, OwnerAction, OwnerEvent, Phase
 from domicile.core.handoff.tables import OWNER_TRANSITIONS as TRANSITIONS
-from domicile.core.handoff.tables import OwnerEvent, Phase
 from domicile.core.ids import EntityKey, Incarnation, LinkKey, ShardKey
 from domicile.core.state.shardmap import FREE, Entry
 
@@ -91,7 +91,7 @@ class PhaseChanged:
 
     phase: Phase
     epoch: int
-    does: str
+    does: OwnerAction
 
 
 OwnerEffect = (
@@ -170,14 +170,14 @@ class Owner(Generic[Q]):
         """Take one step of the table."""
         transition = TRANSITIONS[self.phase, happening]
         out: list[OwnerEffect[Q]] = []
-        if "drop" in transition.does or transition.does == "reopen":
+        if transition.does in DROPS:
             self._drop(out)
         self.phase = transition.to[0]
         if happening in (OwnerEvent.SERVING_NEWER, OwnerEvent.MOVING_NEWER):
             self.epoch = epoch
-        if transition.does == "cut":
+        if transition.does is OwnerAction.CUT:
             self._cut(out)
-        if transition.does != "nothing":
+        if transition.does is not OwnerAction.NOTHING:
             out.append(PhaseChanged(self.phase, self.epoch, transition.does))
         return tuple(out)
 

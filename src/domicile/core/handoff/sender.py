@@ -26,8 +26,8 @@ from domicile.core.handoff.pending import (
     number_of,
     split_prefix,
 )
+from domicile.core.handoff.tables import FLUSHES, SenderEvent, SenderState
 from domicile.core.handoff.tables import SENDER_TRANSITIONS as TRANSITIONS
-from domicile.core.handoff.tables import SenderEvent, SenderState
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.machines import Arm
 from domicile.core.state.shardmap import FREE, Entry
@@ -368,7 +368,7 @@ class Sender(Generic[P]):
         self.state = transition.to[0]
         if happening is SenderEvent.MOVING:
             self.seen_change = self.entry.change
-        if transition.does.endswith("flush"):
+        if transition.does in FLUSHES:
             assert self.key is not None
             self.last_flush += 1
             self.flush_id = self.last_flush

@@ -35,14 +35,32 @@ class OwnerEvent(Enum):
     FENCED = "lease lost"
 
 
-_P = Transition[Phase]
-_NONE = "nothing"
+class OwnerAction(Enum):
+    """What the owner's shell has to do after a step. The values are the diagram's texts."""
+
+    NOTHING = "nothing"
+    OPEN = "open"
+    REOPEN = "reopen"
+    REVERT = "revert"
+    CUT = "cut"
+    DROP = "drop"
+    DROP_AND_RELEASE = "drop and release"
+    RELEASE = "release"
+    REPEAT_RELEASED = "repeat Released"
+    OVERDUE = "ask for revert, or cancel"
+
+
+DROPS = (OwnerAction.REOPEN, OwnerAction.DROP, OwnerAction.DROP_AND_RELEASE)
+"""Actions after which nothing of the epoch before may run, wait or be resident (I1)."""
+
+_P = Transition[Phase, OwnerAction]
+_NONE = OwnerAction.NOTHING
 _C, _O, _D, _R = Phase.CLOSED, Phase.OPEN, Phase.DRAINING, Phase.RELEASED
 
-OWNER_TRANSITIONS: dict[tuple[Phase, OwnerEvent], Transition[Phase]] = {
-    (_C, OwnerEvent.SERVING_NEWER): _P((_O,), "H11", "open"),
+OWNER_TRANSITIONS: dict[tuple[Phase, OwnerEvent], Transition[Phase, OwnerAction]] = {
+    (_C, OwnerEvent.SERVING_NEWER): _P((_O,), "H11", OwnerAction.OPEN),
     (_C, OwnerEvent.SERVING_SAME): _P((_C,), "L5", _NONE),
-    (_C, OwnerEvent.MOVING_NEWER): _P((_R,), "H9", "release"),
+    (_C, OwnerEvent.MOVING_NEWER): _P((_R,), "H9", OwnerAction.RELEASE),
     (_C, OwnerEvent.MOVING_SAME): _P((_C,), "L5", _NONE),
     (_C, OwnerEvent.FOREIGN): _P((_C,), "C3", _NONE),
     (_C, OwnerEvent.STALE): _P((_C,), "C3", _NONE),
@@ -50,30 +68,30 @@ OWNER_TRANSITIONS: dict[tuple[Phase, OwnerEvent], Transition[Phase]] = {
     (_C, OwnerEvent.OVERDUE): _P((_C,), "H10", _NONE),
     (_C, OwnerEvent.OUTRUN): _P((_C,), "J1", _NONE),
     (_C, OwnerEvent.FENCED): _P((_C,), "L4", _NONE),
-    (_O, OwnerEvent.SERVING_NEWER): _P((_O,), "H11", "reopen"),
+    (_O, OwnerEvent.SERVING_NEWER): _P((_O,), "H11", OwnerAction.REOPEN),
     (_O, OwnerEvent.SERVING_SAME): _P((_O,), "C3", _NONE),
-    (_O, OwnerEvent.MOVING_NEWER): _P((_R,), "H9", "drop and release"),
-    (_O, OwnerEvent.MOVING_SAME): _P((_D,), "H9", "cut"),
-    (_O, OwnerEvent.FOREIGN): _P((_C,), "I1", "drop"),
+    (_O, OwnerEvent.MOVING_NEWER): _P((_R,), "H9", OwnerAction.DROP_AND_RELEASE),
+    (_O, OwnerEvent.MOVING_SAME): _P((_D,), "H9", OwnerAction.CUT),
+    (_O, OwnerEvent.FOREIGN): _P((_C,), "I1", OwnerAction.DROP),
     (_O, OwnerEvent.STALE): _P((_O,), "C3", _NONE),
     (_O, OwnerEvent.EMPTY): _P((_O,), "H10", _NONE),
     (_O, OwnerEvent.OVERDUE): _P((_O,), "H10", _NONE),
-    (_O, OwnerEvent.OUTRUN): _P((_D,), "J1", "cut"),
-    (_O, OwnerEvent.FENCED): _P((_C,), "L4", "drop"),
-    (_D, OwnerEvent.SERVING_NEWER): _P((_O,), "H11", "reopen"),
-    (_D, OwnerEvent.SERVING_SAME): _P((_O,), "H11", "revert"),
-    (_D, OwnerEvent.MOVING_NEWER): _P((_R,), "H9", "drop and release"),
+    (_O, OwnerEvent.OUTRUN): _P((_D,), "J1", OwnerAction.CUT),
+    (_O, OwnerEvent.FENCED): _P((_C,), "L4", OwnerAction.DROP),
+    (_D, OwnerEvent.SERVING_NEWER): _P((_O,), "H11", OwnerAction.REOPEN),
+    (_D, OwnerEvent.SERVING_SAME): _P((_O,), "H11", OwnerAction.REVERT),
+    (_D, OwnerEvent.MOVING_NEWER): _P((_R,), "H9", OwnerAction.DROP_AND_RELEASE),
     (_D, OwnerEvent.MOVING_SAME): _P((_D,), "C3", _NONE),
-    (_D, OwnerEvent.FOREIGN): _P((_C,), "I1", "drop"),
+    (_D, OwnerEvent.FOREIGN): _P((_C,), "I1", OwnerAction.DROP),
     (_D, OwnerEvent.STALE): _P((_D,), "C3", _NONE),
-    (_D, OwnerEvent.EMPTY): _P((_R,), "H10", "release"),
-    (_D, OwnerEvent.OVERDUE): _P((_D,), "H10", "ask for revert, or cancel"),
+    (_D, OwnerEvent.EMPTY): _P((_R,), "H10", OwnerAction.RELEASE),
+    (_D, OwnerEvent.OVERDUE): _P((_D,), "H10", OwnerAction.OVERDUE),
     (_D, OwnerEvent.OUTRUN): _P((_D,), "J1", _NONE),
-    (_D, OwnerEvent.FENCED): _P((_C,), "L4", "drop"),
-    (_R, OwnerEvent.SERVING_NEWER): _P((_O,), "H11", "open"),
-    (_R, OwnerEvent.SERVING_SAME): _P((_R,), "H11", "repeat Released"),
-    (_R, OwnerEvent.MOVING_NEWER): _P((_R,), "H9", "release"),
-    (_R, OwnerEvent.MOVING_SAME): _P((_R,), "H10", "repeat Released"),
+    (_D, OwnerEvent.FENCED): _P((_C,), "L4", OwnerAction.DROP),
+    (_R, OwnerEvent.SERVING_NEWER): _P((_O,), "H11", OwnerAction.OPEN),
+    (_R, OwnerEvent.SERVING_SAME): _P((_R,), "H11", OwnerAction.REPEAT_RELEASED),
+    (_R, OwnerEvent.MOVING_NEWER): _P((_R,), "H9", OwnerAction.RELEASE),
+    (_R, OwnerEvent.MOVING_SAME): _P((_R,), "H10", OwnerAction.REPEAT_RELEASED),
     (_R, OwnerEvent.FOREIGN): _P((_R,), "C3", _NONE),
     (_R, OwnerEvent.STALE): _P((_R,), "C3", _NONE),
     (_R, OwnerEvent.EMPTY): _P((_R,), "H10", _NONE),
@@ -104,32 +122,49 @@ class SenderEvent(Enum):
     HOLD_TIMEOUT = "Flushed is overdue"
 
 
-_L = Transition[SenderState]
+class SenderAction(Enum):
+    """What a sender does at a step. The values are the diagram's texts."""
+
+    WRITE = "write"
+    HOLD = "hold"
+    NOTE = "note it as seen"
+    REINSERT = "reinsert"
+    REINSERT_AND_FLUSH = "reinsert, flush"
+    FLUSH = "flush"
+    GO_ON = "go on"
+    RESOLVE = "resolve what that owner had"
+    IGNORE = "ignore"
+
+
+FLUSHES = (SenderAction.FLUSH, SenderAction.REINSERT_AND_FLUSH)
+"""Actions that send a flush to the owner that the sender is bound to (H4)."""
+
+_L = Transition[SenderState, SenderAction]
 _U, _B, _F = SenderState.UNBOUND, SenderState.BOUND, SenderState.FLUSHING
 
-SENDER_TRANSITIONS: dict[tuple[SenderState, SenderEvent], Transition[SenderState]] = {
-    (_U, SenderEvent.WRITE): _L((_B,), "H2", "write"),
-    (_U, SenderEvent.MISMATCH): _L((_U,), "H2", "hold"),
-    (_U, SenderEvent.MOVING): _L((_U,), "H4", "note it as seen"),
-    (_U, SenderEvent.RETURN): _L((_U,), "H3", "reinsert"),
-    (_U, SenderEvent.FLUSHED): _L((_U,), "H5", "ignore"),
-    (_U, SenderEvent.LATE): _L((_U,), "H5", "ignore"),
-    (_U, SenderEvent.LINK_LOST): _L((_U,), "H6", "resolve what that owner had"),
-    (_U, SenderEvent.HOLD_TIMEOUT): _L((_U,), "H6", "ignore"),
-    (_B, SenderEvent.WRITE): _L((_B,), "H2", "write"),
-    (_B, SenderEvent.MISMATCH): _L((_F,), "H4", "flush"),
-    (_B, SenderEvent.MOVING): _L((_F,), "H4", "flush"),
-    (_B, SenderEvent.RETURN): _L((_F,), "H3", "reinsert, flush"),
-    (_B, SenderEvent.FLUSHED): _L((_B,), "H5", "ignore"),
-    (_B, SenderEvent.LATE): _L((_B,), "H5", "ignore"),
-    (_B, SenderEvent.LINK_LOST): _L((_U,), "H6", "resolve what that owner had"),
-    (_B, SenderEvent.HOLD_TIMEOUT): _L((_B,), "H6", "ignore"),
-    (_F, SenderEvent.WRITE): _L((_F,), "H1", "hold"),
-    (_F, SenderEvent.MISMATCH): _L((_F,), "H4", "hold"),
-    (_F, SenderEvent.MOVING): _L((_F,), "H4", "note it as seen"),
-    (_F, SenderEvent.RETURN): _L((_F,), "H3", "reinsert"),
-    (_F, SenderEvent.FLUSHED): _L((_U,), "H5", "go on"),
-    (_F, SenderEvent.LATE): _L((_F,), "H5", "ignore"),
-    (_F, SenderEvent.LINK_LOST): _L((_U,), "H6", "resolve what that owner had"),
-    (_F, SenderEvent.HOLD_TIMEOUT): _L((_U,), "H6", "resolve what that owner had"),
+SENDER_TRANSITIONS: dict[tuple[SenderState, SenderEvent], Transition[SenderState, SenderAction]] = {
+    (_U, SenderEvent.WRITE): _L((_B,), "H2", SenderAction.WRITE),
+    (_U, SenderEvent.MISMATCH): _L((_U,), "H2", SenderAction.HOLD),
+    (_U, SenderEvent.MOVING): _L((_U,), "H4", SenderAction.NOTE),
+    (_U, SenderEvent.RETURN): _L((_U,), "H3", SenderAction.REINSERT),
+    (_U, SenderEvent.FLUSHED): _L((_U,), "H5", SenderAction.IGNORE),
+    (_U, SenderEvent.LATE): _L((_U,), "H5", SenderAction.IGNORE),
+    (_U, SenderEvent.LINK_LOST): _L((_U,), "H6", SenderAction.RESOLVE),
+    (_U, SenderEvent.HOLD_TIMEOUT): _L((_U,), "H6", SenderAction.IGNORE),
+    (_B, SenderEvent.WRITE): _L((_B,), "H2", SenderAction.WRITE),
+    (_B, SenderEvent.MISMATCH): _L((_F,), "H4", SenderAction.FLUSH),
+    (_B, SenderEvent.MOVING): _L((_F,), "H4", SenderAction.FLUSH),
+    (_B, SenderEvent.RETURN): _L((_F,), "H3", SenderAction.REINSERT_AND_FLUSH),
+    (_B, SenderEvent.FLUSHED): _L((_B,), "H5", SenderAction.IGNORE),
+    (_B, SenderEvent.LATE): _L((_B,), "H5", SenderAction.IGNORE),
+    (_B, SenderEvent.LINK_LOST): _L((_U,), "H6", SenderAction.RESOLVE),
+    (_B, SenderEvent.HOLD_TIMEOUT): _L((_B,), "H6", SenderAction.IGNORE),
+    (_F, SenderEvent.WRITE): _L((_F,), "H1", SenderAction.HOLD),
+    (_F, SenderEvent.MISMATCH): _L((_F,), "H4", SenderAction.HOLD),
+    (_F, SenderEvent.MOVING): _L((_F,), "H4", SenderAction.NOTE),
+    (_F, SenderEvent.RETURN): _L((_F,), "H3", SenderAction.REINSERT),
+    (_F, SenderEvent.FLUSHED): _L((_U,), "H5", SenderAction.GO_ON),
+    (_F, SenderEvent.LATE): _L((_F,), "H5", SenderAction.IGNORE),
+    (_F, SenderEvent.LINK_LOST): _L((_U,), "H6", SenderAction.RESOLVE),
+    (_F, SenderEvent.HOLD_TIMEOUT): _L((_U,), "H6", SenderAction.RESOLVE),
 }

@@ -42,10 +42,17 @@ class LeaseEvent(Enum):
     LEFT = "left"
 
 
-EXTEND = "valid_until = max(valid_until, sent_at + ttl - margin)"
-FENCE = "admit nothing, cancel, never resume past the hard deadline"
-END = "nothing runs any more, revoke the lease"
-IGNORE = "nothing"
+class LeaseAction(Enum):
+    """What a step of the table does. The values are the diagram's texts."""
+
+    EXTEND = "valid_until = max(valid_until, sent_at + ttl - margin)"
+    FENCE = "admit nothing, cancel, never resume past the hard deadline"
+    END = "nothing runs any more, revoke the lease"
+    IGNORE = "nothing"
+
+
+EXTEND, FENCE = LeaseAction.EXTEND, LeaseAction.FENCE
+END, IGNORE = LeaseAction.END, LeaseAction.IGNORE
 
 _UNREGISTERED = LeaseState.UNREGISTERED
 _HELD = LeaseState.HELD
@@ -53,7 +60,7 @@ _FENCED = LeaseState.FENCED
 _ENDED = LeaseState.ENDED
 
 # Of two targets the first holds if the new deadline lies ahead, else the second.
-TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], Transition[LeaseState]] = {
+TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], Transition[LeaseState, LeaseAction]] = {
     (_UNREGISTERED, LeaseEvent.GRANTED): Transition((_HELD, _UNREGISTERED), "L1", EXTEND),
     (_UNREGISTERED, LeaseEvent.ACKNOWLEDGED): Transition((_UNREGISTERED,), "L1", IGNORE),
     (_UNREGISTERED, LeaseEvent.LATE_ACKNOWLEDGED): Transition((_UNREGISTERED,), "L1", IGNORE),

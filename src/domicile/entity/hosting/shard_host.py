@@ -29,7 +29,7 @@ from domicile.core.handoff.owner import (
     Wake,
     cancel_unstarted,
 )
-from domicile.core.handoff.tables import OwnerEvent, Phase
+from domicile.core.handoff.tables import DROPS, OwnerAction, OwnerEvent, Phase
 from domicile.core.ids import NOBODY, LinkKey, ShardKey
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import AskRevert, Flush, Flushed, Released, Return
@@ -186,10 +186,10 @@ class ShardHost(Execution):
 
     def _phase_changed(self, change: PhaseChanged) -> None:
         runtime = self.runtime
-        if "drop" in change.does or change.does == "reopen":
+        if change.does in DROPS:
             runtime.cancel_turns(self.shard, "the shard has a new home")
             self._forget_cells()
-        if change.does != "repeat Released":
+        if change.does is not OwnerAction.REPEAT_RELEASED:
             log.debug("%s", change.phase.value, extra=self.tags(change.epoch))
             runtime.meter.event(
                 change.phase.value, inc=runtime.me, role=self.shard.role, shard=self.shard.shard,
@@ -198,7 +198,7 @@ class ShardHost(Execution):
         match change.phase:
             case Phase.OPEN:
                 self._disarm()
-                if change.does != "revert":
+                if change.does is not OwnerAction.REVERT:
                     self.fence_claim = None
                     runtime.carrier.opened(self.shard, change.epoch)
                 for entity in list(self.owner.mailboxes):
@@ -212,7 +212,7 @@ class ShardHost(Execution):
             case Phase.RELEASED:
                 self._disarm()
                 # What entities take along goes out first, then the leader hears of it (DX-13).
-                if change.does == "repeat Released" or not runtime.carrier.release(
+                if change.does is OwnerAction.REPEAT_RELEASED or not runtime.carrier.release(
                     self.shard, change.epoch, self.owner.entry, self.repeat_released
                 ):
                     self.repeat_released()

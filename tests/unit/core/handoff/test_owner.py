@@ -23,7 +23,7 @@ from domicile.core.handoff.owner import (
     SendBack,
     Wake,
 )
-from domicile.core.handoff.tables import OWNER_TRANSITIONS, OwnerEvent, Phase
+from domicile.core.handoff.tables import OWNER_TRANSITIONS, OwnerAction, OwnerEvent, Phase
 from domicile.core.ids import EntityKey, Incarnation, LinkKey, ShardKey
 from domicile.core.state.shardmap import Entry
 
@@ -99,7 +99,7 @@ def test_the_machine_goes_where_the_table_says(phase: Phase, event: OwnerEvent) 
     assert owner.epoch == (before + 1 if newer else before)
     changes = [effect for effect in effects if isinstance(effect, PhaseChanged)]
     expected = PhaseChanged(owner.phase, owner.epoch, transition.does)
-    assert changes == ([] if transition.does == "nothing" else [expected])
+    assert changes == ([] if transition.does is OwnerAction.NOTHING else [expected])
 
 
 def test_only_a_newer_epoch_opens_and_only_it_leaves_released() -> None:
@@ -151,7 +151,7 @@ def test_an_entry_that_is_not_newer_changes_nothing() -> None:
 def test_a_release_that_the_leader_has_not_taken_is_repeated() -> None:
     owner = in_phase(Phase.RELEASED)
     effects = owner.see(entry(ME, 1, "serving", 3))
-    assert effects == (PhaseChanged(Phase.RELEASED, 1, "repeat Released"),)
+    assert effects == (PhaseChanged(Phase.RELEASED, 1, OwnerAction.REPEAT_RELEASED),)
 
 
 # H7
@@ -298,7 +298,7 @@ def test_the_cut_keeps_each_mailbox_up_to_its_last_finishing_message() -> None:
     owner.request(queued(4, entity=DOOR))
     effects = owner.see(MOVING)
     assert sent_back(effects) == {ANN: [3, 4], BEN: [1]}
-    assert effects[-1] == PhaseChanged(Phase.DRAINING, 1, "cut")
+    assert effects[-1] == PhaseChanged(Phase.DRAINING, 1, OwnerAction.CUT)
     assert list(owner.refused_links) == [ANN, BEN]
     assert [owner.start(CART), owner.finish(CART, False), owner.start(CART)] == [
         queued(1), True, queued(2, finishing=True),
