@@ -77,7 +77,7 @@ def freeze(value: Value, now: float, ordered: bool = True) -> Value:
         return _moment(value, now)
     if _is(value, _CONSTANT):
         return None
-    if _is(value, _ATOMS) or (_is(value, (msgspec.Struct,)) and _frozen(value)):
+    if _is(value, _ATOMS) or (_is(value, (msgspec.Struct,)) and _hashable(value)):
         return value
     if _is(value, (dict,)):
         pairs = [(key, freeze(item, now, ordered)) for key, item in value.items()]
@@ -108,6 +108,15 @@ def _empty(value: Value) -> Value:
     if _is(value, (msgspec.Struct,)):
         return copy(value)
     return value.__class__() if _is(value, _CONTAINERS) else object.__new__(value.__class__)
+
+
+def _hashable(value: Value) -> bool:
+    """Frozen, and nothing in it is not."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return _frozen(value)
 
 
 def _frozen(value: Value) -> bool:

@@ -12,11 +12,11 @@ from domicile import Entity, EventSourced, MaybeExecuted, Settings, handler
 from domicile.core.ids import ShardKey
 from domicile.core.placement.strategies import Situation
 from domicile.core.state.keys import (
+    CLEARANCE,
     CLIENTS,
     DEAD,
     DRAIN,
     NODES,
-    PARDON,
     RELEASE,
     STARTED,
     TARGET_KEY,
@@ -160,7 +160,7 @@ async def test_a_silent_majority_does_not_leave_the_cluster_without_a_leader(sim
 
 
 def test_stray_keys_end_nobody() -> None:
-    prefixes = (NODES, CLIENTS, DRAIN, WISH, RELEASE, STARTED, PARDON, DEAD)
+    prefixes = (NODES, CLIENTS, DRAIN, WISH, RELEASE, STARTED, CLEARANCE, DEAD)
     keys = [*(prefix + tail for prefix in prefixes for tail in (b"\xff", b"x")), TARGET_KEY]
     sim = Sim(1, entities=[Desk], nodes=3, settings=Settings(shards=8))
 

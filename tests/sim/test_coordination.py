@@ -12,7 +12,7 @@ from manager_lab import Diary, one_id_per_shard
 
 from domicile import DomicileError, Entity, Settings, Unavailable, handler
 from domicile.core.ids import Incarnation, ShardKey
-from domicile.core.state.keys import LEADER_KEY, pardon_key
+from domicile.core.state.keys import LEADER_KEY, clearance_key
 from domicile.core.state.records import LeaderRecord, NodeRecord, decode_record
 from domicile.core.state.txn import Put
 from domicile.testing import Sim, simulated
@@ -242,7 +242,7 @@ def test_a_shard_that_kills_three_owners_in_a_minute_is_quarantined(seed: int) -
             if shard != culprit:
                 assert await sim.ref(Bomb, f"x{number}").ask(Bomb.tick) == f"x{number}"
         store = sim.servers.remote_store(sim.loop, "test", sim.servers.faults("test"))
-        await store.commit((), (Put(pardon_key(ShardKey("default", culprit)), b""),))
+        await store.commit((), (Put(clearance_key(ShardKey("default", culprit)), b""),))
         await sim.wait_until(lambda: quarantined(sim) == [], timeout_s=10)
         assert await sim.ref(Bomb, "b0").ask(Bomb.tick) == "b0"
         assert sim.entry(ShardKey("default", culprit)).strikes == 0

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from random import Random
 
-import msgspec
-
 from domicile.control.leadership import FAILED, Leadership
 from domicile.control.strategy_runner import StrategyRunner
 from domicile.core.coordinator.election import RANK_STEP_S, campaign_at, eligible
@@ -22,13 +20,13 @@ from domicile.core.coordinator.events import Heard, ProbeAnswered, ReleasedBy, R
 from domicile.core.coordinator.eviction import UNREACHED
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.lease.lease import Lease
-from domicile.core.state.keys import LEADER_KEY, NODES, node_key
-from domicile.core.state.records import LeaderRecord, NodeRecord, decode_record, encode_record
+from domicile.core.state.cluster_view import ClusterView
+from domicile.core.state.keys import LEADER_KEY, Family, classify, node_key
+from domicile.core.state.records import LeaderRecord, encode_record
 from domicile.core.state.txn import (
     Absent,
     Changes,
     Committed,
-    Item,
     Listing,
     Present,
     Put,
@@ -64,6 +62,7 @@ class Elected:
         random: Random,
         me: Incarnation,
         node_id: str,
+        view: ClusterView,
         guard: Callable[[], bool],
         send: Callable[[Incarnation, ToOwner], None],
         candidate: bool,
@@ -75,7 +74,7 @@ class Elected:
         self._me, self._node_id, self._guard, self._send = me, node_id, guard, send
         self._campaigns, self._aside = candidate, False
         self._strategy = strategy
-        self._nodes: dict[Incarnation, tuple[NodeRecord, int]] = {}
+        self._view = view
         self._absent_since: float | None = None
         self._retry_at = float("-inf")
         self._lease_id = ""
@@ -98,31 +97,21 @@ class Elected:
 
     def on_listing(self, listing: Listing) -> None:
         """The member listed the store, at first or again."""
-        self._nodes = {}
-        absent = True
-        for item in listing.items:
-            if item.key == LEADER_KEY:
-                absent = False
-            elif item.key.startswith(NODES):
-                self._put_node(item)
-        self._see_leader(absent)
+        self._see_leader()
         if self._leadership is not None:
             self._leadership.on_listing(listing)
         self._wake()
 
     def on_changes(self, changes: Changes) -> None:
         """The member's watch brought a commit."""
-        news = False
-        for change in changes.changes:
-            if change.key == LEADER_KEY:
-                self._see_leader(change.item is None)
-                news = True
-            elif change.key.startswith(NODES):
-                self._see_node(change.key, change.item)
-                news = True
+        families = [classify(change.key) for change in changes.changes]
+        if Family.LEADER in families:
+            self._see_leader()
         if self._leadership is not None:
+            if Family.NODE in families:
+                self._greet(self._leadership, changes.revision)
             self._leadership.on_changes(changes)
-        if news:
+        if Family.LEADER in families or Family.NODE in families:
             self._wake()
 
     def on_released(self, node: Incarnation, released: Released) -> None:
@@ -205,15 +194,15 @@ class Elected:
     def _candidates(self) -> dict[Incarnation, int]:
         role = self._settings.coordinator_role
         staying = {
-            node: created
-            for node, (record, created) in self._nodes.items()
+            node: self._view.created[node]
+            for node, record in self._view.nodes.items()
             if eligible(record, role) and not (self._aside and node == self._me)
         }
         if staying or not self._aside:
             return staying
         return {
-            node: created
-            for node, (record, created) in self._nodes.items()
+            node: self._view.created[node]
+            for node, record in self._view.nodes.items()
             if eligible(record, role, leaving=True)
         }
 
@@ -241,7 +230,7 @@ class Elected:
             me=self._me,
             guard=self._guard,
             send=self._send,
-            nodes=lambda: tuple(self._nodes),
+            nodes=lambda: tuple(self._view.nodes),
             strategy=self._strategy,
             lease=lease,
             lease_id=self._lease_id,
@@ -281,24 +270,14 @@ class Elected:
 
     # what the watch says
 
-    def _put_node(self, item: Item) -> None:
-        with suppress(msgspec.MsgspecError):
-            record = decode_record(item.value, NodeRecord)
-            self._nodes[record.incarnation] = (record, item.created)
+    def _greet(self, leadership: Leadership, revision: int) -> None:
+        """Ask nodes that registered at this revision whether they are there (C7)."""
+        fresh = [node for node, created in self._view.created.items() if created == revision]
+        if fresh:
+            leadership.ping(fresh)
 
-    def _see_node(self, key: bytes, item: Item | None) -> None:
-        # A key that is no text is nobody's; a stray one must not end every node that watches.
-        node = Incarnation(key[len(NODES) :].decode(errors="replace"))
-        if item is None:
-            self._nodes.pop(node, None)
-            return
-        known = node in self._nodes
-        self._put_node(item)
-        if not known and self._leadership is not None:
-            self._leadership.ping((node,))
-
-    def _see_leader(self, absent: bool) -> None:
-        if not absent:
+    def _see_leader(self) -> None:
+        if self._view.leader_revision:
             self._absent_since = None
         elif self._absent_since is None:
             self._absent_since = self._clock.now()

@@ -19,7 +19,7 @@ from domicile.core.handoff.tables import Phase
 from domicile.core.ids import Incarnation, LinkKey, ShardKey
 from domicile.core.lease.lease import Lease
 from domicile.core.placement.model import receives
-from domicile.core.state.cluster_view import Members
+from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import (
     AskRevert,
@@ -96,7 +96,7 @@ class Runtime:
         meter: Meter,
         settings: Settings,
         random: Random,
-        members: Members,
+        members: ClusterView,
         guard: Callable[[], bool],
         lease: Lease,
         may_clean_up: Callable[[], bool],

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from domicile.control.elected import Elected
 from domicile.core.ids import Incarnation, LinkKey, ShardKey
-from domicile.core.state.cluster_view import Members
+from domicile.core.state.cluster_view import ClusterView
 from domicile.core.wire import (
     AskRevert,
     Carry,
@@ -43,7 +43,7 @@ class Dispatcher:
         *,
         runtime: Runtime,
         elected: Elected,
-        members: Members,
+        members: ClusterView,
         meter: Meter,
         probe: PeerProbe,
         hosts: bool,

@@ -18,10 +18,10 @@ from domicile.core.ids import Incarnation, ShardKey, new_incarnation
 from domicile.core.lease.lease import FOREVER_S
 from domicile.core.state.cluster_view import (
     ClientGone,
+    ClusterView,
     EntryChanged,
     KickWished,
     LeaderChanged,
-    Members,
     NodeChanged,
     NodeGone,
     ViewChange,
@@ -125,6 +125,7 @@ class RunningIncarnation:
             random=backends.random,
             me=self.me,
             node_id=plan.node_id,
+            view=self.member.members,
             guard=self.member.guard,
             send=self._send_control,
             candidate=self._hosts and plan.candidate,
@@ -417,7 +418,7 @@ class RunningIncarnation:
     # small errands
 
     @property
-    def _members(self) -> Members:
+    def _members(self) -> ClusterView:
         return self.member.members
 
     def _send(self, to: Incarnation, message: ToOwner, *, control: bool = False) -> None:

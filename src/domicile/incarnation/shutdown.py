@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from domicile.control.elected import Elected
 from domicile.core.coordinator.departures import late_s, must_stay
 from domicile.core.ids import Incarnation, LinkKey
-from domicile.core.state.cluster_view import Members
+from domicile.core.state.cluster_view import ClusterView
 from domicile.core.wire import Goodbye
 from domicile.entity.runtime import Runtime
 from domicile.links.layer import LinkLayer
@@ -38,7 +38,7 @@ class Shutdown:
         me: Incarnation,
         clock: Clock,
         settings: Settings,
-        members: Members,
+        members: ClusterView,
         over: asyncio.Event,
         goodbyes: dict[Incarnation, None],
     ) -> None:

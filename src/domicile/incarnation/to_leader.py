@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from domicile.control.elected import Elected
 from domicile.core.ids import Incarnation, ShardKey
-from domicile.core.state.cluster_view import Members
+from domicile.core.state.cluster_view import ClusterView
 from domicile.core.wire import AskRevert, Probed, Released, Suspect, ToOwner
 from domicile.incarnation.store_tasks import StoreTasks
 from domicile.ports.clock import Clock
@@ -28,7 +28,7 @@ class ToLeader:
         *,
         me: Incarnation,
         clock: Clock,
-        members: Members,
+        members: ClusterView,
         elected: Elected,
         errands: StoreTasks,
         send: Callable[[Incarnation, ToOwner], None],

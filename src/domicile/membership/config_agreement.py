@@ -17,7 +17,7 @@ from domicile.core.state.agreement import (
     mismatch,
     no_common_protocol,
 )
-from domicile.core.state.cluster_view import Members
+from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.keys import CONFIG_KEY
 from domicile.core.state.records import ConfigRecord, TypeRecord, decode_record, encode_record
 from domicile.core.state.txn import Absent, At, Committed, Condition, Item, Put
@@ -27,7 +27,7 @@ from domicile.membership.store_calls import MemberStoreCalls
 NO_TYPES: Mapping[str, TypeRecord] = {}
 
 
-def check_protocols(members: Members, own: tuple[int, int]) -> None:
+def check_protocols(members: ClusterView, own: tuple[int, int]) -> None:
     """`ConfigError` if a registered node speaks no wire protocol that this process does (DX-19).
 
     Links refuse each other as well; here it is known before anybody counts on this process.
@@ -42,7 +42,7 @@ def check_protocols(members: Members, own: tuple[int, int]) -> None:
 
 async def agree_on_config(
     calls: MemberStoreCalls,
-    members: Members,
+    members: ClusterView,
     shards: Mapping[str, int],
     types: Mapping[str, TypeRecord] = NO_TYPES,
     tokens: tuple[str, ...] = (),

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from domicile.core.ids import Incarnation
 from domicile.core.lease.death_probes import PARTED_S, ProbeSchedule, burial
-from domicile.core.state.cluster_view import Members
+from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.txn import Committed, Conflict, Outcome
 from domicile.errors import ConfigError, StoreError
 from domicile.membership.store_calls import StoreCalls
@@ -58,7 +58,7 @@ class DeathWatch:
         clock: Clock,
         meter: Meter,
         settings: Settings,
-        members: Members,
+        members: ClusterView,
         me: Incarnation,
         lease: str,
         guard: Callable[[], bool],

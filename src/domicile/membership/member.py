@@ -21,7 +21,7 @@ from random import Random
 from domicile.core.ids import ShardKey
 from domicile.core.lease.keeper import LeaseKeeper, Renewal
 from domicile.core.lease.lease import LeaseState
-from domicile.core.state.cluster_view import Members, Unreadable, ViewChange
+from domicile.core.state.cluster_view import ClusterView, Unreadable, ViewChange
 from domicile.core.state.records import TypeRecord
 from domicile.core.state.shardmap import Entry, ShardMap
 from domicile.core.state.txn import (
@@ -78,7 +78,7 @@ class Member(LeaseHolder[R]):
         self._shards, self._types, self._protocols = shards, types, protocols
         self._tokens = tokens
         self._turned_at = turned_at
-        self.members = Members()
+        self.members = ClusterView()
         self._sent_at = 0.0
         self._may_stand = False
         self._unsure = False
@@ -363,7 +363,7 @@ class Member(LeaseHolder[R]):
             own = (item for item in listing.items if item.key == self._key)
             if not self._check_own(next(own, None), floor):
                 return
-        self._deliver(self.members.relist(listing))
+        self._deliver(self.members.load(listing))
         if not self._over.is_set():
             self._events.on_listing(listing)
 

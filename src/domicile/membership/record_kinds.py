@@ -14,7 +14,7 @@ from typing import Generic, TypeVar, cast
 import msgspec
 
 from domicile.core.ids import Incarnation
-from domicile.core.state.cluster_view import Members
+from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.keys import client_key, node_key, node_lease
 from domicile.core.state.records import ClientRecord, NodeRecord, decode_record, encode_record
 from domicile.errors import ConfigError
@@ -52,7 +52,7 @@ class RecordKind(ABC, Generic[R]):
     def decode(self, value: bytes) -> R:
         """A record from its stored form; raises `msgspec.MsgspecError` if there is none in it."""
 
-    def check(self, record: R, members: Members) -> None:
+    def check(self, record: R, members: ClusterView) -> None:
         """Raise `ConfigError` if the holder does not fit into the cluster."""
         return
 
@@ -102,7 +102,7 @@ class NodeKind(RecordKind[NodeRecord]):
         """As `RecordKind.decode`."""
         return decode_record(value, NodeRecord)
 
-    def check(self, record: NodeRecord, members: Members) -> None:
+    def check(self, record: NodeRecord, members: ClusterView) -> None:
         """SM-28: nobody takes the node id of a running node to serve other roles."""
         other = members.clash(record)
         if other is not None:

@@ -15,15 +15,16 @@ import msgspec
 from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
 from domicile.core.lease.death_probes import burial
 from domicile.core.placement.versions import ranks
-from domicile.core.state.cluster_view import Members
+from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.keys import (
-    AUDIT,
     TARGET_KEY,
+    Family,
     block_key,
+    classify,
+    clearance_key,
     drain_key,
     kick_key,
     node_key,
-    pardon_key,
     release_key,
 )
 from domicile.core.state.shardmap import (
@@ -87,8 +88,8 @@ class StoreSnapshot:
     """The store as one listing shows it."""
 
     def __init__(self, listing: Listing) -> None:
-        self.members = Members()
-        self.members.relist(listing)
+        self.members = ClusterView()
+        self.members.load(listing)
         self._items = {item.key: item for item in listing.items}
 
     def item(self, key: bytes) -> Item | None:
@@ -98,13 +99,12 @@ class StoreSnapshot:
     @property
     def target(self) -> str:
         """The version that operators want; empty: none is said."""
-        item = self.item(TARGET_KEY)
-        return "" if item is None else item.value.decode(errors="replace")
+        return self.members.target
 
     @property
     def audits(self) -> list[bytes]:
         """The keys of stored audit records, the oldest first."""
-        return sorted(key for key in self._items if key.startswith(AUDIT))
+        return sorted(key for key in self._items if classify(key) is Family.AUDIT)
 
     def last_audit(self) -> AuditRecord | None:
         """The newest record of an operator's command that can be read."""
@@ -160,7 +160,7 @@ def find_node_record(picture: StoreSnapshot, name: str) -> Incarnation:
     return found[0]
 
 
-def title(members: Members, incarnation: Incarnation) -> str:
+def title(members: ClusterView, incarnation: Incarnation) -> str:
     """An incarnation as people know it."""
     record = members.nodes.get(incarnation)
     return f"{'client' if record is None else record.node} ({incarnation[:8]})"
@@ -200,7 +200,7 @@ def unquarantine_commit(picture: StoreSnapshot, shard: ShardKey) -> OperatorComm
     entry, name = picture.entry(shard), f"{shard.role}/{shard.shard}"
     if entry.state != "quarantined":
         raise LookupError(f"{name} is not quarantined; it is {entry.state}")
-    return OperatorCommit(name, (), (Put(pardon_key(shard), b""),))
+    return OperatorCommit(name, (), (Put(clearance_key(shard), b""),))
 
 
 def target_commit(version: str | None) -> OperatorCommit:
@@ -276,7 +276,7 @@ def raised_block(
     )
 
 
-def _raised(members: Members, entry: Entry, gap: int) -> Entry:
+def _raised(members: ClusterView, entry: Entry, gap: int) -> Entry:
     epoch, change = entry.epoch + gap, entry.change + gap
     if entry.state == "quarantined":
         return msgspec.structs.replace(entry, epoch=epoch, change=change)
@@ -296,7 +296,7 @@ def audited(
     return OperatorCommit(deed.what, deed.conditions, (*deed.writes, put, *deletes))
 
 
-def _address(members: Members, incarnation: Incarnation) -> str:
+def _address(members: ClusterView, incarnation: Incarnation) -> str:
     record = members.nodes.get(incarnation)
     return "no address: a client" if record is None else record.address
 

@@ -14,7 +14,7 @@ from domicile.backends.registry import Backend, store_backend
 from domicile.backends.wiring import WholeStore, open_whole_store
 from domicile.core.hashing import NAMED, shard_of
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.state.cluster_view import Members
+from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.records import ConfigRecord, NodeRecord
 from domicile.core.state.shardmap import Entry
 from domicile.core.state.txn import Item, Listing
@@ -152,7 +152,7 @@ class ClusterReader:
             )
         return picture
 
-    async def members(self) -> Members:
+    async def members(self) -> ClusterView:
         """Who is there and what is where, as stored now; raises `NoCluster`."""
         return (await self.picture()).members
 
@@ -264,7 +264,7 @@ def summed_up(
 
 
 def _shards(
-    members: Members, living: Iterable[Incarnation]
+    members: ClusterView, living: Iterable[Incarnation]
 ) -> tuple[list[RoleSeen], Counter[str], Counter[str]]:
     homes = dict.fromkeys(living)
     config = {} if members.config is None else members.config.shards
@@ -300,19 +300,19 @@ def _state(entry: Entry, lives: bool) -> str:
     return entry.state if entry.state in ("free", "quarantined") or lives else "lost"
 
 
-def _quarantined(members: Members) -> list[QuarantineSeen]:
+def _quarantined(members: ClusterView) -> list[QuarantineSeen]:
     found = [(shard, entry) for shard, entry in members.map if entry.state == "quarantined"]
     return [QuarantineSeen(*shard, entry.strikes) for shard, entry in sorted(found)]
 
 
-def _standing(members: Members, record: NodeRecord, dead: bool) -> str:
+def _standing(members: ClusterView, record: NodeRecord, dead: bool) -> str:
     if dead:
         return "dead"
     return "draining" if record.status == "up" and record.node in members.drains else record.status
 
 
 def place_of(
-    members: Members, entity: EntityKey, role: str | None, dead: Callable[[Incarnation], bool]
+    members: ClusterView, entity: EntityKey, role: str | None, dead: Callable[[Incarnation], bool]
 ) -> EntityPlace:
     """Where the store says that an entity is at home; raises `LookupError` or `NoCluster`."""
     role = _role_of(members, entity.type, role)
@@ -343,7 +343,7 @@ def _shard_of(config: ConfigRecord, entity: EntityKey, shards: int) -> int:
     return shard_of(entity, shards) if name == "xxh3" else function(entity.id, shards)
 
 
-def _role_of(members: Members, kind: str, role: str | None) -> str:
+def _role_of(members: ClusterView, kind: str, role: str | None) -> str:
     if role is not None:
         known_roles = {} if members.config is None else members.config.shards
         if role not in known_roles:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from domicile.core.ids import Incarnation
-from domicile.core.state.cluster_view import Members
+from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.keys import stuck_key
 from domicile.diagnose.records import StuckRecord, decode_stuck
 from domicile.ops.operator_commits import StoreSnapshot
@@ -45,7 +45,7 @@ def stuck_record(picture: StoreSnapshot, incarnation: Incarnation) -> StuckRecor
 
 
 def stuck_seen(
-    members: Members, incarnation: Incarnation, record: StuckRecord, now_s: float | None
+    members: ClusterView, incarnation: Incarnation, record: StuckRecord, now_s: float | None
 ) -> list[StuckSeen]:
     """The late handlers of one node, the oldest first."""
     node = members.nodes[incarnation].node

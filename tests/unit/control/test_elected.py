@@ -116,6 +116,7 @@ class Node:
             random=random,
             me=self.me,
             node_id=name,
+            view=self.member.members,
             guard=self.member.guard,
             send=self.send,
             candidate=candidate,

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.state.cluster_view import KickWished, Members
-from domicile.core.state.keys import CONFIG_KEY, block_key, kick_key, node_key, parse_kick_key
+from domicile.core.state.cluster_view import ClusterView, KickWished
+from domicile.core.state.keys import CONFIG_KEY, Family, block_key, kick_key, node_key
 from domicile.core.state.records import ConfigRecord, NodeRecord, encode_record
 from domicile.core.state.shardmap import Block, Entry, encode_block
 from domicile.core.state.txn import MAX_VALUE_BYTES, Absent, Change, Changes, Item, Listing, Put
@@ -159,7 +159,7 @@ SERVING = Entry(ME, 1, "serving", change=1)
 def test_any_entity_has_a_key_that_names_it(role: str, shard: int, kind: str, id: str) -> None:
     role, kind, id = (text.encode("utf-8", "replace").decode() for text in (role, kind, id))
     wanted = ShardKey(role, shard), EntityKey(kind, id)
-    assert parse_kick_key(kick_key(*wanted)) == wanted
+    assert Family.KICK.parse(kick_key(*wanted)) == wanted
 
 
 def test_a_kick_is_one_leased_key_that_nobody_else_has_written() -> None:
@@ -194,20 +194,20 @@ def test_one_kick_of_an_entity_at_a_time_and_not_too_many_in_all() -> None:
 
 
 def test_members_pass_each_wish_on_once_however_they_hear_of_it() -> None:
-    members, key = Members(), kick_key(SHARD, CART)
+    members, key = ClusterView(), kick_key(SHARD, CART)
     item = Item(key, encode_kick(WISH), 5, 5)
     assert members.apply(Changes(5, (Change(key, item),))) == [KickWished(SHARD, CART, item)]
-    assert members.relist(Listing(6, (item,))) == []
-    assert members.relist(Listing(7, ())) == []
+    assert members.load(Listing(6, (item,))) == []
+    assert members.load(Listing(7, ())) == []
     assert members.kicks == {}
     again = Item(key, encode_kick(WISH), 8, 8)
-    assert members.relist(Listing(8, (again,))) == [KickWished(SHARD, CART, again)]
+    assert members.load(Listing(8, (again,))) == [KickWished(SHARD, CART, again)]
     assert members.apply(Changes(9, (Change(key, None),))) == []
     assert members.kicks == {}
 
 
 def test_a_kick_key_that_makes_no_sense_changes_nothing() -> None:
-    members = Members()
+    members = ClusterView()
     (fact,) = members.apply(Changes(5, (Change(b"kick/x", Item(b"kick/x", b"", 5, 5)),)))
     assert not isinstance(fact, KickWished)
     assert members.kicks == {}

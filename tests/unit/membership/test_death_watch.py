@@ -12,7 +12,7 @@ import pytest
 from domicile import ConfigError, Entity, Node, Settings, handler
 from domicile.core.ids import Incarnation
 from domicile.core.lease.death_probes import PROBE_S, burial
-from domicile.core.state.cluster_view import Members
+from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.keys import LEADER_KEY, client_key, dead_key, node_key
 from domicile.core.state.records import ClientRecord, LeaderRecord, NodeRecord, encode_record
 from domicile.core.state.txn import At, Delete, Item, Listing, Present, Put
@@ -36,8 +36,8 @@ class Lamp(Entity, name="lamp"):
         return self.id
 
 
-def some_members() -> Members:
-    members = Members()
+def some_members() -> ClusterView:
+    members = ClusterView()
     records = {
         node_key(Incarnation("a")): NodeRecord("one", Incarnation("a"), "", (), (), 6.0),
         node_key(Incarnation("b")): NodeRecord("two", Incarnation("b"), "", (), (), 6.0),
@@ -45,7 +45,7 @@ def some_members() -> Members:
         LEADER_KEY: LeaderRecord(Incarnation("a"), "one"),
     }
     items = [Item(key, encode_record(record), 7, 7) for key, record in records.items()]
-    members.relist(Listing(9, tuple(items)))
+    members.load(Listing(9, tuple(items)))
     return members
 
 
@@ -133,7 +133,7 @@ class Lookout:
         self.history = History(self.world.clock)
         self.store = MemoryStore(SimClock(self.world, self.loop)).client("test")
         self.oracle = Oracle()
-        self.members = Members()
+        self.members = ClusterView()
         self.deaths = DeathWatch(
             store=self.store, health=self.oracle, clock=SimClock(self.world, self.loop),
             meter=self.history, settings=settings, members=self.members, me=B,
@@ -148,7 +148,7 @@ class Lookout:
             for one in (A, B):
                 record = NodeRecord(one, one, "", (), (), 6.0)
                 await self.store.commit((), (Put(node_key(one), encode_record(record)),))
-            self.members.relist(await self.store.list(b""))
+            self.members.load(await self.store.list(b""))
             looking = asyncio.ensure_future(self.deaths.run())
             await asyncio.sleep(PROBE_S / 4)
             try:
@@ -260,7 +260,7 @@ async def register(lookout: Lookout, *clients: Incarnation) -> None:
     for one in clients:
         put = Put(client_key(one), encode_record(ClientRecord(one)))
         await lookout.store.commit((), (put,))
-    lookout.members.relist(await lookout.store.list(b""))
+    lookout.members.load(await lookout.store.list(b""))
 
 
 def test_a_client_that_parts_is_looked_at_and_nobody_else(lookout: Lookout) -> None:

@@ -20,19 +20,21 @@ import msgspec
 from domicile.core.coordinator.events import Commit
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.placement.model import Decision, Move, Own, Quarantine
-from domicile.core.state.cluster_view import StoreView
+from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.keys import (
     REWOUND_KEY,
+    BlockKey,
+    OwnerReport,
+    clearance_key,
     node_key,
     node_lease,
-    pardon_key,
     release_key,
+    started_key,
 )
 from domicile.core.state.records import encode_record
 from domicile.core.state.shardmap import (
     BLOCK_SIZE,
     Block,
-    BlockKey,
     Entry,
     encode_block,
 )
@@ -68,7 +70,7 @@ class Draft:
 
 
 def draft(
-    view: StoreView,
+    view: ClusterView,
     block: BlockKey,
     decisions: Sequence[Decision | ForgetDeaths],
     leader: At,
@@ -116,13 +118,17 @@ def _needs(decision: Decision | ForgetDeaths, old: Entry) -> dict[Condition, Non
     return needs
 
 
-def _releases(view: StoreView, decision: Decision | ForgetDeaths, old: Entry) -> dict[Write, None]:
+def _releases(
+    view: ClusterView, decision: Decision | ForgetDeaths, old: Entry
+) -> dict[Write, None]:
     """The release key that a new owner's entry makes obsolete; older ones are swept."""
-    key = release_key(old.owner, decision.shard, old.epoch)
-    return {Delete(key): None} if isinstance(decision, Own) and key in view.releases else {}
+    report = OwnerReport(old.owner, decision.shard, old.epoch)
+    if not isinstance(decision, Own) or report not in view.releases:
+        return {}
+    return {Delete(release_key(*report)): None}
 
 
-def _changed(view: StoreView, decision: Decision | ForgetDeaths, old: Entry, floor: int) -> Entry:
+def _changed(view: ClusterView, decision: Decision | ForgetDeaths, old: Entry, floor: int) -> Entry:
     """The entry after a decision: a new epoch for a new owner only, a new change always."""
     change = old.change + 1
     if isinstance(decision, Own):
@@ -166,28 +172,26 @@ class Housekeeping:
                 return True
         return False
 
-    def evict(self, view: StoreView, node: Incarnation, txn: str, now: float) -> Commit | None:
+    def evict(self, view: ClusterView, node: Incarnation, txn: str, now: float) -> Commit | None:
         """Mark a node that nobody reaches (C6); it stops by itself when it sees that (L1)."""
         record = view.nodes[node]
         value = encode_record(msgspec.structs.replace(record, status="evicted"))
         return self._begin(view, node, Put(node_key(node), value, node_lease(node)), txn, now)
 
-    def bury(self, view: StoreView, node: Incarnation, txn: str, now: float) -> Commit | None:
+    def bury(self, view: ClusterView, node: Incarnation, txn: str, now: float) -> Commit | None:
         """Remove an evicted node's record once it must have stopped (C5)."""
         return self._begin(view, node, Delete(node_key(node)), txn, now)
 
-    def sweep(self, view: StoreView, txn: str, now: float, rewind_over: bool) -> Commit | None:
-        """Delete words about epochs that are over, pardons that were granted, and so on."""
+    def sweep(self, view: ClusterView, txn: str, now: float, rewind_over: bool) -> Commit | None:
+        """Delete reports about epochs that are over, clearances that were heeded, and so on."""
         if not self._free(SWEEP, now):
             return None
-        obsolete = [
-            key
-            for words in (view.releases, view.started)
-            for key, word in words.items()
-            if view.entry(word.shard).epoch > word.epoch
-        ]
+        obsolete = [release_key(*report) for report in view.releases if _is_over(view, report)]
+        obsolete += [started_key(*report) for report in view.started if _is_over(view, report)]
         obsolete += [
-            pardon_key(shard) for shard in view.pardons if view.entry(shard).state != "quarantined"
+            clearance_key(shard)
+            for shard in view.clearances
+            if view.entry(shard).state != "quarantined"
         ]
         if view.rewound and rewind_over:
             obsolete.append(REWOUND_KEY)
@@ -198,7 +202,7 @@ class Housekeeping:
         return Commit(txn, (self._leader,), writes)
 
     def _begin(
-        self, view: StoreView, node: Incarnation, write: Write, txn: str, now: float
+        self, view: ClusterView, node: Incarnation, write: Write, txn: str, now: float
     ) -> Commit | None:
         if not self._free(write.key, now):
             return None
@@ -211,6 +215,10 @@ class Housekeeping:
             return False
         self._after.pop(key, None)
         return True
+
+
+def _is_over(view: ClusterView, report: OwnerReport) -> bool:
+    return view.entry(report.shard).epoch > report.epoch
 
 
 class _Hold(NamedTuple):
@@ -238,7 +246,7 @@ class CommitBackoff:
         """Forget those whose time is over."""
         self._holds = {block: hold for block, hold in self._holds.items() if now < hold.until}
 
-    def held(self, block: BlockKey, view: StoreView, now: float) -> bool:
+    def held(self, block: BlockKey, view: ClusterView, now: float) -> bool:
         """Whether a block waits: the picture still shows what the refused commit rested on."""
         hold = self._holds.get(block)
         if hold is None:

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from domicile.core.coordinator.election import eligible
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.placement.model import Decision, Move, PlanInput, departing
-from domicile.core.state.cluster_view import Members
+from domicile.core.state.cluster_view import ClusterView
 from domicile.settings import Settings
 
 STAGE = 16
@@ -113,7 +113,7 @@ TOGETHER_S = 0.5
 
 
 def must_stay(
-    members: Members, me: Incarnation, role: str, *, leads: bool, since: float, now: float
+    members: ClusterView, me: Incarnation, role: str, *, leads: bool, since: float, now: float
 ) -> bool:
     """Whether `me`, which leaves since then, has to see others off.
 
@@ -139,7 +139,7 @@ def must_stay(
     return _waiting(members, me)
 
 
-def _waiting(members: Members, me: Incarnation) -> bool:
+def _waiting(members: ClusterView, me: Incarnation) -> bool:
     """Whether another that leaves waits for a coordinator's word: to begin to empty a shard, or to
     have its next home stored. What goes to nobody it empties by itself."""
     leavers = {

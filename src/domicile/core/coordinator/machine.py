@@ -49,9 +49,19 @@ from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.machines import Arm
 from domicile.core.placement.model import Decision, Move, PlanInput, RoleInput
 from domicile.core.placement.plan import plan
-from domicile.core.state.cluster_view import CROWDS, StoredBlock, StoreView
-from domicile.core.state.keys import LEADER_KEY
-from domicile.core.state.shardmap import BlockKey, Entry, block_of
+from domicile.core.state.cluster_view import (
+    ClientGone,
+    ClientUp,
+    ClusterView,
+    KickWished,
+    NodeUp,
+    NoteChanged,
+    StoredBlock,
+    Unreadable,
+    ViewChange,
+)
+from domicile.core.state.keys import LEADER_KEY, BlockKey, Family, block_of, classify
+from domicile.core.state.shardmap import Entry
 from domicile.core.state.txn import At, Changes, Committed, Conflict, Item, Listing, Outcome
 from domicile.settings import Settings
 
@@ -62,6 +72,12 @@ LISTEN_S = 0.5
 """How long a new leader waits to hear from everybody before it places anything (C7)."""
 
 NEVER = float("inf")
+
+REPORTS = (Family.RELEASE, Family.STARTED)
+"""Keys of what owners say."""
+
+CROWDS = (Family.BLOCK, *REPORTS)
+"""Keys that change many at a time; the map only by the leader's own hand."""
 
 
 class Coordinator:
@@ -77,7 +93,7 @@ class Coordinator:
     ) -> None:
         self._me, self._settings, self._random = me, settings, random
         self._leader = At(LEADER_KEY, leader_revision)
-        self._view = StoreView()
+        self._view = ClusterView(follow_entries=False)
         self._reports = Reports()
         self._drafts: dict[BlockKey, Draft] = {}
         self._backoff = CommitBackoff()
@@ -160,8 +176,9 @@ class Coordinator:
         return True
 
     def _list(self, listing: Listing, now: float) -> list[CoordinatorEffect]:
-        if not self._view.load(listing):
+        if listing.revision < self._view.revision:
             return []
+        self._view.load(listing)
         if not self._listed:
             self._listed = True
             self._startup_wait.joined(now)
@@ -171,12 +188,15 @@ class Coordinator:
         return self._refreshed(now)
 
     def _change(self, changes: Changes, now: float) -> list[CoordinatorEffect]:
-        joined = self._view.joined
-        if not self._listed or not self._view.apply(changes):
+        if not self._listed:
             return []
-        if self._view.joined != joined:
+        facts = self._view.apply(changes)
+        deposed = self._view.leader_revision != self._leader.revision
+        if not deposed and not any(map(_matters, facts)):
+            return []
+        if any(isinstance(fact, NodeUp) for fact in facts):
             self._startup_wait.joined(now)
-        if all(change.key.startswith(CROWDS) for change in changes.changes):
+        if all(classify(change.key) in CROWDS for change in changes.changes):
             self._soon(now)
         else:
             self._dirty = True
@@ -239,7 +259,7 @@ class Coordinator:
     def _reread(self, txn: str, item: Item | None, now: float) -> list[CoordinatorEffect]:
         """S1. Not found is no proof that it will not land yet; the block's revision is the guard
         of whatever is tried next, so only one of the two can."""
-        stored = self._view.take(item) if item is not None else None
+        stored = self._view.take_block(item) if item is not None else None
         made = self._draft(txn)
         self._dirty = True
         if made is None:
@@ -265,9 +285,8 @@ class Coordinator:
     def _landed(self, made: Draft, revision: int, now: float) -> list[CoordinatorEffect]:
         """A commit is known to be stored; only now may anyone hear of it (I3)."""
         del self._drafts[made.block]
-        self._view.put_block(made.block, StoredBlock(revision, made.txn, made.entries))
-        for write in made.writes:
-            self._view.releases.pop(write.key, None)
+        stored = StoredBlock(revision, made.txn, made.entries)
+        self._view.take_own(made.block, stored, made.writes)
         if self._drafts:
             self._soon(now)
         else:
@@ -282,7 +301,7 @@ class Coordinator:
     def _resign(self, reason: str) -> list[CoordinatorEffect]:
         """C1: discard memory; the next leadership starts from a listing."""
         self._over = True
-        self._view, self._reports = StoreView(), Reports()
+        self._view, self._reports = ClusterView(follow_entries=False), Reports()
         self._drafts, self._backoff = {}, CommitBackoff()
         return [Resign(reason)]
 
@@ -385,3 +404,11 @@ class Coordinator:
             return []
         self._armed_at = at
         return [Arm(at)]
+
+
+def _matters(fact: ViewChange) -> bool:
+    """Whether a fact may change a decision. A report goes because the leader heeded it, or because
+    its epoch is over; no other process of the cluster is given shards but nodes."""
+    if isinstance(fact, NoteChanged):
+        return fact.value is not None or fact.family not in REPORTS
+    return not isinstance(fact, (ClientUp, ClientGone, KickWished, Unreadable))

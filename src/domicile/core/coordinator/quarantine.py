@@ -12,7 +12,8 @@ from dataclasses import replace
 from domicile.core.coordinator.commits import ForgetDeaths
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.placement.model import Decision, PlanInput, RoleInput
-from domicile.core.state.cluster_view import OwnerReport, StoreView
+from domicile.core.state.cluster_view import ClusterView
+from domicile.core.state.keys import OwnerReport
 from domicile.core.state.shardmap import Entry
 
 NEVER = float("inf")
@@ -28,13 +29,13 @@ class OwnerDeaths:
         self.at = NEVER
         """When the next of them will be long ago."""
 
-    def laid_over(self, part: RoleInput, view: StoreView, role: str, now: float) -> RoleInput:
+    def laid_over(self, part: RoleInput, view: ClusterView, role: str, now: float) -> RoleInput:
         """A role's view with what is known of its shards' strikes, first starts and pardons."""
         return replace(
             part,
             struck=self.lately(role, part.entries, now),
-            begun=begun(view.started.values(), role, part.entries),
-            pardoned=tuple(shard.shard for shard in view.pardons if shard.role == role),
+            begun=begun(view.started, role, part.entries),
+            pardoned=tuple(shard.shard for shard in view.clearances if shard.role == role),
         )
 
     def lately(self, role: str, entries: Sequence[Entry], now: float) -> dict[int, int]:

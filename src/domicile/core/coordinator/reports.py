@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.placement.model import RoleInput, departing
-from domicile.core.state.cluster_view import StoreView
+from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.shardmap import Entry
 
 EARLY = 16_384
@@ -58,24 +58,24 @@ class Reports:
             del self.asked[shard]
             self._resting[shard] = (entry.epoch, until)
 
-    def move(self, view: StoreView, shard: ShardKey, to: Incarnation) -> None:
+    def move(self, view: ClusterView, shard: ShardKey, to: Incarnation) -> None:
         """A shard goes somewhere; remember if a wish is the reason."""
         record = view.nodes.get(to)
         if record is not None and view.wishes.get(shard) == record.node:
             self._wished[shard] = view.entry(shard).epoch
 
-    def known_since(self, view: StoreView, now: float) -> dict[Incarnation, float]:
+    def known_since(self, view: ClusterView, now: float) -> dict[Incarnation, float]:
         """When this leadership first saw each record."""
         self._known_since = {node: self._known_since.get(node, now) for node in view.nodes}
         return self._known_since
 
-    def departing_since(self, view: StoreView, now: float) -> dict[Incarnation, float]:
+    def departing_since(self, view: ClusterView, now: float) -> dict[Incarnation, float]:
         """When this leadership first saw that each of those who leave or are drained does so."""
         leaving = departing(view.nodes, view.drains)
         self._departing_since = {node: self._departing_since.get(node, now) for node in leaving}
         return self._departing_since
 
-    def prune(self, view: StoreView, now: float) -> None:
+    def prune(self, view: ClusterView, now: float) -> None:
         """Forget what is no longer about anything stored."""
         for node in [node for node in self.heard_at if node not in view.nodes]:
             del self.heard_at[node]
@@ -94,11 +94,11 @@ class Reports:
             if now >= until or view.entry(shard).epoch != epoch:
                 del self._resting[shard]
 
-    def role_view(self, view: StoreView, role: str, entries: Sequence[Entry]) -> RoleInput:
+    def role_view(self, view: ClusterView, role: str, entries: Sequence[Entry]) -> RoleInput:
         """One role for the planner; `entries` may be ahead of the store by drafts under way."""
         released = {
             release.shard.shard: release.epoch
-            for release in view.releases.values()
+            for release in view.releases
             if _current(release.shard, (release.owner, release.epoch), role, entries)
         }
         for shard, word in self.released.items():
@@ -122,7 +122,7 @@ class Reports:
         )
 
     def _moves_for_wishes(
-        self, view: StoreView, role: str, entries: Sequence[Entry]
+        self, view: ClusterView, role: str, entries: Sequence[Entry]
     ) -> dict[int, int]:
         """Epochs of moves that go where a wish names or named; removing it takes them back."""
         wished: dict[int, int] = {}

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 
 from domicile.core.ids import Incarnation
-from domicile.core.state.cluster_view import Members
+from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.keys import LEADER_KEY, client_key, dead_key, node_key
 from domicile.core.state.txn import At, Condition, Delete, Present, Put, Write
 
@@ -88,7 +88,7 @@ class ProbeSchedule:
 
 
 def burial(
-    members: Members, dead: Incarnation, evidence: str, lease: str
+    members: ClusterView, dead: Incarnation, evidence: str, lease: str
 ) -> tuple[tuple[Condition, ...], tuple[Write, ...]]:
     """Remove a dead incarnation's record, and the leader key if it held that.
 

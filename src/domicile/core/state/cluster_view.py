@@ -1,64 +1,36 @@
-"""What one process knows of the cluster: nodes, clients, leader, config, wishes and the map.
+"""What the store holds, as one class that members, leaders, operators and status all read by.
 
-A member feeds it what the store says, listing or watch, and passes the returned facts on. It
-decides nothing and must never guess: what it holds was in the store at `revision`.
-
-The coordinator's picture of the store, and the drafts of what it wants to change there.
-
-Called by the coordinator only. The picture holds nothing that is not stored (C2, I3): what is
-merely wanted lives in drafts until its commit is known. Unreadable values are left out; every
-draft is conditional, so a gap in the picture can cost time but never a second owner.
+Whoever lists and watches the store feeds a `ClusterView` and acts on the facts that it returns.
+It decides nothing and must never guess (C2, I3): what it holds was in the store at `revision`, or
+is an own commit or an entry that was stored before somebody told of it. Unreadable values are left
+out; every commit is conditional, so a gap here can cost time but never a second owner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.keys import (
-    CLIENTS,
-    CONFIG_KEY,
-    DRAIN,
-    KICK,
-    LEADER_KEY,
-    MAP,
-    NODES,
-    PARDON,
-    RELEASE,
-    REWOUND_KEY,
-    STARTED,
-    TARGET_KEY,
-    WISH,
-    client_key,
-    drain_key,
+    BlockKey,
+    Family,
+    OwnerReport,
+    block_of,
+    classify,
     node_key,
     parse_block_key,
-    parse_kick_key,
-    parse_pardon_key,
-    parse_release_key,
-    parse_started_key,
-    parse_wish_key,
-    wish_key,
 )
-from domicile.core.state.records import (
-    ClientRecord,
-    ConfigRecord,
-    LeaderRecord,
-    NodeRecord,
-    decode_record,
-)
+from domicile.core.state.records import ClientRecord, ConfigRecord, LeaderRecord, NodeRecord
 from domicile.core.state.shardmap import (
     BLOCK_SIZE,
     FREE,
-    BlockKey,
     Entry,
     ShardMap,
     block_count,
-    block_of,
     decode_block,
 )
 from domicile.core.state.txn import (
@@ -67,8 +39,10 @@ from domicile.core.state.txn import (
     Change,
     Changes,
     Condition,
+    Delete,
     Item,
     Listing,
+    Write,
 )
 
 
@@ -140,6 +114,22 @@ class KickWished:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockChanged:
+    """A block is stored anew or was removed. Told to a leader in place of its entries (C2)."""
+
+    block: BlockKey
+
+
+@dataclass(frozen=True, slots=True)
+class NoteChanged:
+    """What an operator wishes or an owner reported: there with a value, or gone (None)."""
+
+    family: Family
+    name: Any
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Unreadable:
     """A key or value that makes no sense; it changed nothing here."""
 
@@ -157,45 +147,144 @@ ViewChange = (
     | EntryChanged
     | ConfigSeen
     | KickWished
+    | BlockChanged
+    | NoteChanged
     | Unreadable
 )
 
-# Departures before arrivals, arrivals before the entries that name them.
-_ORDER = (NODES, CLIENTS, CONFIG_KEY, LEADER_KEY, MAP, DRAIN, WISH, KICK)
+_RANKS = {family: rank for rank, family in enumerate(Family)}
+_UNREAD = len(_RANKS)
 
 
-class Members:
-    """The view. `relist` replaces it, `apply` carries it forward; both return what is new."""
+class StoredBlock(NamedTuple):
+    """A block as stored. Revision 0: it was removed, its epochs go on all the same (I1)."""
 
-    def __init__(self) -> None:
+    revision: int
+    txn: str
+    entries: tuple[Entry, ...]
+
+
+class ClusterView:
+    """What the store holds. `load` starts over from a listing, `apply` carries it forward; both
+    return what is new: vanished things first, then in the order of `Family`.
+
+    Of the map it keeps two things. `blocks` are the blocks as stored, ordered by their revisions
+    (C2): on them rest a leader's and an operator's conditions. `map` has the newest entry of each
+    shard that this process heard of, also from a leader or a Return, ordered by `change` (C3). A
+    leader has no use for `map` and follows no entries: it is told of blocks instead.
+    """
+
+    def __init__(self, *, follow_entries: bool = True) -> None:
         self.revision = 0
         self.nodes: dict[Incarnation, NodeRecord] = {}
+        """In the order of their creation. It stays the same dict: others hold on to it."""
         self.created: dict[Incarnation, int] = {}
         """Create revision of each node's record: the age by which candidates rank (C1)."""
+        self.node_revisions: dict[Incarnation, int] = {}
         self.clients: dict[Incarnation, ClientRecord] = {}
         self.leader: LeaderRecord | None = None
         self.leader_revision = 0
+        """Revision of the leader key, whether its record is readable or not; 0: absent (C1)."""
         self.config: ConfigRecord | None = None
         self.config_revision = 0
-        self.drains: dict[str, None] = {}
+        self.shards: dict[str, int] = {}
+        """How many shards each role of the config has, sorted."""
+        self.blocks: dict[BlockKey, StoredBlock] = {}
+        self.map = ShardMap()
+        self.drains: dict[str, bool] = {}
         """Node ids that an operator wants empty, as keys."""
         self.wishes: dict[ShardKey, str] = {}
         """Node ids that an operator wants as homes."""
-        self.kicks: dict[bytes, int] = {}
-        """Wishes to end handlers that were passed on, by key, with their revisions."""
-        self.map = ShardMap()
+        self.releases: dict[OwnerReport, int] = {}
+        """Releases that owners left in the store, with the epochs that journals have seen."""
+        self.floors: dict[ShardKey, int] = {}
+        """Such epochs, if there are any. They outlive their releases, until a listing (J1)."""
+        self.started: dict[OwnerReport, bool] = {}
+        """Owners' notes that entities of a shard under suspicion start, as keys (DX-20)."""
+        self.clearances: dict[ShardKey, bool] = {}
+        """Quarantined shards that an operator wants in service again, as keys (DX-20)."""
+        self.kicks: dict[tuple[ShardKey, EntityKey], int] = {}
+        """Wishes to end handlers that were passed on, with their revisions."""
+        self._target: dict[None, str] = {}
+        self._rewound: dict[None, bool] = {}
+        self._notes: dict[Family, dict[Any, Any]] = {
+            Family.DRAIN: self.drains,
+            Family.WISH: self.wishes,
+            Family.RELEASE: self.releases,
+            Family.STARTED: self.started,
+            Family.CLEARANCE: self.clearances,
+            Family.TARGET: self._target,
+            Family.REWOUND: self._rewound,
+        }
+        """The families whose keys are a name and a value, and nothing more to this view."""
+        self._follow_entries = follow_entries
         self._types: dict[str, tuple[str, ...]] = {}
 
-    def relist(self, listing: Listing) -> list[ViewChange]:
-        """Take a whole listing of the store; what it lacks has vanished."""
+    @property
+    def target(self) -> str:
+        """The version that operators want; empty: none is said."""
+        return self._target.get(None, "")
+
+    @property
+    def rewound(self) -> bool:
+        """Whether some process found that the store lost commits (S5)."""
+        return bool(self._rewound)
+
+    # what the store says
+
+    def load(self, listing: Listing) -> list[ViewChange]:
+        """Start over from a listing of the store (C2); what it lacks has vanished.
+
+        A listing that is older than what is known says nothing.
+        """
+        if listing.revision < self.revision:
+            return []
         present = {item.key: item for item in listing.items}
         changes = [Change(key, None) for key in self._keys() if key not in present]
         for incarnation, created in self.created.items():
             item = present.get(node_key(incarnation))
             if item is not None and item.created != created:
                 changes.append(Change(item.key, None))
+        # The listing alone says which blocks there are and of which revisions, also after a store
+        # went back (S5). Only own commits that came after it are newer (S1).
+        for block, stored in self.blocks.items():
+            if stored.revision <= listing.revision:
+                self.blocks[block] = stored._replace(revision=0)
+        self.floors.clear()
         changes += [Change(item.key, item) for item in listing.items]
         return self._take(listing.revision, changes)
+
+    def apply(self, changes: Changes) -> list[ViewChange]:
+        """Take what one commit changed; nothing if that is known already (C2)."""
+        if changes.revision <= self.revision:
+            return []
+        return self._take(changes.revision, changes.changes)
+
+    def take_own(self, block: BlockKey, stored: StoredBlock, writes: Iterable[Write]) -> None:
+        """Take an own commit that is known to be stored, before the watch brings it (I3, S1)."""
+        assert not self._follow_entries, "a process learns of entries, not of blocks"
+        self._put_block(block, stored)
+        for write in writes:
+            if isinstance(write, Delete) and classify(write.key) is Family.RELEASE:
+                self.releases.pop(Family.RELEASE.parse(write.key), None)
+
+    def take_block(self, item: Item) -> StoredBlock | None:
+        """Take a block that was read (S1); what it says, if it is readable."""
+        assert not self._follow_entries, "a process learns of entries, not of blocks"
+        try:
+            block, stored = parse_block_key(item.key), _stored(item)
+        except (ValueError, msgspec.MsgspecError):
+            return None
+        self._put_block(block, stored)
+        return stored
+
+    def _put_block(self, block: BlockKey, stored: StoredBlock) -> bool:
+        """From the watch, a read or an own commit; False if it is not newer."""
+        known = self.blocks.get(block)
+        if known is not None and stored.revision <= known.revision:
+            return False
+        self.blocks[block] = stored
+        return True
 
     @staticmethod
     def contradiction(listing: Listing, known: Mapping[ShardKey, Entry]) -> str:
@@ -206,7 +295,7 @@ class Members:
         things. What was learned since may well be newer than the listing.
         """
         for item in listing.items:
-            if not item.key.startswith(MAP):
+            if classify(item.key) is not Family.BLOCK:
                 continue
             try:
                 role, number = parse_block_key(item.key)
@@ -225,9 +314,7 @@ class Members:
                     )
         return ""
 
-    def apply(self, changes: Changes) -> list[ViewChange]:
-        """Take what one commit changed."""
-        return self._take(changes.revision, changes.changes)
+    # who is there
 
     def knows_type(self, role: str, kind: str) -> bool:
         """Whether any registered node of a role serves an entity type."""
@@ -254,218 +341,7 @@ class Members:
                 return other
         return None
 
-    def _keys(self) -> list[bytes]:
-        keys = [node_key(incarnation) for incarnation in self.nodes]
-        keys += [client_key(incarnation) for incarnation in self.clients]
-        if self.config is not None:
-            keys.append(CONFIG_KEY)
-        if self.leader is not None:
-            keys.append(LEADER_KEY)
-        keys += [drain_key(node) for node in self.drains]
-        keys += [wish_key(shard) for shard in self.wishes]
-        keys += list(self.kicks)
-        return keys
-
-    def _take(self, revision: int, changes: Iterable[Change]) -> list[ViewChange]:
-        facts: list[ViewChange] = []
-        for change in sorted(changes, key=_rank):
-            try:
-                self._one(change.key, change.item, facts)
-            except (msgspec.MsgspecError, ValueError) as error:
-                facts.append(Unreadable(change.key, str(error)))
-        self.revision = revision
-        return facts
-
-    def _one(self, key: bytes, item: Item | None, facts: list[ViewChange]) -> None:
-        if key.startswith(MAP):
-            if item is not None:
-                role, number = parse_block_key(key)
-                changed = self.map.merge_block(role, number, decode_block(item.value))
-                facts += [EntryChanged(shard, entry) for shard, entry in changed]
-        elif key.startswith(NODES):
-            self._node(Incarnation(key[len(NODES) :].decode()), item, facts)
-        elif key.startswith(CLIENTS):
-            self._client(Incarnation(key[len(CLIENTS) :].decode()), item, facts)
-        elif key == LEADER_KEY:
-            self._leader(item, facts)
-        elif key == CONFIG_KEY:
-            self._config(item, facts)
-        elif key.startswith(DRAIN):
-            node = key[len(DRAIN) :].decode()
-            if item is not None:
-                self.drains[node] = None
-            else:
-                self.drains.pop(node, None)
-        elif key.startswith(WISH):
-            shard = parse_wish_key(key)
-            if item is not None:
-                self.wishes[shard] = item.value.decode()
-            else:
-                self.wishes.pop(shard, None)
-        elif key.startswith(KICK):
-            self._kick(key, item, facts)
-
-    def _node(self, incarnation: Incarnation, item: Item | None, facts: list[ViewChange]) -> None:
-        before = self.nodes.get(incarnation)
-        if item is None:
-            if before is not None:
-                del self.nodes[incarnation], self.created[incarnation]
-                self._types.clear()
-                facts.append(NodeGone(incarnation, before))
-            return
-        record = decode_record(item.value, NodeRecord)
-        self.nodes[incarnation] = record
-        self.created[incarnation] = item.created
-        self._types.clear()
-        if before is None:
-            facts.append(NodeUp(record))
-        elif before != record:
-            facts.append(NodeChanged(record))
-
-    def _client(self, incarnation: Incarnation, item: Item | None, facts: list[ViewChange]) -> None:
-        known = incarnation in self.clients
-        if item is None:
-            if known:
-                del self.clients[incarnation]
-                facts.append(ClientGone(incarnation))
-            return
-        self.clients[incarnation] = decode_record(item.value, ClientRecord)
-        if not known:
-            facts.append(ClientUp(incarnation))
-
-    def _kick(self, key: bytes, item: Item | None, facts: list[ViewChange]) -> None:
-        if item is None:
-            self.kicks.pop(key, None)
-        elif self.kicks.get(key) != item.revision:
-            # A listing shows again what the watch has shown: each is passed on once.
-            facts.append(KickWished(*parse_kick_key(key), item))
-            self.kicks[key] = item.revision
-
-    def _leader(self, item: Item | None, facts: list[ViewChange]) -> None:
-        revision = 0 if item is None else item.revision
-        if revision == self.leader_revision:
-            return
-        self.leader = None if item is None else decode_record(item.value, LeaderRecord)
-        self.leader_revision = revision
-        facts.append(LeaderChanged(self.leader))
-
-    def _config(self, item: Item | None, facts: list[ViewChange]) -> None:
-        before = self.config
-        self.config = None if item is None else decode_record(item.value, ConfigRecord)
-        self.config_revision = 0 if item is None else item.revision
-        if self.config is not None and self.config != before:
-            facts.append(ConfigSeen(self.config))
-
-
-def _rank(change: Change) -> tuple[int, int, bytes]:
-    for rank, prefix in enumerate(_ORDER):
-        if change.key.startswith(prefix):
-            return int(change.item is not None), rank, change.key
-    return 1, len(_ORDER), change.key
-
-
-REPORTS = (RELEASE, STARTED)
-"""Keys of what owners say."""
-
-CROWDS = (MAP, *REPORTS)
-"""Keys that change many at a time; the map only by the leader's own hand."""
-
-
-def _read_block(item: Item) -> tuple[BlockKey, StoredBlock] | None:
-    """What a stored block says, if it is readable."""
-    try:
-        role, number = parse_block_key(item.key)
-        block = decode_block(item.value)
-    except (ValueError, msgspec.MsgspecError):
-        return None
-    return BlockKey(role, number), StoredBlock(item.revision, block.txn, block.entries)
-
-
-class StoredBlock(NamedTuple):
-    """A block as stored. Revision 0: it was removed, its epochs go on all the same."""
-
-    revision: int
-    txn: str
-    entries: tuple[Entry, ...]
-
-
-class OwnerReport(NamedTuple):
-    """What an owner left in the store about an epoch: its release (H10), or its first start."""
-
-    owner: Incarnation
-    shard: ShardKey
-    epoch: int
-
-
-class StoreView:
-    """What the store holds, as of the newest listing, changes and own commits."""
-
-    def __init__(self) -> None:
-        self.joined = 0
-        """How many node records have appeared so far."""
-        self.blocks: dict[BlockKey, StoredBlock] = {}
-        self._clear()
-
-    def _clear(self) -> None:
-        self.revision = 0
-        self.leader_revision = 0
-        self.nodes: dict[Incarnation, NodeRecord] = {}
-        self.shards: dict[str, int] = {}
-        self.drains: dict[str, None] = {}
-        self.wishes: dict[ShardKey, str] = {}
-        self.releases: dict[bytes, OwnerReport] = {}
-        self.floors: dict[ShardKey, int] = {}
-        """Epochs that journals have seen, as releases say (J1)."""
-        self.started: dict[bytes, OwnerReport] = {}
-        self.pardons: dict[ShardKey, None] = {}
-        self.target = ""
-        self.rewound = False
-        self.node_revisions: dict[Incarnation, int] = {}
-        self._created: dict[Incarnation, int] = {}
-
-    def load(self, listing: Listing) -> bool:
-        """Start over from a listing (C2); False if it is older than what is known."""
-        if listing.revision < self.revision:
-            return False
-        joined, known = self.joined, self.nodes
-        self._clear()
-        for block, stored in self.blocks.items():
-            if stored.revision <= listing.revision:
-                self.blocks[block] = stored._replace(revision=0)
-        self.revision = listing.revision
-        for item in listing.items:
-            self._put(item)
-        self.joined = joined + sum(node not in known for node in self.nodes)
-        return True
-
-    def apply(self, changes: Changes) -> bool:
-        """Take one commit's changes; True if anything may matter to a decision."""
-        if changes.revision <= self.revision:
-            return False
-        self.revision = changes.revision
-        matters = False
-        for change in changes.changes:
-            if change.item is not None:
-                matters = self._put(change.item) or matters
-            else:
-                matters = self._remove(change.key, changes.revision) or matters
-        return matters
-
-    def put_block(self, block: BlockKey, stored: StoredBlock) -> bool:
-        """Take a block, from the watch, a read or an own commit; False if it is not newer."""
-        known = self.blocks.get(block)
-        if known is not None and stored.revision <= known.revision:
-            return False
-        self.blocks[block] = stored
-        return True
-
-    def take(self, item: Item) -> StoredBlock | None:
-        """Take a block that was read; what it says, if it is readable."""
-        read = _read_block(item)
-        if read is None:
-            return None
-        self.put_block(*read)
-        return read[1]
+    # the map as stored
 
     def knows(self, shard: ShardKey) -> bool:
         """Whether the config has such a shard."""
@@ -500,92 +376,167 @@ class StoreView:
         return any(entry.state == "moving" for block in blocks for entry in self.entries(block))
 
     def satisfies(self, condition: Condition) -> bool:
-        """Whether a condition holds as far as this picture knows."""
-        key = condition.key
-        if key.startswith(NODES):
-            present = Incarnation(key[len(NODES) :].decode()) in self.nodes
+        """Whether a condition about a node or a block holds as far as this view knows."""
+        family = classify(condition.key)
+        if family is Family.NODE:
+            present = Family.NODE.parse(condition.key) in self.nodes
             return present != isinstance(condition, Absent)
-        if key.startswith(MAP):
-            stored = self.blocks.get(BlockKey(*parse_block_key(key)))
+        if family is Family.BLOCK:
+            stored = self.blocks.get(Family.BLOCK.parse(condition.key))
             revision = stored.revision if stored else 0
             return revision == (condition.revision if isinstance(condition, At) else 0)
         return True
 
-    def _put(self, item: Item) -> bool:
-        key = item.key
-        try:
-            if key.startswith(MAP):
-                read = _read_block(item)
-                return read is not None and self.put_block(*read)
-            if key.startswith(NODES):
-                self._put_node(item)
-            elif key.startswith(WISH):
-                self.wishes[parse_wish_key(key)] = item.value.decode()
-            elif key.startswith(DRAIN):
-                self.drains[key[len(DRAIN) :].decode()] = None
-            elif key.startswith(RELEASE):
-                self.releases[key] = word = OwnerReport(*parse_release_key(key))
-                if item.value:
-                    self.floors[word.shard] = int(item.value)
-            elif key.startswith(STARTED):
-                self.started[key] = OwnerReport(*parse_started_key(key))
-            elif key.startswith(PARDON):
-                self.pardons[parse_pardon_key(key)] = None
-            elif key == TARGET_KEY:
-                self.target = item.value.decode()
-            elif key == REWOUND_KEY:
-                self.rewound = True
-            elif key == CONFIG_KEY:
-                self.shards = dict(sorted(decode_record(item.value, ConfigRecord).shards.items()))
-            elif key == LEADER_KEY:
-                self.leader_revision = item.revision
-            else:
-                return False
-        except (ValueError, msgspec.MsgspecError):
-            return False
-        return True
+    # one key after the other
 
-    def _put_node(self, item: Item) -> None:
-        record = decode_record(item.value, NodeRecord)
-        if record.incarnation not in self.nodes:
-            self.joined += 1
-        self.nodes[record.incarnation] = record
-        self._created[record.incarnation] = item.created
-        self.node_revisions[record.incarnation] = item.revision
-        order = sorted(self.nodes, key=lambda node: (self._created[node], node))
-        self.nodes = {node: self.nodes[node] for node in order}
+    def _keys(self) -> list[bytes]:
+        """The keys of all that is held here, except the map's."""
+        named: dict[Family, Iterable[Any]] = {
+            Family.NODE: self.nodes,
+            Family.CLIENT: self.clients,
+            Family.CONFIG: () if self.config is None else (None,),
+            Family.LEADER: (None,) if self.leader_revision else (),
+            Family.KICK: self.kicks,
+            **self._notes,
+        }
+        return [family.key(name) for family, names in named.items() for name in names]
 
-    def _remove(self, key: bytes, revision: int) -> bool:
-        try:
-            if key.startswith(MAP):
-                block = BlockKey(*parse_block_key(key))
-                stored = self.blocks.get(block)
-                if stored is not None and stored.revision < revision:
-                    self.blocks[block] = stored._replace(revision=0)
-            elif key.startswith(NODES):
-                node = Incarnation(key[len(NODES) :].decode())
-                self.nodes.pop(node, None)
-                self._created.pop(node, None)
-                self.node_revisions.pop(node, None)
-            elif key.startswith(WISH):
-                self.wishes.pop(parse_wish_key(key), None)
-            elif key.startswith(DRAIN):
-                self.drains.pop(key[len(DRAIN) :].decode(), None)
-            elif key.startswith(REPORTS):
-                # Gone because it was heeded, or its epoch is over: nothing to decide.
-                self.releases.pop(key, None)
-                self.started.pop(key, None)
-                return False
-            elif key.startswith(PARDON):
-                self.pardons.pop(parse_pardon_key(key), None)
-            elif key == TARGET_KEY:
-                self.target = ""
-            elif key == REWOUND_KEY:
-                self.rewound = False
-            elif key == LEADER_KEY:
-                self.leader_revision = 0
-            else:
-                return False
-        except ValueError:
-            return False
-        return True
+    def _take(self, revision: int, changes: Iterable[Change]) -> list[ViewChange]:
+        facts: list[ViewChange] = []
+        for change in sorted(changes, key=_rank):
+            family = classify(change.key)
+            try:
+                if family is not None:
+                    self._one(family, change.key, change.item, revision, facts)
+            except (msgspec.MsgspecError, ValueError) as error:
+                facts.append(Unreadable(change.key, str(error)))
+        self.revision = revision
+        if any(isinstance(fact, NodeUp) for fact in facts):
+            self._order_nodes()
+        return facts
+
+    def _one(
+        self, family: Family, key: bytes, item: Item | None, revision: int, facts: list[ViewChange]
+    ) -> None:
+        if family is Family.BLOCK:
+            self._block(key, item, revision, facts)
+        elif family is Family.NODE:
+            self._node(Family.NODE.parse(key), item, facts)
+        elif family is Family.CLIENT:
+            self._client(Family.CLIENT.parse(key), item, facts)
+        elif family is Family.LEADER:
+            self._leader(item, facts)
+        elif family is Family.CONFIG:
+            self._config(item, facts)
+        elif family is Family.KICK:
+            self._kick(Family.KICK.parse(key), item, facts)
+        elif family in self._notes:
+            self._note(family, family.parse(key), item, revision, facts)
+
+    def _block(self, key: bytes, item: Item | None, revision: int, facts: list[ViewChange]) -> None:
+        block: BlockKey = Family.BLOCK.parse(key)
+        known = self.blocks.get(block)
+        if item is None:
+            if known is None or known.revision >= revision:
+                return
+            self.blocks[block] = known._replace(revision=0)
+        elif not self._put_block(block, _stored(item)):
+            return
+        if not self._follow_entries:
+            facts.append(BlockChanged(block))
+        elif item is not None:
+            before = () if known is None else known.entries
+            changed = self.map.merge_block(*block, self.blocks[block].entries, before)
+            facts += [EntryChanged(shard, entry) for shard, entry in changed]
+
+    def _node(self, incarnation: Incarnation, item: Item | None, facts: list[ViewChange]) -> None:
+        before = self.nodes.get(incarnation)
+        if item is None:
+            if before is not None:
+                del self.nodes[incarnation], self.created[incarnation]
+                del self.node_revisions[incarnation]
+                self._types.clear()
+                facts.append(NodeGone(incarnation, before))
+            return
+        record: NodeRecord = Family.NODE.decode(item.value)
+        self.nodes[incarnation] = record
+        self.created[incarnation] = item.created
+        self.node_revisions[incarnation] = item.revision
+        self._types.clear()
+        if before is None:
+            facts.append(NodeUp(record))
+        elif before != record:
+            facts.append(NodeChanged(record))
+
+    def _order_nodes(self) -> None:
+        order = sorted(self.nodes, key=lambda node: (self.created[node], node))
+        if order != list(self.nodes):
+            nodes = {node: self.nodes[node] for node in order}
+            self.nodes.clear()
+            self.nodes.update(nodes)
+
+    def _client(self, incarnation: Incarnation, item: Item | None, facts: list[ViewChange]) -> None:
+        known = incarnation in self.clients
+        if item is None:
+            if known:
+                del self.clients[incarnation]
+                facts.append(ClientGone(incarnation))
+            return
+        self.clients[incarnation] = Family.CLIENT.decode(item.value)
+        if not known:
+            facts.append(ClientUp(incarnation))
+
+    def _kick(
+        self, name: tuple[ShardKey, EntityKey], item: Item | None, facts: list[ViewChange]
+    ) -> None:
+        if item is None:
+            self.kicks.pop(name, None)
+        elif self.kicks.get(name) != item.revision:
+            # A listing shows again what the watch has shown: each is passed on once.
+            facts.append(KickWished(*name, item))
+            self.kicks[name] = item.revision
+
+    def _leader(self, item: Item | None, facts: list[ViewChange]) -> None:
+        revision = 0 if item is None else item.revision
+        if revision == self.leader_revision:
+            return
+        # C1: the revision alone deposes the leader before, also if the record is unreadable.
+        self.leader_revision = revision
+        self.leader = None if item is None else Family.LEADER.decode(item.value)
+        facts.append(LeaderChanged(self.leader))
+
+    def _config(self, item: Item | None, facts: list[ViewChange]) -> None:
+        before = self.config
+        self.config = None if item is None else Family.CONFIG.decode(item.value)
+        self.config_revision = 0 if item is None else item.revision
+        # Nobody removes a config. Should it happen, the leader goes on with the roles it knows.
+        if self.config is not None and self.config != before:
+            self.shards = dict(sorted(self.config.shards.items()))
+            facts.append(ConfigSeen(self.config))
+
+    def _note(
+        self, family: Family, name: Any, item: Item | None, revision: int, facts: list[ViewChange]
+    ) -> None:
+        notes = self._notes[family]
+        before = notes.get(name)
+        if item is None:
+            notes.pop(name, None)
+            value = None
+        else:
+            value = notes[name] = family.decode(item.value)
+            if family is Family.RELEASE and value:
+                self.floors[name.shard] = value
+        # An operator who repeats a wish is heard again, although nothing differs.
+        if value != before or (item is not None and item.revision == revision):
+            facts.append(NoteChanged(family, name, value))
+
+
+def _rank(change: Change) -> tuple[bool, int, bytes]:
+    family = classify(change.key)
+    rank = _UNREAD if family is None else _RANKS[family]
+    return change.item is not None, rank, change.key
+
+
+def _stored(item: Item) -> StoredBlock:
+    block = decode_block(item.value)
+    return StoredBlock(item.revision, block.txn, block.entries)

@@ -1,13 +1,28 @@
-"""The keys of the store: how each is made and how it is read.
+"""Every kind of key that the store holds, as one table: how it is made, parsed and decoded.
 
-Stored bytes are a contract between versions: a prefix is never reused for anything else.
+The cluster view reads by this table; everybody who writes makes keys with the functions here. A
+new kind of key is one entry in `Family` and, if processes must know it, one field in
+`cluster_view.ClusterView`. The bytes are a contract between versions: they never change, and a
+prefix is never reused for anything else.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.state.records import (
+    ClientRecord,
+    ConfigRecord,
+    LeaderRecord,
+    NodeRecord,
+    decode_record,
+)
+from domicile.core.state.shardmap import BLOCK_SIZE, decode_block
 
 CONFIG_KEY = b"config"
 LEADER_KEY = b"leader"
@@ -20,12 +35,40 @@ WISH = b"wish/"
 DEAD = b"dead/"
 TARGET_KEY = b"target"
 STARTED = b"started/"
-PARDON = b"pardon/"
+CLEARANCE = b"pardon/"
 AUDIT = b"audit/"
 STUCK = b"stuck/"
 KICK = b"kick/"
 REWOUND_KEY = b"rewound"
 """There while some process found that the store lost commits, and takeovers wait (S5)."""
+
+
+class BlockKey(NamedTuple):
+    """One block of one role's map."""
+
+    role: str
+    number: int
+
+    @property
+    def key(self) -> bytes:
+        """Where it is stored."""
+        return block_key(self.role, self.number)
+
+
+class OwnerReport(NamedTuple):
+    """An owner's epoch of a shard, about which it left a release (H10) or a first start (DX-20)."""
+
+    owner: Incarnation
+    shard: ShardKey
+    epoch: int
+
+
+def block_of(shard: ShardKey) -> BlockKey:
+    """The block that holds a shard."""
+    return BlockKey(shard.role, shard.shard // BLOCK_SIZE)
+
+
+# How keys are made
 
 
 def node_key(incarnation: Incarnation) -> bytes:
@@ -55,34 +98,22 @@ def drain_key(node_id: str) -> bytes:
 
 def wish_key(shard: ShardKey) -> bytes:
     """Where an operator's wish for a shard's home (a node id) lives."""
-    return WISH + f"{shard.role}/{shard.shard}".encode()
+    return WISH + _shard_text(shard)
 
 
-def parse_wish_key(key: bytes) -> ShardKey:
-    """The inverse of `wish_key`."""
-    role, shard = key[len(WISH) :].decode().rsplit("/", 1)
-    return ShardKey(role, int(shard))
+def clearance_key(shard: ShardKey) -> bytes:
+    """Where an operator's wish to end a shard's quarantine lives."""
+    return CLEARANCE + _shard_text(shard)
 
 
 def release_key(incarnation: Incarnation, shard: ShardKey, epoch: int) -> bytes:
     """Where an owner that cannot reach the leader leaves its release (H10)."""
-    return RELEASE + f"{incarnation}/{shard.role}/{shard.shard}@{epoch}".encode()
+    return RELEASE + _report_text(incarnation, shard, epoch)
 
 
 def started_key(incarnation: Incarnation, shard: ShardKey, epoch: int) -> bytes:
     """Where an owner notes that entities of a shard under suspicion start (DX-20)."""
-    return STARTED + f"{incarnation}/{shard.role}/{shard.shard}@{epoch}".encode()
-
-
-def pardon_key(shard: ShardKey) -> bytes:
-    """Where an operator's wish to end a shard's quarantine lives."""
-    return PARDON + f"{shard.role}/{shard.shard}".encode()
-
-
-def parse_pardon_key(key: bytes) -> ShardKey:
-    """The inverse of `pardon_key`."""
-    role, shard = key[len(PARDON) :].decode().rsplit("/", 1)
-    return ShardKey(role, int(shard))
+    return STARTED + _report_text(incarnation, shard, epoch)
 
 
 def stuck_key(incarnation: Incarnation) -> bytes:
@@ -96,31 +127,131 @@ def kick_key(shard: ShardKey, entity: EntityKey) -> bytes:
     return KICK + "/".join(quote(name, safe="", errors="replace") for name in names).encode()
 
 
-def parse_kick_key(key: bytes) -> tuple[ShardKey, EntityKey]:
-    """The inverse of `kick_key`."""
-    role, shard, kind, id = map(unquote, key[len(KICK) :].decode().split("/"))
-    return ShardKey(role, int(shard)), EntityKey(kind, id)
-
-
-def parse_started_key(key: bytes) -> tuple[Incarnation, ShardKey, int]:
-    """The inverse of `started_key`."""
-    return parse_release_key(RELEASE + key[len(STARTED) :])
-
-
-def parse_release_key(key: bytes) -> tuple[Incarnation, ShardKey, int]:
-    """The inverse of `release_key`."""
-    incarnation, rest = key[len(RELEASE) :].decode().split("/", 1)
-    role, tail = rest.rsplit("/", 1)
-    shard, epoch = tail.split("@")
-    return Incarnation(incarnation), ShardKey(role, int(shard)), int(epoch)
-
-
 def block_key(role: str, block: int) -> bytes:
     """Where a block lives in the store."""
     return MAP + f"{role}/{block:05d}".encode()
 
 
-def parse_block_key(key: bytes) -> tuple[str, int]:
+def _audit_key(name: str) -> bytes:
+    return AUDIT + name.encode()
+
+
+def _of_parts(make: Callable[..., bytes]) -> Callable[[tuple[Any, ...]], bytes]:
+    def made(name: tuple[Any, ...]) -> bytes:
+        return make(*name)
+
+    return made
+
+
+def _shard_text(shard: ShardKey) -> bytes:
+    return f"{shard.role}/{shard.shard}".encode()
+
+
+def _report_text(incarnation: Incarnation, shard: ShardKey, epoch: int) -> bytes:
+    return f"{incarnation}/{shard.role}/{shard.shard}@{epoch}".encode()
+
+
+# How the rest of a key, behind its prefix, is parsed
+
+
+def _parse_shard(text: str) -> ShardKey:
+    role, shard = text.rsplit("/", 1)
+    return ShardKey(role, int(shard))
+
+
+def _parse_report(text: str) -> OwnerReport:
+    incarnation, rest = text.split("/", 1)
+    shard, epoch = rest.rsplit("@", 1)
+    return OwnerReport(Incarnation(incarnation), _parse_shard(shard), int(epoch))
+
+
+def _parse_kick(text: str) -> tuple[ShardKey, EntityKey]:
+    role, shard, kind, id = map(unquote, text.split("/"))
+    return ShardKey(role, int(shard)), EntityKey(kind, id)
+
+
+def _parse_block(text: str) -> BlockKey:
+    return BlockKey(*_parse_shard(text))
+
+
+# How values are decoded
+
+
+def _decode_floor(value: bytes) -> int:
+    """The epoch that a journal has seen, if the owner that let go knows one (J1); else 0."""
+    return int(value) if value else 0
+
+
+def _present(_: bytes) -> bool:
+    """For keys that say all by being there."""
+    return True
+
+
+class Family(Enum):
+    """The kinds of keys: the prefix or the one exact key, how to make and parse a key, and how to
+    decode its value. What only one room can decode stays `bytes` here.
+
+    The order is that in which a view takes what one commit changed: members before the leader
+    and the map's entries, which name them.
+    """
+
+    NODE = (NODES, node_key, Incarnation, partial(decode_record, kind=NodeRecord))
+    CLIENT = (CLIENTS, client_key, Incarnation, partial(decode_record, kind=ClientRecord))
+    CONFIG = (CONFIG_KEY, None, None, partial(decode_record, kind=ConfigRecord))
+    LEADER = (LEADER_KEY, None, None, partial(decode_record, kind=LeaderRecord))
+    BLOCK = (MAP, _of_parts(block_key), _parse_block, decode_block)
+    DRAIN = (DRAIN, drain_key, str, _present)
+    WISH = (WISH, wish_key, _parse_shard, bytes.decode)
+    KICK = (KICK, _of_parts(kick_key), _parse_kick, bytes)
+    RELEASE = (RELEASE, _of_parts(release_key), _parse_report, _decode_floor)
+    STARTED = (STARTED, _of_parts(started_key), _parse_report, _present)
+    CLEARANCE = (CLEARANCE, clearance_key, _parse_shard, _present)
+    TARGET = (TARGET_KEY, None, None, bytes.decode)
+    REWOUND = (REWOUND_KEY, None, None, _present)
+    DEAD = (DEAD, dead_key, Incarnation, bytes.decode)
+    STUCK = (STUCK, stuck_key, Incarnation, bytes)
+    AUDIT = (AUDIT, _audit_key, str, bytes)
+
+    def __init__(
+        self,
+        prefix: bytes,
+        make: Callable[[Any], bytes] | None,
+        parse: Callable[[str], Any] | None,
+        decode: Callable[[bytes], Any],
+    ) -> None:
+        self.prefix = prefix
+        """What all keys of the family begin with; the whole key if there is only one."""
+        self._make, self._parse, self.decode = make, parse, decode
+
+    def __repr__(self) -> str:
+        return f"Family.{self.name}"
+
+    def key(self, name: Any = None) -> bytes:
+        """The key of what has this name; a family of one exact key knows no names."""
+        return self.prefix if self._make is None else self._make(name)
+
+    def parse(self, key: bytes) -> Any:
+        """The inverse of `key`; `ValueError` for one that `key` would write in another way.
+
+        Who deletes what has a name must hit the very key that the name was read from.
+        """
+        if self._parse is None:
+            return None
+        name = self._parse(key[len(self.prefix) :].decode())
+        if self.key(name) != key:
+            raise ValueError(f"not a key as it is written here: {self.key(name)!r} would be")
+        return name
+
+
+_BY_PREFIX = {family.prefix: family for family in Family}
+
+
+def classify(key: bytes) -> Family | None:
+    """The family of a key; None for a key that nobody here writes."""
+    return _BY_PREFIX.get(key[: key.find(b"/") + 1] or key)
+
+
+def parse_block_key(key: bytes) -> BlockKey:
     """The inverse of `block_key`."""
-    role, block = key[len(MAP) :].decode().rsplit("/", 1)
-    return role, int(block)
+    name: BlockKey = Family.BLOCK.parse(key)
+    return name

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
-from domicile.core.state.keys import (
-    block_key,
-)
 
 BLOCK_SIZE = 64
 
@@ -138,11 +135,10 @@ def block_count(shards: int) -> int:
 class ShardMap:
     """A process's cached view. Entries only ever get newer; unknown shards are `FREE`."""
 
-    __slots__ = ("_blocks", "_entries")
+    __slots__ = ("_entries",)
 
     def __init__(self) -> None:
         self._entries: dict[ShardKey, Entry] = {}
-        self._blocks: dict[tuple[str, int], tuple[Entry, ...]] = {}
 
     def get(self, shard: ShardKey) -> Entry:
         """The newest entry known."""
@@ -155,12 +151,15 @@ class ShardMap:
         self._entries[shard] = entry
         return True
 
-    def merge_block(self, role: str, number: int, block: Block) -> list[tuple[ShardKey, Entry]]:
-        """Take a whole block; what changed, in shard order."""
+    def merge_block(
+        self, role: str, number: int, entries: tuple[Entry, ...], before: tuple[Entry, ...] = ()
+    ) -> list[tuple[ShardKey, Entry]]:
+        """Take a whole block's entries; what changed, in shard order.
+
+        `before` are those that were taken last of this block: only what differs is looked at.
+        """
         changed: list[tuple[ShardKey, Entry]] = []
-        before = self._blocks.get((role, number))
-        entries = self._blocks[role, number] = block.entries
-        if before is None or len(before) != len(entries):
+        if len(before) != len(entries):
             fresh = list(range(len(entries)))
         else:
             pairs = enumerate(zip(before, entries, strict=True))
@@ -174,20 +173,3 @@ class ShardMap:
 
     def __iter__(self) -> Iterator[tuple[ShardKey, Entry]]:
         return iter(self._entries.items())
-
-
-class BlockKey(NamedTuple):
-    """One block of one role's map."""
-
-    role: str
-    number: int
-
-    @property
-    def key(self) -> bytes:
-        """Where it is stored."""
-        return block_key(self.role, self.number)
-
-
-def block_of(shard: ShardKey) -> BlockKey:
-    """The block that holds a shard."""
-    return BlockKey(shard.role, shard.shard // BLOCK_SIZE)

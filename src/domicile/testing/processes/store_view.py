@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from domicile.core.state.cluster_view import Members
+from domicile.core.state.cluster_view import ClusterView
 from domicile.errors import StoreError
 from domicile.ports.store import Store
 
@@ -20,11 +20,11 @@ class StoreView:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._task: asyncio.Task[None] | None = None
-        self.members = Members()
+        self.members = ClusterView()
 
     async def start(self) -> None:
         """Read everything once, then follow."""
-        self.members.relist(await self._store.list(b""))
+        self.members.load(await self._store.list(b""))
         self._task = asyncio.get_running_loop().create_task(self._follow(), name="store-view")
 
     async def close(self) -> None:
@@ -49,6 +49,6 @@ class StoreView:
             listing = await self._store.list(b"")
         except StoreError:
             return
-        fresh = Members()
-        fresh.relist(listing)
+        fresh = ClusterView()
+        fresh.load(listing)
         self.members = fresh

@@ -9,7 +9,7 @@ from plan_lab import moving, serving
 
 from domicile.core.coordinator.departures import TOGETHER_S, must_stay
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
-from domicile.core.state.cluster_view import Members
+from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.records import LeaderRecord, NodeRecord
 from domicile.core.state.shardmap import Entry
 
@@ -18,9 +18,9 @@ SINCE = 10.0
 LATER = SINCE + TOGETHER_S
 
 
-def members(leader: str = "a", *entries: Entry, **statuses: str) -> Members:
+def members(leader: str = "a", *entries: Entry, **statuses: str) -> ClusterView:
     """Nodes by name; a status in capital letters is that of one that never leads."""
-    found = Members()
+    found = ClusterView()
     for name, status in statuses.items():
         inc = Incarnation(name)
         found.nodes[inc] = NodeRecord(
@@ -35,7 +35,12 @@ def members(leader: str = "a", *entries: Entry, **statuses: str) -> Members:
 
 
 def stays(
-    seen: Members, me: Incarnation = A, *, leads: bool = True, now: float = LATER, role: str = ""
+    seen: ClusterView,
+    me: Incarnation = A,
+    *,
+    leads: bool = True,
+    now: float = LATER,
+    role: str = "",
 ) -> bool:
     return must_stay(seen, me, role, leads=leads, since=SINCE, now=now)
 

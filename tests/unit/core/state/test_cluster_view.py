@@ -10,19 +10,21 @@ from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.state.cluster_view import (
     ClientGone,
     ClientUp,
+    ClusterView,
     ConfigSeen,
     EntryChanged,
     LeaderChanged,
-    Members,
     NodeChanged,
     NodeGone,
     NodeUp,
+    NoteChanged,
     Unreadable,
     ViewChange,
 )
 from domicile.core.state.keys import (
     CONFIG_KEY,
     LEADER_KEY,
+    Family,
     block_key,
     client_key,
     drain_key,
@@ -90,9 +92,9 @@ def drop(revision: int, *keys: bytes) -> Changes:
 
 
 def test_a_listing_tells_of_members_before_the_entries_that_name_them() -> None:
-    members = Members()
+    members = ClusterView()
     entry = Entry(A, 1, "serving", change=1)
-    facts = members.relist(
+    facts = members.load(
         listing(
             9,
             node_item(node(A), created=4),
@@ -110,6 +112,8 @@ def test_a_listing_tells_of_members_before_the_entries_that_name_them() -> None:
         ConfigSeen(ConfigRecord({"default": 64})),
         LeaderChanged(LeaderRecord(A, "n")),
         EntryChanged(ShardKey("default", 0), entry),
+        NoteChanged(Family.DRAIN, "n-b", True),
+        NoteChanged(Family.WISH, ShardKey("default", 3), "n-a"),
     ]
     assert members.revision == 9
     assert members.created == {A: 4}
@@ -121,15 +125,15 @@ def test_a_listing_tells_of_members_before_the_entries_that_name_them() -> None:
 
 
 def test_the_same_listing_again_says_nothing() -> None:
-    members = Members()
+    members = ClusterView()
     same = listing(5, node_item(node(A)), client_item(C), leader_item(A, 2), config_item({}, 1))
-    assert members.relist(same)
-    assert members.relist(same) == []
+    assert members.load(same)
+    assert members.load(same) == []
 
 
 def test_a_listing_reports_what_vanished_first() -> None:
-    members = Members()
-    members.relist(
+    members = ClusterView()
+    members.load(
         listing(
             5,
             node_item(node(B)),
@@ -139,10 +143,12 @@ def test_a_listing_reports_what_vanished_first() -> None:
             Item(wish_key(ShardKey("default", 3)), b"n-a", 4, 4),
         )
     )
-    assert members.relist(listing(9, node_item(node(A), created=7))) == [
+    assert members.load(listing(9, node_item(node(A), created=7))) == [
         NodeGone(B, node(B)),
         ClientGone(C),
         LeaderChanged(None),
+        NoteChanged(Family.DRAIN, "n-b", None),
+        NoteChanged(Family.WISH, ShardKey("default", 3), None),
         NodeUp(node(A)),
     ]
     assert members.nodes == {A: node(A)}
@@ -155,20 +161,20 @@ def test_a_listing_reports_what_vanished_first() -> None:
 
 
 def test_a_leader_replaced_during_a_gap_is_one_change() -> None:
-    members = Members()
-    members.relist(listing(5, leader_item(A, 2)))
-    assert members.relist(listing(9, leader_item(B, 8))) == [LeaderChanged(LeaderRecord(B, "n"))]
+    members = ClusterView()
+    members.load(listing(5, leader_item(A, 2)))
+    assert members.load(listing(9, leader_item(B, 8))) == [LeaderChanged(LeaderRecord(B, "n"))]
 
 
 def test_a_record_made_anew_during_a_gap_was_gone() -> None:
-    members = Members()
-    members.relist(listing(5, node_item(node(A), created=2)))
-    facts = members.relist(listing(9, node_item(node(A), created=8, revision=8)))
+    members = ClusterView()
+    members.load(listing(5, node_item(node(A), created=2)))
+    facts = members.load(listing(9, node_item(node(A), created=8, revision=8)))
     assert facts == [NodeGone(A, node(A)), NodeUp(node(A))]
 
 
 def test_changes_carry_it_forward() -> None:
-    members = Members()
+    members = ClusterView()
     assert members.apply(put(2, node_item(node(A), 2, 2))) == [NodeUp(node(A))]
     leaving = node(A, status="leaving")
     assert members.apply(put(3, node_item(leaving, 2, 3))) == [NodeChanged(leaving)]
@@ -180,7 +186,7 @@ def test_changes_carry_it_forward() -> None:
 
 
 def test_config_is_seen_again_when_it_grows() -> None:
-    members = Members()
+    members = ClusterView()
     members.apply(put(1, config_item({"a": 8}, 1)))
     grown = config_item({"a": 8, "b": 16}, 2)
     assert members.apply(put(2, grown)) == [ConfigSeen(ConfigRecord({"a": 8, "b": 16}))]
@@ -188,19 +194,19 @@ def test_config_is_seen_again_when_it_grows() -> None:
 
 
 def test_entries_only_get_newer() -> None:
-    members = Members()
+    members = ClusterView()
     newer = Entry(B, 2, "serving", change=3)
     members.map.merge(ShardKey("default", 64), newer)
     older = Entry(A, 1, "serving", change=1)
     facts = members.apply(put(2, block_item(older, older, number=1)))
     assert facts == [EntryChanged(ShardKey("default", 65), older)]
     assert members.map.get(ShardKey("default", 64)) == newer
-    members.relist(listing(3))
+    members.load(listing(3))
     assert members.map.get(ShardKey("default", 64)) == newer
 
 
 def test_types_are_those_of_registered_nodes_of_the_role() -> None:
-    members = Members()
+    members = ClusterView()
     assert not members.knows_type("default", "cart")
     members.apply(put(1, node_item(node(A, types=("user", "cart")))))
     members.apply(put(2, node_item(node(B, roles=("gpu",), types=("job",)))))
@@ -213,8 +219,8 @@ def test_types_are_those_of_registered_nodes_of_the_role() -> None:
 
 def test_a_node_id_in_use_clashes_only_if_the_roles_differ() -> None:
     """SM-28."""
-    members = Members()
-    members.relist(listing(1, node_item(node(A, roles=("default", "sessions")))))
+    members = ClusterView()
+    members.load(listing(1, node_item(node(A, roles=("default", "sessions")))))
     mine = msgspec.structs.replace(node(B), node="n-a")
     assert members.clash(mine) == node(A, roles=("default", "sessions"))
     assert members.clash(msgspec.structs.replace(mine, roles=("sessions", "default"))) is None
@@ -227,7 +233,7 @@ def test_a_node_id_in_use_clashes_only_if_the_roles_differ() -> None:
 
 
 def test_what_makes_no_sense_changes_nothing() -> None:
-    members = Members()
+    members = ClusterView()
     members.apply(put(1, node_item(node(A))))
     broken = put(
         2,
@@ -266,7 +272,7 @@ writes = st.lists(
 def test_watching_and_listing_lead_to_the_same_view(
     writes: list[tuple[Incarnation, str | None]], data: st.DataObject
 ) -> None:
-    watched, gapped = Members(), Members()
+    watched, gapped = ClusterView(), ClusterView()
     heard_watching: dict[Incarnation, NodeRecord] = {}
     heard_gapped: dict[Incarnation, NodeRecord] = {}
     items: dict[bytes, Item] = {}
@@ -281,8 +287,8 @@ def test_watching_and_listing_lead_to_the_same_view(
             changes = put(revision, items[key])
         replay(watched.apply(changes), heard_watching)
         if data.draw(st.booleans()):
-            replay(gapped.relist(listing(revision, *items.values())), heard_gapped)
-    replay(gapped.relist(listing(len(writes), *items.values())), heard_gapped)
+            replay(gapped.load(listing(revision, *items.values())), heard_gapped)
+    replay(gapped.load(listing(len(writes), *items.values())), heard_gapped)
     assert watched.nodes == gapped.nodes == heard_watching == heard_gapped
     assert watched.created == gapped.created
 
@@ -296,11 +302,11 @@ def test_a_listing_behind_the_map_is_a_contradiction() -> None:
 
     shard = ShardKey("r", 0)
     known = {shard: Entry(Incarnation("a"), 3, "serving", change=5)}
-    assert Members.contradiction(listing(known[shard]), {}) == ""
-    assert Members.contradiction(listing(known[shard]), known) == ""
+    assert ClusterView.contradiction(listing(known[shard]), {}) == ""
+    assert ClusterView.contradiction(listing(known[shard]), known) == ""
     newer = Entry(Incarnation("b"), 4, "serving", change=6)
-    assert Members.contradiction(listing(newer), known) == ""
+    assert ClusterView.contradiction(listing(newer), known) == ""
     older = Entry(Incarnation("a"), 3, "serving", change=4)
-    assert "lists change 4 of shard r/0" in Members.contradiction(listing(older), known)
+    assert "lists change 4 of shard r/0" in ClusterView.contradiction(listing(older), known)
     other = Entry(Incarnation("b"), 3, "serving", change=5)
-    assert "another change 5" in Members.contradiction(listing(other), known)
+    assert "another change 5" in ClusterView.contradiction(listing(other), known)

@@ -15,11 +15,10 @@ from domicile.core.state.keys import (
     NODES,
     RELEASE,
     WISH,
+    Family,
     client_key,
     drain_key,
     node_key,
-    parse_release_key,
-    parse_wish_key,
     release_key,
     wish_key,
 )
@@ -70,12 +69,16 @@ def test_no_folder_contains_another() -> None:
 
 @given(SHARDS)
 def test_wish_keys_are_read_back(shard: ShardKey) -> None:
-    assert parse_wish_key(wish_key(shard)) == shard
+    assert Family.WISH.parse(wish_key(shard)) == shard
 
 
 @given(INCARNATIONS, SHARDS, st.integers(0, 2**40))
 def test_release_keys_are_read_back(incarnation: Incarnation, shard: ShardKey, epoch: int) -> None:
-    assert parse_release_key(release_key(incarnation, shard, epoch)) == (incarnation, shard, epoch)
+    assert Family.RELEASE.parse(release_key(incarnation, shard, epoch)) == (
+        incarnation,
+        shard,
+        epoch,
+    )
 
 
 def test_keys_are_values() -> None:

@@ -187,10 +187,10 @@ def test_a_block_reports_what_changed_in_shard_order() -> None:
     known = ShardMap()
     known.merge(ShardKey("r", 65), at(5))
     entries = (at(1), at(4), FREE, at(2))
-    changed = known.merge_block("r", 1, Block("t", entries))
+    changed = known.merge_block("r", 1, entries)
     assert changed == [(ShardKey("r", 64), at(1)), (ShardKey("r", 67), at(2))]
     assert known.get(ShardKey("r", 65)) == at(5)
-    assert known.merge_block("r", 1, Block("t", entries)) == []
+    assert known.merge_block("r", 1, entries) == []
 
 
 @given(st.permutations(range(1, 8)), st.lists(st.integers(1, 7), max_size=10))
