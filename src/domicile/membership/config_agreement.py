@@ -11,10 +11,10 @@ from collections.abc import Mapping
 import msgspec
 
 from domicile.core.state.agreement import (
+    agreed_config,
     agreed_tokens,
     common_protocol,
     foreign_token,
-    mismatch,
     no_common_protocol,
 )
 from domicile.core.state.cluster_view import ClusterView
@@ -63,7 +63,7 @@ async def agree_on_config(
             raise ConfigError(why)
         if hosts:
             known = agreed_tokens(known, tokens)
-        wanted = _agreed(config, shards, types, known)
+        wanted = agreed_config(config, shards, types, known)
         if wanted is None or wanted == config:
             return
         condition: Condition = At(CONFIG_KEY, revision) if revision else Absent(CONFIG_KEY)
@@ -85,39 +85,3 @@ def _read_config(item: Item | None) -> tuple[ConfigRecord | None, int]:
             f"the cluster's config record cannot be read ({error}); check that the store URL and "
             "namespace are those of a Domicile cluster of this version"
         ) from error
-
-
-def _agreed(
-    config: ConfigRecord | None,
-    shards: Mapping[str, int],
-    types: Mapping[str, TypeRecord],
-    tokens: tuple[str, ...],
-) -> ConfigRecord | None:
-    """What `config` must be so that this member fits in; an error if it cannot."""
-    if config is None:
-        config = ConfigRecord({})
-        if not shards and not types and not tokens:
-            return None
-    own_hash = ConfigRecord({}).hash
-    if config.hash != own_hash:
-        raise ConfigError(
-            f"the cluster picks shards by {config.hash!r}, this process by {own_hash!r}; run the "
-            "version the cluster runs, or use another cluster"
-        )
-    for role, count in shards.items():
-        known = config.shards.get(role, count)
-        if known != count:
-            raise ConfigError(
-                f"role {role!r} has {known} shards in this cluster, this process is set to "
-                f"{count}; set shards={known} here, or use another cluster"
-            )
-    for name, own in types.items():
-        why = mismatch(name, config.types.get(name, own), own)
-        if why:
-            raise ConfigError(why)
-    return ConfigRecord(
-        dict(sorted({**config.shards, **shards}.items())),
-        config.hash,
-        dict(sorted({**config.types, **types}.items())),
-        tokens,
-    )

@@ -5,7 +5,10 @@ Called by members when they join and by links when they greet each other. Pure.
 
 from __future__ import annotations
 
-from domicile.core.state.records import TypeRecord
+from collections.abc import Mapping
+
+from domicile.core.state.records import ConfigRecord, TypeRecord
+from domicile.errors import ConfigError
 
 
 def common_protocol(one: tuple[int, int], other: tuple[int, int]) -> int:
@@ -72,3 +75,39 @@ def foreign_token(known: tuple[str, ...], own: tuple[str, ...], *, inhabited: bo
             "by themselves, soon)"
         )
     return ""
+
+
+def agreed_config(
+    config: ConfigRecord | None,
+    shards: Mapping[str, int],
+    types: Mapping[str, TypeRecord],
+    tokens: tuple[str, ...],
+) -> ConfigRecord | None:
+    """What `config` must be so that this member fits in; an error if it cannot."""
+    if config is None:
+        config = ConfigRecord({})
+        if not shards and not types and not tokens:
+            return None
+    own_hash = ConfigRecord({}).hash
+    if config.hash != own_hash:
+        raise ConfigError(
+            f"the cluster picks shards by {config.hash!r}, this process by {own_hash!r}; run the "
+            "version the cluster runs, or use another cluster"
+        )
+    for role, count in shards.items():
+        known = config.shards.get(role, count)
+        if known != count:
+            raise ConfigError(
+                f"role {role!r} has {known} shards in this cluster, this process is set to "
+                f"{count}; set shards={known} here, or use another cluster"
+            )
+    for name, own in types.items():
+        why = mismatch(name, config.types.get(name, own), own)
+        if why:
+            raise ConfigError(why)
+    return ConfigRecord(
+        dict(sorted({**config.shards, **shards}.items())),
+        config.hash,
+        dict(sorted({**config.types, **types}.items())),
+        tokens,
+    )
