@@ -42,9 +42,9 @@ def moving(owner: Incarnation, to: Incarnation, epoch: int = 1) -> Entry:
     return Entry(owner, epoch, "moving", to, change=epoch, previous=f"node-{owner[:1]}")
 
 
-def poisoned(strikes: int, epoch: int = 1) -> Entry:
+def poisoned(deaths: int, epoch: int = 1) -> Entry:
     """A shard in quarantine."""
-    return Entry(NOBODY, epoch, "quarantined", change=epoch, strikes=strikes)
+    return Entry(NOBODY, epoch, "quarantined", change=epoch, deaths=deaths)
 
 
 def node(

@@ -89,9 +89,9 @@ def decide(
     return plan(view, NOW, settings)
 
 
-def own(shard: int, owner: Incarnation, gone: bool = False, strikes: int | None = None) -> Own:
+def own(shard: int, owner: Incarnation, gone: bool = False, deaths: int | None = None) -> Own:
     """A death is a strike; a release is none."""
-    return Own(ShardKey("r", shard), owner, gone, int(gone) if strikes is None else strikes)
+    return Own(ShardKey("r", shard), owner, gone, int(gone) if deaths is None else deaths)
 
 
 def move(shard: int, to: Incarnation) -> Move:

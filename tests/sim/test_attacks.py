@@ -209,7 +209,7 @@ async def test_a_node_that_is_restarted_again_and_again_loses_no_shard(sim: Sim)
         sim.start(0)
         await sim.wait_until(sim.settled)
         assert condemned(sim) == []
-        assert sim.entry(ShardKey("default", 0)).strikes == 0
+        assert sim.entry(ShardKey("default", 0)).deaths == 0
 
 
 @simulated(entities=[Desk], nodes=3, seeds=4, settings=Settings(shards=12))

@@ -245,7 +245,7 @@ def test_a_shard_that_kills_three_owners_in_a_minute_is_quarantined(seed: int) -
         await store.commit((), (Put(clearance_key(ShardKey("default", culprit)), b""),))
         await sim.wait_until(lambda: quarantined(sim) == [], timeout_s=10)
         assert await sim.ref(Bomb, "b0").ask(Bomb.tick) == "b0"
-        assert sim.entry(ShardKey("default", culprit)).strikes == 0
+        assert sim.entry(ShardKey("default", culprit)).deaths == 0
 
     with_bombs(seed, body)
 

@@ -11,7 +11,7 @@ import pytest
 
 from domicile import ConfigError, Entity, Node, NotExecuted, Settings, handler
 from domicile.core.ids import Incarnation, ShardKey
-from domicile.core.lease.death_probes import burial
+from domicile.core.lease.death_probes import removal
 from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.keys import dead_key, node_key
 from domicile.core.state.shardmap import Entry
@@ -176,7 +176,7 @@ async def test_a_death_that_nothing_proves_waits_for_an_operator(sim: Sim) -> No
     store = sim._operator_store()
     members.load(await store.list(b""))
     await store.grant("evidence", 60.0)
-    await store.commit(*burial(members, dead, "its machine burnt", "evidence"))
+    await store.commit(*removal(members, dead, "its machine burnt", "evidence"))
     await sim.wait_until(sim.settled, timeout_s=5.0)
 
 

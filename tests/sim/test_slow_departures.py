@@ -87,7 +87,7 @@ async def test_whoever_outlasts_the_deadline_is_cancelled_and_stopped_in_the_las
     assert all(isinstance(one, MaybeExecuted) and "drain deadline" in str(one) for one in found)
     assert len(list(sim.history.of("stopped"))) == len(ids)
     await sim.wait_until(sim.settled)
-    assert not any(entry.strikes for entry in entries(sim))
+    assert not any(entry.deaths for entry in entries(sim))
 
 
 @simulated(entities=[Clerk], nodes=2, seeds=2, settings=Settings(shards=SHARDS), candidates=[0])
@@ -294,7 +294,7 @@ async def test_on_a_slow_store_nobody_goes_before_its_last_stage(sim: Sim) -> No
     await sim.advance(1.0)
     await asyncio.gather(*[sim.stop(node) for node in (3, 4, 5)])
     await sim.wait_until(sim.settled)
-    assert not any(entry.strikes for entry in entries(sim))
+    assert not any(entry.deaths for entry in entries(sim))
 
 
 @simulated(entities=[Plain], nodes=3, seeds=20, settings=Settings(shards=6 * STAGE))
@@ -306,7 +306,7 @@ async def test_a_coordinator_that_leaves_sees_its_own_last_shards_off(sim: Sim) 
         node.store.delay_s = (0.02, 0.06)
     await sim.stop(acting(sim))
     await sim.wait_until(sim.settled)
-    assert not any(entry.strikes for entry in entries(sim))
+    assert not any(entry.deaths for entry in entries(sim))
 
 
 def test_a_function_of_ones_own_is_asked_once_for_a_whole_drain() -> None:
@@ -349,7 +349,7 @@ def test_a_cluster_that_is_stopped_and_started_again_and_again_quarantines_nothi
             for node in (0, 1):
                 sim.start(node)
             await sim.wait_until(sim.settled)
-        assert not any(entry.strikes for entry in entries(sim))
+        assert not any(entry.deaths for entry in entries(sim))
 
     play()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from domicile.core.ids import Incarnation
-from domicile.core.lease.death_probes import PARTED_S, ProbeSchedule, burial
+from domicile.core.lease.death_probes import PARTED_S, ProbeSchedule, removal
 from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.txn import Committed, Conflict, Outcome
 from domicile.errors import ConfigError, StoreError
@@ -87,7 +87,7 @@ class DeathWatch:
             self._look_at(incarnation, PARTED_S)
 
     def suspect(self, incarnation: Incarnation) -> None:
-        """Somebody gets no answer from it (SM-08): if it is dead, bury it at once."""
+        """Somebody gets no answer from it (SM-08): if it is dead, remove its record at once."""
         if self._known(incarnation) and self._verdict(incarnation) is Verdict.DEAD:
             self.look_soon()
 
@@ -174,7 +174,7 @@ class DeathWatch:
 
     async def _remove(self, dead: Incarnation, evidence: str) -> Outcome:
         lease = await self._evidence_lease(dead)
-        conditions, writes = burial(self._members, dead, evidence, lease)
+        conditions, writes = removal(self._members, dead, evidence, lease)
         return await self._calls.store.commit(conditions, writes)
 
     async def _evidence_lease(self, dead: Incarnation) -> str:

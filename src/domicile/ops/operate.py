@@ -275,7 +275,7 @@ def unquarantine(
         yes,
     )
     _do(url, name, "unquarantine", lambda now: operator_commits.unquarantine_commit(now, key), why)
-    typer.echo(f"{shard} is pardoned; a coordinator gives it a home")
+    typer.echo(f"{shard} is cleared; a coordinator gives it a home")
 
 
 def reset_history(

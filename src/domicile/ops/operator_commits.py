@@ -1,4 +1,4 @@
-"""What an operator's commands commit: deaths declared, shards freed, pardons, epochs raised.
+"""What an operator's commands commit: deaths, freed shards, ended quarantines, raised epochs.
 
 Called by the command line. Everything here is decided from one listing of the store and is
 conditional on what was read, so a cluster that moved on refuses it. Only `raised_block` writes the
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
-from domicile.core.lease.death_probes import burial
+from domicile.core.lease.death_probes import removal
 from domicile.core.placement.versions import ranks
 from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.keys import (
@@ -168,7 +168,7 @@ def title(members: ClusterView, incarnation: Incarnation) -> str:
 
 def death_commit(picture: StoreSnapshot, dead: Incarnation, evidence: str) -> OperatorCommit:
     """C5, C9: an operator's word that an incarnation can never run again."""
-    conditions, writes = burial(picture.members, dead, evidence, "")
+    conditions, writes = removal(picture.members, dead, evidence, "")
     # Evidence by an operator is nobody's who could die: it is not attached to a lease.
     kept = tuple(Put(one.key, one.value) if isinstance(one, Put) else one for one in writes)
     return OperatorCommit(f"{title(picture.members, dead)} = {dead}", conditions, kept)
@@ -281,7 +281,7 @@ def _raised(members: ClusterView, entry: Entry, gap: int) -> Entry:
     if entry.state == "quarantined":
         return msgspec.structs.replace(entry, epoch=epoch, change=change)
     if entry.owner not in members.nodes:
-        return Entry(NOBODY, epoch, "free", NOBODY, change, entry.previous, entry.strikes)
+        return Entry(NOBODY, epoch, "free", NOBODY, change, entry.previous, entry.deaths)
     return msgspec.structs.replace(entry, epoch=epoch, change=change)
 
 

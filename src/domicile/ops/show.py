@@ -77,7 +77,7 @@ def status_view(status: ClusterStatus) -> RenderableType:
         parts.append(Text(f"wishes   {wished}"))
     if status.quarantined:
         shards = ", ".join(
-            f"{one.role}/{one.shard} ({one.strikes} owners died)" for one in status.quarantined
+            f"{one.role}/{one.shard} ({one.deaths} owners died)" for one in status.quarantined
         )
         parts.append(Text(f"quarantined  {shards}", style="bold red"))
     if status.stuck:

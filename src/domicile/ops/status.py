@@ -87,7 +87,7 @@ class QuarantineSeen:
 
     role: str
     shard: int
-    strikes: int
+    deaths: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +302,7 @@ def _state(entry: Entry, lives: bool) -> str:
 
 def _quarantined(members: ClusterView) -> list[QuarantineSeen]:
     found = [(shard, entry) for shard, entry in members.map if entry.state == "quarantined"]
-    return [QuarantineSeen(*shard, entry.strikes) for shard, entry in sorted(found)]
+    return [QuarantineSeen(*shard, entry.deaths) for shard, entry in sorted(found)]
 
 
 def _standing(members: ClusterView, record: NodeRecord, dead: bool) -> str:

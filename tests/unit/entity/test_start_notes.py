@@ -72,7 +72,7 @@ async def test_every_epoch_has_a_note_of_its_own(sim: Sim) -> None:
 
 
 @simulated(entities=[Vial], nodes=2, seeds=5, settings=LAX, locks=True)
-async def test_a_shard_without_strikes_is_not_noted(sim: Sim) -> None:
+async def test_a_shard_without_deaths_is_not_noted(sim: Sim) -> None:
     for id in same_shard(sim, 3):
         assert await sim.ref(Vial, id).ask(Vial.shake) == id
     assert not marks(sim)

@@ -11,7 +11,7 @@ import pytest
 
 from domicile import ConfigError, Entity, Node, Settings, handler
 from domicile.core.ids import Incarnation
-from domicile.core.lease.death_probes import PROBE_S, burial
+from domicile.core.lease.death_probes import PROBE_S, removal
 from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.keys import LEADER_KEY, client_key, dead_key, node_key
 from domicile.core.state.records import ClientRecord, LeaderRecord, NodeRecord, encode_record
@@ -50,7 +50,7 @@ def some_members() -> ClusterView:
 
 
 def test_a_dead_leader_loses_record_and_office_in_one_commit() -> None:
-    conditions, writes = burial(some_members(), Incarnation("a"), "no lock", "mine")
+    conditions, writes = removal(some_members(), Incarnation("a"), "no lock", "mine")
     key = node_key(Incarnation("a"))
     assert conditions == (Present(key), At(LEADER_KEY, 7))
     proof = Put(dead_key(Incarnation("a")), b"no lock", "mine")
@@ -59,7 +59,7 @@ def test_a_dead_leader_loses_record_and_office_in_one_commit() -> None:
 
 def test_another_node_or_client_loses_its_record_only() -> None:
     for dead, key in (("b", node_key(Incarnation("b"))), ("c", client_key(Incarnation("c")))):
-        conditions, writes = burial(some_members(), Incarnation(dead), "no lock", "mine")
+        conditions, writes = removal(some_members(), Incarnation(dead), "no lock", "mine")
         assert conditions == (Present(key),)
         assert writes == (Delete(key), Put(dead_key(Incarnation(dead)), b"no lock", "mine"))
 

@@ -164,7 +164,7 @@ def test_what_cannot_be_done_is_told_before_anything_is_asked(tmp_path: Path) ->
     assert audits(path) == []
 
 
-def test_a_quarantined_shard_is_pardoned(tmp_path: Path) -> None:
+def test_a_quarantined_shard_is_cleared(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     url = Stored(nodes=[node(A)], shards={"default": [serving(A), poisoned(3)]}).write(path)
     result = domicile("unquarantine", "default/1", url, "--yes", "--why", "fixed in 2.1")

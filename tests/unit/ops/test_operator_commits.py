@@ -140,7 +140,7 @@ def test_a_shard_is_freed_in_its_owners_name_for_the_present_epoch_only() -> Non
     [
         (Entry(), "has no owner"),
         (serving(GONE, 2), "record of its owner .ffffffff. is gone"),
-        (Entry(NOBODY, 3, "quarantined", change=3, strikes=3), "domicile unquarantine"),
+        (Entry(NOBODY, 3, "quarantined", change=3, deaths=3), "domicile unquarantine"),
     ],
 )
 def test_only_a_shard_with_a_registered_owner_is_freed(entry: Entry, why: str) -> None:
@@ -155,8 +155,8 @@ def test_shards_that_do_not_exist_are_told() -> None:
         unquarantine_commit(picture(serving(A, 1)), ShardKey("other", 0))
 
 
-def test_only_a_quarantined_shard_is_pardoned() -> None:
-    seen = picture(serving(A, 1), Entry(NOBODY, 3, "quarantined", change=3, strikes=3))
+def test_only_a_quarantined_shard_is_cleared() -> None:
+    seen = picture(serving(A, 1), Entry(NOBODY, 3, "quarantined", change=3, deaths=3))
     assert unquarantine_commit(seen, ShardKey(ROLE, 1)).writes == (Put(b"pardon/default/1", b""),)
     with pytest.raises(LookupError, match="is not quarantined; it is serving"):
         unquarantine_commit(seen, ShardKey(ROLE, 0))
@@ -203,7 +203,7 @@ def raised(deed: OperatorCommit) -> Block:
 
 
 def test_epochs_are_raised_and_owners_that_are_gone_are_forgotten() -> None:
-    poisoned = Entry(NOBODY, 5, "quarantined", change=4, strikes=3)
+    poisoned = Entry(NOBODY, 5, "quarantined", change=4, deaths=3)
     seen = picture(serving(A, 4), serving(GONE, 9), Entry(), poisoned)
     deed = raised_block(seen, ROLE, 0, 1000, "txn")
     assert deed.conditions == (At(block_key(ROLE, 0), 7),)
@@ -213,7 +213,7 @@ def test_epochs_are_raised_and_owners_that_are_gone_are_forgotten() -> None:
         Entry(A, 1004, "serving", change=1008, previous="before"),
         Entry(NOBODY, 1009, "free", change=1018, previous="before"),
         Entry(NOBODY, 1000, "free", change=1000),
-        Entry(NOBODY, 1005, "quarantined", change=1004, strikes=3),
+        Entry(NOBODY, 1005, "quarantined", change=1004, deaths=3),
     )
 
 

@@ -131,7 +131,7 @@ def test_what_operators_did_and_what_is_poisoned_is_shown(tmp_path: Path) -> Non
     result = domicile("status", url, "--json")
     assert result.exit_code == 3
     seen = json.loads(result.stdout)
-    assert seen["quarantined"] == [{"role": "default", "shard": 2, "strikes": 3}]
+    assert seen["quarantined"] == [{"role": "default", "shard": 2, "deaths": 3}]
     assert seen["roles"][0]["quarantined"] == 1
     assert seen["roles"][0]["lost"] == 0
     assert (seen["target"], seen["audit"]) == ("2.0", {**audit, "why": "stuck"})

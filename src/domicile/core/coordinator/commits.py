@@ -1,12 +1,8 @@
-"""A coordinator's commits beside the map: evictions, burials, and keys that are done with.
+"""What a coordinator commits: drafts of blocks, evictions, removals, and keys that are done with.
 
-Called by the coordinator. Each is conditional on the leader's revision, one per key at a time;
-whatever becomes of it, the watch shows it, so an outcome only ends the wait.
-
-Blocks whose commit was refused: not tried again until the watch brings the reason.
-
-Called by the coordinator only. Without it a refused commit would be repeated at once, and
-refused again for the same reason.
+Called by the coordinator only. Each commit is conditional on the leader's revision, one per key at
+a time; whatever becomes of it, the watch shows it, so an outcome only ends the wait. A block whose
+commit was refused is not tried again until the watch brings the reason: it would be refused again.
 """
 
 from __future__ import annotations
@@ -135,14 +131,14 @@ def _changed(view: ClusterView, decision: Decision | ForgetDeaths, old: Entry, f
         node = view.nodes[decision.owner].node
         return Entry(
             decision.owner, max(old.epoch, floor) + 1, "serving", NOBODY, change, node,
-            decision.strikes,
+            decision.deaths,
         )  # fmt: skip
     if isinstance(decision, Quarantine):
         return Entry(
-            NOBODY, old.epoch, "quarantined", NOBODY, change, old.previous, decision.strikes
+            NOBODY, old.epoch, "quarantined", NOBODY, change, old.previous, decision.deaths
         )
     if isinstance(decision, ForgetDeaths):
-        return msgspec.structs.replace(old, strikes=0, change=change)
+        return msgspec.structs.replace(old, deaths=0, change=change)
     if isinstance(decision, Move):
         return msgspec.structs.replace(old, state="moving", to=decision.to, change=change)
     return msgspec.structs.replace(old, state="serving", to=NOBODY, change=change)
@@ -178,7 +174,9 @@ class Housekeeping:
         value = encode_record(msgspec.structs.replace(record, status="evicted"))
         return self._begin(view, node, Put(node_key(node), value, node_lease(node)), txn, now)
 
-    def bury(self, view: ClusterView, node: Incarnation, txn: str, now: float) -> Commit | None:
+    def remove_dead(
+        self, view: ClusterView, node: Incarnation, txn: str, now: float
+    ) -> Commit | None:
         """Remove an evicted node's record once it must have stopped (C5)."""
         return self._begin(view, node, Delete(node_key(node)), txn, now)
 

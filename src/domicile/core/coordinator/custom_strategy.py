@@ -43,7 +43,7 @@ class CustomStrategy:
             self._answers[asked.role] = (asked, {} if wanted is None else dict(wanted))
             self._fresh[asked.role] = None
 
-    def hear(self, view: PlanInput, now: float) -> tuple[list[Situation], PlanInput]:
+    def consult(self, view: PlanInput, now: float) -> tuple[list[Situation], PlanInput]:
         """Questions to ask now, and the view with the answers that are known."""
         questions: list[Situation] = []
         roles: dict[str, RoleInput] = {}

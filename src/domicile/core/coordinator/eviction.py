@@ -37,7 +37,7 @@ class EvictionSteps:
     probes: tuple[tuple[Incarnation, Incarnation], ...] = ()
     """Pairs of (voter, node): ask the one whether it reaches the other."""
     evict: tuple[Incarnation, ...] = ()
-    bury: tuple[Incarnation, ...] = ()
+    remove: tuple[Incarnation, ...] = ()
     """Evicted so long ago that they have stopped, whatever happened to them (C5)."""
     resign: bool = False
 
@@ -79,13 +79,13 @@ class Eviction:
         }
         if self._gives_up(staying, silent, now):
             return EvictionSteps(resign=True)
-        bury = tuple(
+        remove = tuple(
             node
             for node, since in self._evicted_at.items()
             if now >= since + nodes[node].ttl_s * (1 + CLOCK_DRIFT)
         )
         if self._settings.fencing != "lease":
-            return EvictionSteps(bury=bury)
+            return EvictionSteps(remove=remove)
         probes: list[tuple[Incarnation, Incarnation]] = []
         evict: list[Incarnation] = []
         asked = 0
@@ -104,7 +104,7 @@ class Eviction:
                 if asked <= MOST_PROBED:
                     self._probed_at[node] = now
                     probes += [(other, node) for other in others]
-        return EvictionSteps(tuple(probes), tuple(evict), bury)
+        return EvictionSteps(tuple(probes), tuple(evict), remove)
 
     def _notice(self, nodes: Mapping[Incarnation, NodeRecord], now: float) -> None:
         self._known_since = {node: self._known_since.get(node, now) for node in nodes}

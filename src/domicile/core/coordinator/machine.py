@@ -191,8 +191,7 @@ class Coordinator:
         if not self._listed:
             return []
         facts = self._view.apply(changes)
-        deposed = self._view.leader_revision != self._leader.revision
-        if not deposed and not any(map(_matters, facts)):
+        if not any(map(_matters, facts)):
             return []
         if any(isinstance(fact, NodeUp) for fact in facts):
             self._startup_wait.joined(now)
@@ -319,8 +318,8 @@ class Coordinator:
                 for node in due.evict
             ),
             *(
-                self._housekeeping.bury(self._view, node, self._next_txn(), now)
-                for node in due.bury
+                self._housekeeping.remove_dead(self._view, node, self._next_txn(), now)
+                for node in due.remove
             ),
         ]
         probes = [AskProbe(voter, node) for voter, node in due.probes]
@@ -334,7 +333,7 @@ class Coordinator:
             return []
         effects: list[CoordinatorEffect] = []
         if self._strategy == CUSTOM:
-            asked, view = self._custom_strategy.hear(view, now)
+            asked, view = self._custom_strategy.consult(view, now)
             effects += [AskStrategy(situation) for situation in asked]
         self._dirty = False
         self._balance_due = self._balance_due and self._custom_strategy.waiting
@@ -372,7 +371,7 @@ class Coordinator:
         return f"{self._me}-{self._leader.revision}-{self._txns}"
 
     def _planned_view(self, now: float) -> PlanInput:
-        """The stored picture with the drafts under way laid over it, so nothing is done twice."""
+        """What is stored, with the drafts under way in its place, so nothing is done twice."""
         view = self._view
         self._reports.prune(view, now)
         self._startup_wait.at = self._owner_deaths.at = NEVER
@@ -385,7 +384,7 @@ class Coordinator:
                 entries += made.entries if made else view.entries(block)
             if self._startup_wait.settled(role, entries, view.nodes, heard_at, now):
                 part = self._reports.role_view(view, role, entries)
-                roles[role] = self._owner_deaths.laid_over(part, view, role, now)
+                roles[role] = self._owner_deaths.added_to(part, view, role, now)
         return PlanInput(
             self._me, view.nodes, self._reports.heard_at, tuple(view.drains), roles,
             self._balance_due, self._strategy, view.target, self._reports.known_since(view, now),

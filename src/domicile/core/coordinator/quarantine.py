@@ -1,7 +1,7 @@
 """How many owners each shard lost lately: what tells a poisonous shard from an unlucky one (DX-20).
 
-Called by the coordinator. The count is stored with the shard; how recent it is only the leader's
-own clock knows, so a leader forgives old ones in the store and takes those it finds for new.
+Called by the coordinator. The count is stored with the shard. How recent it is only the leader's
+own clock knows: a leader removes old counts from the store, and takes those that it finds for new.
 """
 
 from __future__ import annotations
@@ -20,49 +20,49 @@ NEVER = float("inf")
 
 
 class OwnerDeaths:
-    """One leadership's memory of when strikes were seen."""
+    """One leadership's memory of when owners' deaths were seen."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._seen: dict[tuple[str, int], tuple[int, float]] = {}
-        """By role and shard number: the epoch in which it was struck, and when that was seen."""
+        """By role and shard number: the epoch that a death ended, and when that was seen."""
         self.at = NEVER
         """When the next of them will be long ago."""
 
-    def laid_over(self, part: RoleInput, view: ClusterView, role: str, now: float) -> RoleInput:
-        """A role's view with what is known of its shards' strikes, first starts and pardons."""
+    def added_to(self, part: RoleInput, view: ClusterView, role: str, now: float) -> RoleInput:
+        """A role's input with what is known of its shards' deaths, first starts and clearances."""
         return replace(
             part,
-            struck=self.lately(role, part.entries, now),
+            recent_deaths=self.lately(role, part.entries, now),
             begun=begun(view.started, role, part.entries),
-            pardoned=tuple(shard.shard for shard in view.clearances if shard.role == role),
+            cleared=tuple(shard.shard for shard in view.clearances if shard.role == role),
         )
 
     def lately(self, role: str, entries: Sequence[Entry], now: float) -> dict[int, int]:
-        """Strikes by shard number, as far as the newest of them is recent."""
-        struck: dict[int, int] = {}
+        """Deaths of owners by shard number, as far as the newest of them is recent."""
+        recent: dict[int, int] = {}
         for number, entry in enumerate(entries):
-            if not entry.strikes:
+            if not entry.deaths:
                 continue
             epoch, at = self._seen.get((role, number), (0, now))
             if epoch != entry.epoch:
                 self._seen[role, number] = (entry.epoch, now)
                 at = now
             if now < at + self._window_s:
-                struck[number] = entry.strikes
+                recent[number] = entry.deaths
                 self.at = min(self.at, at + self._window_s)
-        return struck
+        return recent
 
 
 def long_ago(view: PlanInput, decisions: Sequence[Decision]) -> list[ForgetDeaths]:
-    """Shards in service whose stored strikes no longer count, and that nothing else is done to."""
+    """Shards in service whose stored deaths no longer count, and that nothing else is done to."""
     decided = {decision.shard: None for decision in decisions}
     return [
         ForgetDeaths(ShardKey(role, number))
         for role, part in view.roles.items()
         for number, entry in enumerate(part.entries)
-        if entry.strikes
-        and number not in part.struck
+        if entry.deaths
+        and number not in part.recent_deaths
         and entry.state == "serving"
         and entry.owner in view.nodes
         and number not in part.released

@@ -87,7 +87,7 @@ class ProbeSchedule:
         return some
 
 
-def burial(
+def removal(
     members: ClusterView, dead: Incarnation, evidence: str, lease: str
 ) -> tuple[tuple[Condition, ...], tuple[Write, ...]]:
     """Remove a dead incarnation's record, and the leader key if it held that.

@@ -30,12 +30,12 @@ class RoleInput:
     """Epochs of moves under way whose reason is a wish."""
     resting_until: Mapping[int, float] = field(default_factory=dict[int, float])
     """Shards that could not be emptied in time: not to be tried again before."""
-    struck: Mapping[int, int] = field(default_factory=dict[int, int])
+    recent_deaths: Mapping[int, int] = field(default_factory=dict[int, int])
     """How many owners a shard lost lately, before the present one."""
     begun: Mapping[int, int] = field(default_factory=dict[int, int])
     """Epochs in which the owner noted that entities of a suspected shard start."""
-    pardoned: tuple[int, ...] = ()
-    """Quarantined shards that an operator set free."""
+    cleared: tuple[int, ...] = ()
+    """Quarantined shards that an operator wants in service again."""
     advice: Mapping[int, str] | None = None
     """Where a user's function wants shards: node ids. None: the named strategy decides."""
     undecided: bool = False
@@ -69,7 +69,7 @@ class Own:
     shard: ShardKey
     owner: Incarnation
     gone: bool
-    strikes: int = 0
+    deaths: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Quarantine:
     """A shard that lost too many owners gets no home before an operator says so (DX-20)."""
 
     shard: ShardKey
-    strikes: int
+    deaths: int
 
 
 Decision = Own | Move | Revert | Quarantine

@@ -108,8 +108,8 @@ class _Round:
         self._wanted = self._ask_strategy()
 
     def decide(self) -> Plan:
-        strikes, quarantines = self._judge()
-        owns = self._place(strikes)
+        deaths, quarantines = self._judge()
+        owns = self._place(deaths)
         moves = [*self._empty(), *self._fulfil()]
         reverts = self._take_back()
         if self._view.balance and not (self._homeless or self._mixed or self._part.undecided):
@@ -134,7 +134,7 @@ class _Round:
         for shard, entry in enumerate(self._part.entries):
             owner, state = entry.owner, entry.state
             if state == "quarantined":
-                if shard in self._part.pardoned:
+                if shard in self._part.cleared:
                     self._homeless.append(shard)
                 continue
             if owner not in nodes or shard in released:
@@ -184,39 +184,39 @@ class _Round:
         return self._part.wishes.get(shard) == owner.node
 
     def _judge(self) -> tuple[dict[int, int], list[Quarantine]]:
-        """Strikes of the homeless, and those that lost too many owners (DX-20).
+        """Deaths that the homeless count, and those with too many of them (DX-20).
 
-        Beyond suspicion a strike counts only if entities of the shard had begun to start: whoever
+        Beyond suspicion a death counts only if entities of the shard had begun to start: whoever
         merely lived beside the culprit is not condemned with it.
         """
-        strikes: dict[int, int] = {}
+        deaths: dict[int, int] = {}
         quarantines: list[Quarantine] = []
         most, fell = self._settings.poison_deaths, fallen(self._part, self._homeless)
         enough = most if len(dict.fromkeys(fell.values())) == 1 else TOGETHER * most
         for shard in self._homeless:
             entry = self._part.entries[shard]
-            before = 0 if entry.state == "quarantined" else self._part.struck.get(shard, 0)
+            before = 0 if entry.state == "quarantined" else self._part.recent_deaths.get(shard, 0)
             counts = before < most - 1 or self._part.begun.get(shard) == entry.epoch
-            struck = before + (shard in fell and counts)
-            if before < struck >= enough:
-                quarantines.append(Quarantine(ShardKey(self._role, shard), struck))
+            count = before + (shard in fell and counts)
+            if before < count >= enough:
+                quarantines.append(Quarantine(ShardKey(self._role, shard), count))
             else:
-                strikes[shard] = struck
-        return strikes, quarantines
+                deaths[shard] = count
+        return deaths, quarantines
 
-    def _place(self, strikes: Mapping[int, int]) -> list[Own]:
+    def _place(self, deaths: Mapping[int, int]) -> list[Own]:
         """Homes for the homeless: where wished, where the move was going, where the strategy
         says, where it was (C8). Suspects go apart from each other, the worst first (DX-20)."""
         chosen: dict[int, Incarnation] = {}
         prefer: dict[int, Incarnation] = {}
         rest: list[int] = []
         suspects: list[int] = []
-        for shard, struck in strikes.items():
+        for shard, count in deaths.items():
             entry = self._part.entries[shard]
             wish = self._wish(shard)
             if wish is not None:
                 self._take(chosen, shard, wish)
-            elif struck >= self._suspicious:
+            elif count >= self._suspicious:
                 suspects.append(shard)
             elif entry.state == "moving" and entry.to in self._targets:
                 self._take(chosen, shard, entry.to)
@@ -225,12 +225,12 @@ class _Round:
                 if entry.owner not in self._view.nodes and entry.previous in self._target_ids:
                     prefer[shard] = self._target_ids[entry.previous]
         if not self._part.undecided:
-            suspects.sort(key=lambda shard: -strikes[shard])
+            suspects.sort(key=lambda shard: -deaths[shard])
             chosen |= self._spread(suspects, marked=self._suspects())
             chosen |= self._spread(rest, prefer)
         return [
-            self._own(shard, chosen[shard], struck)
-            for shard, struck in strikes.items()
+            self._own(shard, chosen[shard], count)
+            for shard, count in deaths.items()
             if shard in chosen
         ]
 
@@ -264,18 +264,18 @@ class _Round:
     def _suspects(self) -> dict[Incarnation, int]:
         """How many shards under suspicion each node has."""
         counts: dict[Incarnation, int] = {}
-        for shard, struck in self._part.struck.items():
-            if struck >= self._suspicious and shard < len(self._part.entries):
+        for shard, count in self._part.recent_deaths.items():
+            if count >= self._suspicious and shard < len(self._part.entries):
                 owner = self._part.entries[shard].owner
                 counts[owner] = counts.get(owner, 0) + 1
         return counts
 
-    def _own(self, shard: int, node: Incarnation, strikes: int) -> Own:
+    def _own(self, shard: int, node: Incarnation, deaths: int) -> Own:
         entry = self._part.entries[shard]
         released = shard in self._part.released
         gone = not released and entry.owner != NOBODY
         assert released or entry.owner not in self._view.nodes, "C4: neither released nor gone"
-        return Own(ShardKey(self._role, shard), node, gone, strikes)
+        return Own(ShardKey(self._role, shard), node, gone, deaths)
 
     def _empty(self) -> list[Move]:
         """Leaving and drained nodes give everything away."""
@@ -380,7 +380,7 @@ class _Round:
         return bool(
             (part.resting_until and self._resting(shard))
             or (part.wishes and self._at_wish(shard))
-            or (part.struck and part.struck.get(shard, 0) >= self._last)
+            or (part.recent_deaths and part.recent_deaths.get(shard, 0) >= self._last)
         )
 
 

@@ -1,6 +1,7 @@
 """What the members of a cluster must agree on, and what to tell a process that does not fit.
 
-Called by members when they join and by links when they greet each other. Pure.
+Members ask before they register, links when they greet each other. A rule says why not, as a text
+or a `ConfigError`, or what all agree on from now on. No rule reads or writes the store.
 """
 
 from __future__ import annotations

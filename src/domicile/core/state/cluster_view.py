@@ -501,9 +501,12 @@ class ClusterView:
         if revision == self.leader_revision:
             return
         # C1: the revision alone deposes the leader before, also if the record is unreadable.
-        self.leader_revision = revision
-        self.leader = None if item is None else Family.LEADER.decode(item.value)
-        facts.append(LeaderChanged(self.leader))
+        self.leader_revision, self.leader = revision, None
+        try:
+            if item is not None:
+                self.leader = Family.LEADER.decode(item.value)
+        finally:
+            facts.append(LeaderChanged(self.leader))
 
     def _config(self, item: Item | None, facts: list[ViewChange]) -> None:
         before = self.config

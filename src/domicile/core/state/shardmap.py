@@ -37,7 +37,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     change: Count = 0
     previous: str = ""
     """Node id of the last owner, preferred after a restart of everything (C8)."""
-    strikes: Count = 0
+    deaths: Count = 0
     """How many owners in a row it lost to their deaths, as far as those were close together."""
 
 
@@ -60,7 +60,7 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
     names: tuple[str, ...]
     """All other names, numbered on."""
     rows: tuple[Annotated[tuple[Count, ...], msgspec.Meta(max_length=7)], ...]
-    """Owner, epoch, change, previous, state, to, strikes, without zeros at the end."""
+    """Owner, epoch, change, previous, state, to, deaths, without zeros at the end."""
 
 
 _STATES: tuple[ShardState, ...] = ("serving", "free", "moving", "quarantined")
@@ -84,7 +84,7 @@ def encode_block(block: Block) -> bytes:
             continue
         owner, previous, to = number[entry.owner], number[entry.previous], number[entry.to]
         state = _STATES.index(entry.state)
-        row = [owner, entry.epoch, entry.change, previous, state, to, entry.strikes]
+        row = [owner, entry.epoch, entry.change, previous, state, to, entry.deaths]
         while len(row) > 1 and not row[-1]:
             row.pop()
         rows.append(row)
@@ -106,7 +106,7 @@ def decode_block(value: bytes) -> Block:
             if not row:
                 entries.append(FREE)
                 continue
-            owner, epoch, change, previous, state, to, strikes = row + (0,) * (7 - len(row))
+            owner, epoch, change, previous, state, to, deaths = row + (0,) * (7 - len(row))
             entries.append(
                 Entry(
                     Incarnation(names[owner]),
@@ -115,7 +115,7 @@ def decode_block(value: bytes) -> Block:
                     Incarnation(names[to]),
                     change,
                     names[previous],
-                    strikes,
+                    deaths,
                 )
             )
     except IndexError as error:

@@ -37,9 +37,9 @@ class StartNotes:
         self._epoch = 0
         self._flight = SingleFlight()
 
-    def due(self, strikes: int, epoch: int) -> bool:
+    def due(self, deaths: int, epoch: int) -> bool:
         """Whether one more death would end it, and nothing is stored for this epoch yet."""
-        return strikes >= self._enough and self._epoch != epoch
+        return deaths >= self._enough and self._epoch != epoch
 
     async def make(self, epoch: int) -> bool:
         """Have it stored; False if that failed, also for all who wait for the same try."""
@@ -115,7 +115,7 @@ class Activation(ABC):
             until, _ = self._backoff.get(key, (0.0, 0.0))
             if now < until:
                 raise NotStarted(Unavailable(f"{name_of(key)} failed to start; next try soon"))
-            if self._marks.due(self.owner.entry.strikes, self.owner.epoch):
+            if self._marks.due(self.owner.entry.deaths, self.owner.epoch):
                 if not await self._marks.make(self.owner.epoch):
                     raise NotStarted(
                         Unavailable(
@@ -179,7 +179,7 @@ class Activation(ABC):
             or kind.cls.on_start is not Entity.on_start
             or kind.fields is not None
             or key in self._backoff
-            or self._marks.due(self.owner.entry.strikes, self.owner.epoch)
+            or self._marks.due(self.owner.entry.deaths, self.owner.epoch)
         ):
             return None
         cell = Cell(self._host, key, kind, self.owner.epoch)

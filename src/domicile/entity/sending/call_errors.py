@@ -32,10 +32,10 @@ def overloaded(sender: CallSender, entity: EntityKey) -> Overloaded:
 def quarantined(sender: CallSender, within_s: float) -> Unavailable:
     """Its shard gets no home before an operator says so (DX-20)."""
     shard = f"{sender.shard.role}/{sender.shard.shard}"
-    strikes = sender.entry.strikes
-    died = f"{strikes} owners died within {within_s:g} s of each other"
+    deaths = sender.entry.deaths
+    died = f"{deaths} owners died within {within_s:g} s of each other"
     return Unavailable(
-        f"shard {shard} is quarantined: its last {died if strikes > 1 else 'owner died'}; see "
+        f"shard {shard} is quarantined: its last {died if deaths > 1 else 'owner died'}; see "
         f"what its entities do, then run `domicile unquarantine {shard}`"
     )
 

@@ -562,11 +562,11 @@ def test_a_users_function_that_fails_leaves_the_homeless_to_the_default() -> Non
     assert rig.store.entry(0).owner == B
 
 
-def test_strikes_are_forgiven_in_the_store_once_they_are_long_ago() -> None:
+def test_deaths_are_removed_from_the_store_once_they_are_long_ago() -> None:
     rig = running(serving(A), serving(A), serving(B), serving(B))
     rig.store.delete(node_key(B))
     rig.land(rig.watch())
-    assert rig.store.entry(2).strikes == 1
+    assert rig.store.entry(2).deaths == 1
     rig.watch()
     effects: list[CoordinatorEffect] = []
     while not commits(effects):
@@ -575,4 +575,4 @@ def test_strikes_are_forgiven_in_the_store_once_they_are_long_ago() -> None:
     assert rig.now >= 160
     rig.land(effects)
     entry = rig.store.entry(2)
-    assert (entry.strikes, entry.owner, entry.epoch, entry.state) == (0, A, 2, "serving")
+    assert (entry.deaths, entry.owner, entry.epoch, entry.state) == (0, A, 2, "serving")

@@ -21,12 +21,12 @@ def view(*, balance: bool, homes: tuple[Incarnation, ...] = (A, B), drains: str 
 
 def round_of_balancing(counsel: CustomStrategy) -> list[Situation]:
     """Every question of one round, each answered at once, one after the other."""
-    questions, _ = counsel.hear(view(balance=True), NOW)
+    questions, _ = counsel.consult(view(balance=True), NOW)
     asked = list(questions)
     while questions:
         assert len(asked) <= 10, "the round does not end"
         counsel.advised(questions.pop(0), {})
-        more, _ = counsel.hear(view(balance=True), NOW)
+        more, _ = counsel.consult(view(balance=True), NOW)
         questions += more
         asked += more
     return asked
@@ -41,21 +41,21 @@ def test_a_round_asks_about_each_role_once_whenever_the_answers_come() -> None:
 def test_the_next_round_asks_anew() -> None:
     counsel = CustomStrategy(SETTINGS)
     first = round_of_balancing(counsel)
-    assert counsel.hear(view(balance=False), NOW)[0] == []
+    assert counsel.consult(view(balance=False), NOW)[0] == []
     assert round_of_balancing(counsel) == first
 
 
 def test_answers_of_a_round_that_still_waits_are_used_by_its_roles() -> None:
     counsel = CustomStrategy(SETTINGS)
-    (one, two), _ = counsel.hear(view(balance=True), NOW)
+    (one, two), _ = counsel.consult(view(balance=True), NOW)
     counsel.advised(one, {0: "node-b"})
     for _ in range(3):
-        questions, seen = counsel.hear(view(balance=True), NOW)
+        questions, seen = counsel.consult(view(balance=True), NOW)
         assert not questions
         assert seen.roles["one"].advice == {0: "node-b"}
         assert seen.roles["two"].undecided
     counsel.advised(two, {1: "node-a"})
-    questions, seen = counsel.hear(view(balance=True), NOW)
+    questions, seen = counsel.consult(view(balance=True), NOW)
     assert not questions
     assert seen.roles["two"].advice == {1: "node-a"}
 
@@ -65,27 +65,27 @@ def test_one_answer_is_good_for_all_stages_of_a_drain() -> None:
     counsel = CustomStrategy(SETTINGS)
     round_of_balancing(counsel)
     drained = view(balance=False, homes=(A, A, B), drains="node-a")
-    questions, _ = counsel.hear(drained, NOW)
+    questions, _ = counsel.consult(drained, NOW)
     assert [one.role for one in questions] == ["one", "two"]
     for question in questions:
         counsel.advised(question, {0: "node-b"})
     for homes in ((A, A, B), (A, B, B)):
-        questions, seen = counsel.hear(view(balance=False, homes=homes, drains="node-a"), NOW)
+        questions, seen = counsel.consult(view(balance=False, homes=homes, drains="node-a"), NOW)
         assert questions == []
         assert seen.roles["one"].advice == {0: "node-b"}
-    questions, _ = counsel.hear(view(balance=False, homes=(B, B, B), drains="node-a"), NOW)
+    questions, _ = counsel.consult(view(balance=False, homes=(B, B, B), drains="node-a"), NOW)
     assert questions == [], "the next round is soon enough"
 
 
 def test_what_else_changes_while_a_node_is_drained_is_asked_about() -> None:
     counsel = CustomStrategy(SETTINGS)
-    questions, _ = counsel.hear(view(balance=False, homes=(A, A, B), drains="node-a"), NOW)
+    questions, _ = counsel.consult(view(balance=False, homes=(A, A, B), drains="node-a"), NOW)
     for question in questions:
         counsel.advised(question, {})
     back = view(balance=False, homes=(A, A, A), drains="node-a")
-    assert [one.role for one in counsel.hear(back, NOW)[0]] == ["one", "two"], "a shard came"
+    assert [one.role for one in counsel.consult(back, NOW)[0]] == ["one", "two"], "a shard came"
     for question in questions:
         counsel.advised(question, {})
     other = view(balance=False, homes=(A, A, B), drains="node-b")
-    questions = counsel.hear(other, NOW)[0]
+    questions = counsel.consult(other, NOW)[0]
     assert [seat.node for one in questions for seat in one.seats] == [], "both wait for an answer"

@@ -69,10 +69,10 @@ def test_of_two_nodes_the_leader_may_evict_the_other() -> None:
 def test_a_record_is_removed_only_ttl_after_this_leader_saw_the_eviction() -> None:
     nodes = records(A, B, C, evicted=(C,))
     reach = Eviction(A, SETTINGS)
-    assert reach.look(nodes, heard(50.0, B), 50.0).bury == ()
-    assert reach.look(nodes, heard(56.0, B), 56.0).bury == (), "clock rates differ (A1)"
-    assert reach.look(nodes, heard(56.01, B), 56.01).bury == (C,)
-    assert Eviction(A, SETTINGS).look(nodes, heard(56.01, B), 56.01).bury == (), "waits afresh"
+    assert reach.look(nodes, heard(50.0, B), 50.0).remove == ()
+    assert reach.look(nodes, heard(56.0, B), 56.0).remove == (), "clock rates differ (A1)"
+    assert reach.look(nodes, heard(56.01, B), 56.01).remove == (C,)
+    assert Eviction(A, SETTINGS).look(nodes, heard(56.01, B), 56.01).remove == (), "waits afresh"
 
 
 def test_a_leader_that_reaches_under_half_resigns_and_evicts_nobody() -> None:

@@ -10,7 +10,7 @@ from domicile.core.state.shardmap import Entry
 A = Incarnation("a" * 32)
 SHARD = ShardKey("r", 0)
 SERVING = Entry(A, 1, "serving", change=1)
-QUARANTINED = Entry(epoch=1, state="quarantined", change=2, strikes=3)
+QUARANTINED = Entry(epoch=1, state="quarantined", change=2, deaths=3)
 
 
 def sender(window: int = 8) -> Sender:
@@ -66,7 +66,7 @@ def test_what_comes_back_unstarted_is_refused_then() -> None:
     assert machine.refused() == (pending,)
 
 
-def test_a_pardoned_shard_is_written_to_again() -> None:
+def test_a_cleared_shard_is_written_to_again() -> None:
     machine = sender()
     machine.see(QUARANTINED, 0.0)
     machine.see(Entry(A, 2, "serving", change=3), 1.0)

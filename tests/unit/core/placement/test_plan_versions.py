@@ -236,14 +236,14 @@ def test_an_update_that_turns_back_halfway_by_its_target() -> None:
 # quarantine
 
 
-def quarantined(strikes: int = 3) -> Entry:
-    return Entry(NOBODY, 5, "quarantined", NOBODY, 9, "node-b", strikes)
+def quarantined(deaths: int = 3) -> Entry:
+    return Entry(NOBODY, 5, "quarantined", NOBODY, 9, "node-b", deaths)
 
 
-def test_a_death_is_a_strike_and_a_release_is_none() -> None:
+def test_a_death_counts_and_a_release_does_not() -> None:
     entries = [serving(D), serving(D), serving(A), FREE]
-    result = decide(entries, node(A), node(B), struck={1: 1, 2: 1}, released={2: 1})
-    assert [(one.shard.shard, one.strikes) for one in result.owns] == [
+    result = decide(entries, node(A), node(B), recent_deaths={1: 1, 2: 1}, released={2: 1})
+    assert [(one.shard.shard, one.deaths) for one in result.owns] == [
         (0, 1),
         (1, 2),
         (2, 1),
@@ -251,44 +251,48 @@ def test_a_death_is_a_strike_and_a_release_is_none() -> None:
     ]
 
 
-def test_the_last_strike_counts_only_if_its_entities_had_begun() -> None:
+def test_the_last_death_counts_only_if_its_entities_had_begun() -> None:
     """DX-20: those who lived beside the culprit are not condemned with it."""
     entries = [serving(D, 7), serving(D, 7), serving(D, 7)]
-    struck = dict.fromkeys(range(3), 2)
-    result = decide(entries, node(A), struck=struck, begun={1: 7, 2: 6})
+    recent = dict.fromkeys(range(3), 2)
+    result = decide(entries, node(A), recent_deaths=recent, begun={1: 7, 2: 6})
     assert result.quarantines == (Quarantine(ShardKey("r", 1), 3),)
-    assert [(one.shard.shard, one.strikes) for one in result.owns] == [(0, 2), (2, 2)]
+    assert [(one.shard.shard, one.deaths) for one in result.owns] == [(0, 2), (2, 2)]
     assert result.decisions[0] == result.quarantines[0]
 
 
-def test_earlier_strikes_need_no_proof() -> None:
-    result = decide([serving(D, 7)], node(A), struck={0: 1})
-    assert result.owns == (own(0, A, gone=True, strikes=2),)
+def test_earlier_deaths_need_no_proof() -> None:
+    result = decide([serving(D, 7)], node(A), recent_deaths={0: 1})
+    assert result.owns == (own(0, A, gone=True, deaths=2),)
 
 
 def test_how_many_deaths_are_too_many_is_a_setting() -> None:
     settings = Settings(poison_deaths=2)
-    result = decide([serving(D, 7)], node(A), struck={0: 1}, begun={0: 7}, settings=settings)
+    result = decide([serving(D, 7)], node(A), recent_deaths={0: 1}, begun={0: 7}, settings=settings)
     assert result.quarantines == (Quarantine(ShardKey("r", 0), 2),)
     settings = Settings(poison_deaths=5)
-    result = decide([serving(D, 7)], node(A), struck={0: 2}, begun={0: 7}, settings=settings)
-    assert result.owns == (own(0, A, gone=True, strikes=3),)
+    result = decide([serving(D, 7)], node(A), recent_deaths={0: 2}, begun={0: 7}, settings=settings)
+    assert result.owns == (own(0, A, gone=True, deaths=3),)
     settings = Settings(poison_deaths=1)
     result = decide([serving(D, 7)], node(A), begun={0: 7}, settings=settings)
     assert result.quarantines == (Quarantine(ShardKey("r", 0), 1),)
 
 
 def test_a_quarantine_needs_no_receiver_and_no_advice() -> None:
-    struck, begun = {0: 2}, {0: 1}
+    recent, begun = {0: 2}, {0: 1}
     expected = Plan(quarantines=(Quarantine(ShardKey("r", 0), 3),))
-    assert decide([serving(D)], struck=struck, begun=begun) == expected
-    assert decide([serving(D)], node(A), struck=struck, begun=begun, undecided=True) == expected
+    assert decide([serving(D)], recent_deaths=recent, begun=begun) == expected
+    assert (
+        decide([serving(D)], node(A), recent_deaths=recent, begun=begun, undecided=True) == expected
+    )
 
 
 def test_a_planned_release_never_ends_in_quarantine() -> None:
-    result = decide([serving(A)], node(A), node(B), struck={0: 2}, begun={0: 1}, released={0: 1})
+    result = decide(
+        [serving(A)], node(A), node(B), recent_deaths={0: 2}, begun={0: 1}, released={0: 1}
+    )
     assert result.quarantines == ()
-    assert result.owns[0].strikes == 2
+    assert result.owns[0].deaths == 2
 
 
 def test_a_quarantined_shard_is_left_alone_and_weighs_nothing() -> None:
@@ -299,18 +303,18 @@ def test_a_quarantined_shard_is_left_alone_and_weighs_nothing() -> None:
     assert len(decide(entries, node(A), node(B), balance=True).moves) == 1
 
 
-def test_a_pardoned_shard_gets_a_home_and_a_clean_record() -> None:
+def test_a_cleared_shard_gets_a_home_and_a_clean_record() -> None:
     entries = [quarantined(), quarantined(), serving(A)]
-    result = decide(entries, node(A), node(B), pardoned=(1,), struck={0: 3, 1: 3})
-    assert result == Plan(owns=(own(1, B, strikes=0),))
-    assert decide([serving(A)], node(A), pardoned=(0,)) == Plan(), "it was not quarantined"
+    result = decide(entries, node(A), node(B), cleared=(1,), recent_deaths={0: 3, 1: 3})
+    assert result == Plan(owns=(own(1, B, deaths=0),))
+    assert decide([serving(A)], node(A), cleared=(0,)) == Plan(), "it was not quarantined"
 
 
 def test_suspects_are_placed_apart_the_worst_first() -> None:
     entries = [*[serving(A)] * 9, *[serving(B)] * 9, *[serving(D)] * 4, FREE]
-    struck = {18: 1, 19: 2, 20: 3, 21: 0, 0: 2}
+    recent = {18: 1, 19: 2, 20: 3, 21: 0, 0: 2}
     settings = Settings(poison_deaths=5)
-    result = decide(entries, node(A), node(B), node(C), struck=struck, settings=settings)
+    result = decide(entries, node(A), node(B), node(C), recent_deaths=recent, settings=settings)
     owners = {one.shard.shard: one.owner for one in result.owns}
     assert owners[20] == C, "the worst goes where no suspect is, and the load is least"
     assert owners[19] == B, "C is empty, but has one now, and A has one already"
@@ -322,7 +326,7 @@ def test_a_suspect_does_not_return_to_the_node_that_died_with_it() -> None:
     """The same node id, restarted: everything else returns, the suspects are spread."""
     back = NodeRecord("node-d", B, "b:2", ("r",), (), 6.0)
     entries = [serving(D), serving(D), serving(D), serving(D)]
-    result = decide(entries, node(A), back, struck={0: 1, 1: 1})
+    result = decide(entries, node(A), back, recent_deaths={0: 1, 1: 1})
     owners = [one.owner for one in result.owns]
     assert sorted(owners[:2]) == [A, B]
 
@@ -332,16 +336,16 @@ def test_suspects_are_not_balanced() -> None:
     args = {"balance": True, "settings": settings}
     entries = [serving(A)] * 4
     nodes = (node(A), node(B))
-    result = decide(entries, *nodes, struck={0: 2, 1: 1}, **args)  # type: ignore[arg-type]
+    result = decide(entries, *nodes, recent_deaths={0: 2, 1: 1}, **args)  # type: ignore[arg-type]
     assert result.moves == (move(1, B), move(2, B))
-    result = decide(entries, *nodes, struck={0: 2}, strategy="ranges", **args)  # type: ignore[arg-type]
+    result = decide(entries, *nodes, recent_deaths={0: 2}, strategy="ranges", **args)  # type: ignore[arg-type]
     assert result.moves == (move(2, B), move(3, B))
 
 
 def test_shards_far_from_quarantine_are_balanced_as_usual() -> None:
     """Only the last death before a quarantine ties a shard to its home."""
     nodes, entries = (node(A), node(B)), [serving(A)] * 4
-    for deaths, struck, moved in (
+    for deaths, recent, moved in (
         (1_000, {0: 2, 1: 998}, (0, 1)),
         (1_000, {0: 999, 1: 1_500}, (2, 3)),
         (4, {0: 2, 1: 3}, (0, 2)),
@@ -349,10 +353,15 @@ def test_shards_far_from_quarantine_are_balanced_as_usual() -> None:
         (1, {0: 1}, (1, 2)),
     ):
         settings = Settings(balance_limit=1.0, poison_deaths=deaths)
-        result = decide(entries, *nodes, struck=struck, balance=True, settings=settings)
+        result = decide(entries, *nodes, recent_deaths=recent, balance=True, settings=settings)
         assert result.moves == tuple(move(shard, B) for shard in moved), deaths
     settings = Settings(balance_limit=1.0, poison_deaths=4)
     result = decide(
-        entries, *nodes, struck={2: 2, 3: 3}, strategy="ranges", balance=True, settings=settings
+        entries,
+        *nodes,
+        recent_deaths={2: 2, 3: 3},
+        strategy="ranges",
+        balance=True,
+        settings=settings,
     )
     assert result.moves == (move(2, B),)

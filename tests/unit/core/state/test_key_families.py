@@ -13,6 +13,7 @@ from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.cluster_view import (
     BlockChanged,
     ClusterView,
+    LeaderChanged,
     NodeUp,
     NoteChanged,
     StoredBlock,
@@ -286,8 +287,10 @@ def test_another_leader_deposes_even_if_its_record_is_unreadable(value: bytes) -
 
 def test_a_leader_whose_record_is_unreadable_is_there_all_the_same() -> None:
     view = ClusterView()
-    view.apply(put(2, (LEADER_KEY, b"{")))
-    assert view.leader is None
+    view.apply(put(1, (LEADER_KEY, encode_record(LeaderRecord(A, "n-a")))))
+    facts = view.apply(put(2, (LEADER_KEY, b"{")))
+    assert [type(fact) for fact in facts] == [LeaderChanged, Unreadable]
+    assert view.leader is None, "the revision is not that leader's"
     assert view.leader_revision == 2, "nobody campaigns while the key is there"
     view.load(Listing(3, ()))
     assert view.leader_revision == 0

@@ -43,7 +43,7 @@ ENTRIES = st.one_of(
         to=INCARNATIONS,
         change=st.integers(0, 2**50),
         previous=st.one_of(st.text(max_size=5), DIGITS, ODD),
-        strikes=st.integers(0, 5),
+        deaths=st.integers(0, 5),
     ),
 )
 RECORDS = st.one_of(
@@ -90,7 +90,7 @@ def test_records_are_read_back(
 
 @pytest.mark.parametrize("state", ["free", "serving", "moving", "quarantined"])
 def test_an_entry_of_nothing_but_a_state_is_read_back(state: ShardState) -> None:
-    block = Block("", (Entry(state=state), FREE, Entry(state=state, strikes=1)))
+    block = Block("", (Entry(state=state), FREE, Entry(state=state, deaths=1)))
     assert decode_block(encode_block(block)) == block
 
 
@@ -125,7 +125,7 @@ def test_rows_as_stored_are_read() -> None:
     assert decode_block(packed(rows)).entries == (
         FREE,
         Entry(state="serving"),
-        Entry(epoch=1, state="quarantined", change=1, strikes=2),
+        Entry(epoch=1, state="quarantined", change=1, deaths=2),
     )
 
 
