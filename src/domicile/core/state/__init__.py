@@ -4,7 +4,8 @@ The store is a small, strongly consistent database of keys and values (`txn` say
 of it). Every write has a revision that rises for the whole store. A process reads everything once,
 as a listing at one revision, and then follows the changes in order.
 
-**Keys** (`keys`). Each family of keys has one writer, or a rule that settles races:
+**Keys** (`keys`). One table says of every family how its keys are made and parsed and its values
+decoded. Each family has one writer, or a rule that settles races:
 
     config               what all members agreed on: shards per role, entity types
     leader               the acting coordinator, under its lease; its revision guards all it writes
@@ -23,8 +24,11 @@ process merges what it hears in any order and never goes back (C3).
 **Epochs.** A shard's epoch rises with each new owner and never repeats. Entries that carry an epoch
 are never deleted and never leased (S6). Journals and owners compare epochs; nobody compares times.
 
-**The view** (`cluster_view`). What a listing and the changes after it add up to. It holds nothing
-that is not stored (C2, I3): what somebody merely wants lives elsewhere until its commit is known.
+**The view** (`cluster_view`). What a listing and the changes after it add up to: one class for
+members, leaders, operators and status, which reads by that table and returns what is new as facts.
+It holds nothing that is not stored (C2, I3): what somebody merely wants lives elsewhere until its
+commit is known. Of the map it keeps the blocks as stored, by revision, for commits to rest on (C2);
+and for processes the newest entries, by `change` (C3).
 Values that cannot be read are left out; since every commit is conditional, a gap in the view can
 cost time but never a second owner.
 
@@ -32,5 +36,5 @@ cost time but never a second owner.
 functions, wire protocols, tokens.
 
 Invariants: I1(a) the store names one owner and epoch per shard; I3 nothing is told that is not
-stored. Reading order: `txn`, `keys`, `records`, `shardmap`, `cluster_view`, `agreement`.
+stored. Reading order: `txn`, `records`, `shardmap`, `keys`, `cluster_view`, `agreement`.
 """
