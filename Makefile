@@ -32,7 +32,7 @@ ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
 endif
 
-.PHONY: help setup check format test test-real test-docs prove golden sim sim-long chaos full-size search mutant mutants chaos-mutants demo bench planner idle overload recovery rolling crowd soak docs lock clean
+.PHONY: help setup check format test test-real test-docs prove golden sim sim-long chaos full-size search mutant mutants chaos-mutants demo bench compare planner idle overload recovery rolling crowd soak docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -116,6 +116,10 @@ demo: setup ## a small cluster of real processes under load; kill one, freeze on
 
 bench: setup ## the benchmarks, with peers in the same run (ARGS=--quick, ARGS="--peers none")
 	$(PY) -m proving.benchmarks.run $(ARGS)
+
+compare: setup ## CPU per message of another checkout and of this one, interleaved: OLD=path
+	@test -n "$(OLD)" || { echo "usage: make compare OLD=path/to/checkout" >&2; exit 2; }
+	$(PY) -m proving.benchmarks.compare $(OLD) . $(ARGS)
 
 planner: setup ## what a plan costs at 10,000 and 100,000 shards
 	$(PY) -m proving.benchmarks.planner $(ARGS)

@@ -12,10 +12,10 @@ from math import inf
 
 from domicile.core.handoff.tables import Phase
 from domicile.incarnation.incarnation import RunningIncarnation
-from domicile.observe.exposition import Family, Sample, gauge, gauges
+from domicile.observe.exposition import MetricFamily, Sample, gauge, gauges
 
 
-def gauges_of(life: RunningIncarnation) -> list[Family]:
+def gauges_of(life: RunningIncarnation) -> list[MetricFamily]:
     """The gauges of an incarnation that stands."""
     members, runtime = life.member.members, life.runtime
     phases: Counter[tuple[str, str]] = Counter()
@@ -33,13 +33,13 @@ def gauges_of(life: RunningIncarnation) -> list[Family]:
         for (role, phase), count in sorted(phases.items())
     ]
     found = [
-        Family(
+        MetricFamily(
             "domicile_turns_total", "counter", "Handlers begun.", (Sample(runtime.observer.turns),)
         ),
         gauge("domicile_nodes", "Nodes and managers in the store.", len(members.nodes)),
         gauge("domicile_clients", "Clients in the store.", len(members.clients)),
         gauge("domicile_leading", "1 while this process coordinates.", life.elected.leading),
-        Family("domicile_shards", "gauge", "Shards at this node by phase.", shards),
+        MetricFamily("domicile_shards", "gauge", "Shards at this node by phase.", shards),
         gauges("domicile_residents", "Entities in memory.", "role", residents),
         gauges("domicile_mailbox_messages", "Messages that wait for a turn.", "role", messages),
         gauge("domicile_held_messages", "Messages sent here whose shard has no home yet.", held),

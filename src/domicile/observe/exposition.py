@@ -30,7 +30,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """All samples of one name."""
 
     name: str
@@ -64,18 +64,18 @@ class Histogram:
         return [*found, Sample(self._sum, labels, "_sum"), Sample(below, labels, "_count")]
 
 
-def gauge(name: str, help: str, value: float) -> Family:
+def gauge(name: str, help: str, value: float) -> MetricFamily:
     """A gauge without labels."""
-    return Family(name, "gauge", help, (Sample(value),))
+    return MetricFamily(name, "gauge", help, (Sample(value),))
 
 
-def gauges(name: str, help: str, label: str, values: Mapping[str, float]) -> Family:
+def gauges(name: str, help: str, label: str, values: Mapping[str, float]) -> MetricFamily:
     """A gauge with one label, in the order of its values."""
     samples = [Sample(value, ((label, key),)) for key, value in sorted(values.items())]
-    return Family(name, "gauge", help, samples)
+    return MetricFamily(name, "gauge", help, samples)
 
 
-def write(families: Iterable[Family]) -> str:
+def write(families: Iterable[MetricFamily]) -> str:
     """The whole text. A family without samples is left out."""
     lines: list[str] = []
     for family in families:

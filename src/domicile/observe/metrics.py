@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from domicile.observe.catalogue import COUNTERS
-from domicile.observe.exposition import Family, Histogram, Sample, write
+from domicile.observe.exposition import MetricFamily, Histogram, Sample, write
 
 BOUNDS_S = (
     *(0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005),
@@ -70,11 +70,11 @@ class Metrics:
         """All counters by name, as they are now."""
         return dict(self._counts)
 
-    def text(self, gauges: Iterable[Family] = ()) -> str:
+    def text(self, gauges: Iterable[MetricFamily] = ()) -> str:
         """Everything in the text format, with `gauges` computed elsewhere."""
         return write([*self.families(), *gauges])
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[MetricFamily]:
         """Counters by name, then the times of handlers."""
         found = [_counter(name, value) for name, value in sorted(self.counts.items())]
         samples: list[Sample] = []
@@ -83,10 +83,10 @@ class Metrics:
         help = (
             "Time from a handler's start to its end, of one turn in 61; what suspends counts too."
         )
-        return [*found, Family(f"{PREFIX}handler_seconds", "histogram", help, samples)]
+        return [*found, MetricFamily(f"{PREFIX}handler_seconds", "histogram", help, samples)]
 
 
-def _counter(name: str, value: int) -> Family:
+def _counter(name: str, value: int) -> MetricFamily:
     bare = "".join(letter if letter.isalnum() else "_" for letter in name)
     help = COUNTERS.get(name, f"How often {name} was counted.")
-    return Family(f"{PREFIX}{bare}_total", "counter", help, (Sample(value),))
+    return MetricFamily(f"{PREFIX}{bare}_total", "counter", help, (Sample(value),))

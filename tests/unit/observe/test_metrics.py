@@ -11,7 +11,7 @@ import pytest
 
 from domicile.observe.catalogue import COUNTERS
 from domicile.observe.exposition import (
-    Family,
+    MetricFamily,
     Histogram,
     Sample,
     gauge,
@@ -42,22 +42,24 @@ domicile_shards{role="z"} 0.25
 """
 
 
-def families() -> list[Family]:
+def families() -> list[MetricFamily]:
     """One of each kind, with everything that has to be escaped."""
     taken = Histogram((0.001, 0.5))
     for seconds in (0.001, 0.25, 2.499):
         taken.add(seconds)
     samples = taken.samples((("type", "cart"), ("handler", "add")))
     return [
-        Family("domicile_lease_fenced_total", "counter", COUNTERS["lease.fenced"], (Sample(3),)),
-        Family("domicile_handler_seconds", "histogram", "Time it took.", samples),
+        MetricFamily(
+            "domicile_lease_fenced_total", "counter", COUNTERS["lease.fenced"], (Sample(3),)
+        ),
+        MetricFamily("domicile_handler_seconds", "histogram", "Time it took.", samples),
         gauges(
             "domicile_shards",
             "Shards here,\nwith a back\\slash.",
             "role",
             {"z": 0.25, 'a\\b "c"\nd': 12},
         ),
-        Family("domicile_nothing", "gauge", "Has no samples, so it is left out."),
+        MetricFamily("domicile_nothing", "gauge", "Has no samples, so it is left out."),
     ]
 
 
