@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from domicile.observe.catalogue import COUNTERS
-from domicile.observe.exposition import MetricFamily, Histogram, Sample, write
+from domicile.observe.exposition import Histogram, MetricFamily, Sample, write
 
 BOUNDS_S = (
     *(0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005),

@@ -11,8 +11,8 @@ import pytest
 
 from domicile.observe.catalogue import COUNTERS
 from domicile.observe.exposition import (
-    MetricFamily,
     Histogram,
+    MetricFamily,
     Sample,
     gauge,
     gauges,
