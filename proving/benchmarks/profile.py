@@ -40,15 +40,14 @@ TOP = 15
 PAGE = ROOT / "docs" / "explanation" / "performance.md"
 
 STAGES = {
-    "codec": ("entity/codec", "entity/define"),
-    "route": ("entity/ref", "entity/client", "entity/sending", "entity/outgoing", "core/sender",
-              "core/letter", "core/shardmap", "core/hashing", "core/members", "core/ids"),
-    "frame": ("core/messages", "transports/framing"),
-    "link": ("transports/link", "transports/links", "transports/dialled", "transports/accepted",
-             "transports/side"),
+    "codec": ("entity/model/codec", "entity/model/entity", "entity/model/handlers"),
+    "route": ("entity/model/", "entity/sending/", "core/handoff/sender", "core/handoff/pending",
+              "core/handoff/admission", "core/state/", "core/hashing", "core/ids"),
+    "frame": ("core/wire", "transports/framing"),
+    "link": ("links/",),
     "socket": ("transports/",),
-    "dispatch": ("entity/", "core/owner"),
-    "guard": ("control/", "life/", "core/lease", "stores/", "ports/", "core/"),
+    "dispatch": ("entity/", "core/handoff/", "incarnation/dispatch", "concurrency/"),
+    "guard": ("membership/", "control/", "incarnation/", "core/", "stores/", "ports/"),
     "metrics": ("observe/", "ops/"),
 }  # fmt: skip
 """By the first prefix that fits, in this order; longer names first where one begins another."""
