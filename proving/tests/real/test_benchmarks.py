@@ -504,8 +504,8 @@ def test_every_module_on_the_way_has_a_stage(bench: Any) -> None:
     ):
         for path in (source / folder).glob("*.py"):
             assert bench.profile.stage_of(str(path), "f") in stages, path
-    assert bench.profile.stage_of("/x/domicile/entity/codec.py", "f") == "codec"
-    assert bench.profile.stage_of("/x/domicile/core/owner.py", "f") == "dispatch"
+    assert bench.profile.stage_of("/x/domicile/entity/model/codec.py", "f") == "codec"
+    assert bench.profile.stage_of("/x/domicile/core/handoff/owner.py", "f") == "dispatch"
     assert bench.profile.stage_of("/x/benchmarks/home.py", "Echo.echo") == "handler"
     assert bench.profile.stage_of("/x/benchmarks/home.py", "Domicile.ask") == "caller"
     assert bench.profile.stage_of("/x/lib/asyncio/events.py", "Handle._run") == "loop"
