@@ -18,7 +18,7 @@ import pytest
 
 from domicile import Client, Entity, Overloaded, Settings, handler
 from domicile.core.ids import ShardKey
-from domicile.core.state.keys import Family, block_key
+from domicile.core.state.keys import KeyFamily, block_key
 from domicile.core.state.shardmap import BLOCK_SIZE, Entry, decode_block
 from domicile.testing import Event, Sim, simulated
 
@@ -341,7 +341,7 @@ def leaders(sim: Sim) -> list[int]:
 def on_wish(sim: Sim, event: Event, it: Handing) -> bool:
     """The wish is stored; the coordinator does not know it yet."""
     return event.kind == "commit" and any(
-        key.startswith(b"wish/") and Family.WISH.parse(key) == it.shard
+        key.startswith(b"wish/") and KeyFamily.WISH.parse(key) == it.shard
         for key, *_ in event.fields["puts"]
     )
 

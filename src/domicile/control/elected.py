@@ -21,7 +21,7 @@ from domicile.core.coordinator.eviction import UNREACHED
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.lease.lease import Lease
 from domicile.core.state.cluster_view import ClusterView
-from domicile.core.state.keys import LEADER_KEY, Family, classify, node_key
+from domicile.core.state.keys import LEADER_KEY, KeyFamily, classify, node_key
 from domicile.core.state.records import LeaderRecord, encode_record
 from domicile.core.state.txn import (
     Absent,
@@ -105,13 +105,13 @@ class Elected:
     def on_changes(self, changes: Changes) -> None:
         """The member's watch brought a commit."""
         families = [classify(change.key) for change in changes.changes]
-        if Family.LEADER in families:
+        if KeyFamily.LEADER in families:
             self._see_leader()
         if self._leadership is not None:
-            if Family.NODE in families:
+            if KeyFamily.NODE in families:
                 self._greet(self._leadership, changes.revision)
             self._leadership.on_changes(changes)
-        if Family.LEADER in families or Family.NODE in families:
+        if KeyFamily.LEADER in families or KeyFamily.NODE in families:
             self._wake()
 
     def on_released(self, node: Incarnation, released: Released) -> None:

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 
 from domicile.backends.wiring import WholeStore
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.state.keys import Family, block_key, kick_key
+from domicile.core.state.keys import KeyFamily, block_key, kick_key
 from domicile.core.state.shardmap import decode_block
 from domicile.core.state.txn import Committed, Unknown
 from domicile.diagnose.records import KICK_TTL_S, KickOutcome, KickRecord, decode_kick
@@ -101,7 +101,7 @@ class Operator:
             return OperatorCommit(agreed, (), ())
 
         key, record = await self.do("reset-history", first, agreed, why)
-        txn = f"reset-{Family.AUDIT.parse(key)}"
+        txn = f"reset-{KeyFamily.AUDIT.parse(key)}"
         wanted = blocks(await self.look())
         for number, block in enumerate(wanted):
             await self._raise_block(*block, gap, txn)
@@ -183,7 +183,7 @@ class Operator:
 def audit_key() -> tuple[bytes, str]:
     """A key for a new audit record, in the order of time, and that time."""
     at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return Family.AUDIT.key(f"{at}-{secrets.token_hex(2)}"), at
+    return KeyFamily.AUDIT.key(f"{at}-{secrets.token_hex(2)}"), at
 
 
 def who() -> str:

@@ -18,7 +18,7 @@ from domicile.core.placement.versions import ranks
 from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.keys import (
     TARGET_KEY,
-    Family,
+    KeyFamily,
     block_key,
     classify,
     clearance_key,
@@ -104,7 +104,7 @@ class StoreSnapshot:
     @property
     def audits(self) -> list[bytes]:
         """The keys of stored audit records, the oldest first."""
-        return sorted(key for key in self._items if classify(key) is Family.AUDIT)
+        return sorted(key for key in self._items if classify(key) is KeyFamily.AUDIT)
 
     def last_audit(self) -> AuditRecord | None:
         """The newest record of an operator's command that can be read."""

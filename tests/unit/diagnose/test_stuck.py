@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.cluster_view import ClusterView, KickWished
-from domicile.core.state.keys import CONFIG_KEY, Family, block_key, kick_key, node_key
+from domicile.core.state.keys import CONFIG_KEY, KeyFamily, block_key, kick_key, node_key
 from domicile.core.state.records import ConfigRecord, NodeRecord, encode_record
 from domicile.core.state.shardmap import Block, Entry, encode_block
 from domicile.core.state.txn import MAX_VALUE_BYTES, Absent, Change, Changes, Item, Listing, Put
@@ -159,7 +159,7 @@ SERVING = Entry(ME, 1, "serving", change=1)
 def test_any_entity_has_a_key_that_names_it(role: str, shard: int, kind: str, id: str) -> None:
     role, kind, id = (text.encode("utf-8", "replace").decode() for text in (role, kind, id))
     wanted = ShardKey(role, shard), EntityKey(kind, id)
-    assert Family.KICK.parse(kick_key(*wanted)) == wanted
+    assert KeyFamily.KICK.parse(kick_key(*wanted)) == wanted
 
 
 def test_a_kick_is_one_leased_key_that_nobody_else_has_written() -> None:

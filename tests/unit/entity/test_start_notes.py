@@ -8,7 +8,7 @@ import pytest
 
 from domicile import Entity, MaybeExecuted, NotExecuted, Settings, Unavailable, handler
 from domicile.core.ids import ShardKey
-from domicile.core.state.keys import STARTED, Family
+from domicile.core.state.keys import STARTED, KeyFamily
 from domicile.testing import Event, Sim, simulated
 
 CAREFUL = Settings(shards=4, poison_deaths=1, fencing="health")
@@ -34,7 +34,7 @@ def marks(sim: Sim) -> list[tuple[Event, ShardKey, int]]:
     for event in sim.history.of("commit"):
         for key, *_ in event.fields["puts"]:
             if key.startswith(STARTED):
-                _, shard, epoch = Family.STARTED.parse(key)
+                _, shard, epoch = KeyFamily.STARTED.parse(key)
                 found.append((event, shard, epoch))
     return found
 

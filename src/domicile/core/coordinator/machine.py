@@ -60,7 +60,7 @@ from domicile.core.state.cluster_view import (
     Unreadable,
     ViewChange,
 )
-from domicile.core.state.keys import LEADER_KEY, BlockKey, Family, block_of, classify
+from domicile.core.state.keys import LEADER_KEY, BlockKey, KeyFamily, block_of, classify
 from domicile.core.state.shardmap import Entry
 from domicile.core.state.txn import At, Changes, Committed, Conflict, Item, Listing, Outcome
 from domicile.settings import Settings
@@ -73,10 +73,10 @@ LISTEN_S = 0.5
 
 NEVER = float("inf")
 
-REPORTS = (Family.RELEASE, Family.STARTED)
+REPORTS = (KeyFamily.RELEASE, KeyFamily.STARTED)
 """Keys of what owners say."""
 
-CROWDS = (Family.BLOCK, *REPORTS)
+CROWDS = (KeyFamily.BLOCK, *REPORTS)
 """Keys that change many at a time; the map only by the leader's own hand."""
 
 

@@ -17,7 +17,7 @@ import msgspec
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.keys import (
     BlockKey,
-    Family,
+    KeyFamily,
     OwnerReport,
     block_of,
     classify,
@@ -124,7 +124,7 @@ class BlockChanged:
 class NoteChanged:
     """What an operator wishes or an owner reported: there with a value, or gone (None)."""
 
-    family: Family
+    family: KeyFamily
     name: Any
     value: Any
 
@@ -152,7 +152,7 @@ ViewChange = (
     | Unreadable
 )
 
-_RANKS = {family: rank for rank, family in enumerate(Family)}
+_RANKS = {family: rank for rank, family in enumerate(KeyFamily)}
 _UNREAD = len(_RANKS)
 
 
@@ -166,7 +166,7 @@ class StoredBlock(NamedTuple):
 
 class ClusterView:
     """What the store holds. `load` starts over from a listing, `apply` carries it forward; both
-    return what is new: vanished things first, then in the order of `Family`.
+    return what is new: vanished things first, then in the order of `KeyFamily`.
 
     Of the map it keeps two things. `blocks` are the blocks as stored, ordered by their revisions
     (C2): on them rest a leader's and an operator's conditions. `map` has the newest entry of each
@@ -207,14 +207,14 @@ class ClusterView:
         """Wishes to end handlers that were passed on, with their revisions."""
         self._target: dict[None, str] = {}
         self._rewound: dict[None, bool] = {}
-        self._notes: dict[Family, dict[Any, Any]] = {
-            Family.DRAIN: self.drains,
-            Family.WISH: self.wishes,
-            Family.RELEASE: self.releases,
-            Family.STARTED: self.started,
-            Family.CLEARANCE: self.clearances,
-            Family.TARGET: self._target,
-            Family.REWOUND: self._rewound,
+        self._notes: dict[KeyFamily, dict[Any, Any]] = {
+            KeyFamily.DRAIN: self.drains,
+            KeyFamily.WISH: self.wishes,
+            KeyFamily.RELEASE: self.releases,
+            KeyFamily.STARTED: self.started,
+            KeyFamily.CLEARANCE: self.clearances,
+            KeyFamily.TARGET: self._target,
+            KeyFamily.REWOUND: self._rewound,
         }
         """The families whose keys are a name and a value, and nothing more to this view."""
         self._follow_entries = follow_entries
@@ -265,8 +265,8 @@ class ClusterView:
         assert not self._follow_entries, "a process learns of entries, not of blocks"
         self._put_block(block, stored)
         for write in writes:
-            if isinstance(write, Delete) and classify(write.key) is Family.RELEASE:
-                self.releases.pop(Family.RELEASE.parse(write.key), None)
+            if isinstance(write, Delete) and classify(write.key) is KeyFamily.RELEASE:
+                self.releases.pop(KeyFamily.RELEASE.parse(write.key), None)
 
     def take_block(self, item: Item) -> StoredBlock | None:
         """Take a block that was read (S1); what it says, if it is readable."""
@@ -295,7 +295,7 @@ class ClusterView:
         things. What was learned since may well be newer than the listing.
         """
         for item in listing.items:
-            if classify(item.key) is not Family.BLOCK:
+            if classify(item.key) is not KeyFamily.BLOCK:
                 continue
             try:
                 role, number = parse_block_key(item.key)
@@ -378,11 +378,11 @@ class ClusterView:
     def satisfies(self, condition: Condition) -> bool:
         """Whether a condition about a node or a block holds as far as this view knows."""
         family = classify(condition.key)
-        if family is Family.NODE:
-            present = Family.NODE.parse(condition.key) in self.nodes
+        if family is KeyFamily.NODE:
+            present = KeyFamily.NODE.parse(condition.key) in self.nodes
             return present != isinstance(condition, Absent)
-        if family is Family.BLOCK:
-            stored = self.blocks.get(Family.BLOCK.parse(condition.key))
+        if family is KeyFamily.BLOCK:
+            stored = self.blocks.get(KeyFamily.BLOCK.parse(condition.key))
             revision = stored.revision if stored else 0
             return revision == (condition.revision if isinstance(condition, At) else 0)
         return True
@@ -391,12 +391,12 @@ class ClusterView:
 
     def _keys(self) -> list[bytes]:
         """The keys of all that is held here, except the map's."""
-        named: dict[Family, Iterable[Any]] = {
-            Family.NODE: self.nodes,
-            Family.CLIENT: self.clients,
-            Family.CONFIG: () if self.config is None else (None,),
-            Family.LEADER: (None,) if self.leader_revision else (),
-            Family.KICK: self.kicks,
+        named: dict[KeyFamily, Iterable[Any]] = {
+            KeyFamily.NODE: self.nodes,
+            KeyFamily.CLIENT: self.clients,
+            KeyFamily.CONFIG: () if self.config is None else (None,),
+            KeyFamily.LEADER: (None,) if self.leader_revision else (),
+            KeyFamily.KICK: self.kicks,
             **self._notes,
         }
         return [family.key(name) for family, names in named.items() for name in names]
@@ -416,25 +416,30 @@ class ClusterView:
         return facts
 
     def _one(
-        self, family: Family, key: bytes, item: Item | None, revision: int, facts: list[ViewChange]
+        self,
+        family: KeyFamily,
+        key: bytes,
+        item: Item | None,
+        revision: int,
+        facts: list[ViewChange],
     ) -> None:
-        if family is Family.BLOCK:
+        if family is KeyFamily.BLOCK:
             self._block(key, item, revision, facts)
-        elif family is Family.NODE:
-            self._node(Family.NODE.parse(key), item, facts)
-        elif family is Family.CLIENT:
-            self._client(Family.CLIENT.parse(key), item, facts)
-        elif family is Family.LEADER:
+        elif family is KeyFamily.NODE:
+            self._node(KeyFamily.NODE.parse(key), item, facts)
+        elif family is KeyFamily.CLIENT:
+            self._client(KeyFamily.CLIENT.parse(key), item, facts)
+        elif family is KeyFamily.LEADER:
             self._leader(item, facts)
-        elif family is Family.CONFIG:
+        elif family is KeyFamily.CONFIG:
             self._config(item, facts)
-        elif family is Family.KICK:
-            self._kick(Family.KICK.parse(key), item, facts)
+        elif family is KeyFamily.KICK:
+            self._kick(KeyFamily.KICK.parse(key), item, facts)
         elif family in self._notes:
             self._note(family, family.parse(key), item, revision, facts)
 
     def _block(self, key: bytes, item: Item | None, revision: int, facts: list[ViewChange]) -> None:
-        block: BlockKey = Family.BLOCK.parse(key)
+        block: BlockKey = KeyFamily.BLOCK.parse(key)
         known = self.blocks.get(block)
         if item is None:
             if known is None or known.revision >= revision:
@@ -458,7 +463,7 @@ class ClusterView:
                 self._types.clear()
                 facts.append(NodeGone(incarnation, before))
             return
-        record: NodeRecord = Family.NODE.decode(item.value)
+        record: NodeRecord = KeyFamily.NODE.decode(item.value)
         self.nodes[incarnation] = record
         self.created[incarnation] = item.created
         self.node_revisions[incarnation] = item.revision
@@ -482,7 +487,7 @@ class ClusterView:
                 del self.clients[incarnation]
                 facts.append(ClientGone(incarnation))
             return
-        self.clients[incarnation] = Family.CLIENT.decode(item.value)
+        self.clients[incarnation] = KeyFamily.CLIENT.decode(item.value)
         if not known:
             facts.append(ClientUp(incarnation))
 
@@ -504,13 +509,13 @@ class ClusterView:
         self.leader_revision, self.leader = revision, None
         try:
             if item is not None:
-                self.leader = Family.LEADER.decode(item.value)
+                self.leader = KeyFamily.LEADER.decode(item.value)
         finally:
             facts.append(LeaderChanged(self.leader))
 
     def _config(self, item: Item | None, facts: list[ViewChange]) -> None:
         before = self.config
-        self.config = None if item is None else Family.CONFIG.decode(item.value)
+        self.config = None if item is None else KeyFamily.CONFIG.decode(item.value)
         self.config_revision = 0 if item is None else item.revision
         # Nobody removes a config. Should it happen, the leader goes on with the roles it knows.
         if self.config is not None and self.config != before:
@@ -518,7 +523,12 @@ class ClusterView:
             facts.append(ConfigSeen(self.config))
 
     def _note(
-        self, family: Family, name: Any, item: Item | None, revision: int, facts: list[ViewChange]
+        self,
+        family: KeyFamily,
+        name: Any,
+        item: Item | None,
+        revision: int,
+        facts: list[ViewChange],
     ) -> None:
         notes = self._notes[family]
         before = notes.get(name)
@@ -527,7 +537,7 @@ class ClusterView:
             value = None
         else:
             value = notes[name] = family.decode(item.value)
-            if family is Family.RELEASE and value:
+            if family is KeyFamily.RELEASE and value:
                 self.floors[name.shard] = value
         # An operator who repeats a wish is heard again, although nothing differs.
         if value != before or (item is not None and item.revision == revision):

@@ -1,7 +1,7 @@
 """Every kind of key that the store holds, as one table: how it is made, parsed and decoded.
 
 The cluster view reads by this table; everybody who writes makes keys with the functions here. A
-new kind of key is one entry in `Family` and, if processes must know it, one field in
+new kind of key is one entry in `KeyFamily` and, if processes must know it, one field in
 `cluster_view.ClusterView`. The bytes are a contract between versions: they never change, and a
 prefix is never reused for anything else.
 """
@@ -187,7 +187,7 @@ def _present(_: bytes) -> bool:
     return True
 
 
-class Family(Enum):
+class KeyFamily(Enum):
     """The kinds of keys: the prefix or the one exact key, how to make and parse a key, and how to
     decode its value. What only one room can decode stays `bytes` here.
 
@@ -224,7 +224,7 @@ class Family(Enum):
         self._make, self._parse, self.decode = make, parse, decode
 
     def __repr__(self) -> str:
-        return f"Family.{self.name}"
+        return f"KeyFamily.{self.name}"
 
     def key(self, name: Any = None) -> bytes:
         """The key of what has this name; a family of one exact key knows no names."""
@@ -243,15 +243,15 @@ class Family(Enum):
         return name
 
 
-_BY_PREFIX = {family.prefix: family for family in Family}
+_BY_PREFIX = {family.prefix: family for family in KeyFamily}
 
 
-def classify(key: bytes) -> Family | None:
+def classify(key: bytes) -> KeyFamily | None:
     """The family of a key; None for a key that nobody here writes."""
     return _BY_PREFIX.get(key[: key.find(b"/") + 1] or key)
 
 
 def parse_block_key(key: bytes) -> BlockKey:
     """The inverse of `block_key`."""
-    name: BlockKey = Family.BLOCK.parse(key)
+    name: BlockKey = KeyFamily.BLOCK.parse(key)
     return name

@@ -24,7 +24,7 @@ from domicile.core.state.cluster_view import (
 from domicile.core.state.keys import (
     CONFIG_KEY,
     LEADER_KEY,
-    Family,
+    KeyFamily,
     block_key,
     client_key,
     drain_key,
@@ -112,8 +112,8 @@ def test_a_listing_tells_of_members_before_the_entries_that_name_them() -> None:
         ConfigSeen(ConfigRecord({"default": 64})),
         LeaderChanged(LeaderRecord(A, "n")),
         EntryChanged(ShardKey("default", 0), entry),
-        NoteChanged(Family.DRAIN, "n-b", True),
-        NoteChanged(Family.WISH, ShardKey("default", 3), "n-a"),
+        NoteChanged(KeyFamily.DRAIN, "n-b", True),
+        NoteChanged(KeyFamily.WISH, ShardKey("default", 3), "n-a"),
     ]
     assert members.revision == 9
     assert members.created == {A: 4}
@@ -147,8 +147,8 @@ def test_a_listing_reports_what_vanished_first() -> None:
         NodeGone(B, node(B)),
         ClientGone(C),
         LeaderChanged(None),
-        NoteChanged(Family.DRAIN, "n-b", None),
-        NoteChanged(Family.WISH, ShardKey("default", 3), None),
+        NoteChanged(KeyFamily.DRAIN, "n-b", None),
+        NoteChanged(KeyFamily.WISH, ShardKey("default", 3), None),
         NodeUp(node(A)),
     ]
     assert members.nodes == {A: node(A)}

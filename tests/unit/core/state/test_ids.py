@@ -15,7 +15,7 @@ from domicile.core.state.keys import (
     NODES,
     RELEASE,
     WISH,
-    Family,
+    KeyFamily,
     client_key,
     drain_key,
     node_key,
@@ -69,12 +69,12 @@ def test_no_folder_contains_another() -> None:
 
 @given(SHARDS)
 def test_wish_keys_are_read_back(shard: ShardKey) -> None:
-    assert Family.WISH.parse(wish_key(shard)) == shard
+    assert KeyFamily.WISH.parse(wish_key(shard)) == shard
 
 
 @given(INCARNATIONS, SHARDS, st.integers(0, 2**40))
 def test_release_keys_are_read_back(incarnation: Incarnation, shard: ShardKey, epoch: int) -> None:
-    assert Family.RELEASE.parse(release_key(incarnation, shard, epoch)) == (
+    assert KeyFamily.RELEASE.parse(release_key(incarnation, shard, epoch)) == (
         incarnation,
         shard,
         epoch,

@@ -25,7 +25,7 @@ from domicile.core.state.keys import (
     REWOUND_KEY,
     TARGET_KEY,
     BlockKey,
-    Family,
+    KeyFamily,
     OwnerReport,
     block_key,
     classify,
@@ -50,19 +50,19 @@ SHARD = ShardKey("r", 7)
 BLOCK = BlockKey("r", 0)
 REPORT = OwnerReport(A, SHARD, 3)
 
-NAMES: dict[Family, Any] = {
-    Family.NODE: A,
-    Family.CLIENT: A,
-    Family.BLOCK: BlockKey("a/b", 12),
-    Family.DRAIN: "web/1",
-    Family.WISH: ShardKey("a/b", 7),
-    Family.KICK: (SHARD, EntityKey("cart", "a/b c")),
-    Family.RELEASE: OwnerReport(A, ShardKey("a/b@c", 7), 3),
-    Family.STARTED: REPORT,
-    Family.CLEARANCE: SHARD,
-    Family.DEAD: A,
-    Family.STUCK: A,
-    Family.AUDIT: "2024-01-01",
+NAMES: dict[KeyFamily, Any] = {
+    KeyFamily.NODE: A,
+    KeyFamily.CLIENT: A,
+    KeyFamily.BLOCK: BlockKey("a/b", 12),
+    KeyFamily.DRAIN: "web/1",
+    KeyFamily.WISH: ShardKey("a/b", 7),
+    KeyFamily.KICK: (SHARD, EntityKey("cart", "a/b c")),
+    KeyFamily.RELEASE: OwnerReport(A, ShardKey("a/b@c", 7), 3),
+    KeyFamily.STARTED: REPORT,
+    KeyFamily.CLEARANCE: SHARD,
+    KeyFamily.DEAD: A,
+    KeyFamily.STUCK: A,
+    KeyFamily.AUDIT: "2024-01-01",
 }
 
 
@@ -90,8 +90,8 @@ def record(incarnation: Incarnation) -> bytes:
 # the table
 
 
-@pytest.mark.parametrize("family", Family)
-def test_keys_of_every_family_are_made_found_and_read_back(family: Family) -> None:
+@pytest.mark.parametrize("family", KeyFamily)
+def test_keys_of_every_family_are_made_found_and_read_back(family: KeyFamily) -> None:
     name = NAMES.get(family)
     key = family.key(name)
     assert classify(key) is family
@@ -100,7 +100,7 @@ def test_keys_of_every_family_are_made_found_and_read_back(family: Family) -> No
 
 
 def test_the_stored_bytes_stay_as_they_are() -> None:
-    assert {family.name: family.prefix for family in Family} == {
+    assert {family.name: family.prefix for family in KeyFamily} == {
         "NODE": b"nodes/", "CLIENT": b"clients/", "CONFIG": b"config", "LEADER": b"leader",
         "BLOCK": b"map/", "DRAIN": b"drain/", "WISH": b"wish/", "KICK": b"kick/",
         "RELEASE": b"release/", "STARTED": b"started/", "CLEARANCE": b"pardon/",
@@ -231,12 +231,12 @@ def test_notes_come_and_go() -> None:
         (clearance_key(SHARD), b""), (TARGET_KEY, b"2.0"), (REWOUND_KEY, b""),
     )  # fmt: skip
     assert view.apply(put(2, *pairs)) == [
-        NoteChanged(Family.WISH, SHARD, "n-a"),
-        NoteChanged(Family.RELEASE, REPORT, 9),
-        NoteChanged(Family.STARTED, REPORT, True),
-        NoteChanged(Family.CLEARANCE, SHARD, True),
-        NoteChanged(Family.TARGET, None, "2.0"),
-        NoteChanged(Family.REWOUND, None, True),
+        NoteChanged(KeyFamily.WISH, SHARD, "n-a"),
+        NoteChanged(KeyFamily.RELEASE, REPORT, 9),
+        NoteChanged(KeyFamily.STARTED, REPORT, True),
+        NoteChanged(KeyFamily.CLEARANCE, SHARD, True),
+        NoteChanged(KeyFamily.TARGET, None, "2.0"),
+        NoteChanged(KeyFamily.REWOUND, None, True),
     ]
     assert view.wishes == {SHARD: "n-a"}
     assert view.releases == {REPORT: 9}
@@ -266,7 +266,7 @@ def test_a_repeated_wish_is_heard_again() -> None:
     view = ClusterView()
     view.apply(put(2, (wish_key(SHARD), b"n-a")))
     again = put(3, (wish_key(SHARD), b"n-a"), created=2)
-    assert view.apply(again) == [NoteChanged(Family.WISH, SHARD, "n-a")]
+    assert view.apply(again) == [NoteChanged(KeyFamily.WISH, SHARD, "n-a")]
 
 
 # what deposes a leader
@@ -297,4 +297,4 @@ def test_a_leader_whose_record_is_unreadable_is_there_all_the_same() -> None:
 
 
 def test_block_keys_of_the_table_and_of_blocks_are_the_same() -> None:
-    assert BLOCK.key == block_key("r", 0) == Family.BLOCK.key(BLOCK)
+    assert BLOCK.key == block_key("r", 0) == KeyFamily.BLOCK.key(BLOCK)
