@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from domicile.control.elected import Elected
-from domicile.core.coordinator.departures import late_s, must_stay
+from domicile.core.coordinator.departures import late_s, may_overstay, must_stay
 from domicile.core.ids import Incarnation, LinkKey
 from domicile.core.state.cluster_view import ClusterView
 from domicile.core.wire import Goodbye
@@ -55,8 +55,8 @@ class Shutdown:
     async def settle(self, runtime: Runtime) -> None:
         """Until everything is released and nothing sent is open, or its time is over."""
         await self.until(runtime.settled, self._settings.drain_deadline_s)
-        if runtime.draining or (runtime.unreleased and self._members.leader is not None):
-            # Each has a deadline of its own, and some began later than this node to leave (H10).
+        decides = self._members.leader is not None
+        if may_overstay(draining=runtime.draining, unreleased=runtime.unreleased, decides=decides):
             await self.until(runtime.settled, late_s(self._settings))
 
     async def see_off(self, elected: Elected) -> None:

@@ -1,30 +1,32 @@
-"""How many shards of departing nodes move at a time, so that none waits for all others.
+"""How nodes leave without gaps: how fast they empty, and when each of them may go (H14). Pure.
 
-Asked by the coordinator about what the planner wants, before anything of it is committed. Once the
-store says that a shard moves its senders hold their messages, until it has its next home: if all
-shards of a node were to move at once, each of them would be away for as long as all of them take.
+**How fast.** The coordinator asks `DrainPacing` about what the planner wants, before it commits any
+of it. Once the store says that a shard moves, its senders hold their messages until it has its next
+home. If all shards of a node moved at once, each would be away for as long as all of them take.
 Nodes that leave together share one store and one coordinator, so they share the stages, too.
-A shard that takes long to empty does not count for long, so that slow ones hold up nobody. Shards
-that get no home, since everybody leaves, go all at once: nobody waits for them, and whoever could
-tell them later may be gone by then.
+A shard that takes long to empty does not count for long, so slow shards hold up no others. Shards
+that get no home, because every node leaves, go all at once: nobody waits for them, and the leader
+that could tell them later may be gone by then.
 
-Nodes that leave together also say so together, but not in the very same moment. What the first of
+Nodes that leave together announce it together, but not in the very same moment. What the first of
 them gave to the second would have to move once more: so it serves on for a moment.
 
-When a process that leaves has to stay for others who leave with it (H14).
-
-Called by `life` while it leaves. Nodes let go of their shards by the word of a coordinator: if the
-last that could lead went first, they would wait for their deadline and stop nothing.
+**When it may go.** A node that leaves asks, in this order: is each of its shards finished
+(`unfinished`); if its time is over, may it take more (`may_overstay`); must it stay for nodes that
+leave with it (`must_stay`). Nodes let go of their shards by the word of a coordinator: if the last
+eligible leader went first, they would wait for their deadline and stop nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from domicile.core.coordinator.election import eligible
+from domicile.core.handoff.tables import Phase
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.placement.model import Decision, Move, PlanInput, departing
 from domicile.core.state.cluster_view import ClusterView
+from domicile.core.state.shardmap import Entry
 from domicile.settings import Settings
 
 STAGE = 16
@@ -108,8 +110,44 @@ class DrainPacing:
         return tuple(paced)
 
 
+def unfinished(
+    entry: Entry,
+    me: Incarnation,
+    phase: Phase,
+    epoch: int,
+    *,
+    handing_over: bool,
+    may_place: Callable[[], bool],
+) -> bool:
+    """Whether a shard keeps `me`, which leaves, from going.
+
+    `entry` is what the store says of the shard; `phase` and `epoch` are those of `me` as its owner.
+    The store still names `me`, and `me` has something to release, or will have as soon as it sees
+    the entry, or hands fields over to the next home (`handing_over`). Or the next home is not
+    stored yet although it can be (`may_place`). If `me` leads and goes before that, the decision
+    goes with it; and any owner that goes before that would be taken for one that died.
+    """
+    return entry.owner == me and (
+        phase in (Phase.OPEN, Phase.DRAINING)
+        or entry.epoch > epoch
+        or handing_over
+        or (entry.to != NOBODY and may_place())
+    )
+
+
+def may_overstay(*, draining: bool, unreleased: bool, decides: bool) -> bool:
+    """Whether a node that leaves may take `late_s` beyond its drain deadline.
+
+    A shard that is being emptied has a deadline of its own, which may have begun later (H10). What
+    is `unreleased` otherwise waits for a decision, so it is waited for only if one can come
+    (`decides`).
+    """
+    return draining or (unreleased and decides)
+
+
 TOGETHER_S = 0.5
-"""Who leaves as the last that could lead waits so long for others to say that they leave."""
+"""Seconds the last eligible leader waits, while leaving, for other nodes to announce that they
+leave too."""
 
 
 def must_stay(

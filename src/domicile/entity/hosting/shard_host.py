@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from domicile.core.coordinator.departures import unfinished
 from domicile.core.handoff.mailbox import Queued
 from domicile.core.handoff.owner import (
     Accepted,
@@ -30,7 +31,7 @@ from domicile.core.handoff.owner import (
     cancel_unstarted,
 )
 from domicile.core.handoff.tables import DROPS, OwnerAction, OwnerEvent, Phase
-from domicile.core.ids import NOBODY, LinkKey, ShardKey
+from domicile.core.ids import LinkKey, ShardKey
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import AskRevert, Flush, Flushed, Released, Return
 from domicile.entity.hosting.activation import name_of
@@ -142,16 +143,13 @@ class ShardHost(Execution):
 
     @property
     def unsettled(self) -> bool:
-        """Whether the store still says that this node has something to release (H14), or does not
-        name the next home yet, if somebody can say so: who goes before that takes the word of it
-        along if it leads, and would be taken for one that died."""
-        entry = self.owner.entry
-        return entry.owner == self.owner.me and (
-            self.owner.phase in (Phase.OPEN, Phase.DRAINING)
-            or entry.epoch > self.owner.epoch
-            or self.runtime.carrier.handing_over(self.shard)
-            or (entry.to != NOBODY and self.runtime.may_place(self.shard.role))
-        )
+        """Whether this shard keeps a leaving node from going (H14)."""
+        owner, runtime = self.owner, self.runtime
+        return unfinished(
+            owner.entry, owner.me, owner.phase, owner.epoch,
+            handing_over=runtime.carrier.handing_over(self.shard),
+            may_place=partial(runtime.may_place, self.shard.role),
+        )  # fmt: skip
 
     # effects
 
