@@ -13,7 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from random import Random
 
-from domicile.control.leadership import FAILED, Leadership
+from domicile.control.driver import FAILED
+from domicile.control.leadership import Leadership
 from domicile.control.strategy_runner import StrategyRunner
 from domicile.core.coordinator.election import RANK_STEP_S, campaign_at, eligible
 from domicile.core.coordinator.events import Heard, ProbeAnswered, ReleasedBy, RevertAsked
@@ -91,7 +92,7 @@ class Elected:
     @property
     def step(self) -> str:
         """What this process does as a coordinator now, for people and for tallies."""
-        return "following" if self._leadership is None else self._leadership.step
+        return "following" if self._leadership is None else self._leadership.doing
 
     # fed by the node
 

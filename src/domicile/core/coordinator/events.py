@@ -98,19 +98,13 @@ class StrategyAnswered:
     wanted: Mapping[int, str] | None
 
 
-CoordinatorEvent = (
-    Listed
-    | Changed
-    | ReleasedBy
-    | RevertAsked
-    | Heard
-    | CommitDone
-    | Reread
-    | ProbeAnswered
-    | StoreReturned
-    | StrategyAnswered
-    | Tick
-)
+DriverEvent = Listed | Changed | CommitDone | Reread | StoreReturned | Tick
+"""What a driver feeds to any machine that decides by what the store says."""
+
+ClusterEvent = ReleasedBy | RevertAsked | Heard | ProbeAnswered | StrategyAnswered
+"""What nodes and a user's function say to a coordinator."""
+
+CoordinatorEvent = DriverEvent | ClusterEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,4 +155,10 @@ class Resign:
     reason: str
 
 
-CoordinatorEffect = Commit | ReadBack | Tell | AskProbe | AskStrategy | Arm | Resign
+DriverEffect = Commit | ReadBack | Arm | Resign
+"""What a driver carries out for any machine."""
+
+ClusterEffect = Tell | AskProbe | AskStrategy
+"""What only a coordinator wants."""
+
+CoordinatorEffect = DriverEffect | ClusterEffect
