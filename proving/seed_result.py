@@ -115,7 +115,7 @@ def _coordinator_step(sim: Sim) -> str:
 def leading(process: SimNode) -> str:
     """What a process does as a leader, if it is one; looks without touching."""
     life = None if process.node is None else process.node.life
-    step = "" if life is None or not process.up else life.elected.step
+    step = "" if life is None or not process.up else life.control.status
     return "" if step in ("following", "over") else step
 
 

@@ -50,7 +50,7 @@ class Manager(Process):
     @property
     def leading(self) -> bool:
         """Whether it coordinates now; else it stands by."""
-        return self.life is not None and self.life.elected.leading
+        return self.life is not None and self.life.control.leading
 
     def _identity(self, node_id: str, resources: Mapping[type[Any], Any]) -> Identity:
         return Identity(

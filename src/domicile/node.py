@@ -115,8 +115,8 @@ class Node(Process, Client):
     def _identity(self, node_id: str, resources: Mapping[type[Any], Any]) -> Identity:
         return Identity(
             self._cluster, node_id, self._catalogue, resources, self._settings, self._candidate,
-            self._version, self._capacity, self._strategy, self._protocols, self._shards,
-            self._token,
+            version=self._version, capacity=self._capacity, strategy=self._strategy,
+            protocols=self._protocols, shards=self._shards, token=self._token,
         )  # fmt: skip
 
     def _wire(self, node_id: str) -> Backends:

@@ -45,7 +45,7 @@ def test_a_manager_gives_shards_to_nodes_that_never_coordinate() -> None:
             assert manager.life is not None
             assert not manager.life.runtime.hosts
             assert node.life is not None
-            assert not node.life.elected.leading
+            assert not node.life.control.leading
 
     asyncio.run(scenario())
 

@@ -77,7 +77,7 @@ def leader(sim: Sim) -> int:
     """Which node coordinates."""
     for process in sim.nodes:
         life = None if process.node is None or not process.up else process.node.life
-        if life is not None and life.elected.leading:
+        if life is not None and life.control.leading:
             return process.index
     return -1
 

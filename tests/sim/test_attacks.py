@@ -49,7 +49,7 @@ IDS = [f"d{number}" for number in range(24)]
 def leader(sim: Sim) -> int | None:
     """The node that coordinates now, if one does."""
     for one in sim.nodes:
-        if one.up and one.node and one.node.life and one.node.life.elected.leading:
+        if one.up and one.node and one.node.life and one.node.life.control.leading:
             return one.index
     return None
 

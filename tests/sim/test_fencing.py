@@ -98,7 +98,7 @@ def leaders(sim: Sim) -> list[int]:
         and not process.loop.frozen
         and process.node
         and process.node.life
-        and process.node.life.elected.leading
+        and process.node.life.control.leading
     ]
 
 

@@ -334,7 +334,7 @@ def leaders(sim: Sim) -> list[int]:
     return [
         process.index
         for process in sim.nodes
-        if process.up and process.node and process.node.life and process.node.life.elected.leading
+        if process.up and process.node and process.node.life and process.node.life.control.leading
     ]
 
 

@@ -61,7 +61,7 @@ async def fill(sim: Sim) -> None:
 
 
 def leader(sim: Sim) -> int:
-    [found] = [n.index for n in sim.nodes if n.node and n.node.life and n.node.life.elected.leading]
+    [found] = [n.index for n in sim.nodes if n.node and n.node.life and n.node.life.control.leading]
     return found
 
 

@@ -1,299 +1,252 @@
-"""The elected control plane: a coordinator inside a node (C1), as a shell around the core.
+"""The elected control plane (C1): what one incarnation says to the leader, and hears from it.
 
-The node feeds it what its watch and its links bring, and owns `run()`. It campaigns when the
-leader key is absent, and while it leads carries out what the core's coordinator wants. It must
-never decide about shards itself, nor act past the validity of its own leader lease.
+Made by an incarnation through `control.planes`. Reports of this process go to the leader, which may
+be this very process; a release that no leader hears goes into the store (H10). Everything else may
+get lost, because the next leader asks again. Campaigning and leading are the `Candidate`'s. Nothing
+here decides about shards.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable
-from contextlib import suppress
-from random import Random
+from collections.abc import Iterable
 
-from domicile.control.driver import FAILED
-from domicile.control.leadership import Leadership
+from domicile.concurrency.task_set import TaskSet
+from domicile.control.candidate import Candidate
+from domicile.control.peer_probe import PeerProbe
 from domicile.control.strategy_runner import StrategyRunner
-from domicile.core.coordinator.election import RANK_STEP_S, campaign_at, eligible
+from domicile.core.coordinator.departures import must_stay
 from domicile.core.coordinator.events import Heard, ProbeAnswered, ReleasedBy, RevertAsked
-from domicile.core.coordinator.eviction import UNREACHED
-from domicile.core.ids import Incarnation, ShardKey
-from domicile.core.lease.lease import Lease
-from domicile.core.state.cluster_view import ClusterView
-from domicile.core.state.keys import LEADER_KEY, KeyFamily, classify, node_key
-from domicile.core.state.records import LeaderRecord, encode_record
-from domicile.core.state.txn import (
-    Absent,
-    Changes,
-    Committed,
-    Listing,
-    Present,
-    Put,
-    Unknown,
+from domicile.core.ids import Incarnation, LinkKey, ShardKey
+from domicile.core.placement.model import receives
+from domicile.core.state.keys import release_key
+from domicile.core.state.txn import Changes, Listing, Put
+from domicile.core.wire import (
+    AskRevert,
+    Pong,
+    Probe,
+    Probed,
+    Released,
+    Suspect,
+    Told,
+    ToOwner,
 )
-from domicile.core.wire import AskRevert, Probed, Released, ToOwner
 from domicile.errors import StoreError
 from domicile.membership.store_calls import StoreCalls
-from domicile.ports.clock import Clock
-from domicile.ports.meter import Meter
-from domicile.ports.store import Store
-from domicile.settings import Settings
+from domicile.ports.control import ControlWiring
+from domicile.ports.transport import AnswerTakers, RequestTakers
 
-log = logging.getLogger("domicile")
-
-REREAD_S = 0.05
-"""How soon a read that failed is tried again."""
-
-STAND_BACK_S = 1.0
-"""How long others may take to see that a leader gave up, beside their ranks (C6)."""
+UNHEARD_S = 1.0
+"""A release goes into the store if the leader was out of reach for so long."""
 
 
 class Elected:
-    """One incarnation's part in the coordination of its cluster."""
+    """Implements `ControlPlane`: one incarnation's part in a cluster with an elected leader."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        clock: Clock,
-        meter: Meter,
-        settings: Settings,
-        random: Random,
-        me: Incarnation,
-        node_id: str,
-        view: ClusterView,
-        guard: Callable[[], bool],
-        send: Callable[[Incarnation, ToOwner], None],
-        candidate: bool,
-        strategy: str | StrategyRunner = "least_shards",
-    ) -> None:
-        self._calls = StoreCalls(store, settings.op_timeout_s)
-        self._clock, self._meter = clock, meter
-        self._settings, self._random = settings, random
-        self._me, self._node_id, self._guard, self._send = me, node_id, guard, send
-        self._campaigns, self._aside = candidate, False
-        self._strategy = strategy
-        self._view = view
-        self._absent_since: float | None = None
-        self._retry_at = float("-inf")
-        self._lease_id = ""
-        self.owed: dict[str, None] = {}
-        """Leader leases that the store was not told are over."""
-        self._leadership: Leadership | None = None
-        self._waiter: asyncio.Future[None] | None = None
+    def __init__(self, wiring: ControlWiring) -> None:
+        self._me, self._clock, self._meter = wiring.me, wiring.clock, wiring.meter
+        self._settings, self._members = wiring.settings, wiring.members
+        self._wiring = wiring
+        self._calls = StoreCalls(wiring.store, wiring.settings.op_timeout_s)
+        self._candidate = Candidate(
+            store=wiring.store,
+            clock=wiring.clock,
+            meter=wiring.meter,
+            settings=wiring.settings,
+            random=wiring.random,
+            me=wiring.me,
+            node_id=wiring.node_id,
+            view=wiring.members,
+            guard=wiring.guard,
+            send=self._send,
+            candidate=wiring.candidate,
+            strategy=_strategy(wiring),
+        )
+        self._probe = PeerProbe(wiring.me, wiring.clock, wiring.meter, self._send, self._tell)
+        self._unheard: dict[ShardKey, tuple[int, float]] = {}
+        """Epochs that were released, and since when no leader was in reach to hear it."""
+        self._tasks: TaskSet[None] = TaskSet("domicile-release")
+
+    @property
+    def requests(self) -> RequestTakers:
+        """What the leader asks, and what others say to this process if it leads."""
+        return {
+            Probe: self._on_probe,
+            Probed: lambda link, probed: self._on_probed(link.sender, probed),
+            Suspect: lambda _, suspect: self._wiring.check_alive(suspect.node),
+            Released: lambda link, released: self._on_released(link.sender, released),
+            AskRevert: lambda link, asked: self._on_ask_revert(link.sender, asked),
+        }
+
+    @property
+    def answers(self) -> AnswerTakers:
+        """What a node answers to a ping of this process."""
+        return {Pong: lambda peer, pong: self._probe.answered(peer, pong.id)}
 
     @property
     def leading(self) -> bool:
         """Whether this process is the acting coordinator now."""
-        return self._leadership is not None and self._leadership.check()
+        return self._candidate.leading
 
     @property
-    def step(self) -> str:
-        """What this process does as a coordinator now, for people and for tallies."""
-        return "following" if self._leadership is None else self._leadership.doing
+    def status(self) -> str:
+        """What this process does as a coordinator now; "following" if another one may be."""
+        return self._candidate.status
 
-    # fed by the node
+    @property
+    def decides(self) -> bool:
+        """Whether a leader is known."""
+        return self._members.leader is not None
+
+    @property
+    def owed(self) -> Iterable[str]:
+        """Leader leases that the store was not told are over."""
+        return self._candidate.owed
+
+    # what the store says
 
     def on_listing(self, listing: Listing) -> None:
-        """The member listed the store, at first or again."""
-        self._see_leader()
-        if self._leadership is not None:
-            self._leadership.on_listing(listing)
-        self._wake()
+        """For candidates: who could lead, and whether anyone does."""
+        self._candidate.on_listing(listing)
 
     def on_changes(self, changes: Changes) -> None:
-        """The member's watch brought a commit."""
-        families = [classify(change.key) for change in changes.changes]
-        if KeyFamily.LEADER in families:
-            self._see_leader()
-        if self._leadership is not None:
-            if KeyFamily.NODE in families:
-                self._greet(self._leadership, changes.revision)
-            self._leadership.on_changes(changes)
-        if KeyFamily.LEADER in families or KeyFamily.NODE in families:
-            self._wake()
+        """For candidates: who could lead, and whether anyone does."""
+        self._candidate.on_changes(changes)
 
-    def on_released(self, node: Incarnation, released: Released) -> None:
-        """An owner says that an epoch is over (H10)."""
-        if self._leadership is not None:
-            shard = ShardKey(released.role, released.shard)
-            self._leadership.feed(ReleasedBy(node, shard, released.epoch, released.floor))
+    # what this process reports as an owner
 
-    def on_ask_revert(self, node: Incarnation, asked: AskRevert) -> None:
-        """An owner asks to take a move back (H10)."""
-        if self._leadership is not None:
-            shard = ShardKey(asked.role, asked.shard)
-            self._leadership.feed(RevertAsked(node, shard, asked.epoch))
+    def released(self, shard: ShardKey, epoch: int, floor: int) -> None:
+        """H10: to the leader; into the store if no leader has been in reach for a second."""
+        message = Released(*shard, epoch, floor)
+        leader = self._members.leader
+        if leader is not None and leader.incarnation == self._me:
+            asyncio.get_running_loop().call_soon(self._on_released, self._me, message)
+            return
+        if leader is not None:
+            self._send(leader.incarnation, message)
+        now = self._clock.now()
+        reached = leader is not None and self._wiring.connected(leader.incarnation)
+        known, since = self._unheard.get(shard, (0, now))
+        if known != epoch or reached:
+            since = now
+        self._unheard[shard] = (epoch, since)
+        if now - since >= UNHEARD_S:
+            self._tasks.spawn(self._leave_release(shard, epoch, floor))
 
-    def on_probed(self, voter: Incarnation, probed: Probed) -> None:
-        """A member says whether it reaches a node that this leader lost (C6)."""
-        if self._leadership is not None:
-            self._leadership.feed(ProbeAnswered(voter, probed.node, probed.reached))
+    def ask_revert(self, shard: ShardKey, epoch: int) -> None:
+        """To the leader, if one is known; the owner asks again."""
+        message = AskRevert(*shard, epoch)
+        leader = self._members.leader
+        if leader is None:
+            return
+        if leader.incarnation == self._me:
+            asyncio.get_running_loop().call_soon(self._on_ask_revert, self._me, message)
+        else:
+            self._send(leader.incarnation, message)
 
-    def on_heard(self, node: Incarnation) -> None:
-        """A node answered a ping or said anything else (C7)."""
-        if self._leadership is not None:
-            self._leadership.feed(Heard(node))
+    def may_place(self, role: str) -> bool:
+        """While a leader is known, or a node that can receive: the next leader places it there."""
+        return self._members.leader is not None or any(
+            receives(record, role) for record in self._members.nodes.values()
+        )
 
-    def stop_campaigning(self) -> None:
-        """Lead on if this node does, but try no more."""
-        self._campaigns = False
-        self._wake()
+    # what peers say
 
-    def stand_aside(self) -> None:
-        """This node is about to leave (H14): it leads on if it does, and tries again only while
-        nobody stays who could. If all leave at once, someone must see to it that all let go."""
-        self._aside = True
-        self._wake()
+    def heard(self, peer: Incarnation) -> None:
+        """If this process leads, it knows that the peer is there (C7)."""
+        if self._candidate.leading:
+            self._candidate.feed(Heard(peer))
 
-    async def resign(self) -> None:
-        """Stop leading and give the leader key back (H14). Harmless if it was not held."""
-        self.stop_campaigning()
-        if self._leadership is not None:
-            self._leadership.end("resigned")
-        await self._drop_lease()
+    def suspect(self, node: Incarnation) -> None:
+        """The leader should ask whether it lives."""
+        self._tell(Suspect(node))
 
-    # the owned task
-
-    async def run(self) -> None:
-        """Campaign and lead until cancelled, fenced, or done with campaigning.
-
-        Start it once the node has joined: to a guard that says no it ends at once (L5).
-        """
-        while await self._turn():
-            leadership = await self._campaign()
-            if leadership is not None:
-                self._leadership = leadership
-                log.info("coordinating from now on", extra={"node": self._node_id})
-                try:
-                    await leadership.run()
-                finally:
-                    self._leadership = None
-                    if leadership.reason in (UNREACHED, FAILED):
-                        # Long enough for every other candidate to try first (C1), no longer: if
-                        # all of them are silent, a cluster without any leader is worse (C9).
-                        others_s = RANK_STEP_S * len(self._candidates())
-                        self._retry_at = self._clock.now() + STAND_BACK_S + others_s
-                    log.info("no longer coordinating", extra={"node": self._node_id})
-            await self._drop_lease()
-
-    async def _turn(self) -> bool:
-        """Wait until this node may campaign; False if it never will again."""
-        while self._campaigns and self._guard():
-            at = self._campaign_at()
-            if at is not None and at <= self._clock.now():
-                return True
-            await self._wait(at)
+    def speaks_for_map(self, peer: Incarnation) -> bool:
+        """Whether a peer leads (C3). A leader that is newer than what is known here loses nothing
+        but time: what it tells is stored, and the watch shows it."""
+        leader = self._members.leader
+        if leader is not None and leader.incarnation == peer:
+            return True
+        self._meter.count("leader.unknown")
         return False
 
-    def _campaign_at(self) -> float | None:
-        at = campaign_at(self._me, self._candidates(), self._absent_since)
-        return None if at is None else max(at, self._retry_at)
+    def _on_probe(self, link: LinkKey, probe: Probe) -> None:
+        if self.speaks_for_map(link.sender) and probe.node in self._members.nodes:
+            self._probe.probe(probe.node)
 
-    def _candidates(self) -> dict[Incarnation, int]:
+    def _on_probed(self, voter: Incarnation, probed: Probed) -> None:
+        """A member says whether it reaches a node that this leader lost (C6)."""
+        self._candidate.feed(ProbeAnswered(voter, probed.node, probed.reached))
+
+    def _on_released(self, owner: Incarnation, released: Released) -> None:
+        shard = ShardKey(released.role, released.shard)
+        self._candidate.feed(ReleasedBy(owner, shard, released.epoch, released.floor))
+
+    def _on_ask_revert(self, owner: Incarnation, asked: AskRevert) -> None:
+        self._candidate.feed(RevertAsked(owner, ShardKey(asked.role, asked.shard), asked.epoch))
+
+    # its time
+
+    async def run(self) -> None:
+        """Campaign and lead until cancelled, fenced, or done with campaigning."""
+        await self._candidate.run()
+
+    def stand_aside(self) -> None:
+        """Lead on if this node does; try again only while no node stays that could lead."""
+        self._candidate.stand_aside()
+
+    def must_stay(self, since: float) -> bool:
+        """Whether this node is the last that could lead and others leave with it."""
         role = self._settings.coordinator_role
-        staying = {
-            node: self._view.created[node]
-            for node, record in self._view.nodes.items()
-            if eligible(record, role) and not (self._aside and node == self._me)
-        }
-        if staying or not self._aside:
-            return staying
-        return {
-            node: self._view.created[node]
-            for node, record in self._view.nodes.items()
-            if eligible(record, role, leaving=True)
-        }
-
-    async def _campaign(self) -> Leadership | None:
-        """Try once for the leader key; a leadership if it was won."""
-        now = self._clock.now()
-        self._retry_at = now + RANK_STEP_S * (1 + self._random.random())
-        self._lease_id = f"leader-{self._me}-{self._random.getrandbits(64):016x}"
-        try:
-            grant = self._calls.store.grant(self._lease_id, self._settings.ttl_s)
-            ttl_s = await self._calls.bounded(grant)
-        except StoreError:
-            return None
-        lease = Lease(self._settings.margin_s, stop_budget_s=0.0)
-        lease.granted(now, ttl_s, self._clock.now())
-        revision = await self._take_key(lease)
-        if revision == 0 or not self._campaigns or not self._guard():
-            return None
-        return Leadership(
-            calls=self._calls,
-            clock=self._clock,
-            meter=self._meter,
-            settings=self._settings,
-            random=self._random,
-            me=self._me,
-            guard=self._guard,
-            send=self._send,
-            nodes=lambda: tuple(self._view.nodes),
-            strategy=self._strategy,
-            lease=lease,
-            lease_id=self._lease_id,
-            revision=revision,
+        return must_stay(
+            self._members, self._me, role, leads=self.leading, since=since, now=self._clock.now()
         )
 
-    async def _take_key(self, lease: Lease) -> int:
-        """The revision of the leader key if it is ours now, else 0."""
-        value = encode_record(LeaderRecord(self._me, self._node_id))
-        outcome = await self._calls.try_commit(
-            (Absent(LEADER_KEY), Present(node_key(self._me))),
-            (Put(LEADER_KEY, value, self._lease_id),),
-        )
-        if isinstance(outcome, Committed):
-            return outcome.revision
-        # S1. A commit that lands after this look finds its lease revoked and is refused.
-        while isinstance(outcome, Unknown) and lease.valid(self._clock.now()):
-            try:
-                item = await self._calls.bounded(self._calls.store.get(LEADER_KEY))
-            except StoreError:
-                await asyncio.sleep(REREAD_S * (1 + self._random.random()))
-                continue
-            return item.revision if item is not None and item.value == value else 0
-        return 0
+    async def resign(self) -> None:
+        """Stop leading and give the leader key back."""
+        await self._candidate.resign()
 
-    async def _drop_lease(self) -> None:
-        """Revoke the leader lease, once; if the store is away it is owed."""
-        lease_id = self._lease_id
-        if not lease_id:
+    async def close(self) -> None:
+        """End the probes and the releases that are under way."""
+        self._probe.close()
+        await self._tasks.close()
+
+    # ways
+
+    def _send(self, to: Incarnation, message: ToOwner) -> None:
+        """To a node; to this process itself without a link, and not before the loop turns."""
+        if to != self._me:
+            self._wiring.send(to, message)
+        elif isinstance(message, Told):
+            shard = ShardKey(message.role, message.shard)
+            asyncio.get_running_loop().call_soon(self._wiring.learn, shard, (message.entry,))
+        else:
+            self.heard(self._me)
+
+    def _tell(self, message: Probed | Suspect) -> None:
+        """Tell the leader about another node; if none is known, the next one will ask."""
+        leader = self._members.leader
+        if leader is None:
             return
-        self.owed[lease_id] = None
-        with suppress(StoreError):
-            await self._calls.bounded(self._calls.store.revoke(lease_id))
-            self.owed.pop(lease_id, None)
-        if self._lease_id == lease_id:
-            self._lease_id = ""
+        if leader.incarnation != self._me:
+            self._send(leader.incarnation, message)
+        elif isinstance(message, Probed):
+            self._on_probed(self._me, message)
+        else:
+            self._wiring.check_alive(message.node)
 
-    # what the watch says
-
-    def _greet(self, leadership: Leadership, revision: int) -> None:
-        """Ask nodes that registered at this revision whether they are there (C7)."""
-        fresh = [node for node, created in self._view.created.items() if created == revision]
-        if fresh:
-            leadership.ping(fresh)
-
-    def _see_leader(self) -> None:
-        if self._view.leader_revision:
-            self._absent_since = None
-        elif self._absent_since is None:
-            self._absent_since = self._clock.now()
-
-    async def _wait(self, at: float | None) -> None:
-        """Until something changed or a time has come."""
-        self._waiter = asyncio.get_running_loop().create_future()
-        timer = None if at is None else self._clock.call_at(at, self._wake)
+    async def _leave_release(self, shard: ShardKey, epoch: int, floor: int) -> None:
+        key = release_key(self._me, shard, epoch)
+        value = str(floor).encode() if floor else b""
         try:
-            await self._waiter
-        finally:
-            self._waiter = None
-            if timer is not None:
-                timer.cancel()
+            await self._calls.bounded(self._calls.store.commit((), (Put(key, value),)))
+        except StoreError:
+            self._meter.count("release.unwritten")
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+
+def _strategy(wiring: ControlWiring) -> str | StrategyRunner:
+    strategy = wiring.strategy
+    if isinstance(strategy, str):
+        return strategy
+    timeout_s = wiring.settings.strategy_timeout_s
+    return StrategyRunner(strategy, timeout_s, wiring.meter, wiring.threads)

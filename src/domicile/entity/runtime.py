@@ -18,18 +18,15 @@ from domicile.core.handoff.pending import Home
 from domicile.core.handoff.tables import Phase
 from domicile.core.ids import Incarnation, LinkKey, ShardKey
 from domicile.core.lease.lease import Lease
-from domicile.core.placement.model import receives
 from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import (
-    AskRevert,
     Begun,
     CallingTurn,
     Cancel,
     Carry,
     Flush,
     Flushed,
-    Released,
     Reply,
     Request,
     Return,
@@ -50,11 +47,12 @@ from domicile.entity.running.workers import Worker, Workers
 from domicile.entity.sending.backpressure import encode_crowded
 from domicile.entity.sending.outbound import OutgoingCalls
 from domicile.ports.clock import Clock, Timer
+from domicile.ports.control import OwnerControl
 from domicile.ports.journal import Journal
 from domicile.ports.meter import Meter, sampler, takes_events
 from domicile.ports.threads import Threads
 from domicile.ports.trace import Tracer
-from domicile.ports.transport import Links, Peer
+from domicile.ports.transport import AnswerTakers, Links, Peer, RequestTakers
 from domicile.settings import Settings
 
 E = TypeVar("E", bound=Entity)
@@ -62,9 +60,6 @@ E = TypeVar("E", bound=Entity)
 log = logging.getLogger("domicile")
 
 AnswerMessage = Reply | Begun | Return | Flushed
-
-RequestTakers = dict[type[Any], Callable[[LinkKey, Any], object]]
-AnswerTakers = dict[type[Any], Callable[[Incarnation, Any], object]]
 
 LOCAL = "local"
 TURN_S = 0.02
@@ -100,7 +95,7 @@ class Runtime:
         guard: Callable[[], bool],
         lease: Lease,
         may_clean_up: Callable[[], bool],
-        tell_leader: Callable[[Released | AskRevert], None],
+        control: OwnerControl,
         read_record: Callable[[ShardKey], None],
         mark_started: Callable[[ShardKey, int], Awaitable[bool]],
         catalogue: Mapping[str, EntityType],
@@ -123,7 +118,7 @@ class Runtime:
         self.lease = lease
         """Compared before each message; only past its deadline `guard` is asked (L3)."""
         self.may_clean_up = may_clean_up
-        self.tell_leader = tell_leader
+        self.control = control
         self.read_record = read_record
         self.mark_started = mark_started
         self.catalogue = catalogue
@@ -500,12 +495,6 @@ class Runtime:
     def unreleased(self) -> bool:
         """Whether something is still to be released, or its next home to be stored (H14)."""
         return any(host.unsettled for host in self.hosts.values())
-
-    def may_place(self, role: str) -> bool:
-        """Whether a shard can get its next home soon, or the word that there is none."""
-        return self.members.leader is not None or any(
-            receives(record, role) for record in self.members.nodes.values()
-        )
 
     @property
     def draining(self) -> bool:

@@ -62,6 +62,8 @@ class Identity:
     version: str = ""
     capacity: float = 1.0
     strategy: str | Strategy = "least_shards"
+    control: str = "elected"
+    """The control plane of the cluster, by its name in `control.planes`."""
     protocols: tuple[int, int] = PROTOCOLS
     """The oldest and newest wire protocol that this process speaks."""
     shards: Mapping[str, int] = field(default_factory=dict[str, int])

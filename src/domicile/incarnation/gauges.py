@@ -38,7 +38,7 @@ def gauges_of(life: RunningIncarnation) -> list[MetricFamily]:
         ),
         gauge("domicile_nodes", "Nodes and managers in the store.", len(members.nodes)),
         gauge("domicile_clients", "Clients in the store.", len(members.clients)),
-        gauge("domicile_leading", "1 while this process coordinates.", life.elected.leading),
+        gauge("domicile_leading", "1 while this process coordinates.", life.control.leading),
         MetricFamily("domicile_shards", "gauge", "Shards at this node by phase.", shards),
         gauges("domicile_residents", "Entities in memory.", "role", residents),
         gauges("domicile_mailbox_messages", "Messages that wait for a turn.", "role", messages),

@@ -1,6 +1,6 @@
 """One incarnation of a node or client, from registration to its end.
 
-Wires store, transport and journal to the membership, the coordinator shell and the message runtime,
+Wires store, transport and journal to the membership, the control plane and the message runtime,
 and carries out leaving (H14) and fencing (L5). A `RunningIncarnation` is never used again: a node
 that was fenced begins a new one. Made by `node` and `client` only.
 """
@@ -12,8 +12,7 @@ import logging
 from functools import partial
 from typing import Any
 
-from domicile.control.elected import Elected
-from domicile.control.strategy_runner import StrategyRunner
+from domicile.control.planes import make_plane
 from domicile.core.ids import Incarnation, ShardKey, new_incarnation
 from domicile.core.lease.lease import FOREVER_S
 from domicile.core.state.cluster_view import (
@@ -29,7 +28,7 @@ from domicile.core.state.cluster_view import (
 from domicile.core.state.records import ClientRecord, NodeRecord
 from domicile.core.state.shardmap import Entry
 from domicile.core.state.txn import Changes, Listing
-from domicile.core.wire import Told, ToOwner
+from domicile.core.wire import ToOwner
 from domicile.diagnose.inspect import handler_of
 from domicile.diagnose.late_handlers import StuckHandlers
 from domicile.entity.hosting.cell import Turn
@@ -37,10 +36,8 @@ from domicile.entity.runtime import Runtime
 from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.incarnation.context import Backends, Identity
 from domicile.incarnation.dispatch import Dispatcher
-from domicile.incarnation.peer_probe import PeerProbe
 from domicile.incarnation.shutdown import Shutdown, in_turn, stop_handlers, stop_leading
 from domicile.incarnation.store_tasks import StoreTasks
-from domicile.incarnation.to_leader import ToLeader
 from domicile.links.layer import LinkLayer
 from domicile.links.token import fingerprints
 from domicile.membership.clock import SystemClock
@@ -48,6 +45,7 @@ from domicile.membership.death_watch import DeathWatch, check_fencing, let_go
 from domicile.membership.loopwatch import LoopWatch, RunningHandler
 from domicile.membership.member import Member
 from domicile.membership.record_kinds import ProcessRecord, kind_of, marked_leaving
+from domicile.ports.control import ControlWiring
 from domicile.ports.health import Health
 from domicile.ports.transport import Peer
 
@@ -117,25 +115,7 @@ class RunningIncarnation:
             store=backends.store, meter=backends.meter, settings=settings, me=self.me,
             learn=self._learn_block,
         )  # fmt: skip
-        self.elected = Elected(
-            store=backends.store,
-            clock=backends.clock,
-            meter=backends.meter,
-            settings=settings,
-            random=backends.random,
-            me=self.me,
-            node_id=plan.node_id,
-            view=self.member.members,
-            guard=self.member.guard,
-            send=self._send_control,
-            candidate=self._hosts and plan.candidate,
-            strategy=self._strategy(),
-        )
-        to_leader = ToLeader(
-            me=self.me, clock=backends.clock, members=self._members, elected=self.elected,
-            errands=self._errands, send=self._send_control, connected=self._connected,
-            suspected=self._suspected,
-        )  # fmt: skip
+        self.control = make_plane(plan.control, self._control_wiring())
         self.runtime = Runtime(
             me=self.me,
             node_id=plan.node_id or "client",
@@ -147,7 +127,7 @@ class RunningIncarnation:
             guard=self.member.guard,
             lease=self.member.lease,
             may_clean_up=lambda: self.member.lease.may_resume(backends.clock.now()),
-            tell_leader=to_leader.tell,
+            control=self.control,
             read_record=self._errands.read_record,
             mark_started=self._errands.mark_started,
             catalogue=plan.catalogue,
@@ -163,14 +143,9 @@ class RunningIncarnation:
             runtime=self.runtime,
         )  # fmt: skip
         self.runtime.on_suspended = self._stuck.begin
-        self._reach = PeerProbe(
-            self.me, backends.clock, backends.meter, self._send_control, to_leader.tell_of_another
-        )
         self.dispatch = Dispatcher(
-            runtime=self.runtime, elected=self.elected, members=self._members,
-            meter=backends.meter, probe=self._reach, hosts=self._hosts, suspected=self._suspected,
-            parted=self._parted,
-        )  # fmt: skip
+            runtime=self.runtime, control=self.control, members=self._members, parted=self._parted
+        )
         self._links = LinkLayer(
             self._transport, backends.clock, settings, backends.random, backends.meter, self.me,
             plan.cluster, "", self.member.guard, self.dispatch, plan.protocols, plan.token,
@@ -195,6 +170,27 @@ class RunningIncarnation:
         except BaseException:
             await self._end()
             raise
+
+    def _control_wiring(self) -> ControlWiring:
+        backends, plan = self._backends, self._plan
+        return ControlWiring(
+            store=backends.store,
+            clock=backends.clock,
+            meter=backends.meter,
+            settings=plan.settings,
+            random=backends.random,
+            threads=backends.threads,
+            me=self.me,
+            node_id=plan.node_id,
+            candidate=self._hosts and plan.candidate,
+            strategy=plan.strategy,
+            members=self._members,
+            guard=self.member.guard,
+            send=partial(self._send, control=True),
+            connected=self._connected,
+            learn=self._learn_block,
+            check_alive=self._suspected,
+        )
 
     async def _tidy_up(self) -> None:
         """What earlier incarnations left to do in the store, before this one registers (L5, S5)."""
@@ -224,7 +220,7 @@ class RunningIncarnation:
             async with asyncio.TaskGroup() as group:
                 watching = [group.create_task(self.member.run(), name="domicile-member")]
                 if self._hosts:
-                    watching.append(group.create_task(self.elected.run(), name="domicile-elected"))
+                    watching.append(group.create_task(self.control.run(), name="domicile-control"))
                     if self._backends.health is not None:
                         self._deaths = deaths = self._look_out(self._backends.health)
                         watching.append(group.create_task(deaths.run(), name="domicile-deaths"))
@@ -239,29 +235,29 @@ class RunningIncarnation:
     async def leave(self) -> None:
         """H14: release all, answer and hear everything, say goodbye, then give up the lease."""
         leaving = Shutdown(
-            me=self.me, clock=self._backends.clock, settings=self._plan.settings,
-            members=self._members, over=self._over, goodbyes=self.dispatch.goodbyes,
+            clock=self._backends.clock, settings=self._plan.settings, control=self.control,
+            over=self._over, goodbyes=self.dispatch.goodbyes,
         )  # fmt: skip
         log.info("leaving: handing everything over (H14)", extra=self.tags)
         self.runtime.leaving = True
         if self._hosts:
-            self.elected.stand_aside()
+            self.control.stand_aside()
             await self.member.rewrite(marked_leaving)
         leaving.said()
         await leaving.settle(self.runtime)
         if self._hosts:
-            await leaving.see_off(self.elected)
+            await leaving.see_off()
         leaving.linger()
         links = self._links
         if links is not None and self.member.guard():
             await leaving.part(links)
             if self._hosts:
-                # Who could have led instead may have begun to leave meanwhile, and others to dial.
-                await leaving.see_off(self.elected)
+                # Meanwhile nodes that could have led may have begun to leave, others to dial.
+                await leaving.see_off()
                 await leaving.part(links)
             links.close_doors()
         if self._hosts:
-            await self.elected.resign()
+            await self.control.resign()
             await self._await_threads(leaving)
         self._left = True
         self.runtime.sending.fail_all("this process left the cluster")
@@ -315,20 +311,20 @@ class RunningIncarnation:
     def owed(self) -> tuple[str, ...]:
         """Leases of this and earlier incarnations that the store may still think alive (L5)."""
         mine = (self.member.lease_id,) if self.member.asked and not self._gone else ()
-        return (*self._owed, *mine, *self.elected.owed)
+        return (*self._owed, *mine, *self.control.owed)
 
     async def _end(self) -> None:
         """Nothing of this incarnation runs afterwards; the store frees its shards at once (L5)."""
         health, watchdog = self._backends.health, self._backends.watchdog
         self._end_links()
-        self._reach.close()
         try:
             await in_turn(
+                self.control.close,
                 self._errands.close,
                 self._stuck.close,
                 partial(stop_handlers, self.runtime, watchdog),
                 self._transport.close,
-                partial(stop_leading, self.elected, rewound=self.rewound),
+                partial(stop_leading, self.control, rewound=self.rewound),
                 self._give_back,
             )
         finally:
@@ -374,13 +370,13 @@ class RunningIncarnation:
         """The whole store."""
         self.runtime.on_map_changed()
         if self._hosts:
-            self.elected.on_listing(listing)
+            self.control.on_listing(listing)
 
     def on_changes(self, changes: Changes) -> None:
         """One commit."""
         self.runtime.on_map_changed()
         if self._hosts:
-            self.elected.on_changes(changes)
+            self.control.on_changes(changes)
 
     def on_renewed(self) -> None:
         """L4: from now on the watchdog would wait until the new hard deadline.
@@ -429,36 +425,14 @@ class RunningIncarnation:
     def _connected(self, to: Incarnation) -> bool:
         return self._links is not None and self._links.connected(to)
 
-    def _send_control(self, to: Incarnation, message: ToOwner) -> None:
-        """What the coordinator says to nodes; to its own node without a link."""
-        if to != self.me:
-            self._send(to, message, control=True)
-        elif isinstance(message, Told):
-            told = message
-            asyncio.get_running_loop().call_soon(self._told_myself, told)
-        else:
-            self.dispatch.heard(self.me)
-
-    def _told_myself(self, told: Told) -> None:
-        if self.member.guard():
-            self.runtime.learn(ShardKey(told.role, told.shard), told.entry)
-            self.runtime.on_map_changed()
-
     def _suspected(self, node: Incarnation) -> None:
         """SM-08: a sender gets no answer from a node; the health port knows whether it lives."""
         self._backends.meter.count("node.suspected")
         if self._deaths is not None:
             self._deaths.suspect(node)
 
-    def _strategy(self) -> str | StrategyRunner:
-        plan, backends = self._plan, self._backends
-        if isinstance(plan.strategy, str):
-            return plan.strategy
-        return StrategyRunner(
-            plan.strategy, plan.settings.strategy_timeout_s, backends.meter, backends.threads
-        )
-
     def _learn_block(self, first: ShardKey, entries: tuple[Entry, ...]) -> None:
+        """Stored entries of shards that follow each other."""
         if self.member.guard():
             for index, entry in enumerate(entries):
                 self.runtime.learn(ShardKey(first.role, first.shard + index), entry)

@@ -1,12 +1,12 @@
-"""What a process that leaves waits for, in the order in which `life` asks for it (H14).
+"""What a process that leaves waits for (H14), and how an incarnation ends.
 
-Made by `life` only. When it may go is said by the runtime, by `core.coordinator.departures` and by
-the links; here are only the deadlines, so that no wait is without one.
+Called by `RunningIncarnation` only. When a process may go is said by the runtime, by the control
+plane, by `core.coordinator.departures` and by the links. Here are the deadlines, so that no wait is
+without one.
 
-How an incarnation ends: one step after the other, none of them left out.
-
-Called by `Life` alone. What was not stopped before the lease is given back would run beside its
-successor (I1), so no step may depend on the success of another.
+An incarnation ends one step after the other, and no step is left out. What was not stopped before
+the lease is given back would run beside its successor (I1), so no step may depend on the success of
+another.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from domicile.control.elected import Elected
-from domicile.core.coordinator.departures import late_s, may_overstay, must_stay
+from domicile.core.coordinator.departures import late_s, may_overstay
 from domicile.core.ids import Incarnation, LinkKey
-from domicile.core.state.cluster_view import ClusterView
 from domicile.core.wire import Goodbye
 from domicile.entity.runtime import Runtime
 from domicile.links.layer import LinkLayer
 from domicile.ports.clock import Clock
+from domicile.ports.control import ControlPlane
 from domicile.ports.watchdog import Watchdog
 from domicile.settings import Settings
 
@@ -35,15 +34,14 @@ class Shutdown:
     def __init__(
         self,
         *,
-        me: Incarnation,
         clock: Clock,
         settings: Settings,
-        members: ClusterView,
+        control: ControlPlane,
         over: asyncio.Event,
         goodbyes: dict[Incarnation, None],
     ) -> None:
-        self._me, self._clock, self._settings = me, clock, settings
-        self._members, self._over, self._goodbyes = members, over, goodbyes
+        self._clock, self._settings, self._control = clock, settings, control
+        self._over, self._goodbyes = over, goodbyes
         self._told: dict[LinkKey, None] = {}
         self._since = clock.now()
         self._until = self._since + settings.drain_deadline_s + late_s(settings)
@@ -55,21 +53,17 @@ class Shutdown:
     async def settle(self, runtime: Runtime) -> None:
         """Until everything is released and nothing sent is open, or its time is over."""
         await self.until(runtime.settled, self._settings.drain_deadline_s)
-        decides = self._members.leader is not None
+        decides = self._control.decides
         if may_overstay(draining=runtime.draining, unreleased=runtime.unreleased, decides=decides):
             await self.until(runtime.settled, late_s(self._settings))
 
-    async def see_off(self, elected: Elected) -> None:
-        """The last that could lead stays for those who leave with it."""
-        clock, role = self._clock, self._settings.coordinator_role
+    async def see_off(self) -> None:
+        """Until the control plane does not need this node for those that leave with it."""
 
         def seen_off() -> bool:
-            return not must_stay(
-                self._members, self._me, role,
-                leads=elected.leading, since=self._since, now=clock.now(),
-            )  # fmt: skip
+            return not self._control.must_stay(self._since)
 
-        await self.until(seen_off, self._until - clock.now())
+        await self.until(seen_off, self._until - self._clock.now())
 
     def linger(self) -> None:
         """From now on there is as much time again as it may linger."""
@@ -114,11 +108,11 @@ async def stop_handlers(runtime: Runtime, watchdog: Watchdog | None) -> None:
         watchdog.rest()
 
 
-async def stop_leading(elected: Elected, *, rewound: bool) -> None:
-    """Give the leader's lease back: nobody could lead before it has run out.
+async def stop_leading(control: ControlPlane, *, rewound: bool) -> None:
+    """Give back what the control plane holds: nobody could lead before its lease has run out.
 
-    After a rewind it runs out: whoever lived before that may still speak of what the store forgot,
+    After a rewind it runs out: a process from before that may still speak of what the store forgot,
     and its word must not meet new entries that bear the same numbers (S5).
     """
     if not rewound:
-        await elected.resign()
+        await control.resign()

@@ -1,4 +1,4 @@
-"""Small store tasks of one incarnation: leave a release, read a record again, mark a shard.
+"""Small store tasks of one incarnation: read a record again, mark a shard, end old leases.
 
 Made by `RunningIncarnation`. Each task is one bounded call. A failed one is counted, and the caller
 that wanted it tries again. `close` ends all of them and leaves no task behind.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from domicile.concurrency.task_set import TaskSet
 from domicile.core.ids import Incarnation, ShardKey
-from domicile.core.state.keys import REWOUND_KEY, block_key, release_key, started_key
+from domicile.core.state.keys import REWOUND_KEY, block_key, started_key
 from domicile.core.state.shardmap import BLOCK_SIZE, Entry, decode_block
 from domicile.core.state.txn import Committed, Put
 from domicile.errors import StoreError, StoreUnavailable
@@ -38,10 +38,6 @@ class StoreTasks:
         self._meter, self._me, self._learn = meter, me, learn
         self._reading: dict[bytes, None] = {}
         self._tasks: TaskSet[None] = TaskSet("domicile-store-task")
-
-    def leave_release(self, shard: ShardKey, epoch: int, floor: int) -> None:
-        """H10: the leader is out of reach, so the release goes into the store."""
-        self._tasks.spawn(self._leave_release(shard, epoch, floor))
 
     def read_record(self, shard: ShardKey) -> None:
         """H7: a sender knows more than this owner; `learn` gets the first shard and its block."""
@@ -76,14 +72,6 @@ class StoreTasks:
     async def close(self) -> None:
         """End what is under way."""
         await self._tasks.close()
-
-    async def _leave_release(self, shard: ShardKey, epoch: int, floor: int) -> None:
-        key = release_key(self._me, shard, epoch)
-        value = str(floor).encode() if floor else b""
-        try:
-            await self._calls.bounded(self._calls.store.commit((), (Put(key, value),)))
-        except StoreError:
-            self._meter.count("release.unwritten")
 
     async def _read_block(self, key: bytes, shard: ShardKey) -> None:
         try:

@@ -7,10 +7,16 @@ acknowledged session between two incarnations that survives reconnects.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from domicile.core.ids import Incarnation, LinkKey
 from domicile.core.wire import Flush, Request, ToOwner, ToSender
+
+RequestTakers = dict[type[Any], Callable[[LinkKey, Any], object]]
+"""Who takes which kind of message from processes that dialled this one."""
+
+AnswerTakers = dict[type[Any], Callable[[Incarnation, Any], object]]
+"""Who takes which kind of message from processes that this one dialled."""
 
 
 class Connection(Protocol):

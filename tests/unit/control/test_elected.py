@@ -1,444 +1,252 @@
-"""The elected control plane with real members and the reference store, in virtual time."""
+"""The elected control plane: what a process says to the leader, whom it believes, when it stays."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
+from random import Random
 from typing import Any
 
 import pytest
 
-from domicile.control.elected import Elected
-from domicile.core.ids import Incarnation, ShardKey, new_incarnation
-from domicile.core.state.cluster_view import ViewChange
-from domicile.core.state.keys import LEADER_KEY, drain_key, parse_block_key
-from domicile.core.state.records import NodeRecord
-from domicile.core.state.shardmap import Entry, ShardMap, decode_block
-from domicile.core.state.txn import Changes, Delete, Listing, Put
-from domicile.core.wire import AskRevert, Ping, Released, Told, ToOwner
-from domicile.membership.member import Member
-from domicile.membership.record_kinds import ProcessRecord, kind_of, marked_leaving
+from domicile.control.elected import UNHEARD_S, Elected
+from domicile.control.peer_probe import PING_ID, PING_TIMEOUT_S
+from domicile.control.planes import PLANES, make_plane
+from domicile.core.ids import NOBODY, Incarnation, LinkKey, ShardKey
+from domicile.core.state.cluster_view import ClusterView
+from domicile.core.state.keys import release_key
+from domicile.core.state.records import LeaderRecord, NodeRecord
+from domicile.core.state.shardmap import Entry
+from domicile.core.wire import (
+    AskRevert,
+    Ping,
+    Pong,
+    Probe,
+    Probed,
+    Released,
+    Suspect,
+    Told,
+    ToOwner,
+)
+from domicile.errors import ConfigError
+from domicile.ports.control import ControlWiring
 from domicile.settings import Settings
+from domicile.stores.memory.store import MemoryStore
 from domicile.testing.history import History
 from domicile.testing.sim.clock import SimClock
 from domicile.testing.sim.loop import World
-from domicile.testing.sim.servers import Servers
 
-SETTINGS = Settings(ttl_s=2.0)
-SHARDS = 40
-
-
-class Lab:
-    """A world with a store, a driver process, and nodes that hear each other after a moment."""
-
-    def __init__(self, seed: int) -> None:
-        self.world = World(seed)
-        self.history = History(lambda: self.world.now)
-        self.servers = Servers(self.world, self.history)
-        self.driver = self.world.process("driver")
-        self.store = self.servers.store.client("driver")
-        self.nodes: dict[Incarnation, Node] = {}
-
-    def run(self, main: Coroutine[Any, Any, None]) -> None:
-        self.world.run(main, self.driver)
-        assert self.world.errors == []
-        for node in self.nodes.values():
-            if node.task.done() and not node.task.cancelled():
-                node.task.result()
-
-    async def until(self, condition: Callable[[], bool], within_s: float = 20.0) -> float:
-        start = self.world.now
-        while not condition():
-            assert self.world.now - start < within_s, "it did not come about in time"
-            await asyncio.sleep(0.01)
-        return self.world.now - start
-
-    def post(self, to: Incarnation, action: Callable[[Node], None]) -> None:
-        node = self.nodes.get(to)
-        if node is not None:
-            self.world.call_at(self.world.now + 0.001, lambda: node.loop.post(lambda: action(node)))
-
-    def leaders(self) -> list[Node]:
-        return [node for node in self.alive() if node.elected.leading]
-
-    def alive(self) -> list[Node]:
-        return [node for node in self.nodes.values() if not node.loop.dead]
-
-    def open(self) -> Counter[Incarnation]:
-        """How many shards each living node has open, if each is open exactly once."""
-        homes: Counter[int] = Counter()
-        counts: Counter[Incarnation] = Counter()
-        for node in self.alive():
-            for shard, (phase, _) in node.phases.items():
-                if phase == "open":
-                    homes[shard] += 1
-                    counts[node.me] += 1
-        assert max(homes.values(), default=0) <= 1
-        return counts
-
-    def even(self) -> bool:
-        counts = [self.open()[node.me] for node in self.alive()]
-        return sum(counts) == SHARDS and max(counts) - min(counts) <= 1
+ME, LEADER, OTHER, STRANGER = (Incarnation(name) for name in ("me", "lead", "other", "stray"))
+SHARD = ShardKey("r", 7)
+SETTINGS = Settings()
 
 
-class Node:
-    """A member with its part in the coordination, and shards that are emptied at once."""
+class Bench:
+    """One plane whose ways to others are written down. `leader` is who the store says leads."""
 
-    def __init__(self, lab: Lab, name: str, candidate: bool = True) -> None:
-        self.lab, self.name = lab, name
-        self.loop = lab.world.process(name)
-        self.clock = SimClock(lab.world, self.loop)
-        self.faults = lab.servers.faults(name)
-        random = lab.world.stream(name)
-        self.me = new_incarnation(random)
-        lab.nodes[self.me] = self
-        store = lab.servers.remote_store(self.loop, self.me, self.faults)
-        record: ProcessRecord = NodeRecord(
-            name, self.me, name, ("r",), (), SETTINGS.ttl_s, candidate=candidate
-        )
-        self.member = Member(
-            store=store,
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.history = History(lambda: world.now)
+        self.loop = world.process("p")
+        self.clock = SimClock(world, self.loop)
+        self.members = ClusterView()
+        for node in (ME, LEADER, OTHER):
+            self.members.nodes[node] = NodeRecord(node, node, node, ("r",), (), 6.0)
+        self.sent: list[tuple[Incarnation, ToOwner]] = []
+        self.learned: list[tuple[ShardKey, tuple[Entry, ...]]] = []
+        self.checked: list[Incarnation] = []
+        self.connected = True
+        self.store = MemoryStore(self.clock)
+        self.wiring = ControlWiring(
+            store=self.store.client("me"),
             clock=self.clock,
-            meter=lab.history,
+            meter=self.history,
             settings=SETTINGS,
-            random=random,
-            record=record,
-            kind=kind_of(record),
-            shards={"r": SHARDS},
-            events=self,
+            random=Random(1),
+            threads=None,
+            me=ME,
+            node_id="me",
+            candidate=True,
+            strategy="least_shards",
+            members=self.members,
+            guard=lambda: True,
+            send=lambda to, message: self.sent.append((to, message)),
+            connected=lambda _: self.connected,
+            learn=lambda shard, entries: self.learned.append((shard, entries)),
+            check_alive=self.checked.append,
         )
-        self.elected = Elected(
-            store=store,
-            clock=self.clock,
-            meter=lab.history,
-            settings=SETTINGS,
-            random=random,
-            me=self.me,
-            node_id=name,
-            view=self.member.members,
-            guard=self.member.guard,
-            send=self.send,
-            candidate=candidate,
-        )
-        self.map = ShardMap()
-        self.phases: dict[int, tuple[str, int]] = {}
-        self.stubborn = False
-        self.fenced = ""
-        self.task = self.loop.create_task(self.run())
+        self.plane = Elected(self.wiring)
 
-    async def run(self) -> None:
-        await self.member.join()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.member.run())
-            group.create_task(self.elected.run())
-            group.create_task(self.repeat())
+    def led_by(self, leader: Incarnation | None) -> None:
+        self.members.leader = None if leader is None else LeaderRecord(leader, leader)
 
-    async def repeat(self) -> None:
-        while not self.fenced:
-            for shard, (phase, epoch) in tuple(self.phases.items()):
-                if phase == "released":
-                    self.say(shard, epoch)
-            await asyncio.sleep(1.0)
-
-    def send(self, to: Incarnation, message: ToOwner) -> None:
-        def take(node: Node) -> None:
-            if isinstance(message, Ping):
-                self.lab.post(self.me, lambda me: me.elected.on_heard(to))
-            elif isinstance(message, Told):
-                node.see(ShardKey(message.role, message.shard), message.entry)
-
-        self.lab.post(to, take)
-
-    def say(self, shard: int, epoch: int) -> None:
-        leader = self.member.members.leader
-        if leader is not None:
-            self.lab.post(
-                leader.incarnation,
-                lambda node: node.elected.on_released(self.me, Released("r", shard, epoch)),
-            )
-
-    def see(self, shard: ShardKey, entry: Entry) -> None:
-        """H9-H11 with nothing running."""
-        if self.fenced or not self.map.merge(shard, entry):
-            return
-        phase, epoch = self.phases.get(shard.shard, ("closed", 0))
-        if entry.owner != self.me:
-            self.phases.pop(shard.shard, None)
-        elif entry.state == "moving":
-            if self.stubborn:
-                self.phases[shard.shard] = ("draining", entry.epoch)
-                return
-            self.phases[shard.shard] = ("released", entry.epoch)
-            self.say(shard.shard, entry.epoch)
-        elif entry.epoch > epoch or phase == "draining":
-            self.phases[shard.shard] = ("open", entry.epoch)
-
-    def on_fact(self, fact: ViewChange) -> None:
-        pass
-
-    def on_listing(self, listing: Listing) -> None:
-        self.elected.on_listing(listing)
-
-    def on_changes(self, changes: Changes) -> None:
-        for change in changes.changes:
-            if change.item is not None and change.key.startswith(b"map/"):
-                role, number = parse_block_key(change.key)
-                for index, entry in enumerate(decode_block(change.item.value).entries):
-                    self.see(ShardKey(role, number * 64 + index), entry)
-        self.elected.on_changes(changes)
-
-    def on_renewed(self) -> None:
-        pass
-
-    def on_fenced(self, reason: str) -> None:
-        self.fenced = reason
-        self.phases.clear()
+    def take(self, sender: Incarnation, message: Any) -> None:
+        self.plane.requests[type(message)](LinkKey(sender, "1"), message)
 
 
-@pytest.fixture(params=range(3))
-def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
-    lab = Lab(request.param)
-    yield lab
-    lab.world.close()
+def run(main: Callable[[Bench], Coroutine[Any, Any, None]]) -> Bench:
+    world = World(0)
+    bench = Bench(world)
+
+    async def whole() -> None:
+        await main(bench)
+        await bench.plane.close()
+
+    world.run(whole(), bench.loop)
+    assert world.errors == []
+    return bench
 
 
-def told_after_stored(history: History) -> int:
-    """I3 over a history: how many entries were told, each of them stored before."""
-    stored: dict[tuple[str, int, int], Entry] = {}
-    told = 0
-    for event in history.of("commit", "told"):
-        fields = event.fields
-        if event.kind == "commit":
-            for key, value, _ in fields["puts"]:
-                if key.startswith(b"map/"):
-                    role, number = parse_block_key(key)
-                    for index, entry in enumerate(decode_block(value).entries):
-                        stored[role, number * 64 + index, entry.change] = entry
-        else:
-            entry = stored[fields["role"], fields["shard"], fields["change"]]
-            assert (entry.owner, entry.epoch, entry.state) == (
-                fields["owner"],
-                fields["epoch"],
-                fields["state"],
-            )
-            told += 1
-    return told
+def test_reports_of_an_owner_go_to_the_leader() -> None:
+    async def main(bench: Bench) -> None:
+        bench.led_by(LEADER)
+        bench.plane.released(SHARD, 3, 2)
+        bench.plane.ask_revert(SHARD, 4)
+        bench.plane.suspect(OTHER)
+
+    bench = run(main)
+    reports = [Released("r", 7, 3, 2), AskRevert("r", 7, 4), Suspect(OTHER)]
+    assert bench.sent == [(LEADER, report) for report in reports]
+    assert bench.checked == []
 
 
-def test_the_first_node_leads_and_gets_every_shard(lab: Lab) -> None:
-    async def main() -> None:
-        node = Node(lab, "n1")
-        await lab.until(lambda: lab.open()[node.me] == SHARDS, within_s=2.0)
-        assert lab.leaders() == [node]
+def test_a_leader_hears_itself_once_the_loop_has_turned() -> None:
+    async def main(bench: Bench) -> None:
+        bench.led_by(ME)
+        heard: list[object] = []
+        bench.plane._candidate.feed = heard.append  # type: ignore[method-assign]
+        bench.plane.released(SHARD, 3, 0)
+        bench.plane.ask_revert(SHARD, 4)
+        assert heard == []
+        await asyncio.sleep(0)
+        assert len(heard) == 2
+        bench.plane.suspect(OTHER)
 
-    lab.run(main())
-    (leading,) = lab.history.of("leading")
-    (item,) = [
-        event
-        for event in lab.history.of("commit")
-        if any(key == LEADER_KEY for key, _, _ in event.fields["puts"])
-    ]
-    assert leading.fields["revision"] == item.fields["revision"]
-    assert told_after_stored(lab.history) == SHARDS
-
-
-def test_newcomers_get_their_share_and_the_leader_stays(lab: Lab) -> None:
-    async def main() -> None:
-        first = Node(lab, "n1")
-        await lab.until(lambda: lab.open()[first.me] == SHARDS)
-        for number in range(2, 6):
-            Node(lab, f"n{number}")
-        await lab.until(lab.even, within_s=15.0)
-        assert lab.leaders() == [first]
-        before = lab.servers.store.revision
-        await asyncio.sleep(5.0)
-        assert lab.servers.store.revision == before, "at rest nothing is written"
-
-    lab.run(main())
-    assert told_after_stored(lab.history) > SHARDS
+    bench = run(main)
+    assert bench.sent == []
+    assert bench.checked == [OTHER], "the leader asks the health port itself"
 
 
-def test_a_killed_leader_is_replaced_by_the_oldest_and_its_shards_are_taken_over(lab: Lab) -> None:
-    async def main() -> None:
-        nodes: list[Node] = []
-        for number in range(4):
-            nodes.append(Node(lab, f"n{number}"))
-            await asyncio.sleep(0.3)
-        await lab.until(lab.even)
-        nodes[0].loop.kill()
-        took_s = await lab.until(lambda: sum(lab.open().values()) == SHARDS)
-        assert took_s < SETTINGS.ttl_s + 1.5
-        assert lab.leaders() == [nodes[1]]
-        await lab.until(lab.even)
+@pytest.mark.parametrize("leader", [None, LEADER])
+def test_a_release_that_no_leader_hears_for_a_second_goes_into_the_store(
+    leader: Incarnation | None,
+) -> None:
+    async def main(bench: Bench) -> None:
+        bench.led_by(leader)
+        bench.connected = False
+        key = release_key(ME, SHARD, 3)
+        bench.plane.released(SHARD, 3, 2)
+        await asyncio.sleep(UNHEARD_S / 2)
+        bench.plane.released(SHARD, 3, 2)
+        await asyncio.sleep(0.01)
+        assert bench.store.peek(key) is None
+        await asyncio.sleep(UNHEARD_S / 2)
+        bench.plane.released(SHARD, 3, 2)
+        await asyncio.sleep(0.01)
+        item = bench.store.peek(key)
+        assert item is not None
+        assert item.value == b"2"
 
-    lab.run(main())
-    told_after_stored(lab.history)
-
-
-def test_resigning_hands_over_at_once(lab: Lab) -> None:
-    async def main() -> None:
-        first, second = Node(lab, "n1"), Node(lab, "n2")
-        await lab.until(lab.even)
-        (leader,) = lab.leaders()
-        other = second if leader is first else first
-        resigned = leader.loop.create_task(leader.elected.resign())
-        await lab.until(resigned.done)
-        assert not leader.elected.leading
-        assert await lab.store.get(LEADER_KEY) is None or other.elected.leading
-        assert await lab.until(lambda: other.elected.leading) < 1.0
-        await asyncio.sleep(3.0)
-        assert lab.leaders() == [other]
-
-    lab.run(main())
+    run(main)
 
 
-def test_a_node_that_stops_campaigning_leads_on_but_never_again(lab: Lab) -> None:
-    async def main() -> None:
-        node = Node(lab, "n1")
-        await lab.until(lambda: node.elected.leading)
-        node.elected.stop_campaigning()
-        await asyncio.sleep(3.0)
-        assert node.elected.leading
-        await lab.store.commit((), (Put(LEADER_KEY, b"{}"),))
-        await lab.until(lambda: not node.elected.leading)
-        await lab.store.commit((), (Delete(LEADER_KEY),))
-        await asyncio.sleep(3.0)
-        assert not node.elected.leading
+def test_a_leader_in_reach_and_another_epoch_begin_the_second_anew() -> None:
+    async def main(bench: Bench) -> None:
+        bench.led_by(LEADER)
+        for epoch, connected in ((3, False), (3, True), (3, False), (4, False)):
+            bench.connected = connected
+            bench.plane.released(SHARD, epoch, 0)
+            await asyncio.sleep(0.9 * UNHEARD_S)
+        assert bench.store.revision == 0
 
-    lab.run(main())
+    run(main)
 
 
-def test_who_is_no_candidate_never_leads(lab: Lab) -> None:
-    async def main() -> None:
-        Node(lab, "n1", candidate=False)
-        await asyncio.sleep(5.0)
-        assert await lab.store.get(LEADER_KEY) is None
-        second = Node(lab, "n2")
-        await lab.until(lambda: second.elected.leading)
+def test_without_a_leader_what_may_get_lost_is_not_said() -> None:
+    async def main(bench: Bench) -> None:
+        bench.plane.ask_revert(SHARD, 4)
+        bench.plane.suspect(OTHER)
 
-    lab.run(main())
-
-
-def test_a_frozen_leader_says_nothing_more(lab: Lab) -> None:
-    async def main() -> None:
-        nodes = [Node(lab, f"n{number}") for number in range(3)]
-        await lab.until(lab.even)
-        (leader,) = lab.leaders()
-        leader.loop.freeze()
-        await lab.until(lambda: any(node.elected.leading for node in nodes if node is not leader))
-        await asyncio.sleep(2.0)
-        leader.loop.thaw()
-        thawed_at = lab.world.now
-        await asyncio.sleep(1.0)
-        assert not leader.elected.leading
-        late = [
-            event
-            for event in lab.history.of("told", "leading")
-            if event.fields["inc"] == leader.me and event.at >= thawed_at
-        ]
-        assert late == []
-
-    lab.run(main())
-    assert len(list(lab.history.of("deposed"))) == 1
+    bench = run(main)
+    assert not bench.sent
+    assert not bench.checked
 
 
-def test_a_leader_without_a_store_stops_before_its_key_can_expire(lab: Lab) -> None:
-    async def main() -> None:
-        first, second = Node(lab, "n1"), Node(lab, "n2")
-        await lab.until(lab.even)
-        (leader,) = lab.leaders()
-        leader.faults.cut = True
-        cut_at = lab.world.now
-        await lab.until(lambda: not leader.elected.leading)
-        assert lab.world.now - cut_at <= SETTINGS.ttl_s - SETTINGS.margin_s
-        assert not [node for node in (first, second) if node.elected.leading]
-        await lab.until(lambda: len(lab.leaders()) == 1, within_s=3.0)
+def test_only_the_leader_speaks_for_the_map_and_has_nodes_probed() -> None:
+    async def main(bench: Bench) -> None:
+        assert not bench.plane.speaks_for_map(LEADER)
+        bench.led_by(LEADER)
+        assert bench.plane.speaks_for_map(LEADER)
+        assert not bench.plane.speaks_for_map(OTHER)
+        assert bench.history.counts["leader.unknown"] == 2
+        bench.take(OTHER, Probe(OTHER))
+        bench.take(LEADER, Probe(STRANGER))
+        assert bench.sent == []
+        bench.take(LEADER, Probe(OTHER))
+        assert bench.sent.pop() == (OTHER, Ping(PING_ID))
+        bench.plane.answers[Pong](OTHER, Pong(PING_ID))
+        assert bench.sent.pop() == (LEADER, Probed(OTHER, True))
+        bench.take(LEADER, Probe(OTHER))
+        await asyncio.sleep(1.1 * PING_TIMEOUT_S)
+        assert bench.sent.pop() == (LEADER, Probed(OTHER, False))
 
-    lab.run(main())
-
-
-def test_lost_answers_never_make_two_homes(lab: Lab) -> None:
-    async def main() -> None:
-        started = 0
-        for _ in range(1500):
-            for node in lab.alive():
-                if node.fenced:
-                    node.loop.kill()
-            while len(lab.alive()) < 4:
-                node = Node(lab, f"n{started}")
-                node.faults.lost_reply = node.faults.lost_request = 0.08
-                started += 1
-            await asyncio.sleep(0.01)
-            lab.open()
-        assert started > 4, "nobody was fenced: the faults are too mild to prove anything"
-        for node in lab.alive():
-            node.faults.lost_reply = node.faults.lost_request = 0.0
-        await lab.until(lab.even)
-
-    lab.run(main())
-    told_after_stored(lab.history)
-    owners: dict[tuple[int, int], Incarnation] = {}
-    for event in lab.history.of("commit"):
-        for key, value, _ in event.fields["puts"]:
-            if key.startswith(b"map/"):
-                for index, entry in enumerate(decode_block(value).entries):
-                    assert owners.setdefault((index, entry.epoch), entry.owner) == entry.owner
+    run(main)
 
 
-def test_a_drained_node_is_emptied_and_stays_empty(lab: Lab) -> None:
-    async def main() -> None:
-        nodes = [Node(lab, f"n{number}") for number in range(3)]
-        await lab.until(lab.even)
-        await lab.store.commit((), (Put(drain_key("n1"), b""),))
-        took_s = await lab.until(lambda: lab.open()[nodes[1].me] == 0)
-        assert took_s < 1.0
-        await lab.until(lambda: sum(lab.open().values()) == SHARDS)
-        await asyncio.sleep(3.0)
-        assert lab.open()[nodes[1].me] == 0
+def test_a_suspicion_is_passed_on_to_the_health_port() -> None:
+    async def main(bench: Bench) -> None:
+        bench.take(OTHER, Suspect(LEADER))
 
-    lab.run(main())
+    assert run(main).checked == [LEADER]
 
 
-def test_a_leaving_leader_gives_its_shards_away(lab: Lab) -> None:
-    async def main() -> None:
-        first, second = Node(lab, "n1"), Node(lab, "n2")
-        await lab.until(lab.even)
-        (leader,) = lab.leaders()
-        other = second if leader is first else first
-        leader.elected.stop_campaigning()
-        leader.loop.create_task(leader.member.rewrite(marked_leaving))
-        await lab.until(lambda: lab.open()[other.me] == SHARDS, within_s=1.0)
-        assert lab.leaders() == [leader]
+def test_what_a_leader_tells_its_own_process_needs_no_link() -> None:
+    entry = Entry(ME, 1, "serving", NOBODY, 1)
 
-    lab.run(main())
+    async def main(bench: Bench) -> None:
+        bench.plane._send(ME, Told("r", 7, entry))
+        assert bench.learned == []
+        await asyncio.sleep(0)
 
-
-def test_an_owner_that_cannot_empty_a_shard_gets_it_back(lab: Lab) -> None:
-    async def main() -> None:
-        first = Node(lab, "n1")
-        await lab.until(lambda: lab.open()[first.me] == SHARDS)
-        first.stubborn = True
-        Node(lab, "n2")
-        await lab.until(lambda: any(phase == "draining" for phase, _ in first.phases.values()))
-        shard, (_, epoch) = next(
-            (shard, held) for shard, held in first.phases.items() if held[0] == "draining"
-        )
-        lab.post(
-            first.me, lambda node: node.elected.on_ask_revert(node.me, AskRevert("r", shard, epoch))
-        )
-        await lab.until(lambda: first.phases[shard] == ("open", epoch), within_s=0.1)
-
-    lab.run(main())
+    bench = run(main)
+    assert bench.learned == [(SHARD, (entry,))]
+    assert bench.sent == []
 
 
-def test_cancelling_the_task_ends_the_leadership(lab: Lab) -> None:
-    async def main() -> None:
-        node = Node(lab, "n1")
-        await lab.until(lambda: node.elected.leading)
-        node.loop.call_soon(node.task.cancel)
-        await lab.until(node.task.done)
-        assert not node.elected.leading
+def test_a_shard_can_be_placed_while_a_leader_or_a_node_that_receives_is_known() -> None:
+    async def main(bench: Bench) -> None:
+        assert not bench.plane.decides
+        assert bench.plane.may_place("r")
+        assert not bench.plane.may_place("another role")
+        bench.led_by(LEADER)
+        assert bench.plane.decides
+        assert bench.plane.may_place("another role")
 
-    lab.run(main())
-    assert len(list(lab.history.of("deposed"))) == 1
+    run(main)
+
+
+def test_closing_ends_probes_and_releases_that_are_under_way() -> None:
+    async def main(bench: Bench) -> None:
+        bench.led_by(LEADER)
+        bench.connected = False
+        bench.plane.released(SHARD, 3, 0)
+        await asyncio.sleep(UNHEARD_S)
+        bench.plane.released(SHARD, 3, 0)
+        bench.take(LEADER, Probe(OTHER))
+        bench.sent.clear()
+        await bench.plane.close()
+        await asyncio.sleep(2 * PING_TIMEOUT_S)
+        assert bench.sent == []
+        assert bench.store.revision == 0
+
+    run(main)
+
+
+def test_a_plane_is_found_by_its_name() -> None:
+    async def main(bench: Bench) -> None:
+        assert isinstance(make_plane("elected", bench.wiring), Elected)
+        with pytest.raises(ConfigError, match="'elected'"):
+            make_plane("lease", bench.wiring)
+        assert list(PLANES) == ["elected"]
+
+    run(main)

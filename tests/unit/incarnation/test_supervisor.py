@@ -122,7 +122,7 @@ def test_a_leader_that_ends_keeps_nobody_waiting_for_its_lease(how: str) -> None
         async with first, second, asyncio.timeout(20):
             life = first.life
             assert life is not None
-            while not life.elected.leading:  # noqa: ASYNC110
+            while not life.control.leading:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             if how == "fenced":
                 life.member.fence("test")
@@ -130,7 +130,7 @@ def test_a_leader_that_ends_keeps_nobody_waiting_for_its_lease(how: str) -> None
                 assert first._lives._supervisor is not None
                 first._lives._supervisor.cancel()
             lives = (first.life, second.life)
-            while not any(one not in (None, life) and one.elected.leading for one in lives):
+            while not any(one not in (None, life) and one.control.leading for one in lives):
                 lives = (first.life, second.life)
                 await asyncio.sleep(0.01)
 
@@ -207,7 +207,7 @@ def test_a_life_that_ends_by_something_unexpected_is_followed_by_another(
             assert first is not None
             failing.left = times
             first.member.fence("test")
-            while failing.left or node.life is None or not node.life.elected.leading:  # noqa: ASYNC110
+            while failing.left or node.life is None or not node.life.control.leading:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             assert node.health().ok
         assert caplog.text.count("this incarnation failed, joining anew") == times

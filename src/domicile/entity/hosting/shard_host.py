@@ -33,7 +33,7 @@ from domicile.core.handoff.owner import (
 from domicile.core.handoff.tables import DROPS, OwnerAction, OwnerEvent, Phase
 from domicile.core.ids import LinkKey, ShardKey
 from domicile.core.state.shardmap import Entry
-from domicile.core.wire import AskRevert, Flush, Flushed, Released, Return
+from domicile.core.wire import Flush, Flushed, Return
 from domicile.entity.hosting.activation import name_of
 from domicile.entity.hosting.cell import Alarm, Cell, Incoming, Turn, current_turn
 from domicile.entity.hosting.execution import ALARM, Execution
@@ -132,13 +132,13 @@ class ShardHost(Execution):
             turn.answered = True
 
     def repeat_released(self) -> None:
-        """H10: until the record's epoch is newer, the leader hears it again."""
+        """H10: until the record's epoch is newer, the control plane hears it again."""
         owner = self.owner
         entry = owner.entry
         if self.runtime.carrier.handing_over(self.shard):
             return
         if owner.phase is Phase.RELEASED and entry.owner == owner.me and entry.epoch <= owner.epoch:
-            self.runtime.tell_leader(Released(*self.shard, owner.epoch, self._floor))
+            self.runtime.control.released(self.shard, owner.epoch, self._floor)
             self.runtime.repeat_soon()
 
     @property
@@ -148,7 +148,7 @@ class ShardHost(Execution):
         return unfinished(
             owner.entry, owner.me, owner.phase, owner.epoch,
             handing_over=runtime.carrier.handing_over(self.shard),
-            may_place=partial(runtime.may_place, self.shard.role),
+            may_place=partial(runtime.control.may_place, self.shard.role),
         )  # fmt: skip
 
     # effects
@@ -356,7 +356,7 @@ class ShardHost(Execution):
         if runtime.leaving:
             runtime.cancel_turns(self.shard, "its node is leaving and the drain deadline passed")
         else:
-            runtime.tell_leader(AskRevert(*self.shard, self.owner.epoch))
+            runtime.control.ask_revert(self.shard, self.owner.epoch)
             clock = runtime.clock
             self._drain = clock.call_at(clock.now() + 1.0, self._overdue)
 

@@ -1,7 +1,7 @@
-"""A member's part in finding nodes that nobody reaches (C6, SM-08).
+"""A member's part in finding nodes that nobody reaches (C6).
 
-Made by `Life`. Asked by the leader it pings a node once and says whether an answer came; by
-itself it reports nodes whose links it lost. It draws no conclusion from either.
+Made by the elected control plane. Asked by the leader it pings a node once and tells the leader
+whether an answer came. It draws no conclusion from that.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from domicile.core.ids import Incarnation
-from domicile.core.wire import Ping, Probed, Suspect, ToOwner
+from domicile.core.wire import Ping, Probed, ToOwner
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
 
@@ -29,7 +29,7 @@ class PeerProbe:
         clock: Clock,
         meter: Meter,
         send: Callable[[Incarnation, ToOwner], None],
-        tell_leader: Callable[[Probed | Suspect], None],
+        tell_leader: Callable[[Probed], None],
     ) -> None:
         self._me, self._clock, self._meter = me, clock, meter
         self._send, self._tell_leader = send, tell_leader
@@ -46,10 +46,6 @@ class PeerProbe:
         """A node answered a ping."""
         if id == PING_ID and node in self._probes:
             self._conclude(node, True)
-
-    def lost(self, node: Incarnation) -> None:
-        """The link to a node is lost: the leader should ask whether it lives."""
-        self._tell_leader(Suspect(node))
 
     def close(self) -> None:
         """This incarnation is over."""
