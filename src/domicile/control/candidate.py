@@ -81,26 +81,27 @@ class Candidate:
         self._lease_id = ""
         self.owed: dict[str, None] = {}
         """Leader leases that the store was not told are over."""
-        self._leadership: Leadership | None = None
+        self.leadership: Leadership | None = None
+        """The present term, if this process won the leader key; it may have to end any moment."""
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def leading(self) -> bool:
         """Whether this process is the acting coordinator now."""
-        return self._leadership is not None and self._leadership.check()
+        return self.leadership is not None and self.leadership.check()
 
     @property
     def status(self) -> str:
         """What this process does as a coordinator now, for people and for tallies."""
-        return "following" if self._leadership is None else self._leadership.doing
+        return "following" if self.leadership is None else self.leadership.doing
 
     # fed by the plane
 
     def on_listing(self, listing: Listing) -> None:
         """The member listed the store, at first or again."""
         self._see_leader()
-        if self._leadership is not None:
-            self._leadership.on_listing(listing)
+        if self.leadership is not None:
+            self.leadership.on_listing(listing)
         self._wake()
 
     def on_changes(self, changes: Changes) -> None:
@@ -108,17 +109,17 @@ class Candidate:
         families = [classify(change.key) for change in changes.changes]
         if KeyFamily.LEADER in families:
             self._see_leader()
-        if self._leadership is not None:
+        if self.leadership is not None:
             if KeyFamily.NODE in families:
-                self._greet(self._leadership, changes.revision)
-            self._leadership.on_changes(changes)
+                self._greet(self.leadership, changes.revision)
+            self.leadership.on_changes(changes)
         if KeyFamily.LEADER in families or KeyFamily.NODE in families:
             self._wake()
 
     def feed(self, event: ClusterEvent) -> None:
         """Something for the acting coordinator; nothing happens if this process is none."""
-        if self._leadership is not None:
-            self._leadership.feed(event)
+        if self.leadership is not None:
+            self.leadership.feed(event)
 
     def stop_campaigning(self) -> None:
         """Lead on if this node does, but try no more."""
@@ -134,8 +135,8 @@ class Candidate:
     async def resign(self) -> None:
         """Stop leading and give the leader key back (H14). Harmless if it was not held."""
         self.stop_campaigning()
-        if self._leadership is not None:
-            self._leadership.end("resigned")
+        if self.leadership is not None:
+            self.leadership.end("resigned")
         await self._drop_lease()
 
     # the owned task
@@ -148,12 +149,12 @@ class Candidate:
         while await self._turn():
             leadership = await self._campaign()
             if leadership is not None:
-                self._leadership = leadership
+                self.leadership = leadership
                 log.info("coordinating from now on", extra={"node": self._node_id})
                 try:
                     await leadership.run()
                 finally:
-                    self._leadership = None
+                    self.leadership = None
                     if leadership.reason in (UNREACHED, FAILED):
                         # Long enough for every other candidate to try first (C1), no longer: if
                         # all of them are silent, a cluster without any leader is worse (C9).

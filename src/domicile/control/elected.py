@@ -154,8 +154,9 @@ class Elected:
 
     def heard(self, peer: Incarnation) -> None:
         """If this process leads, it knows that the peer is there (C7)."""
-        if self._candidate.leading:
-            self._candidate.feed(Heard(peer))
+        leadership = self._candidate.leadership
+        if leadership is not None and leadership.check():
+            leadership.feed(Heard(peer))
 
     def suspect(self, node: Incarnation) -> None:
         """The leader should ask whether it lives."""

@@ -1,5 +1,5 @@
-"""What of a life is worth a gauge, computed when a scraper asks. Called by
-`incarnation.observation` only.
+"""The gauges of one incarnation, computed when a scraper asks. Called by `incarnation.observation`
+only.
 
 Reads and never changes: no clock is armed, no guard asked, nothing counted. Its cost grows with the
 shards of this node and with mailboxes that hold mail, never with resident entities (I8).

@@ -1,10 +1,8 @@
-"""When whoever fails again and again gives up. Counts, and knows no clock.
+"""One incarnation after another: after a fence a node or client begins the next one (L5).
 
-Asked by `incarnation.supervisor` after a life that ended by something nobody expected. Most such
-things pass, so another life begins; what comes back at once, time after time, has to be seen by
-whoever runs the process.
-
-One life after another: what a fence ends, a node or client begins anew (L5).
+Made by `process` and `client`. An incarnation that ends by an unexpected error is followed by
+another, too, because most such errors pass. An error that comes back at once, several times, ends
+the process, so that its operator sees it. Only the current incarnation may be reached from here.
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ from domicile.incarnation.incarnation import RunningIncarnation
 
 MOST_FAILED = 3
 STEADY_S = 60.0
-"""Of lives that ended by something unexpected, so many may follow on each other, each after less
-than this time; with one more it ends for good."""
+"""So many incarnations in a row may end by an unexpected error, each after less than `STEADY_S`
+seconds. With one more the process stops permanently."""
 
 
 class FailureCount:
