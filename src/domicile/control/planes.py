@@ -2,7 +2,7 @@
 
 A plane is one module of this package and one row here. A `control` that differs between the nodes
 of one cluster must be refused when they join (RG-24): its name belongs into `ConfigRecord`, beside
-the shards and the types, and into `membership.config_agreement`, once there are two.
+the shards and the types, and into `core.state.agreement`, once there are two.
 """
 
 from __future__ import annotations
