@@ -30,6 +30,7 @@ from domicile.ports.journal import (
     JournalUnknown,
     Refusal,
 )
+from domicile.ports.work import UnitOfWork
 
 S = TypeVar("S")
 Ev = TypeVar("Ev")
@@ -146,44 +147,31 @@ class EventSourced(Entity, Generic[S, Ev]):
             self._domicile_staged += encoded
             self._domicile_staged_state = state
             # What `on_start` persists is its own, not part of the message that woke the entity.
-            if turn.key and turn.began:
-                turn.store_first = self._store_staged
+            work = turn.work
+            if isinstance(work, KeyedWork) and work.entity is self:
+                work.is_due = True
             else:
                 await self._commit("", None)
         return state  # type: ignore[no-any-return]
 
-    async def __domicile_keyed__(self, key: str, call: Callable[[], Awaitable[bytes]]) -> bytes:
-        """Run a keyed ask once; afterwards give its stored reply."""
-        turn = _turn()
-        if turn.shared:
-            return await call()
+    def __domicile_work__(self, key: str) -> UnitOfWork:
+        """The unit of work of a keyed ask."""
+        return KeyedWork(self, key)
+
+    async def _recall(self, key: str) -> bytes | None:
+        """The stored reply of a key that was used before."""
         await self._claimed()
         entity = _cell(self).key
         stored = await _ask(lambda: _journal(self).inbox(entity, key))
-        if stored is not None:
-            if stored.reply is None:
-                raise HandlerFailed(
-                    f"the effects of key {key!r} on {entity.type} {entity.id!r} are stored, but "
-                    f"its handler was interrupted before it replied; read the state instead"
-                )
-            return stored.reply
-        try:
-            reply = await call()
-            async with self._writing():
-                await self._commit(key, reply)
-        finally:
-            turn.store_first = None
-            self._domicile_staged, self._domicile_staged_state = (), _UNREAD
-        return reply
+        if stored is not None and stored.reply is None:
+            raise HandlerFailed(
+                f"the effects of key {key!r} on {entity.type} {entity.id!r} are stored, but "
+                f"its handler was interrupted before it replied; read the state instead"
+            )
+        return None if stored is None else stored.reply
 
-    async def _store_staged(self) -> None:
-        """Commit before something is sent; the reply follows when the handler ends."""
-        turn = _turn()
-        async with self._writing():
-            # Cleared after the commit: what a task sends meanwhile waits for it, too (I4).
-            if turn.store_first is not None:
-                await self._commit(turn.key, None)
-                turn.store_first = None
+    def _drop_staged(self) -> None:
+        self._domicile_staged, self._domicile_staged_state = (), _UNREAD
 
     def _writing(self) -> asyncio.Lock:
         """Tasks of one handler persist one after the other: each builds on the last state."""
@@ -216,7 +204,7 @@ class EventSourced(Entity, Generic[S, Ev]):
             cell.host.restart(cell)
             raise
         finally:
-            self._domicile_staged, self._domicile_staged_state = (), _UNREAD
+            self._drop_staged()
         if isinstance(result, Appended):
             self._domicile_in_doubt = False
             self._domicile_seq = result.seq
@@ -262,6 +250,40 @@ class EventSourced(Entity, Generic[S, Ev]):
         if not isinstance(host.fence_claim, ShardClaim) or host.fence_claim.epoch != cell.epoch:
             host.fence_claim = ShardClaim(host, cell.epoch)
         return await host.fence_claim.get()
+
+
+class KeyedWork:
+    """A keyed ask: its events, its key and its reply commit together. Implements `UnitOfWork`."""
+
+    __slots__ = ("_key", "entity", "is_due")
+
+    def __init__(self, entity: EventSourced[Any, Any], key: str) -> None:
+        self.entity = entity
+        self._key = key
+        self.is_due = False
+        """Whether something must be stored before anything leaves the entity."""
+
+    async def recall(self) -> bytes | None:
+        """The stored reply, if the key was used before."""
+        return await self.entity._recall(self._key)  # pyright: ignore[reportPrivateUsage]
+
+    async def flush(self) -> None:
+        """Commit before something is sent; the reply follows when the handler ends."""
+        entity = self.entity
+        async with entity._writing():  # pyright: ignore[reportPrivateUsage]
+            # Cleared after the commit: what a task sends meanwhile waits for it, too (I4).
+            if self.is_due:
+                await entity._commit(self._key, None)  # pyright: ignore[reportPrivateUsage]
+                self.is_due = False
+
+    async def finish(self, reply: bytes) -> None:
+        """Commit what is left, with the reply."""
+        async with self.entity._writing():  # pyright: ignore[reportPrivateUsage]
+            await self.entity._commit(self._key, reply)  # pyright: ignore[reportPrivateUsage]
+
+    def abort(self) -> None:
+        """Forget what is not stored."""
+        self.entity._drop_staged()  # pyright: ignore[reportPrivateUsage]
 
 
 class ShardClaim:

@@ -8,7 +8,7 @@ message being run; it judges every resumption of the handler (L3).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from datetime import datetime
 from random import Random
@@ -24,6 +24,7 @@ from domicile.entity.model.entity import Entity, EntityType
 from domicile.entity.model.ref import Ref
 from domicile.errors import ConfigError
 from domicile.ports.clock import Timer
+from domicile.ports.work import UnitOfWork
 
 if TYPE_CHECKING:
     from domicile.entity.hosting.shard_host import ShardHost
@@ -186,8 +187,8 @@ class Turn(msgspec.Struct, eq=False):
     request: Request | Called | Alarm
     expires_at: float
     """Until when its caller waits for it."""
-    store_first: Callable[[], Awaitable[None]] | None = None
-    """Set while a keyed handler has events that are not committed yet."""
+    work: UnitOfWork | None = None
+    """What it owes the journal: set while a keyed handler of a durable entity runs."""
     active: bool = True
     began: bool = False
     cancel_reason: str = ""

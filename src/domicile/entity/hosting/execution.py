@@ -453,9 +453,18 @@ class Execution(Activation):
             return handler.encode_reply(outcome) if request.ask else b""
 
         self._note_begun(turn)
-        if request.key:
-            return await entity.__domicile_keyed__(request.key, call)  # type: ignore[attr-defined, no-any-return]
-        return await call()
+        if not request.key or turn.shared:
+            return await call()
+        work = turn.work = entity.__domicile_work__(request.key)
+        try:
+            reply = await work.recall()
+            if reply is None:
+                reply = await call()
+                await work.finish(reply)
+            return reply
+        finally:
+            turn.work = None
+            work.abort()
 
     def _note_begun(self, turn: Turn) -> None:
         """The message starts now, in the eyes of its sender and of every invariant."""

@@ -23,6 +23,7 @@ from domicile.core.state.records import TypeRecord
 from domicile.entity.model.fields import Fields
 from domicile.entity.model.handlers import MARK, Handler, HandlerOptions, in_thread
 from domicile.errors import ConfigError
+from domicile.ports.work import UnitOfWork
 
 if TYPE_CHECKING:
     from domicile.entity.model.ref import Ref
@@ -202,6 +203,10 @@ class Entity:
         """Run a blocking method; right here if this entity was made by hand."""
         context: Context | None = getattr(self, "_domicile", None)
         return work() if context is None else await context.run_blocking(name, work)
+
+    def __domicile_work__(self, key: str) -> UnitOfWork:
+        """The unit of work of a keyed ask; for durable entities to define."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no journal")
 
     @classmethod
     def __domicile_check__(cls) -> None:

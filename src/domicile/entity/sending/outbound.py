@@ -107,9 +107,9 @@ class OutgoingCalls:
     async def ask(self, call: Call) -> Any:
         """Send and wait for the outcome."""
         turn = current_turn.get()
-        if turn is not None and turn.active and turn.store_first is not None:
+        if turn is not None and turn.active and turn.work is not None:
             # What a keyed handler has persisted commits before anyone else hears of it (I4).
-            await turn.store_first()
+            await turn.work.flush()
         timeout_s = call.timeout_s
         if timeout_s is None:
             timeout_s = self._ask_timeout_s
@@ -150,8 +150,8 @@ class OutgoingCalls:
     async def tell(self, call: Call) -> None:
         """Queue and return."""
         turn = current_turn.get()
-        if turn is not None and turn.active and turn.store_first is not None:
-            await turn.store_first()
+        if turn is not None and turn.active and turn.work is not None:
+            await turn.work.flush()
         timeout_s = call.timeout_s
         if timeout_s is None:
             timeout_s = self._ask_timeout_s
