@@ -24,6 +24,9 @@ from proving.profiles import PROFILES, links, nodes
 from proving.seed_result import CALM_S, FAULTY_S, LEAST_MESSAGES, NODES, ROOMS, Tally, seen
 from proving.workload import ENTITIES, Ledger, Room, rooms_by_shard
 
+RUSHED = [f"l{number}" for number in range(36)]
+"""Ledgers that are written at once: more of them at one home than batches may be on their way."""
+
 TOP_UP_S = 60.0
 LEAST_RELEASES = 20
 """Not every release ends in a completed move: the new owner may be gone by then."""
@@ -77,9 +80,10 @@ class Profile:
             for sender in range(-1, NODES):
                 group.create_task(self._talk(sender, start + FAULTY_S + CALM_S - 3))
             group.create_task(self._move(start + FAULTY_S + CALM_S - 4))
+            group.create_task(self._rush(start + FAULTY_S + CALM_S - 3))
             group.create_task(self.mischief.harm(start, group))
         await asyncio.sleep(max(0.0, start + FAULTY_S + CALM_S - sim.world.now))
-        for id in self.rooms:
+        for id in (*self.rooms, *RUSHED):
             values = [event.what for event in sim.events(Ledger, id)]
             sim.history.event("kept", type="ledger", id=id, values=values)
 
@@ -158,6 +162,27 @@ class Profile:
         ledger = client.ref(Ledger, id)
         seq = await (ledger.options(key=key) if key else ledger).ask(Ledger.note, value)
         self.sim.history.event("acked", type="ledger", id=id, seq=seq, value=None if key else value)
+
+    async def _rush(self, until: float) -> None:
+        """Many ledgers are written at once, so that their homes write them together (J3)."""
+        random = self.sim.world.stream("rush")
+        while True:
+            pause_s = random.uniform(4, 16)
+            if self.sim.world.now + pause_s >= until:
+                return
+            await asyncio.sleep(pause_s)
+            ids = random.sample(RUSHED, random.randint(len(RUSHED) // 2, len(RUSHED)))
+            self.inside(random.randrange(-1, NODES), partial(self._write_all, random, ids))
+
+    async def _write_all(self, random: Random, ids: list[str], client: Client) -> None:
+        async with asyncio.TaskGroup() as group:
+            for id in ids:
+                key = f"k{random.randrange(6)}" if random.random() < 0.3 else ""
+                group.create_task(self._write_one(client, id, key))
+
+    async def _write_one(self, client: Client, id: str, key: str) -> None:
+        with suppress(DomicileError):
+            await self.note_down(client, id, key, refused=False)
 
     def _path(self, random: Random, start: str) -> list[str]:
         above = range(self.rooms.index(start) + 1, len(self.rooms))

@@ -22,7 +22,7 @@ from domicile import (
 from domicile.core.ids import ShardKey
 from domicile.core.state.keys import LEADER_KEY, MAP
 from domicile.core.state.txn import Condition, Conflict, Outcome, Write
-from domicile.ports.journal import Append, Appended, Claim, Refusal
+from domicile.ports.journal import Batch, WriteRefused, Written
 from domicile.testing import Event, Sim, simulated
 from domicile.testing.sim.calls import Faults
 
@@ -260,18 +260,18 @@ class Diary(EventSourced[list[str], Wrote], name="diary"):
 DIARIES = simulated(entities=[Diary], nodes=3, seeds=10, settings=Settings(shards=4))
 
 
-def watch_appends(sim: Sim) -> list[tuple[float, str, Appended | Refusal]]:
-    """Note what the journal answers to every append: when, of which owner, what."""
+def watch_writes(sim: Sim) -> list[tuple[float, str, Written | WriteRefused]]:
+    """Note what the journal answers to every write: when, of which owner, what."""
     journal = sim.servers.journal
-    append = journal.append
-    answers: list[tuple[float, str, Appended | Refusal]] = []
+    write = journal.write
+    answers: list[tuple[float, str, Written | WriteRefused]] = []
 
-    async def noted(claim: Claim, one: Append) -> Appended | Refusal:
-        answer = await append(claim, one)
-        answers.append((sim.world.now, claim.owner, answer))
-        return answer
+    async def noted(batch: Batch) -> Sequence[Written | WriteRefused]:
+        found = await write(batch)
+        answers.extend((sim.world.now, batch.claims[0].owner, answer) for answer in found)
+        return found
 
-    journal.append = noted  # type: ignore[method-assign]
+    journal.write = noted  # type: ignore[method-assign]
     return answers
 
 
@@ -281,7 +281,7 @@ def watch_appends(sim: Sim) -> list[tuple[float, str, Appended | Refusal]]:
 async def test_a_node_that_wakes_up_behind_its_successor_appends_nothing(
     sim: Sim, under_way: bool
 ) -> None:
-    answers = watch_appends(sim)
+    answers = watch_writes(sim)
     diary = sim.ref(Diary, "d")
     assert await diary.ask(Diary.write, "one") == ["one"]
     old = sim.owner(Diary, "d")
@@ -320,8 +320,8 @@ async def test_a_node_that_wakes_up_behind_its_successor_appends_nothing(
     stale = [answer for at, owner, answer in answers if owner == incarnation and at > frozen_at]
     if under_way:
         [refused] = stale
-        assert isinstance(refused, Refusal)
-        assert refused.fenced
+        assert isinstance(refused, WriteRefused)
+        assert refused.why == "fenced"
     else:
         assert stale == []
     assert [event.text for event in sim.events(Diary, "d")] == ["one", "two"]

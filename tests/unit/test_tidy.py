@@ -24,6 +24,7 @@ PURE = (
     "entity/hosting/policies.py",
     "links/departed.py",
     "observe/readiness.py",
+    "persist/batches.py",
     "stores/storetime.py",
 )
 """Decisions without a loop, a clock, a socket or entropy of their own. `make check` also looks at

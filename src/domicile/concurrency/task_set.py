@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextvars import Context
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -28,10 +29,12 @@ class TaskSet(Generic[T]):
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Begin a task."""
+    def spawn(
+        self, work: Coroutine[Any, Any, T], context: Context | None = None
+    ) -> asyncio.Task[T]:
+        """Begin a task, in a copy of the current context if it is given no other."""
         owner = asyncio.get_running_loop() if self._group is None else self._group
-        task = owner.create_task(work, name=self._name)
+        task = owner.create_task(work, name=self._name, context=context)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
         return task

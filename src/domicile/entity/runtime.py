@@ -48,11 +48,11 @@ from domicile.entity.sending.backpressure import encode_crowded
 from domicile.entity.sending.outbound import OutgoingCalls
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.control import OwnerControl
-from domicile.ports.journal import Journal
 from domicile.ports.meter import Meter, sampler, takes_events
 from domicile.ports.threads import Threads
 from domicile.ports.trace import Tracer
 from domicile.ports.transport import AnswerTakers, Links, Peer, RequestTakers
+from domicile.ports.work import Durability
 from domicile.settings import Settings
 
 E = TypeVar("E", bound=Entity)
@@ -101,7 +101,7 @@ class Runtime:
         catalogue: Mapping[str, EntityType],
         shards: Mapping[str, int] | None = None,
         resources: Mapping[type[Any], Any],
-        journal: Journal | None,
+        durability: Durability | None,
         threads: Threads | None = None,
         tracer: Tracer | None = None,
     ) -> None:
@@ -125,7 +125,7 @@ class Runtime:
         self.shards: Mapping[str, int] = {} if shards is None else shards
         """How many shards the roles have that this process can be home to."""
         self.resources = resources
-        self.journal = journal
+        self.durability = durability
         self.tracing = takes_events(meter)
         self.small_bytes = min(settings.message_bytes, 1_024)
         """Bodies up to this size need not be compared with the limit of a message."""
@@ -522,6 +522,8 @@ class Runtime:
         self.carrier.close()
         self.blocking.shut()
         self.workers.cancel_all()
+        if self.durability is not None:
+            self.durability.fence()
         self.sending.fail_all(f"this process lost its lease ({reason})")
 
     async def close(self) -> int:
@@ -541,6 +543,8 @@ class Runtime:
             self.blocking.close(self.settings.stop_budget_s),
         )
         stuck += threads
+        if self.durability is not None:
+            await self.durability.close()
         if stuck:
             self.meter.count("handler.stuck", stuck)
             log.error(

@@ -45,6 +45,7 @@ from domicile.membership.death_watch import DeathWatch, check_fencing, let_go
 from domicile.membership.loopwatch import LoopWatch, RunningHandler
 from domicile.membership.member import Member
 from domicile.membership.record_kinds import ProcessRecord, kind_of, marked_leaving
+from domicile.persist.writer import JournalWriter
 from domicile.ports.control import ControlWiring
 from domicile.ports.health import Health
 from domicile.ports.transport import Peer
@@ -133,7 +134,9 @@ class RunningIncarnation:
             catalogue=plan.catalogue,
             shards=shards,
             resources=plan.resources,
-            journal=backends.journal,
+            durability=None
+            if backends.journal is None
+            else JournalWriter(backends.journal, self.me),
             threads=backends.blocking or backends.threads,
             tracer=backends.tracer,
         )

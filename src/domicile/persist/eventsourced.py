@@ -1,8 +1,9 @@
-"""Entities whose state is the fold of their journaled events (J1, J2, J4, J5).
+"""Entities whose state is the fold of their journaled events (J2, J4).
 
-An ask with a key is one transaction: its events, the key and the reply commit together, so that
+An ask with a key is one unit of work: its events, the key and the reply commit together, so that
 repeating it gives the stored reply and no second effect. What such a handler has persisted also
-commits before anything it sends.
+commits before anything it sends. Everything goes through the incarnation's `JournalWriter`; nothing
+here may call a journal itself.
 """
 
 from __future__ import annotations
@@ -10,35 +11,21 @@ from __future__ import annotations
 import asyncio
 import types
 import typing
-from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
 from domicile.concurrency.single_flight import SingleFlight
-from domicile.core.ids import ShardKey
 from domicile.entity.hosting.cell import Cell, Turn, current_turn
 from domicile.entity.hosting.execution import OutcomeUnknown
-from domicile.entity.hosting.shard_host import ShardHost
 from domicile.entity.model.entity import Entity
 from domicile.errors import ConfigError, Fenced, HandlerFailed
-from domicile.ports.journal import (
-    Append,
-    Appended,
-    Claim,
-    Journal,
-    JournalUnknown,
-    Refusal,
-)
+from domicile.persist.writer import JournalWriter
+from domicile.ports.journal import JournalWrite, WriteRefused, Written
 from domicile.ports.work import UnitOfWork
 
 S = TypeVar("S")
 Ev = TypeVar("Ev")
-T = TypeVar("T")
-
-TRIES = 5
-"""How often an unanswered journal is asked again before the outcome is called unknown."""
-
 _UNREAD: Any = object()
 
 
@@ -89,13 +76,7 @@ class EventSourced(Entity, Generic[S, Ev]):
     __domicile_durable__: ClassVar[bool] = True
     __domicile_events__: ClassVar[EventCodec]
 
-    _domicile_state: Any = _UNREAD
-    _domicile_seq: int = 0
-    _domicile_staged: tuple[bytes, ...] = ()
-    _domicile_staged_state: Any = _UNREAD
-    _domicile_reading: SingleFlight | None = None
-    _domicile_writing: asyncio.Lock | None = None
-    _domicile_in_doubt: bool = False
+    _domicile_log: EventLog | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -128,211 +109,196 @@ class EventSourced(Entity, Generic[S, Ev]):
 
     async def state(self) -> S:
         """The current state, recovered from the journal on first use."""
-        if self._domicile_staged_state is not _UNREAD and not _turn().shared:
-            return self._domicile_staged_state  # type: ignore[no-any-return]
-        if self._domicile_state is _UNREAD:
-            await self._recover()
-        return self._domicile_state  # type: ignore[no-any-return]
+        log = self._domicile_log or self.__domicile_open__()
+        if log.staged_state is not _UNREAD and not _turn().shared:
+            return log.staged_state  # type: ignore[no-any-return]
+        if log.state is _UNREAD:
+            await log.recover()
+        return log.state  # type: ignore[no-any-return]
 
     async def persist(self, *events: Ev) -> S:
         """Commit events and return the new state; `Fenced` if the shard moved on (I2)."""
         turn = _turn()
         if turn.shared and turn.began:
             raise RuntimeError("a shared handler cannot persist: drop shared=True")
-        encoded = tuple(self.__domicile_events__.encode(event) for event in events)
-        async with self._writing():
+        log = self._domicile_log or self.__domicile_open__()
+        encoded = tuple([log.codec.encode(event) for event in events])
+        async with log.writing:
             state: Any = await self.state()
             for event in events:
                 state = type(self).apply(state, event)
-            self._domicile_staged += encoded
-            self._domicile_staged_state = state
+            log.staged += encoded
+            log.staged_state = state
             # What `on_start` persists is its own, not part of the message that woke the entity.
             work = turn.work
-            if isinstance(work, KeyedWork) and work.entity is self:
+            if isinstance(work, KeyedWork) and work.log is log:
                 work.is_due = True
             else:
-                await self._commit("", None)
+                await log.commit()
         return state  # type: ignore[no-any-return]
 
     def __domicile_work__(self, key: str) -> UnitOfWork:
         """The unit of work of a keyed ask."""
-        return KeyedWork(self, key)
+        return KeyedWork(self._domicile_log or self.__domicile_open__(), key)
 
-    async def _recall(self, key: str) -> bytes | None:
-        """The stored reply of a key that was used before."""
-        await self._claimed()
-        entity = _cell(self).key
-        stored = await _ask(lambda: _journal(self).inbox(entity, key))
-        if stored is not None and stored.reply is None:
-            raise HandlerFailed(
-                f"the effects of key {key!r} on {entity.type} {entity.id!r} are stored, but "
-                f"its handler was interrupted before it replied; read the state instead"
-            )
-        return None if stored is None else stored.reply
+    def __domicile_open__(self) -> EventLog:
+        """Made on first use: an entity that is only woken needs none."""
+        context = self._domicile_context()
+        assert isinstance(context, Cell)
+        log = self._domicile_log = EventLog(context, type(self))
+        return log
 
-    def _drop_staged(self) -> None:
-        self._domicile_staged, self._domicile_staged_state = (), _UNREAD
 
-    def _writing(self) -> asyncio.Lock:
+class EventLog:
+    """The events of one resident entity: its state, what is staged, and its commits."""
+
+    __slots__ = (
+        "_cell", "_in_doubt", "_kind", "_reading", "_seq", "_writer", "codec", "staged",
+        "staged_state", "state", "writing",
+    )  # fmt: skip
+
+    def __init__(self, cell: Cell, kind: type[EventSourced[Any, Any]]) -> None:
+        writer = cell.host.runtime.durability
+        assert isinstance(writer, JournalWriter), "a node with durable entities has a journal"
+        self._cell = cell
+        self._kind = kind
+        self._writer = writer
+        self.codec = kind.__domicile_events__
+        self.state: Any = _UNREAD
+        """The fold of all committed events."""
+        self.staged: tuple[bytes, ...] = ()
+        self.staged_state: Any = _UNREAD
+        """The fold with those that are staged, if there are any."""
+        self.writing = asyncio.Lock()
         """Tasks of one handler persist one after the other: each builds on the last state."""
-        if self._domicile_writing is None:
-            self._domicile_writing = asyncio.Lock()
-        return self._domicile_writing
+        self._seq = 0
+        self._in_doubt = False
+        self._reading = SingleFlight()
 
-    async def _commit(self, key: str, reply: bytes | None) -> None:
-        """J2, J4, J5: append what is staged; the state follows the commit."""
-        cell = _cell(self)
-        where = f"{cell.key.type} {cell.key.id!r}"
-        if self._domicile_in_doubt:
+    @property
+    def _where(self) -> str:
+        return f"{self._cell.key.type} {self._cell.key.id!r}"
+
+    def drop_staged(self) -> None:
+        """What is staged never was."""
+        self.staged, self.staged_state = (), _UNREAD
+
+    async def commit(
+        self,
+        inbox: tuple[tuple[str, bytes | None], ...] = (),
+        replies: tuple[tuple[str, bytes], ...] = (),
+    ) -> None:
+        """Write what is staged; the state follows the commit (J2, J4)."""
+        cell = self._cell
+        if self._in_doubt:
             # A handler that went on after a failed commit: a reply must not outlive its events.
-            raise OutcomeUnknown(f"an earlier commit of {where} failed; nothing more is stored")
-        claim = await self._claimed()
-        if self._domicile_state is _UNREAD:
-            await self._recover()
-        staged, state = self._domicile_staged, self._domicile_staged_state
-        self._domicile_in_doubt = True
-        append_id = f"{cell.random.getrandbits(128):032x}"
-        append = Append(append_id, cell.key, self._domicile_seq, staged, key, reply)
-        journal = _journal(self)
-        result: Appended | Refusal | None
+            raise OutcomeUnknown(
+                f"an earlier commit of {self._where} failed; nothing more is stored"
+            )
+        claim = await self._writer.claimed(cell.host, cell.epoch)
+        if self.state is _UNREAD:
+            await self.recover()
+        state = self.staged_state
+        write = JournalWrite(cell.host.shard, cell.key, self._seq, self.staged, inbox, replies)
+        self._in_doubt = True
         try:
-            try:
-                result = await journal.append(claim, append)
-            except JournalUnknown:
-                result = await _ask(lambda: journal.appended(claim, append_id))
+            outcome = await self._writer.write(claim, write)
         except BaseException:
             cell.host.restart(cell)
             raise
         finally:
-            self._drop_staged()
-        if isinstance(result, Appended):
-            self._domicile_in_doubt = False
-            self._domicile_seq = result.seq
+            self.drop_staged()
+        if isinstance(outcome, Written):
+            self._in_doubt = False
+            self._seq = outcome.seq
             if state is not _UNREAD:
-                self._domicile_state = state
+                self.state = state
             return
         cell.host.restart(cell)
-        if isinstance(result, Refusal) and result.fenced:
+        if isinstance(outcome, WriteRefused) and outcome.why == "fenced":
             raise Fenced(
-                f"{where} has a newer home (epoch {result.epoch} > {claim.epoch}); nothing was "
-                f"committed here"
+                f"{self._where} has a newer home (epoch {outcome.epoch} > {cell.epoch}); nothing "
+                f"was committed here"
             )
-        raise OutcomeUnknown(f"the journal does not say whether events of {where} were stored")
+        raise OutcomeUnknown(
+            f"the journal does not say whether events of {self._where} were stored"
+        )
 
-    async def _recover(self) -> None:
+    async def recall(self, key: str) -> bytes | None:
+        """The stored reply of a key that was used before."""
+        cell = self._cell
+        await self._writer.claimed(cell.host, cell.epoch)
+        stored = await self._writer.inbox(cell.key, key)
+        if stored is None:
+            return None
+        if stored.reply is None:
+            raise HandlerFailed(
+                f"the effects of key {key!r} on {self._where} are stored, but its handler was "
+                f"interrupted before it replied; read the state instead"
+            )
+        return stored.reply
+
+    async def recover(self) -> None:
         """Read and fold all events, once, whoever asks first."""
-        flight = self._domicile_reading
-        if flight is None:
-            flight = self._domicile_reading = SingleFlight()
-        landing = flight.join()
+        landing = self._reading.join()
         if landing is not None:
             await landing
-            if self._domicile_state is _UNREAD:
-                await self._recover()
+            if self.state is _UNREAD:
+                await self.recover()
             return
         try:
-            await self._claimed()
-            cell = _cell(self)
-            events = await _ask(lambda: _journal(self).read(cell.key))
-            state = type(self).initial(cell.id)
-            for data in events:
-                state = type(self).apply(state, self.__domicile_events__.decode(data))
-            self._domicile_seq = len(events)
-            self._domicile_state = state
+            cell, kind, codec = self._cell, self._kind, self.codec
+            await self._writer.claimed(cell.host, cell.epoch)
+            state, seq, more = kind.initial(cell.id), 0, True
+            while more:
+                found = await self._writer.recover(cell.key, seq)
+                for data in found.events:
+                    state = kind.apply(state, codec.decode(data))
+                seq, more = found.seq, found.more
+            self._seq = seq
+            self.state = state
         finally:
-            self._domicile_reading = None
-            flight.land()
-
-    async def _claimed(self) -> Claim:
-        """J1: the fence is raised to this epoch before the first read or append."""
-        cell = _cell(self)
-        host = cell.host
-        if not isinstance(host.fence_claim, ShardClaim) or host.fence_claim.epoch != cell.epoch:
-            host.fence_claim = ShardClaim(host, cell.epoch)
-        return await host.fence_claim.get()
+            self._reading.land()
 
 
 class KeyedWork:
     """A keyed ask: its events, its key and its reply commit together. Implements `UnitOfWork`."""
 
-    __slots__ = ("_key", "entity", "is_due")
+    __slots__ = ("_is_stored", "_key", "is_due", "log")
 
-    def __init__(self, entity: EventSourced[Any, Any], key: str) -> None:
-        self.entity = entity
+    def __init__(self, log: EventLog, key: str) -> None:
+        self.log = log
         self._key = key
+        self._is_stored = False
+        """Whether the key is in the journal, without a reply."""
         self.is_due = False
         """Whether something must be stored before anything leaves the entity."""
 
     async def recall(self) -> bytes | None:
         """The stored reply, if the key was used before."""
-        return await self.entity._recall(self._key)  # pyright: ignore[reportPrivateUsage]
+        return await self.log.recall(self._key)
 
     async def flush(self) -> None:
         """Commit before something is sent; the reply follows when the handler ends."""
-        entity = self.entity
-        async with entity._writing():  # pyright: ignore[reportPrivateUsage]
+        async with self.log.writing:
             # Cleared after the commit: what a task sends meanwhile waits for it, too (I4).
             if self.is_due:
-                await entity._commit(self._key, None)  # pyright: ignore[reportPrivateUsage]
+                await self.log.commit(inbox=() if self._is_stored else ((self._key, None),))
+                self._is_stored = True
                 self.is_due = False
 
     async def finish(self, reply: bytes) -> None:
         """Commit what is left, with the reply."""
-        async with self.entity._writing():  # pyright: ignore[reportPrivateUsage]
-            await self.entity._commit(self._key, reply)  # pyright: ignore[reportPrivateUsage]
+        async with self.log.writing:
+            stored = ((self._key, reply),)
+            if self._is_stored:
+                await self.log.commit(replies=stored)
+            else:
+                await self.log.commit(inbox=stored)
 
     def abort(self) -> None:
         """Forget what is not stored."""
-        self.entity._drop_staged()  # pyright: ignore[reportPrivateUsage]
-
-
-class ShardClaim:
-    """One shard's claim under one epoch, made once for all its entities."""
-
-    def __init__(self, host: ShardHost, epoch: int) -> None:
-        self.epoch = epoch
-        self._host = host
-        self._claim = Claim(ShardKey(*host.shard), epoch, host.runtime.me)
-        self._granted = False
-        self._flight = SingleFlight()
-
-    async def get(self) -> Claim:
-        """The granted claim; `Fenced` if a newer one stands."""
-        while not self._granted:
-            landing = self._flight.join()
-            if landing is None:
-                await self._make()
-            else:
-                await landing
-        return self._claim
-
-    async def _make(self) -> None:
-        journal = self._host.runtime.journal
-        assert journal is not None
-        try:
-            refusal = await _ask(lambda: journal.claim(self._claim))
-            if refusal is not None:
-                self._host.outrun(refusal.epoch)
-                raise Fenced(
-                    f"shard {self._claim.shard.role}/{self._claim.shard.shard} was claimed under "
-                    f"epoch {refusal.epoch}; this home has epoch {self.epoch}"
-                )
-            self._granted = True
-        finally:
-            self._flight.land()
-
-
-async def _ask(call: Callable[[], Awaitable[T]]) -> T:
-    """Repeat a call that changes nothing twice until the journal answers."""
-    for _ in range(TRIES - 1):
-        try:
-            return await call()
-        except JournalUnknown:
-            continue
-    try:
-        return await call()
-    except JournalUnknown:
-        raise OutcomeUnknown("the journal does not answer") from None
+        self.log.drop_staged()
 
 
 def _turn() -> Turn:
@@ -340,18 +306,6 @@ def _turn() -> Turn:
     if turn is None or not turn.active:
         raise RuntimeError("state() and persist() work inside a running handler only")
     return turn
-
-
-def _cell(entity: Entity) -> Cell:
-    context = entity._domicile_context()  # pyright: ignore[reportPrivateUsage]
-    assert isinstance(context, Cell)
-    return context
-
-
-def _journal(entity: Entity) -> Journal:
-    journal = _cell(entity).host.runtime.journal
-    assert journal is not None, "a node with durable entities has a journal"
-    return journal
 
 
 def _event_kinds(cls: type[Any]) -> tuple[Any, ...] | None:

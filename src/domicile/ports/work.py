@@ -31,3 +31,15 @@ class UnitOfWork(Protocol):
     def abort(self) -> None:
         """Forget what is not stored: the turn is over. After `finish` nothing is left to forget."""
         ...
+
+
+class Durability(Protocol):
+    """What the durable entities of one incarnation write through. The runtime ends it."""
+
+    def fence(self) -> None:
+        """L4: this process lost its lease. What was not sent to the journal never is."""
+        ...
+
+    async def close(self) -> None:
+        """End what is under way; nothing of it is left running."""
+        ...

@@ -27,7 +27,10 @@ expire         revision, deletes (list of keys): a lease ran out or was revoked
 rewound        revision, history, items (list of (key, value)): all that is left of it (S5)
 **journal**
 claim          role, shard, epoch, owner, ok
-append         role, shard, epoch, owner, type, id, seq, count, append_id, ok, key
+append         role, shard, epoch, owner, type, id, seq (events before it), count, keys (of asks,
+               new ones), batch (number), ok, why ("fenced", "busy", "seq", "key", or "" if ok)
+settle         role, shard, epoch, owner, batch, how ("there", "void": it never wrote and never
+               will, "fenced") — what became of a batch without an answer (J4)
 **coordinator**
 leading        inc, revision (of the leader key) — won the election
 deposed        inc
@@ -89,7 +92,7 @@ class Event(NamedTuple):
 
 _make_event = Event._make
 
-_HASHED = ("commit", "expire", "start", "claim", "append")
+_HASHED = ("commit", "expire", "start", "claim", "append", "settle")
 
 _OWN_FRAME = re.compile(r"domicile/[\w/]+\.py [\w.]+")
 """A line of a stored stack. It names modules of this package, which may move without a run

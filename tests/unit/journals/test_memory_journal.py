@@ -13,9 +13,22 @@ from hypothesis import strategies as st
 
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.journals.memory import MemoryJournal
-from domicile.ports.journal import Append, Appended, Claim, Journal, Refusal
+from domicile.ports.journal import Claim, Journal, JournalWrite, WriteRefused, Written, is_immediate
 from domicile.testing.history import History
-from domicile.testing.suites.journal import ENTITY, NEW, OLD, Gate, JournalContract
+from domicile.testing.suites.journal import (
+    BESIDE,
+    CAROL,
+    ENTITY,
+    NEW,
+    OLD,
+    OTHER,
+    SHARD,
+    Gate,
+    JournalContract,
+    batch,
+    events_of,
+    write,
+)
 
 
 class TestMemoryJournal(JournalContract):
@@ -25,42 +38,59 @@ class TestMemoryJournal(JournalContract):
         yield journal
         await journal.close()
 
+    async def queued(self, journal: Journal) -> int:
+        assert isinstance(journal, MemoryJournal)
+        return journal.queued
 
-def test_claims_and_appends_are_reported_as_they_commit() -> None:
+
+def test_claims_writes_and_settlings_are_reported_as_they_commit() -> None:
     history = History(lambda: 0.0)
 
     async def scenario() -> None:
         journal = MemoryJournal(history)
-        await journal.claim(OLD)
-        await journal.append(OLD, Append("w1", ENTITY, 0, (b"1", b"2"), "tx"))
-        await journal.append(OLD, Append("w1", ENTITY, 0, (b"1", b"2"), "tx"))
-        await journal.append(OLD, Append("w2", ENTITY, 1, (b"clash",)))
-        await journal.claim(NEW)
-        await journal.claim(OLD)
-        await journal.append(OLD, Append("w3", ENTITY, 2, (b"stale",)))
+        await journal.claim([OLD])
+        one = batch(1, OLD, JournalWrite(SHARD, ENTITY, 0, (b"1", b"2"), (("tx", None),)))
+        await journal.write(one)
+        await journal.settle(one)
+        await journal.write(batch(2, OLD, write(ENTITY, 1, b"clash")))
+        await journal.settle(batch(3, OLD, write(ENTITY, 2, b"late")))
+        await journal.claim([NEW])
+        await journal.claim([OLD])
+        stale = batch(4, OLD, write(ENTITY, 2, b"stale"))
+        await journal.write(stale)
+        await journal.settle(stale)
 
     asyncio.run(scenario())
     old = {"role": "default", "shard": 7, "epoch": 1, "owner": OLD.owner}
     new = {"role": "default", "shard": 7, "epoch": 2, "owner": NEW.owner}
-    alice = {"type": "Account", "id": "alice"}
-    append = old | alice
     assert [(event.kind, event.fields) for event in history.events] == [
         ("claim", old | {"ok": True}),
-        ("append", append | _write("w1", seq=0, count=2, ok=True, key="tx")),
-        ("append", append | _write("w2", seq=1, count=1, ok=False)),
+        ("append", old | _write(1, seq=0, count=2, keys=["tx"])),
+        ("settle", old | {"batch": 1, "how": "there"}),
+        ("append", old | _write(2, seq=1, count=1, why="seq")),
+        ("settle", old | {"batch": 3, "how": "void"}),
         ("claim", new | {"ok": True}),
         ("claim", old | {"ok": False}),
-        ("append", append | _write("w3", seq=2, count=1, ok=False)),
+        ("append", old | _write(4, seq=2, count=1, why="fenced")),
+        ("settle", old | {"batch": 4, "how": "fenced"}),
     ]
 
 
-def _write(append_id: str, *, seq: int, count: int, ok: bool, key: str = "") -> dict[str, object]:
-    return {"append_id": append_id, "seq": seq, "count": count, "ok": ok, "key": key}
+def _write(
+    number: int, *, seq: int, count: int, why: str = "", keys: list[str] | None = None
+) -> dict[str, object]:
+    return {
+        "type": "Account", "id": "alice", "batch": number, "seq": seq, "count": count,
+        "ok": not why, "why": why, "keys": keys or [],
+    }  # fmt: skip
 
 
 def test_without_a_pause_a_transaction_is_one_turn() -> None:
     journal = MemoryJournal()
-    for coroutine in (journal.claim(OLD), journal.append(OLD, Append("w", ENTITY, 0, (b"1",)))):
+    assert is_immediate(journal)
+    assert not is_immediate(MemoryJournal(pause=Gate()))
+    both = batch(1, (OLD, BESIDE), write(ENTITY, 0, b"1"), write(CAROL, 0, b"c", shard=OTHER))
+    for coroutine in (journal.claim([OLD, BESIDE]), journal.write(both), journal.settle(both)):
         with pytest.raises(StopIteration):
             coroutine.send(None)
 
@@ -69,9 +99,9 @@ def test_close_waits_for_what_still_runs() -> None:
     async def scenario() -> None:
         gate = Gate()
         journal = MemoryJournal(pause=gate)
-        await journal.claim(OLD)
+        await journal.claim([OLD])
         gate.shut()
-        caller = asyncio.create_task(journal.append(OLD, Append("w", ENTITY, 0, (b"1",))))
+        caller = asyncio.create_task(journal.write(batch(1, OLD, write(ENTITY, 0, b"1"))))
         await gate.reached()
         caller.cancel()
         closing = asyncio.create_task(journal.close())
@@ -80,7 +110,7 @@ def test_close_waits_for_what_still_runs() -> None:
         assert not closing.done()
         gate.open()
         await closing
-        assert await journal.read(ENTITY) == (b"1",)
+        assert await events_of(journal) == (b"1",)
 
     asyncio.run(scenario())
 
@@ -89,20 +119,19 @@ def test_waiters_for_a_row_go_in_order_of_arrival() -> None:
     async def scenario() -> None:
         gate = Gate()
         journal = MemoryJournal(pause=gate)
-        await journal.claim(OLD)
+        await journal.claim([OLD])
         gate.shut()
         answers: list[object] = []
 
-        async def write(n: int) -> None:
-            append = Append(f"w{n}", ENTITY, n, (b"%d" % n,))
-            answers.append(await journal.append(OLD, append))
+        async def add(n: int) -> None:
+            answers.extend(await journal.write(batch(n + 1, OLD, write(ENTITY, n, b"%d" % n))))
 
         async with asyncio.TaskGroup() as tasks:
             for n in range(5):
-                tasks.create_task(write(n))
+                tasks.create_task(add(n))
             await gate.reached()
             gate.open()
-        assert answers == [Appended(n + 1, n + 1) for n in range(5)]
+        assert answers == [Written(n + 1, n + 1) for n in range(5)]
 
     asyncio.run(scenario())
 
@@ -121,17 +150,17 @@ def test_no_interleaving_lets_a_stale_owner_commit(seed: int) -> None:
             await asyncio.sleep(0)
 
     async def owner(journal: MemoryJournal, epoch: int) -> None:
-        claim = Claim(shard, epoch, Incarnation(f"{epoch:032x}"))
+        claim = Claim(shard, 0, epoch, Incarnation(f"{epoch:032x}"))
         await turns()
-        if await journal.claim(claim) is not None:
+        if await journal.claim([claim]) != [None]:
             return
-        seq = len(await journal.read(entity))
+        seq = len(await events_of(journal, entity))
         for n in range(4):
             await turns()
-            append = Append(f"{epoch}-{n}", entity, seq, (b"%d" % epoch,))
-            done = await journal.append(claim, append)
-            if isinstance(done, Refusal):
-                assert done.fenced
+            one = batch(n + 1, claim, write(entity, seq, b"%d" % epoch, shard=shard))
+            [done] = await journal.write(one)
+            if isinstance(done, WriteRefused):
+                assert done.why == "fenced"
                 assert done.epoch > epoch
                 return
             # J1 before the read: nobody else wrote between them.
@@ -143,7 +172,7 @@ def test_no_interleaving_lets_a_stale_owner_commit(seed: int) -> None:
         async with asyncio.TaskGroup() as tasks:
             for epoch in range(1, 6):
                 tasks.create_task(owner(journal, epoch))
-        written = [int(event) for event in await journal.read(entity)]
+        written = [int(event) for event in await events_of(journal, entity)]
         assert written == sorted(written)
 
     asyncio.run(scenario())

@@ -6,7 +6,7 @@ Each bad history has a twin in good form, so that a checker that rejects everyth
 from __future__ import annotations
 
 import pytest
-from test_checkers import LIMITS, A, B, C, Tape, accepted, append, entry, rejected
+from test_checkers import LIMITS, A, B, C, Tape, accepted, append, entry, rejected, settle
 
 from domicile.core.state.keys import node_key
 
@@ -207,26 +207,54 @@ def test_a_value_that_is_kept_twice_is_rejected() -> None:
 
 
 def test_a_key_with_two_effects_is_rejected() -> None:
-    tape = append(_journal(), 1, A, key="k")
-    append(tape, 1, A, seq=1, key="k")
+    tape = append(_journal(), 1, A, keys=["k"])
+    append(tape, 1, A, seq=1, keys=["j", "k"])
     violation = rejected(tape, "I4", "key 'k' had a second effect on T/x, by node-a")
     assert [event.fields["seq"] for event in violation.events] == [0, 1]
 
 
 def test_a_key_has_its_second_effect_at_another_home_too() -> None:
-    tape = append(_journal(), 1, A, key="k").move()
+    tape = append(_journal(), 1, A, keys=["k"]).move()
     tape.note("claim", role="r", shard=0, epoch=2, owner=B, ok=True)
-    rejected(append(tape, 2, B, seq=1, key="k"), "I4", "second effect on T/x, by node-b")
+    rejected(append(tape, 2, B, seq=1, keys=["k"]), "I4", "second effect on T/x, by node-b")
 
 
 def test_a_key_that_comes_again_without_effect_is_accepted() -> None:
-    tape = append(_journal(), 1, A, key="k", append_id="1")
-    append(tape, 1, A, key="k", append_id="1")
-    append(tape, 1, A, seq=1, key="k", ok=False)
-    append(tape, 1, A, seq=1, count=0, key="k")
-    append(tape, 1, A, key="k", id="y")
+    tape = append(_journal(), 1, A, keys=["k"])
+    append(tape, 1, A, seq=1, keys=["k"], ok=False, why="key")
+    append(tape, 1, A, seq=1, count=0)
+    append(tape, 1, A, keys=["k"], id="y")
     append(tape, 1, A, seq=1)
     accepted(append(tape, 1, A, seq=2))
+
+
+def test_a_batch_that_is_stored_after_it_was_settled_as_lost_is_rejected() -> None:
+    tape = settle(_journal(), 1, A, batch=4, how="void")
+    rejected(append(tape, 1, A, batch=4), "I4", "stored on T/x after it had been settled as lost")
+    tape = settle(_journal(), 1, A, batch=4, how="void")
+    accepted(append(tape, 1, A, batch=5))
+
+
+def test_a_batch_that_is_settled_otherwise_than_it_went_is_rejected() -> None:
+    rejected(settle(_journal(), 1, A, batch=4, how="there"), "I4", "as stored, but it never was")
+    tape = append(_journal(), 1, A, batch=4)
+    rejected(settle(tape, 1, A, batch=4, how="void"), "I4", "batch 4 of node-a")
+    tape = append(_journal(), 1, A, batch=4)
+    accepted(settle(tape, 1, A, batch=4, how="fenced"))
+
+
+def test_a_home_that_its_journal_fenced_may_drain_by_itself() -> None:
+    """J1, J2: by its claim, by a write, or when it settles one."""
+    for refuse in (
+        lambda tape: tape.note("claim", role="r", shard=0, epoch=1, owner=A, ok=False),
+        lambda tape: append(tape, 1, A, ok=False, why="fenced"),
+        lambda tape: settle(tape, 1, A, batch=1, how="fenced"),
+    ):
+        tape = Tape()
+        refuse(tape)
+        accepted(tape.phase("draining", A, 1).phase("released", A, 1))
+    clash = append(Tape(), 1, A, ok=False, why="seq").phase("draining", A, 1)
+    rejected(clash, "I3", "before the store said moving")
 
 
 # --- L3 and L4: the fence comes at the deadline

@@ -165,15 +165,17 @@ def test_a_history_in_which_all_goes_well_is_accepted() -> None:
     tape.message("finish", -1, sender="", how="ok")
     tape.start(5, shared=True).start(6, shared=True).finish(5).finish(6)
     tape.note("claim", role="r", shard=0, epoch=1, owner=A, ok=True)
-    append(tape, 1, A, seq=0, count=2, append_id="1")
-    append(tape, 1, A, seq=0, count=2, append_id="1")
-    append(tape, 1, A, seq=2, count=1, append_id="2")
+    append(tape, 1, A, seq=0, count=2, batch=1)
+    settle(tape, 1, A, batch=1, how="there")
+    settle(tape, 1, A, batch=2, how="void")
+    append(tape, 1, A, seq=2, count=1, batch=3)
     tape.wait(1.0).submit(7).write(7).accept(7).message("return", 7)
     tape.move()
     told(tape, B, 2, "serving", 3)
     tape.note("claim", role="r", shard=0, epoch=2, owner=B, ok=True)
-    append(tape, 1, A, seq=3, count=1, append_id="3", ok=False)
-    append(tape, 2, B, seq=3, count=1, append_id="4")
+    append(tape, 1, A, seq=3, count=1, batch=4, ok=False, why="fenced")
+    settle(tape, 1, A, batch=5, how="fenced")
+    append(tape, 2, B, seq=3, count=1, batch=1)
     tape.write(7, to=B, epoch=2).accept(7, inc=B, epoch=2)
     tape.start(7, inc=B, epoch=2).wait(0.5).message("resume", 7, inc=B, epoch=2)
     tape.finish(7, inc=B, epoch=2).outcome(7)
@@ -450,9 +452,13 @@ def test_a_handler_at_a_client_is_rejected() -> None:
 
 def append(tape: Tape, epoch: int, owner: str, **fields: Any) -> Tape:
     known = {"role": "r", "shard": 0, "epoch": epoch, "owner": owner, "type": "T", "id": "x"}
-    more = {"seq": 0, "count": 1, "append_id": f"id-{tape.history.counts['ids']}", "ok": True}
-    tape.history.count("ids")
-    return tape.note("append", **{**known, **more, "key": "", **fields})
+    tape.history.count("batches")
+    more = {"seq": 0, "count": 1, "batch": tape.history.counts["batches"], "ok": True, "why": ""}
+    return tape.note("append", **{**known, **more, "keys": [], **fields})
+
+
+def settle(tape: Tape, epoch: int, owner: str, *, batch: int, how: str) -> Tape:
+    return tape.note("settle", role="r", shard=0, epoch=epoch, owner=owner, batch=batch, how=how)
 
 
 def claimed() -> Tape:
@@ -485,8 +491,18 @@ def test_an_append_that_overwrites_or_leaves_a_gap_is_rejected(seq: int) -> None
     rejected(append(claimed(), 2, B, seq=seq), "I2", "but its journal ended at 1")
 
 
+def test_a_batch_behind_a_later_one_is_rejected() -> None:
+    tape = append(claimed(), 2, B, seq=1, batch=7)
+    rejected(append(tape, 2, B, seq=2, batch=6), "I2", "batch 6 of that append of node-b")
+
+
+def test_a_batch_may_hold_several_entities() -> None:
+    tape = append(claimed(), 2, B, seq=1, batch=7)
+    accepted(append(tape, 2, B, seq=0, batch=7, id="y"))
+
+
 def test_refused_claims_and_appends_say_nothing() -> None:
-    tape = append(claimed(), 1, A, seq=0, ok=False)
+    tape = append(claimed(), 1, A, seq=0, ok=False, why="fenced")
     accepted(tape.note("claim", role="r", shard=0, epoch=1, owner=A, ok=False))
 
 

@@ -12,15 +12,27 @@ import pytest
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.txn import MAX_VALUE_BYTES, Changes, Committed, Put, Unknown
 from domicile.errors import StoreRewound, StoreUnavailable, WatchCompacted
-from domicile.ports.journal import Append, Appended, Claim, JournalUnknown
+from domicile.ports.journal import (
+    Batch,
+    Claim,
+    JournalUnknown,
+    JournalWrite,
+    Recovered,
+    StoredReply,
+    Written,
+)
 from domicile.testing.history import History
 from domicile.testing.sim.clock import SimClock
 from domicile.testing.sim.loop import SimLoop, World
 from domicile.testing.sim.remote import WATCH_WINDOW
 from domicile.testing.sim.servers import Servers
 
-CLAIM = Claim(ShardKey("default", 1), 1, Incarnation("a" * 32))
+CLAIM = Claim(ShardKey("default", 1), 0, 1, Incarnation("a" * 32))
 ENTITY = EntityKey("Account", "a")
+
+
+def one_write(number: int, seq: int, inbox: tuple[tuple[str, bytes | None], ...] = ()) -> Batch:
+    return Batch(number, (CLAIM,), (JournalWrite(CLAIM.shard, ENTITY, seq, (b"1",), inbox),))
 
 
 class Bench:
@@ -394,48 +406,45 @@ def test_a_closed_remote_store_refuses() -> None:
 
 def test_the_journal_answers_across_the_network() -> None:
     async def scenario(bench: Bench) -> None:
-        assert await bench.journal.claim(CLAIM) is None
-        done = await bench.journal.append(CLAIM, Append("w", ENTITY, 0, (b"1",), "tx", b"r"))
-        assert done == Appended(1, 1)
-        assert await bench.journal.appended(CLAIM, "w") == done
-        assert await bench.journal.read(ENTITY) == (b"1",)
-        stored = await bench.journal.inbox(ENTITY, "tx")
-        assert stored is not None
-        assert stored.reply == b"r"
+        assert await bench.journal.claim([CLAIM]) == [None]
+        one = one_write(1, 0, inbox=(("tx", b"r"),))
+        assert await bench.journal.write(one) == [Written(1, 1)]
+        assert await bench.journal.settle(one) == [Written(1, 1)]
+        assert await bench.journal.recover([(ENTITY, 0)], 100) == [Recovered((b"1",), 1, False)]
+        assert await bench.journal.inbox([(ENTITY, "tx")]) == [StoredReply(b"r")]
 
     run(scenario)
 
 
-def test_a_lost_journal_reply_is_unknown_and_can_be_looked_up() -> None:
+def test_a_lost_journal_reply_is_unknown_and_can_be_settled() -> None:
     async def scenario(bench: Bench) -> None:
-        await bench.journal.claim(CLAIM)
+        await bench.journal.claim([CLAIM])
         bench.faults.lost_reply = 1.0
-        with pytest.raises(JournalUnknown, match="append id"):
-            await bench.journal.append(CLAIM, Append("w", ENTITY, 0, (b"1",)))
+        with pytest.raises(JournalUnknown, match="settle a batch"):
+            await bench.journal.write(one_write(1, 0))
         bench.faults.lost_reply = 0.0
-        assert await bench.journal.appended(CLAIM, "w") == Appended(1, 1)
+        assert await bench.journal.settle(one_write(1, 0)) == [Written(1, 1)]
         bench.faults.lost_request = 1.0
         with pytest.raises(JournalUnknown):
-            await bench.journal.append(CLAIM, Append("x", ENTITY, 1, (b"2",)))
+            await bench.journal.write(one_write(2, 1))
         bench.faults.lost_request = 0.0
-        assert await bench.journal.appended(CLAIM, "x") is None
+        assert await bench.journal.settle(one_write(2, 1)) == [None]
 
     run(scenario)
 
 
-def test_a_claim_waits_for_a_dead_owners_append() -> None:
+def test_a_claim_waits_for_a_dead_owners_write() -> None:
     async def scenario(bench: Bench) -> None:
         other = bench.servers.remote_journal(bench.driver, bench.servers.faults("driver"))
-        await bench.servers.journal.claim(CLAIM)
-        append = Append("w", ENTITY, 0, (b"1",))
-        bench.loop.create_task(bench.journal.append(CLAIM, append))
+        await bench.servers.journal.claim([CLAIM])
+        bench.loop.create_task(bench.journal.write(one_write(1, 0)))
         bench.faults.delay_s = (0.0, 0.0)
         await asyncio.sleep(0)
         bench.loop.kill()
         await asyncio.sleep(0.001)
-        newer = Claim(CLAIM.shard, 2, Incarnation("b" * 32))
-        assert await other.claim(newer) is None
-        assert await other.read(ENTITY) == (b"1",)
+        newer = Claim(CLAIM.shard, 0, 2, Incarnation("b" * 32))
+        assert await other.claim([newer]) == [None]
+        assert bench.servers.journal.peek(ENTITY) == (b"1",)
 
     bench = run(scenario, driven=True)
     kinds = [(event.kind, event.fields["epoch"]) for event in bench.history.events]
@@ -445,14 +454,14 @@ def test_a_claim_waits_for_a_dead_owners_append() -> None:
 def test_the_same_seed_gives_the_same_history() -> None:
     async def scenario(bench: Bench) -> None:
         bench.faults.lost_reply = bench.faults.lost_request = 0.2
-        await bench.servers.journal.claim(CLAIM)
+        await bench.servers.journal.claim([CLAIM])
         async with asyncio.TaskGroup() as tasks:
             for n in range(20):
                 tasks.create_task(bench.store.commit([], [Put(b"%d" % n, b"")]))
         for n in range(5):
-            append = Append(f"{n}", ENTITY, len(await bench.servers.journal.read(ENTITY)), (b"",))
+            seq = len(bench.servers.journal.peek(ENTITY))
             try:
-                await bench.journal.append(CLAIM, append)
+                await bench.journal.write(one_write(n + 1, seq))
             except JournalUnknown:
                 continue
 

@@ -57,8 +57,6 @@ class ShardHost(Execution):
     def __init__(self, runtime: Runtime, shard: ShardKey) -> None:
         super().__init__(runtime, shard)
         self._host = self
-        self.fence_claim: object | None = None
-        """J1: the claim of the current epoch, made and kept by the first durable use."""
         self._alarms = 0
         self._floor = 0
         self._stopping = 0
@@ -89,7 +87,7 @@ class ShardHost(Execution):
         self._carry_out(self.owner.see(entry))
 
     def outrun(self, epoch: int) -> None:
-        """J1: a journal has seen a newer epoch than this home's; it must be given a newer one."""
+        """J1, J2: a journal has seen a newer claim; this home must be given a newer epoch."""
         self._floor = max(epoch, self._floor)
         self._carry_out(self.owner.happen(OwnerEvent.OUTRUN))
 
@@ -197,7 +195,6 @@ class ShardHost(Execution):
             case Phase.OPEN:
                 self._disarm()
                 if change.does is not OwnerAction.REVERT:
-                    self.fence_claim = None
                     runtime.carrier.opened(self.shard, change.epoch)
                 for entity in list(self.owner.mailboxes):
                     self._wake(entity)

@@ -8,26 +8,46 @@ from domicile.testing.history import Event, History
 
 
 def check_durable(history: History) -> list[Violation]:
-    """I4: `acked` follows the append, stays in the journal, and a key or value is stored once."""
+    """I4: `acked` follows the append, stays in the journal, and a key or value is stored once.
+
+    A batch is what it was settled as: there, or never written, also not later (J4).
+    """
     name = read(history).name
     found = Findings("I4")
     ends: dict[tuple[str, str], int] = {}
     keyed: dict[tuple[str, str, str], Event] = {}
-    append_ids: dict[str, None] = {}
+    batches: dict[tuple[str, int, int, str, int], Event] = {}
+    voids: dict[tuple[str, int, int, str, int], Event] = {}
     acks: dict[tuple[str, str], list[Event]] = {}
-    for event in history.of("append", "acked", "kept"):
+    for event in history.of("append", "settle", "acked", "kept"):
         fields = event.fields
+        if event.kind == "settle":
+            batch = _batch(event)
+            if fields["how"] == "void":
+                voids[batch] = event
+            if fields["how"] != "fenced" and (batch in batches) != (fields["how"] == "there"):
+                what = "as stored, but it never was" if fields["how"] == "there" else "as lost"
+                message = f"batch {batch[-1]} of {name(fields['owner'])} was settled {what}"
+                found.add(event.at, message, batches.get(batch), event)
+            continue
         entity = (fields["type"], fields["id"])
         where = f"{entity[0]}/{entity[1]}"
         if event.kind == "append":
-            if not fields["ok"] or fields["append_id"] in append_ids:
+            if not fields["ok"]:
                 continue
-            append_ids[fields["append_id"]] = None
+            batch = _batch(event)
+            batches.setdefault(batch, event)
+            if batch in voids:
+                message = (
+                    f"batch {batch[-1]} of {name(fields['owner'])} was stored on {where} after it "
+                    "had been settled as lost"
+                )
+                found.add(event.at, message, voids[batch], event)
             ends[entity] = max(ends.get(entity, 0), fields["seq"] + fields["count"])
-            if fields.get("key") and fields["count"]:
-                first = keyed.setdefault((*entity, fields["key"]), event)
+            for key in fields["keys"]:
+                first = keyed.setdefault((*entity, key), event)
                 if first is not event:
-                    message = f"key {fields['key']!r} had a second effect on {where}"
+                    message = f"key {key!r} had a second effect on {where}"
                     found.add(event.at, f"{message}, by {name(fields['owner'])}", first, event)
         elif event.kind == "acked":
             acks.setdefault(entity, []).append(event)
@@ -37,6 +57,12 @@ def check_durable(history: History) -> list[Violation]:
         else:
             _judge_kept(found, event, where, acks.get(entity, []))
     return found.violations
+
+
+def _batch(event: Event) -> tuple[str, int, int, str, int]:
+    """The part of a batch that concerns one shard: outcomes are kept per shard (J3)."""
+    fields = event.fields
+    return fields["role"], fields["shard"], fields["epoch"], fields["owner"], fields["batch"]
 
 
 def _judge_kept(found: Findings, kept: Event, where: str, acks: list[Event]) -> None:

@@ -8,22 +8,21 @@ from domicile.testing.history import Event, History
 
 
 def check_fenced(history: History) -> list[Violation]:
-    """I2: appends belong to the newest claim (J1, J2) and continue each other without a gap."""
+    """I2: appends belong to the newest claim (J1, J2) and continue each other without a gap.
+
+    The batches of one claim commit in the order of their numbers (J3, J4).
+    """
     name = read(history).name
     found = Findings("I2")
     fences: dict[tuple[str, int], Event] = {}
     ends: dict[tuple[str, str], tuple[int, Event]] = {}
-    append_ids: dict[str, None] = {}
+    batches: dict[tuple[str, int, int, str], Event] = {}
     for event in history.of("claim", "append"):
         fields = event.fields
         if not fields["ok"]:
             continue
         shard = (fields["role"], fields["shard"])
         append = event.kind == "append"
-        if append and fields["append_id"]:
-            if fields["append_id"] in append_ids:
-                continue
-            append_ids[fields["append_id"]] = None
         fence = fences.get(shard)
         what = (
             f"{event.kind} of {name(fields['owner'])} in epoch {fields['epoch']} of "
@@ -41,6 +40,11 @@ def check_fenced(history: History) -> list[Violation]:
                 found.add(event.at, f"{what} committed without a claim (H13)", fence, event)
             fences[shard] = event
         if append:
+            last = batches.setdefault((*shard, fields["epoch"], fields["owner"]), event)
+            if fields["batch"] < last.fields["batch"]:
+                message = f"batch {fields['batch']} of that {what} committed after a later one"
+                found.add(event.at, message, last, event)
+            batches[(*shard, fields["epoch"], fields["owner"])] = event
             entity = (fields["type"], fields["id"])
             known = ends.get(entity)
             if known and fields["seq"] != known[0]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from math import inf
 
 from domicile.core.ids import ShardKey
-from domicile.testing.checkers.reading import Message, Reading, Spans, Stored, read
+from domicile.testing.checkers.reading import (
+    Message,
+    Reading,
+    Spans,
+    Stored,
+    is_fenced,
+    read,
+)
 from domicile.testing.checkers.verdict import Findings, Violation
 from domicile.testing.history import Event, History
 
@@ -131,12 +138,17 @@ def _judge_asks(
     asks: dict[_Key, Event] = {}
     written: dict[_Key, float] = {}
     refused: dict[tuple[str, int], float] = {}
-    for event in history.of("submit", "write", "outcome", "claim"):
+    outrun: dict[tuple[str, int, int, str], None] = {}
+    for event in history.of("submit", "write", "outcome", "claim", "append", "settle"):
         fields = event.fields
-        if event.kind == "claim":
-            # S5: after a rewind a journal may know a newer epoch; its shard finds out on first use.
-            if not fields["ok"] and reading.rewound_at is not None and event.at >= settled_at:
-                refused[fields["role"], fields["shard"]] = event.at
+        if event.kind in ("claim", "append", "settle"):
+            # S5: after a rewind a journal may know a newer epoch; a home finds out once, on first
+            # use, and then it must be dropped.
+            home = (fields["role"], fields["shard"], fields["epoch"], fields["owner"])
+            if is_fenced(event) and home not in outrun:
+                outrun[home] = None
+                if reading.rewound_at is not None and event.at >= settled_at:
+                    refused[home[:2]] = event.at
             continue
         key = (fields["inc"], fields["role"], fields["shard"], fields["n"])
         if event.kind == "submit":

@@ -362,6 +362,19 @@ def read(history: History) -> Reading:
     return known[1]
 
 
+def is_fenced(event: Event) -> bool:
+    """Whether a journal told an owner, by this answer, that it knows a newer one (J1, J2, J4)."""
+    match event.kind:
+        case "claim":
+            return not event.fields["ok"]
+        case "append":
+            return bool(event.fields["why"] == "fenced")
+        case "settle":
+            return bool(event.fields["how"] == "fenced")
+        case _:
+            return False
+
+
 def _message(fields: dict[str, Any]) -> Message | None:
     """Whose event this is, if it is one of a message; who submits or writes it is its sender."""
     if "n" not in fields:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from domicile.testing.checkers.reading import read
+from domicile.testing.checkers.reading import is_fenced, read
 from domicile.testing.checkers.verdict import Findings, Violation
 from domicile.testing.history import History
 
@@ -10,7 +10,8 @@ from domicile.testing.history import History
 def check_stored_first(history: History) -> list[Violation]:
     """I3: `told`, `open` and `draining` follow the commit of exactly that entry.
 
-    A home whose claim its journal refused may drain by itself: it must be given another epoch (J1).
+    A home whose claim or write its journal refused may drain by itself: it must be given another
+    epoch (J1, J2).
     """
     reading = read(history)
     found = Findings("I3")
@@ -24,8 +25,8 @@ def check_stored_first(history: History) -> list[Violation]:
                 state = (shard.role, shard.shard, entry.owner, entry.epoch, entry.state)
                 states[state] = None
                 entries[(*state, entry.change)] = None
-        elif kind == "claim":
-            if not fields["ok"]:
+        elif kind in ("claim", "append", "settle"):
+            if is_fenced(event):
                 outrun[fields["role"], fields["shard"], fields["owner"], fields["epoch"]] = None
         elif kind == "told":
             where = (fields["role"], fields["shard"])

@@ -16,13 +16,14 @@ from domicile.core.ids import EntityKey
 from domicile.core.state.txn import Changes, Condition, Item, Listing, Outcome, Unknown, Write
 from domicile.errors import StoreError, StoreRewound, StoreUnavailable
 from domicile.ports.journal import (
-    Append,
-    Appended,
+    Batch,
     Claim,
     Journal,
     JournalUnknown,
-    Refusal,
-    StoredEvents,
+    Recovered,
+    StoredReply,
+    WriteRefused,
+    Written,
 )
 from domicile.ports.store import Store
 from domicile.testing.sim.calls import OP_TIMEOUT_S, Faults, Wire
@@ -285,25 +286,27 @@ class RemoteJournal:
         self._wire = Wire(world, loop, server, faults, op_timeout_s)
         self._backend = backend
 
-    async def claim(self, claim: Claim) -> Refusal | None:
+    async def claim(self, claims: Sequence[Claim]) -> Sequence[int | None]:
         """As `Journal.claim`."""
-        return await self._call(partial(self._backend.claim, claim))
+        return await self._call(partial(self._backend.claim, tuple(claims)))
 
-    async def append(self, claim: Claim, append: Append) -> Appended | Refusal:
-        """As `Journal.append`."""
-        return await self._call(partial(self._backend.append, claim, append))
+    async def write(self, batch: Batch) -> Sequence[Written | WriteRefused]:
+        """As `Journal.write`."""
+        return await self._call(partial(self._backend.write, batch))
 
-    async def appended(self, claim: Claim, append_id: str) -> Appended | None:
-        """As `Journal.appended`."""
-        return await self._call(partial(self._backend.appended, claim, append_id))
+    async def settle(self, batch: Batch) -> Sequence[Written | WriteRefused | None]:
+        """As `Journal.settle`."""
+        return await self._call(partial(self._backend.settle, batch))
 
-    async def read(self, entity: EntityKey) -> tuple[bytes, ...]:
-        """As `Journal.read`."""
-        return await self._call(partial(self._backend.read, entity))
+    async def recover(
+        self, wanted: Sequence[tuple[EntityKey, int]], max_bytes: int
+    ) -> Sequence[Recovered]:
+        """As `Journal.recover`."""
+        return await self._call(partial(self._backend.recover, tuple(wanted), max_bytes))
 
-    async def inbox(self, entity: EntityKey, key: str) -> StoredEvents | None:
+    async def inbox(self, asked: Sequence[tuple[EntityKey, str]]) -> Sequence[StoredReply | None]:
         """As `Journal.inbox`."""
-        return await self._call(partial(self._backend.inbox, entity, key))
+        return await self._call(partial(self._backend.inbox, tuple(asked)))
 
     async def close(self) -> None:
         """Nothing to let go of."""
@@ -314,5 +317,5 @@ class RemoteJournal:
         except TimeoutError:
             raise JournalUnknown(
                 f"the journal did not answer {self._wire.loop.name} within "
-                f"{self._wire.op_timeout_s} s; look a write up by its append id"
+                f"{self._wire.op_timeout_s} s; settle a batch"
             ) from None
