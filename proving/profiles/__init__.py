@@ -48,12 +48,12 @@ STORE = Spec(
     about="the whole store away or down, put back to a backup, compacted, with unknown outcomes",
     faults=(
         stores.whole_outage, stores.whole_outage, stores.rewind, stores.forgotten_home,
-        stores.unknown, stores.compaction, stores.compaction, stores.watch, stores.lost_replies,
-        nodes.crash, links.cut, nodes.freeze_leader,
+        stores.raised_fence, stores.unknown, stores.compaction, stores.compaction, stores.watch,
+        stores.lost_replies, nodes.crash, links.cut, nodes.freeze_leader,
     ),
     kinds=(
-        "compaction", "crash", "cut", "forgotten home", "leader frozen", "lost replies", "rewind",
-        "store away", "store down", "unknown", "watch",
+        "compaction", "crash", "cut", "forgotten home", "leader frozen", "lost replies",
+        "raised fence", "rewind", "store away", "store down", "unknown", "watch",
     ),
     pace_s=(1.5, 4.5),
 )  # fmt: skip

@@ -110,6 +110,25 @@ async def _forget(m: Mischief, random: Random, id: str, shard: ShardKey) -> None
         await _write(m, id)
 
 
+def raised_fence(m: Mischief, random: Random) -> None:
+    """A journal's fence is raised while the shard's home writes on (J2)."""
+    id = random.choice(m.load.rooms)
+    shard = ShardKey("default", shard_of(EntityKey("ledger", id), m.sim.settings.shards))
+    m.load.inside(-1, lambda _: _raise(m, random, id, shard))
+
+
+async def _raise(m: Mischief, random: Random, id: str, shard: ShardKey) -> None:
+    # Once before, so that its home has claimed it: else it is the claim that is refused (J1).
+    await _write(m, id)
+    if not m.faulty:
+        return
+    m.note("raised fence", f"of shard {shard.shard}")
+    m.sim.raise_fence(shard)
+    for pause_s in (random.uniform(0.0, 1.0), random.uniform(6.0, 9.0), random.uniform(15.0, 25.0)):
+        await asyncio.sleep(pause_s)
+        await _write(m, id)
+
+
 async def _write(m: Mischief, id: str) -> None:
     with suppress(DomicileError):
         await m.load.note_down(m.sim, id, "", refused=False)

@@ -129,6 +129,11 @@ class MemoryJournal:
         """All committed events of an entity, for tests and tools in the same process."""
         return tuple(self._events.get(entity, ()))
 
+    def newest(self, shard: ShardKey) -> int:
+        """The epoch that a shard was last claimed under, for tests and tools; 0 if it never was."""
+        row = self._fences.get((shard, 0))
+        return 0 if row is None else row.epoch
+
     @property
     def queued(self) -> int:
         """How many transactions wait for a row that another one holds, for tests."""

@@ -142,12 +142,13 @@ def _judge_asks(
     for event in history.of("submit", "write", "outcome", "claim", "append", "settle"):
         fields = event.fields
         if event.kind in ("claim", "append", "settle"):
-            # S5: after a rewind a journal may know a newer epoch; a home finds out once, on first
-            # use, and then it must be dropped.
+            # S5: after a rewind a journal may know a newer epoch, and after its fence was raised; a
+            # home finds out once, on first use, and then it must be dropped.
             home = (fields["role"], fields["shard"], fields["epoch"], fields["owner"])
             if is_fenced(event) and home not in outrun:
                 outrun[home] = None
-                if reading.rewound_at is not None and event.at >= settled_at:
+                is_behind = reading.rewound_at is not None or reading.is_raised
+                if is_behind and event.at >= settled_at:
                     refused[home[:2]] = event.at
             continue
         key = (fields["inc"], fields["role"], fields["shard"], fields["n"])

@@ -22,6 +22,7 @@ GRACE_S = 15.0
 """How long after a fault its effects may still show, and after `quiet` things may settle."""
 
 HEAL = "heal"
+RAISED = "raised fence"
 _ENDS = {
     **dict.fromkeys(("block", "delay", "lag", "loss", "partition"), (HEAL,)),
     "freeze": ("thaw", "crash"),
@@ -37,7 +38,7 @@ _OF_ONE = ("crash", "freeze", "stop", "thaw")
 
 _HARMLESS = (
     "back", "cut", "duplicate", "fast", "flow", "free", "full", HEAL, "lag", "linger",
-    "lost replies", "outage", "rewind", "stall",
+    "lost replies", "outage", RAISED, "rewind", "stall",
 )  # fmt: skip
 """Faults that cost no message by themselves, or ends of others: a link that breaks resumes, and who
 loses its lease for want of the store is fenced."""
@@ -154,6 +155,8 @@ class Reading:
         self.quiet_at: float | None = None
         self.rewound_at: float | None = None
         """When the store last went back to an earlier state (S5)."""
+        self.is_raised = False
+        """Whether somebody raised a fence of the journal above the store's epoch (J2)."""
         self.slack_s = history.slack_s if isinstance(history, RealHistory) else 0.0
         """How late timers may be: not at all in virtual time."""
         self.rest_of_turn: dict[int, float] = {}
@@ -314,6 +317,8 @@ class Reading:
             spans.append(_Fault(fault, "", event.at, until))
             self._starved.append((event.at, until))
             return
+        if fault == RAISED:
+            self.is_raised = True
         if fault == SHUTDOWN:
             self.calm_until = min(self.calm_until, event.at)
         if fault == "crash":

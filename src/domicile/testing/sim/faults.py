@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from domicile.core.ids import ShardKey
 from domicile.testing.actions import Verbs
 from domicile.testing.history import History
 from domicile.testing.sim.calls import Faults
@@ -129,6 +130,15 @@ class SimFaults(Verbs):
     def compact(self) -> None:
         """The store forgets all changes so far: a watch from before must list again."""
         self.servers.store.compact(self.servers.store.revision)
+
+    def raise_fence(self, shard: ShardKey) -> None:
+        """The journal's fence of a shard is raised above the store's epoch, as by an operator.
+
+        Its home finds out with its next write: nothing is committed, and the shard must be given a
+        newer epoch (J2).
+        """
+        self.note_fault("raised fence")
+        self.servers.raise_fence(shard)
 
     # clocks
 

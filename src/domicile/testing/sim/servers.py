@@ -11,7 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from domicile.core.ids import Incarnation, ShardKey
 from domicile.journals.memory import MemoryJournal
+from domicile.ports.journal import Claim
 from domicile.ports.meter import Meter
 from domicile.stores.memory.data import Snapshot
 from domicile.stores.memory.store import MemoryStore
@@ -20,6 +22,8 @@ from domicile.testing.sim.clock import SimClock
 from domicile.testing.sim.loop import SimLoop, World
 from domicile.testing.sim.remote import RemoteJournal, RemoteStore
 from domicile.testing.sim.sandbox import SimulationError
+
+OUTSIDER = Incarnation("outsider".ljust(32, "0"))
 
 BACKUP_S = 0.5
 BACKUPS = 240
@@ -71,6 +75,12 @@ class Servers:
     def stall(self, seconds: float, began: Callable[[], None]) -> None:
         """The next write to the journal stands still in the middle of its transaction."""
         self._stall = (seconds, began)
+
+    def raise_fence(self, shard: ShardKey) -> None:
+        """Claim a shard under the next epoch for an owner that the cluster has never had."""
+        claim = Claim(shard, 0, self.journal.newest(shard) + 1, OUTSIDER)
+        loop = self.journal_loop
+        loop.post(lambda: loop.create_task(self.journal.claim([claim])))
 
     # the store as a whole
 
