@@ -1,7 +1,8 @@
-"""One incarnation's message side: its senders, its shard hosts, and the lanes between them.
+"""One incarnation's message side: its senders, its shard hosts, and the way between them.
 
-Made by a node or client for one incarnation and thrown away with it (L5). It takes what links
-and the membership report, and hands out refs. A client's runtime has an empty catalogue.
+A node or client makes one per incarnation and throws it away with it (L5). Links and membership
+report to it; refs send through it. A client's runtime has an empty catalogue. It decides nothing
+about order or homes: the machines of `core.handoff` do.
 """
 
 from __future__ import annotations
@@ -63,18 +64,20 @@ AnswerMessage = Reply | Begun | Return | Flushed
 
 LOCAL = "local"
 TURN_S = 0.02
-"""Once a batch of messages has taken this long, the rest of it waits for the loop to turn."""
+"""Seconds that one batch of messages may take; the rest of it waits for the next turn of the
+loop."""
 TURN_CALLS = 1_000
-"""Local asks of a recorded run that run within their calls before the loop turns."""
+"""Local asks that may run within their calls during one turn of the loop, while a run is
+recorded."""
 _NEVER = -1.0
 BEGUN_MESSAGES = 256
 BEGUN_S = 0.005
-"""Senders learn what has started once so much of theirs has, or after this time."""
+"""An owner tells a sender what has started after this many messages, or after this many seconds."""
 BUSY_S = 0.05
-"""And once all batches of one turn of the loop have: more is read than begun, so that what waits
-waits here, where it is counted and may be refused, and not in the network."""
+"""Seconds that all batches of one turn of the loop may take. After that messages are read but not
+begun: they wait here, where they are counted and may be refused, not in the network."""
 SLOW_S = 0.0002
-"""From this mean time of a turn on, waiting in line costs little beside it."""
+"""Seconds of a mean turn from which on waiting in line costs little in comparison."""
 SWEEP_S = 1.0
 REPEAT_S = 1.0
 
@@ -106,7 +109,7 @@ class Runtime:
         tracer: Tracer | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        """Kept: to find the running one costs a system call on some versions of Python."""
+        """Kept, because finding the running loop costs a system call on some versions of Python."""
         self.me = me
         self.node_id = node_id
         self.clock = clock
@@ -116,21 +119,21 @@ class Runtime:
         self.members = members
         self.guard = guard
         self.lease = lease
-        """Compared before each message; only past its deadline `guard` is asked (L3)."""
+        """Compared before each message; `guard` is asked only after its deadline (L3)."""
         self.may_clean_up = may_clean_up
         self.control = control
         self.read_record = read_record
         self.mark_started = mark_started
         self.catalogue = catalogue
         self.shards: Mapping[str, int] = {} if shards is None else shards
-        """How many shards the roles have that this process can be home to."""
+        """The number of shards of each role that this process can be home to."""
         self.resources = resources
         self.durability = durability
         self.tracing = takes_events(meter)
         self.small_bytes = min(settings.message_bytes, 1_024)
         """Bodies up to this size need not be compared with the limit of a message."""
         self.shares = not settings.serialize_local
-        """Whether a local ask may hand over values that nobody can change (SM-27)."""
+        """Whether a local ask may hand over immutable values without copying them (SM-27)."""
         self.observer = Observer(tracer, sampler(meter))
         self.links: Links | None = None
         self.workers = Workers(clock.now, lambda: self.observer.turns)
@@ -154,9 +157,9 @@ class Runtime:
         self.hosts: dict[ShardKey, ShardHost] = {}
         self._by_role: dict[str, dict[int, ShardHost]] = {}
         self.running: Turn | None = None
-        """The turn being stepped right now; other threads may look."""
+        """The turn that holds the event loop now; other threads may read this."""
         self.suspended: dict[Turn, float] = {}
-        """What waits for something, with the time since when; the oldest first."""
+        """Suspended turns, each with the time of its first suspension; the oldest first."""
         self.on_suspended: Callable[[], None] = _nobody
         """Called whenever a handler first suspends (DX-09)."""
         self.graveyard: list[Coroutine[Any, Any, Any]] = []
@@ -169,7 +172,8 @@ class Runtime:
         self._begun: dict[LinkKey, list[tuple[ShardKey, int]]] = {}
         self._begun_of: LinkKey | None = None
         self._begun_last: list[tuple[ShardKey, int]] = []
-        """The last source that something of has begun, and its list: mostly the next one's, too."""
+        """The source of the last message that began, and its list: mostly the next message has the
+        same."""
         self._telling: Timer | None = None
         self._here_until = 0.0
         self._here_left = 0
@@ -179,17 +183,18 @@ class Runtime:
         self._repeater: Timer | None = None
         self.call_offs = Cancellations(self)
         self.requests: RequestTakers = {Flush: self._on_flush, Cancel: self.call_offs.take}
-        """Who takes what comes to this owner beside requests, from this process itself, too."""
+        """By message type: what handles a message to this owner that is no request, local ones
+        included."""
         self.answers: AnswerTakers = {
             Reply: self.sending.on_reply,
             Begun: self._on_begun,
             Return: self._on_moved,
             Flushed: self._on_moved,
         }
-        """Who takes what owners say of this sender's messages."""
+        """By message type: what handles an owner's answer about this sender's messages."""
 
     def start(self, links: Links) -> None:
-        """Links stand; messages may flow."""
+        """The links are up: messages may be sent and received."""
         self.links = links
         self._sweeper = self.clock.call_at(self.clock.now() + SWEEP_S, self._sweep)
 
@@ -215,21 +220,24 @@ class Runtime:
         self.sending.see(shard, entry)
 
     def exists(self, role: str, shard: int) -> bool:
-        """Whether the cluster has such a shard: whatever names another must leave no trace (I6)."""
+        """Whether the cluster has this shard: a message that names another must leave no state here
+        (I6)."""
         config = self.members.config
         return config is not None and 0 <= shard < config.shards.get(role, 0)
 
     def look_soon(self) -> None:
-        """Someone waits in line here now: what must finish first may go on (N3)."""
+        """A message now waits in a mailbox here: senders check again which messages are finishing
+        (N3)."""
         self._look = True
         self._end_turn_soon()
 
     def on_gone(self, peer: Incarnation) -> None:
-        """A record is gone, and its incarnation with it."""
+        """The record of an incarnation is gone, so the incarnation is over."""
         self.sending.forget(peer)
 
     def on_map_changed(self) -> None:
-        """After a batch of entries or nodes: other shards' queues may go on (N3)."""
+        """A batch of entries or nodes was merged: the queues of other shards may be able to go on
+        (N3)."""
         self.sending.look()
 
     def _host(self, shard: ShardKey) -> ShardHost:
@@ -255,7 +263,7 @@ class Runtime:
     ) -> None:
         """Messages that a peer, or this process itself, wrote to this owner, in order.
 
-        `takers` are for what is no request.
+        `takers` handle every message that is no request.
         """
         left = iter(messages)
         until = self._busy_until(self.clock.now())
@@ -263,7 +271,7 @@ class Runtime:
         ready, job_s = admission.ready, admission.job_s = self.workers.line
         admission.is_full = len(self.suspended) >= self.settings.node_turns
         if admission.is_full or (job_s > SLOW_S and ready * job_s > TURN_S):
-            # Nobody passes those that wait for their turn already.
+            # A message that begins now would overtake those that already wait for their turn.
             until = 0.0
         for message in left:
             item: ToOwner | None = message
@@ -278,7 +286,8 @@ class Runtime:
             host.flush(source, flush)
 
     def _busy_until(self, now: float) -> float:
-        """Until when messages may begin as they come; for the rest of the loop's turn they wait."""
+        """Until when messages may begin on arrival; later ones wait for the next turn of the
+        loop."""
         if not self._turn_until:
             self._turn_until = now + BUSY_S
             self.loop.call_soon(self._turned)
@@ -290,7 +299,10 @@ class Runtime:
     def _serve_some(
         self, worker: Worker, source: LinkKey, item: ToOwner, left: Iterator[ToOwner], until: float
     ) -> ToOwner | None:
-        """Serve requests until one suspends or something else comes: that, or the next request."""
+        """Serve requests until one suspends or a message of another type comes.
+
+        Returns that message, or the next request, or None.
+        """
         clock, lease, by_role = self.clock.now, self.lease, self._by_role
         message: ToOwner | None = item
         while type(message) is Request:
@@ -336,7 +348,8 @@ class Runtime:
             self.links.send(Peer(to, node.address if node is not None else ""), message)
 
     def take_back(self, to: Incarnation, message: Cancel) -> None:
-        """Tell an owner, behind the request, that its caller waits no more, if it can hear that."""
+        """Tell an owner, behind the request, that its caller no longer waits, if the owner is
+        known."""
         if to == self.me:
             self._here.append(message)
             self._end_turn_soon()
@@ -373,12 +386,13 @@ class Runtime:
         now: float,
         timeout_s: float,
     ) -> Any:
-        """As `Execution.call_here`, at the host of that shard, if a local ask may run within its
-        call: nothing local waits, and this turn of the event loop has not lasted too long with such
-        calls. Nor is it traced: context travels in requests.
+        """As `Execution.call_here`, if a local ask may run within its call; otherwise `NOT_HERE`.
 
-        Code within a handler's first step must ask in that handler's name: only the chain says
-        that its entity is busy."""
+        It may if nothing local waits and such calls have not taken too much of this turn of the
+        loop. It may not while tracing: the trace context travels in requests. Code that runs in a
+        handler's first step must ask in that handler's name: only the chain says that its entity is
+        busy.
+        """
         running = self.running
         if (
             self._here
@@ -391,7 +405,7 @@ class Runtime:
             self._here_until, self._here_left = now + TURN_S, TURN_CALLS
             self.loop.call_soon(self._next_turn)
         if self.tracing:
-            # Virtual time may stand still while they run.
+            # Virtual time may not advance while they run, so they are counted instead.
             self._here_left -= 1
             if self._here_left < 0:
                 return NOT_HERE
@@ -408,7 +422,7 @@ class Runtime:
         self._here_until = _NEVER if self.workers.closed else 0.0
 
     def answer(self, source: LinkKey, message: AnswerMessage) -> None:
-        """Say something to a sender, in order."""
+        """Answer a sender, in order."""
         if type(message) is Flushed:
             self._tell_begun(source)
         links = self.links
@@ -419,7 +433,7 @@ class Runtime:
             links.answer(source, message)
 
     def begun(self, shard: ShardKey, source: LinkKey, n: int) -> None:
-        """A message started; its sender learns it soon, with others."""
+        """A message started; its sender is told soon, in one `Begun` with others."""
         begun = self._begun_last if source is self._begun_of else self._begun_by(source)
         begun.append((shard, n))
         if len(begun) >= BEGUN_MESSAGES:
@@ -459,7 +473,7 @@ class Runtime:
             self.loop.call_soon(self._end_turn)
 
     def _end_turn(self) -> None:
-        """Batch of one loop turn: local mail, and what has started."""
+        """Handle what this process wrote to itself during one turn of the loop, in order."""
         self._turn_ends = False
         if not self.guard():
             return
@@ -488,12 +502,13 @@ class Runtime:
                 turn.cancel(reason)
 
     def settled(self) -> bool:
-        """H14: nothing left to release, nothing sent that is still open."""
+        """H14: nothing is left to release, and nothing that was sent is still open."""
         return not self.unreleased and not self.sending.waiting() and not self._here
 
     @property
     def unreleased(self) -> bool:
-        """Whether something is still to be released, or its next home to be stored (H14)."""
+        """H14: whether a shard is still to be released, or the store does not name its next home
+        yet."""
         return any(host.unsettled for host in self.hosts.values())
 
     @property
@@ -507,12 +522,13 @@ class Runtime:
             host.repeat_released()
 
     def repeat_soon(self) -> None:
-        """Something was released: say so again until the store shows it."""
+        """A shard was released: repeat that until the store shows it."""
         if self._repeater is None:
             self._repeater = self.clock.call_at(self.clock.now() + REPEAT_S, self._repeat)
 
     def fence(self, reason: str) -> None:
-        """L4: admit nothing, cancel; what this process sent is told to its callers."""
+        """L4: admit nothing and cancel all handlers; the callers of what this process sent are
+        told."""
         if self.fenced:
             return
         self.fenced = True
@@ -527,16 +543,16 @@ class Runtime:
         self.sending.fail_all(f"this process lost its lease ({reason})")
 
     async def close(self) -> int:
-        """The incarnation is over, by its own will or fenced: no task of it is left.
+        """The incarnation left or was fenced: end all its tasks.
 
-        How many handlers ignored their cancellation (L4); they are never resumed.
+        Returns the number of handlers that ignored their cancellation (L4); they are never resumed.
         """
         self._cancel_timers()
         self._here_until = _NEVER
         self.sending.fail_all("this process left the cluster")
         self.carrier.close()
         self.blocking.shut()
-        # Here, not in a task that may be cancelled before it runs.
+        # Called here, not in a task that may be cancelled before it runs.
         self.workers.cancel_all()
         stuck, threads = await asyncio.gather(
             self.workers.close(self.settings.stop_budget_s),
@@ -580,4 +596,4 @@ class Runtime:
 
 
 def _nobody() -> None:
-    """Nobody wants to know."""
+    """The default of `on_suspended`: does nothing."""

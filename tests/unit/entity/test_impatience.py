@@ -95,7 +95,7 @@ async def test_nothing_is_asked_for_a_caller_that_waits_no_more(sim: Sim) -> Non
     await sim.advance(1)
     ((kind, after_s, text),) = LOG
     assert (kind, after_s) == ("Unavailable", 0.0)
-    assert "waits no more" in text
+    assert "no longer waits" in text
 
 
 @simulated(entities=[Clerk], nodes=2, seeds=SEEDS, settings=FEW)

@@ -1,1 +1,1 @@
-"""Fields that entities take along on planned moves."""
+"""How do entities' fields follow a shard on a planned move (`carry=True`)?"""

@@ -1,9 +1,9 @@
-"""What entities take along on a planned move: their annotated fields, as bytes, for a while.
+"""What entities take along on a planned move: their annotated fields, as bytes, for a short time.
 
-`CarryBook` holds what a shard at home here has to give or to use,
-`CarryShelf` what arrived for shards that are not at home here yet. All without I/O: `transfer`
-sends and answers. Two homes must never use the same fields (I1): they leave a book only once its
-epoch is over, and the shelf only for the very next epoch.
+`CarryBook` holds the fields that a shard at home here has to hand over or to use. `CarryShelf`
+holds fields that arrived for shards that are not at home here yet. Nothing here does I/O:
+`transfer` sends and answers. Two homes must never use the same fields (I1): they leave a book only
+once its epoch is over, and the shelf only for the very next epoch.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from domicile.core.state.shardmap import Entry
 from domicile.core.wire import Carried, Carry
 
 PART_BYTES = 256 * 1024
-"""About how much one `Carry` holds, so that other messages get through between two of them."""
+"""About how many bytes one `Carry` holds, so that other messages get through between two of
+them."""
 
 OVERHEAD_BYTES = 64
-"""What an entity weighs beyond its names and fields."""
+"""Bytes counted for an entity besides its names and fields."""
 
 
 class Budget:
-    """I6: bytes of all shards of a node together."""
+    """I6: a limit on the bytes of all shards of a node together."""
 
     __slots__ = ("most_bytes", "used_bytes")
 
@@ -33,7 +34,7 @@ class Budget:
 
 
 class Pile:
-    """Entities' bytes within a limit of their own and a common one."""
+    """Entities' bytes, within a limit of their own and a common one."""
 
     __slots__ = ("_bodies", "_budget", "_most_bytes", "used_bytes")
 
@@ -62,7 +63,7 @@ class Pile:
         return self._bodies.get(key)
 
     def drop(self, key: EntityKey) -> None:
-        """Keep an entity's bytes no more."""
+        """Drop an entity's bytes."""
         body = self._bodies.pop(key, None)
         if body is not None:
             size = _size_bytes(key, body)
@@ -70,7 +71,7 @@ class Pile:
             self._budget.used_bytes -= size
 
     def empty(self) -> dict[EntityKey, bytes]:
-        """Everything; none of it stays."""
+        """Return all bytes and keep none."""
         bodies, self._bodies = self._bodies, {}
         self._budget.used_bytes -= self.used_bytes
         self.used_bytes = 0
@@ -81,10 +82,11 @@ class Pile:
 
 
 class CarryBook:
-    """The owner's side of one shard: what its entities took along, or will.
+    """The owner's side of one shard: the fields that its entities brought, or will take along.
 
-    `keep` what a draining shard's stopped entity holds; `get` it for one that starts here, and
-    `drop` it once that one runs. `hand_over` only when this home is over for good.
+    `keep` stores the fields of a stopped entity of a draining shard. `get` reads them for an entity
+    that starts here, and `drop` removes them once it runs. `hand_over` only when this epoch is
+    over.
     """
 
     __slots__ = ("_awaited", "_pile")
@@ -94,23 +96,24 @@ class CarryBook:
         self._awaited: dict[int, None] = {}
 
     def keep(self, key: EntityKey, body: bytes) -> bool:
-        """What a stopped entity held; False if there is no room, so that it will start fresh."""
+        """Keep a stopped entity's fields; False if there is no room, so that it will start
+        fresh."""
         return self._pile.put(key, body)
 
     def get(self, key: EntityKey) -> bytes | None:
-        """What an entity that starts here took along; it stays until that one runs."""
+        """The fields of an entity that starts here; they stay until it runs."""
         return self._pile.get(key)
 
     def drop(self, key: EntityKey) -> None:
-        """The entity runs here: from now on only it knows."""
+        """The entity runs here: from now on only the entity holds its fields."""
         self._pile.drop(key)
 
     def fill(self, bodies: Iterable[tuple[EntityKey, bytes]]) -> int:
-        """What came from the home before this one. How many had no room."""
+        """Take the fields that came from the previous home. How many had no room."""
         return sum(not self._pile.put(key, body) for key, body in bodies)
 
     def hand_over(self, shard: ShardKey, epoch: int, first_id: int) -> tuple[Carry, ...]:
-        """All of it for the next home, in parts numbered from `first_id`; nothing stays here."""
+        """All fields for the next home, in parts numbered from `first_id`; none stay here."""
         parts: list[list[Carried]] = []
         size = PART_BYTES
         for key, body in self._pile.empty().items():
@@ -126,17 +129,17 @@ class CarryBook:
         return made
 
     def taken(self, id: int) -> bool:
-        """The next home has that part; True if it was the last one that was missing."""
+        """The next home has that part; True if no other part is missing."""
         return self._awaited.pop(id, id) is None and not self._awaited
 
     def give_up(self) -> int:
-        """Wait for nothing any more. How many parts were missing."""
+        """Stop waiting for the next home. How many parts were missing."""
         missing = len(self._awaited)
         self._awaited = {}
         return missing
 
     def clear(self) -> int:
-        """The home is lost: nothing here may be used. How many entities that were."""
+        """The home is lost: drop all fields. How many entities had some."""
         self.give_up()
         return len(self._pile.empty())
 
@@ -166,10 +169,11 @@ class CarryShelf:
         self._batches: dict[ShardKey, _Batch] = {}
 
     def put(self, sender: Incarnation, carry: Carry, known: Entry, now: float) -> int | None:
-        """Keep a part; how many of its entities had no room. None if it is of no use here.
+        """Keep a part; returns how many of its entities had no room, or None if it is of no use
+        here.
 
-        `known` is the newest entry of that shard: a part of another owner or of an epoch that has
-        a successor already comes too late.
+        `known` is the newest entry of that shard. A part is too late if another owner sent it, or
+        if its epoch already has a successor.
         """
         epoch = carry.epoch
         if known.epoch > epoch or (known.epoch == epoch and known.owner != sender):
@@ -193,7 +197,8 @@ class CarryShelf:
         )
 
     def see(self, shard: ShardKey, entry: Entry) -> int:
-        """A newer entry: what belongs to nobody's next epoch goes. How many entities that were."""
+        """A newer entry: drop fields that the next epoch here cannot use. How many entities had
+        some."""
         batch = self._batches.get(shard)
         if batch is None or entry.epoch < batch.epoch:
             return 0
@@ -204,7 +209,7 @@ class CarryShelf:
         return self._drop(shard)
 
     def take(self, shard: ShardKey, epoch: int) -> dict[EntityKey, bytes]:
-        """The shard is at home here in that epoch: what its entities took along, once."""
+        """The shard is at home here in that epoch: the fields of its entities, once."""
         batch = self._batches.pop(shard, None)
         if batch is None:
             return {}
@@ -212,7 +217,7 @@ class CarryShelf:
         return bodies if epoch == batch.epoch + 1 else {}
 
     def expire(self, now: float) -> int:
-        """Drop what nobody came for. How many entities that were."""
+        """Drop the fields of shards that did not come here in time. How many entities had some."""
         late = [shard for shard, batch in self._batches.items() if now >= batch.until]
         return sum(self._drop(shard) for shard in late)
 

@@ -1,9 +1,9 @@
-"""One incarnation's carried fields on their way: from a shard that is over here to its next home.
+"""One incarnation's carried fields on their way: from a released shard here to its next home.
 
-Made by the runtime; shard hosts say what stops, starts and is over, the dispatcher brings what
-peers sent. It decides nothing about who is home: it waits a moment for the next home before a
-release is told, never longer (DX-13), and gives an entity its fields only in the epoch after the
-one that they are from.
+Made by the runtime. Shard hosts report what stops, starts and is released; the dispatcher brings
+what peers sent. It decides nothing about homes. It delays the report of a release until the next
+home has the fields, but at most `WAIT_S` (DX-13). It gives an entity its fields only in the epoch
+after the one in which they were taken.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from domicile.settings import Settings
 log = logging.getLogger("domicile")
 
 WAIT_S = 1.0
-"""How long a release may wait until the next home has everything."""
+"""Seconds for which a release may wait until the next home has everything."""
 
 TOTAL = 16
 """I6: a node keeps at most this many times `carry_bytes`, for all its shards together."""
 
 PROTOCOL = 1
-"""Since when nodes understand `Carry`."""
+"""The first wire protocol with `Carry`."""
 
 
 class Post(Protocol):
-    """The way to other nodes."""
+    """Sends to other nodes."""
 
     def speaks(self, node: Incarnation) -> int:
         """The newest wire protocol of a node; 0 if it is not known."""
@@ -50,7 +50,7 @@ class Post(Protocol):
 
 
 class CarryTransfer:
-    """Books of the shards at home here, and a shelf for those to come."""
+    """The books of the shards at home here, and the shelf for shards that may come."""
 
     def __init__(
         self, me: Incarnation, clock: Clock, meter: Meter, settings: Settings, post: Post
@@ -79,14 +79,15 @@ class CarryTransfer:
             self._meter.count("carry.dropped")
 
     def make(self, shard: ShardKey, key: EntityKey, kind: EntityType, context: Context) -> Entity:
-        """A new entity with what it took along, if anything."""
+        """A new entity with the fields that it took along, if any."""
         entity = make(kind, context)
         if kind.fields is None or self.restore(shard, key, kind.fields, entity):
             return entity
         return make(kind, context)
 
     def restore(self, shard: ShardKey, key: EntityKey, fields: Fields, entity: Any) -> bool:
-        """Set what a new entity took along, if anything. False if it did not fit: make another."""
+        """Set the fields that a new entity took along, if any. False if they did not fit: make
+        another."""
         book = self._books.get(shard)
         body = None if book is None else book.get(key)
         if body is None:
@@ -101,24 +102,26 @@ class CarryTransfer:
         return True
 
     def started(self, shard: ShardKey, key: EntityKey) -> None:
-        """An entity runs here: what it took along is its own now, and is never used again."""
+        """An entity runs here: it holds its fields itself now, and the kept bytes are never used
+        again."""
         book = self._books.get(shard)
         if book is not None:
             book.drop(key)
 
     def opened(self, shard: ShardKey, epoch: int) -> None:
-        """The shard is at home here in an epoch that is new here."""
+        """The shard is at home here, in an epoch that is new here."""
         self.lost(shard)
         self._unpack(shard, epoch)
 
     def release(self, shard: ShardKey, epoch: int, entry: Entry, then: Callable[[], None]) -> bool:
-        """The epoch is over here for good. True if `then` is called later, once that may be told.
+        """This epoch of the shard is over here. True if `then` is called later, when that may be
+        told.
 
-        Only now anything is sent: nothing of this epoch starts here any more (H10).
+        Fields are sent only now: nothing of this epoch starts here again (H10).
         """
         if shard in self._releases:
             self.lost(shard)
-        # A home that was over before it opened passes on what came for it.
+        # A home that was over before it opened passes on the fields that came for it.
         self._unpack(shard, epoch)
         book = self._books.get(shard)
         if book is None or not len(book):
@@ -143,7 +146,7 @@ class CarryTransfer:
         return shard in self._releases
 
     def lost(self, shard: ShardKey) -> None:
-        """The shard is at home here no more, or anew: nothing kept for it may be used."""
+        """The shard is no longer at home here, or in a new epoch: drop everything kept for it."""
         book = self._books.pop(shard, None)
         if book is not None:
             self._drop(book.clear())
@@ -154,7 +157,7 @@ class CarryTransfer:
     # from others
 
     def on_carry(self, sender: Incarnation, carry: Carry, known: Entry) -> bool:
-        """A part from the last home; True if that may be answered by `CarryTaken`."""
+        """A part from the previous home; True if it may be answered by `CarryTaken`."""
         dropped = self._shelf.put(sender, carry, known, self._clock.now())
         self._drop(len(carry.entities) if dropped is None else dropped)
         return dropped is not None
@@ -174,12 +177,12 @@ class CarryTransfer:
     # in time
 
     def sweep(self, now: float) -> None:
-        """Drop what no home came for."""
+        """Drop the fields of shards that did not come here in time."""
         if len(self._shelf):
             self._drop(self._shelf.expire(now))
 
     def close(self) -> None:
-        """This incarnation is over: nothing is told any more (L5)."""
+        """This incarnation is over: nothing more is told (L5)."""
         for shard in list(self._books):
             self.lost(shard)
         self._shelf.clear()

@@ -1,1 +1,2 @@
-"""Shards at home in this process: their entities, mailboxes and turns."""
+"""What happens to a message at its owner? The entities, mailboxes and turns of the shards at home
+in this process."""

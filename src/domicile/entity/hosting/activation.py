@@ -1,8 +1,8 @@
 """How an entity becomes resident: its cell, its object, `on_start`, and what follows a failure.
 
-The base of `Execution`. An entity starts for a message, never by itself. If its shard is under
-suspicion, its start is noted in the store first (DX-20, I3): only a death after such a note may
-count against that shard for the last time. A shard that lost no owners needs no note.
+The base of `Execution`. An entity starts for a message, never by itself. If owners of its shard
+died, a note of its start is stored first (DX-20, I3): only a death after such a note may be the one
+that quarantines the shard. A shard that lost no owners needs no note.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class StartNotes:
-    """The notes of one shard at one owner. `store` writes one; True once it is stored."""
+    """The start notes of one shard at one owner. `store` writes one and returns True once it is
+    stored."""
 
     __slots__ = ("_enough", "_epoch", "_flight", "_store")
 
@@ -38,11 +39,13 @@ class StartNotes:
         self._flight = SingleFlight()
 
     def due(self, deaths: int, epoch: int) -> bool:
-        """Whether one more death would end it, and nothing is stored for this epoch yet."""
+        """Whether one more death would quarantine the shard, and no note of this epoch is stored
+        yet."""
         return deaths >= self._enough and self._epoch != epoch
 
     async def make(self, epoch: int) -> bool:
-        """Have it stored; False if that failed, also for all who wait for the same try."""
+        """Store a note; False if that failed, also for all callers that wait for the same
+        attempt."""
         landing = self._flight.join()
         if landing is not None:
             await landing
@@ -73,7 +76,7 @@ class Activation(ABC):
     """The residents of one shard."""
 
     _host: ShardHost
-    """This, as its cells and turns know it."""
+    """This object, as its cells and turns refer to it."""
 
     def __init__(self, runtime: Runtime, shard: ShardKey) -> None:
         self.runtime = runtime
@@ -89,7 +92,7 @@ class Activation(ABC):
 
     @abstractmethod
     def tags(self, epoch: int | None = None) -> dict[str, object]:
-        """What every log record about this shard carries."""
+        """The tags of every log record about this shard."""
 
     @abstractmethod
     def note(self, kind: str, what: Turn, **more: Any) -> None:
@@ -123,7 +126,7 @@ class Activation(ABC):
                             "did not take the note that it starts again; try again"
                         )
                     )
-                # Another message may have made it meanwhile.
+                # Another message may have made the cell meanwhile.
                 cell = self.cells.get(key)
             if cell is None:
                 cell = self.cells[key] = Cell(self._host, key, kind, self.owner.epoch)
@@ -171,7 +174,8 @@ class Activation(ABC):
                 cell.resident = False
 
     def _start_now(self, key: EntityKey, now: float) -> Cell | None:
-        """A new cell, if its start is nothing but making the object; else `_start` is for it."""
+        """A new cell if its start is only making the object; otherwise None, and `_start` must do
+        it."""
         kind = self.runtime.catalogue.get(key.type)
         if (
             kind is None
@@ -186,7 +190,7 @@ class Activation(ABC):
         try:
             cell.entity = make(kind, cell)
         except Exception:
-            # Made once more where failures to start are dealt with.
+            # `_start` makes it again, where failures to start are handled.
             return None
         cell.started = True
         self.cells[key] = cell
@@ -195,5 +199,5 @@ class Activation(ABC):
 
 
 def name_of(key: EntityKey) -> str:
-    """An entity in a text for people."""
+    """An entity's name in log and error texts."""
     return f"{key.type} {key.id!r}"

@@ -1,7 +1,7 @@
-"""What becomes of messages whose callers wait no more, and of what handlers ask for such callers.
+"""What happens to messages whose callers no longer wait, and to what handlers ask for such callers.
 
-Made by the runtime. Unstarted messages are taken away, running handlers are cancelled only if they
-are declared `cancellable`: an impatient caller interrupts nobody else's work.
+Made by the runtime. Messages that have not started are removed. Running handlers are cancelled only
+if they are declared `cancellable`: a caller's timeout must not interrupt other work.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from domicile.entity.runtime import Runtime
 
 LOOK_S = 0.05
-"""How long such messages may wait to be looked for, together with others."""
+"""Seconds until such messages are searched for, together with others."""
 
 MOST = 4_096
-"""I6: how many of one shard are looked for at a time; the rest run or expire as if unheard."""
+"""I6: messages of one shard that are searched for at a time; further cancellations are ignored."""
 
-IMPATIENT = "its caller waits no more"
+IMPATIENT = "its caller no longer waits"
 
 
 class Cancellations:
-    """The messages of one incarnation's shards that nobody waits for any more."""
+    """The messages of one incarnation's shards whose callers no longer wait."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -41,7 +41,7 @@ class Cancellations:
         )
 
     def take(self, source: LinkKey, message: Cancel) -> None:
-        """A caller waits no more."""
+        """The caller of a message no longer waits."""
         shard = ShardKey(message.role, message.shard)
         if shard not in self._runtime.hosts:
             return
@@ -76,7 +76,8 @@ class Cancellations:
 
 
 def time_left_s(turn: Turn, timeout_s: float) -> float:
-    """How long an ask within a handler may take; `Unavailable` if nobody waits for it any more."""
+    """How long an ask within a handler may take; `Unavailable` if the handler's caller no longer
+    waits."""
     if not turn.request.ask:
         return timeout_s
     clock = turn.host.runtime.clock
@@ -84,8 +85,8 @@ def time_left_s(turn: Turn, timeout_s: float) -> float:
     if timeout_s <= 0.0:
         name = f"{turn.entity.type} {turn.entity.id!r}"
         raise Unavailable(
-            f"whoever asked {name} for {turn.request.method!r} waits no more, so nothing is asked "
-            "in its name; use tell for what must happen in any case"
+            f"the caller of {turn.request.method!r} at {name} no longer waits, so nothing is asked "
+            "on its behalf; use tell for what must happen in any case"
         )
     return timeout_s
 

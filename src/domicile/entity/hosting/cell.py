@@ -1,8 +1,9 @@
 """One resident entity, and one turn of it.
 
-A cell is a small object: no task, queue or future exists for it while it is idle. It is also
-the entity's context: what `self.id`, `self.after` and the rest of `Entity` reach. A turn is one
-message being run; it judges every resumption of the handler (L3).
+A cell is a small object: no task, queue or future exists for it while it is idle. It is also the
+entity's context: `self.id`, `self.after` and the rest of `Entity` use it. A turn is one message
+being run; it decides before every resumption whether the handler may go on (L3). Shard hosts make
+both. Neither decides what starts.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ current_turn: ContextVar[Turn | None] = ContextVar("domicile_turn", default=None
 
 
 class Incoming(Queued, kw_only=True):
-    """A message that waits at its owner: what it says, and until when it may start."""
+    """A message that waits at its owner: its request, and until when it may start."""
 
     request: Request | Alarm
     expires_at: float = float("inf")
 
 
 class Called(msgspec.Struct, gc=False):
-    """What a turn needs to know of a local ask that runs within its call; as of a `Request`."""
+    """A local ask that runs within its call: the part of a `Request` that a turn needs."""
 
     n: int
     epoch: int
@@ -56,7 +57,7 @@ class Called(msgspec.Struct, gc=False):
     trace: str = ""
 
     def as_sent(self, shard: ShardKey, entity: EntityKey) -> Request:
-        """As it would travel, but for its arguments."""
+        """The request as it would travel, without its arguments."""
         return Request(
             *shard, self.n, self.epoch, self.change, *entity, self.method, b"", True, False,
             self.ttl_s, self.chain,
@@ -64,7 +65,7 @@ class Called(msgspec.Struct, gc=False):
 
 
 class Alarm(msgspec.Struct):
-    """A due `self.after`, queued like a message; an `on_stop` (number 0) is run as one."""
+    """A due `self.after`, queued like a message; an `on_stop` runs as one with number 0."""
 
     n: int
     epoch: int
@@ -78,7 +79,7 @@ class Alarm(msgspec.Struct):
 
     @property
     def method(self) -> str:
-        """The name of what it calls."""
+        """The name of the method that it calls."""
         return getattr(self.run, "__name__", "?")
 
 
@@ -103,7 +104,7 @@ class Cell:
         self.wants_stop = False
         self.used_at = 0.0
         self.bucket: dict[Any, None] | None = None
-        """Where it waits to be found idle."""
+        """The bucket of the idle wheel that holds it."""
         self.alarms: dict[str, Timer] | None = None
 
     # the entity's context
@@ -115,7 +116,7 @@ class Cell:
 
     @property
     def idle_s(self) -> float:
-        """After how much silence it is passivated."""
+        """Seconds without a message after which it is passivated."""
         return self.kind.idle_s or self.host.runtime.settings.idle_s
 
     @property
@@ -143,7 +144,8 @@ class Cell:
         return self.host.runtime.clock.wall()
 
     def after(self, delay_s: float, method: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        """Run a method later as a message of its own; replaces an earlier one of that method."""
+        """Run a method later as a message of its own; this replaces an earlier timer for that
+        method."""
         alarms = self.alarms
         if alarms is None:
             alarms = self.alarms = {}
@@ -160,7 +162,7 @@ class Cell:
         alarms[name] = clock.call_at(clock.now() + delay_s, due)
 
     def passivate(self) -> None:
-        """Stop once the running handlers ended; the next message starts it anew."""
+        """Stop once the running handlers have ended; the next message starts the entity again."""
         self.wants_stop = True
 
     async def run_blocking(self, name: str, work: Callable[[], T], /) -> T:
@@ -170,7 +172,7 @@ class Cell:
     # lifecycle
 
     def silence(self) -> None:
-        """Drop the alarms: a stopped entity hears none."""
+        """Cancel the timers: a stopped entity gets no alarm."""
         if self.alarms:
             for timer in self.alarms.values():
                 timer.cancel()
@@ -193,16 +195,16 @@ class Turn(msgspec.Struct, eq=False):
     began: bool = False
     cancel_reason: str = ""
     task: asyncio.Task[Any] | None = None
-    """The worker that goes on with it, once it has suspended."""
+    """The worker's task that continues it, once it has suspended."""
     timer: Timer | None = None
     thread: int | None = None
     """The thread that runs its function, while one does."""
     threads: int = 0
-    """How many blocking methods it waits for: before their end it is not over, cancelled or not."""
+    """Number of blocking methods it waits for; it cannot end before they do, cancelled or not."""
     answered: bool = False
-    """Whether its caller was told of a cancellation that a thread holds up."""
+    """Whether its caller was told of a cancellation that still waits for a thread."""
     dropped: bool = False
-    """Given up although its node lives on: never resumed (DX-09)."""
+    """Whether it was given up and is never resumed, although its node goes on (DX-09)."""
 
     @property
     def n(self) -> int:
@@ -211,7 +213,7 @@ class Turn(msgspec.Struct, eq=False):
 
     @property
     def epoch(self) -> int:
-        """The epoch that its sender believes in."""
+        """The epoch that its sender stamped on it."""
         return self.request.epoch
 
     @property
@@ -221,13 +223,13 @@ class Turn(msgspec.Struct, eq=False):
 
     @property
     def chain(self) -> tuple[CallingTurn, ...]:
-        """Who waits for what this turn asks (N1)."""
+        """The turns that wait for what this turn asks, itself last (N1)."""
         role, shard = self.host.shard
         me = CallingTurn(role, shard, self.entity.type, self.entity.id, self.shared)
         return (*self.request.chain, me)
 
     def suspended(self) -> None:
-        """First suspension: start the handler's clock."""
+        """The handler suspends for the first time: start its timeout."""
         runtime = self.host.runtime
         self.task = asyncio.current_task()
         now = runtime.suspended[self] = runtime.clock.now()
@@ -236,7 +238,7 @@ class Turn(msgspec.Struct, eq=False):
         self.timer = runtime.clock.call_at(due, self._overdue)
 
     def may_resume(self) -> bool:
-        """L3: compare before every resumption."""
+        """L3: check the lease before every resumption."""
         runtime = self.host.runtime
         if not runtime.guard():
             return False
@@ -246,23 +248,23 @@ class Turn(msgspec.Struct, eq=False):
         return True
 
     def rests(self) -> None:
-        """It holds the event loop no more."""
+        """The handler has returned control to the event loop."""
         self.host.runtime.running = None
 
     def may_clean_up(self) -> bool:
         """L4: a cancelled handler may clean up until the hard deadline, or until it is given up."""
-        # Another worker goes on with it if its own was cancelled before it first ran.
+        # Another worker continues it if its own was cancelled before it first ran.
         self.task = asyncio.current_task()
         return not self.dropped and self.host.runtime.may_clean_up()
 
     def abandon(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """L4: never resumed; kept so that it isn't closed by the garbage collector."""
+        """L4: never resume it. It is kept, so that the garbage collector does not close it."""
         self.host.runtime.graveyard.append(coroutine)
         if self.began:
             self.host.note("finish", self, how="abandoned")
 
     def cancel(self, reason: str, *, anew: bool = False) -> None:
-        """Interrupt the handler; its caller learns `reason`. Once, unless it is said `anew`."""
+        """Interrupt the handler; its caller gets `reason`. Only once, unless `anew`."""
         if self.task is not None and self.active and (anew or not self.cancel_reason):
             if self.cancel_reason:
                 self.task.uncancel()
@@ -272,21 +274,23 @@ class Turn(msgspec.Struct, eq=False):
                 self.host.answer_early(self)
 
     def drop(self) -> None:
-        """Never resume the handler, though its node lives on: it ignored its cancellation.
+        """Never resume the handler, although its node goes on: it ignored its cancellation.
 
-        Its worker ends with it: what it left behind, such as a timeout, may still cancel that task.
+        Its worker ends too, because something the handler left behind, such as a timeout, may still
+        cancel that task.
         """
         if self.task is not None and self.active and not self.threads:
             self.dropped = True
             self.task.cancel()
 
     def end(self) -> None:
-        """The coroutine is over: its chain is no longer waited for."""
+        """The coroutine has ended: its chain no longer waits."""
         self.active = False
         if self.task is None:
             return
         if self.cancel_reason and not self.dropped:
-            # Also if the handler swallowed it: the worker goes on with other messages.
+            # Also if the handler swallowed the cancellation: the worker goes on with other
+            # messages.
             self.task.uncancel()
         if self.timer is not None:
             self.timer.cancel()

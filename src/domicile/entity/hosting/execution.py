@@ -37,16 +37,16 @@ log = logging.getLogger("domicile")
 ALARM = LinkKey(Incarnation(""), "alarm")
 
 WEIGHT_BYTES = 1_024
-"""About what a message takes in memory while it waits, beside its body and its ids."""
+"""Estimated bytes of memory of a waiting message, without its body and its ids."""
 
 NOT_HERE: Final = object()
-"""A local ask did not begin within its call: nothing has happened."""
+"""A local ask did not begin within its call: nothing has happened yet."""
 
 _OK = ReplyStatus.OK
 
 
 class FirstStep(Enum):
-    """How far a handler came before it first gave the event loop back."""
+    """How far a handler came before it first returned control to the event loop."""
 
     ENDED = "ended"
     FAILED = "failed"
@@ -57,23 +57,24 @@ _ENDED, _FAILED, _SUSPENDED = FirstStep.ENDED, FirstStep.FAILED, FirstStep.SUSPE
 
 
 class OutcomeUnknown(MaybeExecuted):
-    """A durable write's outcome is unknown or it was fenced: the caller learns MaybeExecuted."""
+    """The outcome of a durable write is unknown, or it was fenced: the caller gets
+    MaybeExecuted."""
 
 
 class Execution(Activation):
-    """Runs what its shard's owner machine hands out."""
+    """Runs the messages that its shard's owner machine lets start."""
 
     _limited = False
-    """Whether `_used` does more than what is done here without it."""
+    """Whether `_used` is overridden, so that it must be called for every message."""
 
     def __init__(self, runtime: Runtime, shard: ShardKey) -> None:
         super().__init__(runtime, shard)
         self._woken: dict[EntityKey, None] = {}
-        """Entities that have a turn coming."""
+        """Entities for which `_next` is already submitted."""
 
     @abstractmethod
     def settle(self) -> None:
-        """Something ended while draining: see whether that was the last."""
+        """A turn or a stop ended while draining: check whether it was the last."""
 
     @abstractmethod
     def _stop(self, cell: Cell) -> bool:
@@ -81,11 +82,11 @@ class Execution(Activation):
 
     @abstractmethod
     def restart(self, cell: Cell) -> None:
-        """Forget an entity's memory at once."""
+        """Forget the entity object at once."""
 
     @abstractmethod
     def _carry_out(self, effects: Iterable[OwnerEffect[Incoming]]) -> None:
-        """What the owner machine wants."""
+        """Carry out the owner machine's effects."""
 
     # every handler begins here
 
@@ -99,8 +100,9 @@ class Execution(Activation):
     ) -> tuple[FirstStep, Any]:
         """Run a handler until it ends or first suspends.
 
-        With the value that it returned, with what it raised, or with its coroutine and what that
-        waits for. The caller has noted the start; it answers, and it goes on with what suspended.
+        Returns how far it came, with the value that it returned, with the error that it raised, or
+        with its coroutine and what that waits for. The caller notes the start before this call;
+        after it the caller answers, and continues a suspended handler.
         """
         runtime = self.runtime
         current_turn.set(turn)
@@ -134,7 +136,7 @@ class Execution(Activation):
     def _go_on(
         self, worker: Worker, turn: Turn, handler: Handler, suspended: tuple[Any, Any]
     ) -> None:
-        """Leave a handler that has suspended to a worker, which answers when it ends."""
+        """Give a suspended handler to a worker, which answers when the handler ends."""
         work, waits_for = suspended
         guarded = Guarded(work, turn, begun=True, waits_for=waits_for)
         worker.start(self._see_through(turn, guarded, handler))
@@ -144,8 +146,8 @@ class Execution(Activation):
     def request(
         self, worker: Worker, source: LinkKey, request: Request, now: float, late: bool
     ) -> None:
-        """A message for this shard. It begins in the worker's name, if nothing is in its way and
-        this turn of the event loop has not lasted too long."""
+        """A message for this shard. It begins in the worker's name if nothing is in its way and
+        this turn of the event loop has not taken too long."""
         cell = self.cells.get((request.type, request.id))  # type: ignore[call-overload]
         entity = EntityKey(request.type, request.id) if cell is None else cell.key
         if (
@@ -160,7 +162,7 @@ class Execution(Activation):
                 try:
                     args, kwargs = handler.decode_args(request.body)
                 except NotExecuted:
-                    # Refused below, in order.
+                    # `_request` below refuses it, in order.
                     pass
                 else:
                     expires_at = now + request.ttl_s
@@ -170,7 +172,7 @@ class Execution(Activation):
         self._request(source, request, now)
 
     def _request(self, source: LinkKey, request: Request, now: float) -> None:
-        """A message that must wait, or that needs more than its handler."""
+        """Queue a message that must wait, or that needs more than its handler."""
         kind = self.runtime.catalogue.get(request.type)
         handler = None if kind is None else kind.handlers.get(request.method)
         queued = Incoming(
@@ -200,11 +202,12 @@ class Execution(Activation):
         now: float,
         waited: bool,
     ) -> None:
-        """Run a message until it ends or first suspends: one that is clear to start, or has waited.
+        """Run a message until it ends or first suspends: one that is clear to start, or one that
+        `waited`.
 
-        The entity of the former is not marked as busy before it suspends: until then nothing else
-        can start, except what it asks itself and what runs within that call, and they know that it
-        waits (N2).
+        If it did not wait, its entity is marked as busy only when it suspends. Until then nothing
+        else can start, except what it asks itself and what runs within that call. Those know by the
+        chain that it waits (N2).
         """
         runtime, request = self.runtime, turn.request
         if runtime.tracing:
@@ -259,10 +262,11 @@ class Execution(Activation):
         now: float,
         timeout_s: float,
     ) -> Any:
-        """A local ask, run within the call that makes it: what its handler returned.
+        """Run a local ask within the call that makes it, and return the handler's value.
 
-        `NOT_HERE` if it can't begin so; a `Pending` if it has begun and suspended. It takes the
-        same place in the same order as one that travels: nothing of its sender waits here.
+        Returns `NOT_HERE` if it cannot begin so, or an `OutgoingCall` if it has begun and
+        suspended. It takes the same place in the order as a message that travels: nothing else of
+        its sender waits here.
         """
         runtime, entity, sender = self.runtime, call.entity, route.sender
         change = sender.entry.change
@@ -306,7 +310,7 @@ class Execution(Activation):
             self._go_on(worker, turn, handler, outcome)
             return pending
         if runtime.clock.now() >= runtime.lease.valid_until and not runtime.guard():
-            # L3: an answer that comes past the deadline is none, and its caller must not go on.
+            # L3: an answer after the deadline does not count, and its caller must not go on.
             shares, lost = False, MaybeExecuted(f"{name_of(entity)} ran past its node's deadline")
             status, encoded = encode_error(lost)
         if tracing:
@@ -324,13 +328,14 @@ class Execution(Activation):
         return outcome if shares else call.handler.decode_reply(encoded)
 
     def _wake(self, entity: EntityKey) -> None:
-        """Have an entity start a message in its turn: it has one at a time, however much waits."""
+        """Submit an entity's next message, once: an entity has one job in line, however many
+        messages wait."""
         if entity not in self._woken:
             self._woken[entity] = None
             self.runtime.workers.submit(partial(self._next, entity))
 
     def _next(self, entity: EntityKey, worker: Worker) -> None:
-        """Start the next message of an entity that waited, if one may start now."""
+        """Start the next waiting message of an entity, if one may start now."""
         del self._woken[entity]
         if not self.runtime.guard():
             return
@@ -349,7 +354,7 @@ class Execution(Activation):
                 try:
                     args, kwargs = handler.decode_args(request.body)
                 except NotExecuted:
-                    # Refused there.
+                    # `_serve` refuses it.
                     worker.start(self._serve(turn))
                 else:
                     self._begin_now(worker, turn, cell, handler, args, kwargs, now, True)
@@ -366,12 +371,12 @@ class Execution(Activation):
     # the whole way
 
     async def _serve(self, turn: Turn) -> None:
-        """Run a started message whatever it needs: a start, a key, a refusal."""
+        """Run a message that needs more than its handler: a start, a key, or a refusal."""
         current_turn.set(turn)
         await self._see_through(turn, Guarded(self._run(turn), turn), None)
 
     async def _see_through(self, turn: Turn, guarded: Guarded, handler: Handler | None) -> None:
-        """Await what runs of a message, and answer it. Raises only what ends the worker."""
+        """Await a message's coroutine, and answer. Raises only what ends the worker."""
         try:
             body = await guarded
             if handler is not None:
@@ -380,7 +385,8 @@ class Execution(Activation):
         except NotStarted as refusal:
             self._answer(turn, *encode_error(refusal.reason))
         except asyncio.CancelledError as error:
-            # Whoever else cancels a worker's task means the handler: only the pool's end ends it.
+            # A cancellation of a worker's task is meant for the handler, unless the pool or the
+            # lease ends.
             if self.runtime.fenced or (self.runtime.workers.closed and not turn.cancel_reason):
                 if turn.began:
                     self.note("finish", turn, how="cancelled")
@@ -388,7 +394,7 @@ class Execution(Activation):
             if turn.began:
                 self._conclude(turn, *self._failure(turn, error))
             else:
-                # I9: it was `on_start` that was cut short, so the message never ran.
+                # I9: `on_start` was interrupted, so the message never ran.
                 why = turn.cancel_reason or "it was cancelled"
                 late = Unavailable(f"{name_of(turn.entity)} did not start ({why})")
                 self._answer(turn, *encode_error(late))
@@ -399,11 +405,11 @@ class Execution(Activation):
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:
-            # Whatever else it raised: the worker lives on, or this entity would stay busy for good.
+            # Any other error: the worker must go on, or this entity would stay busy forever.
             self._conclude(turn, *self._failure(turn, error))
         finally:
             turn.end()
-            # Its worker waits for others: it must not keep this one, and what came with it.
+            # The worker now waits for other messages and must not keep this turn in memory.
             current_turn.set(None)
         self._finished(turn)
 
@@ -448,7 +454,7 @@ class Execution(Activation):
             if step is _FAILED:
                 raise outcome
             if step is _SUSPENDED:
-                # Guarded already, as all of this is.
+                # `_serve` already guards all of this coroutine.
                 outcome = await Handed(*outcome)
             return handler.encode_reply(outcome) if request.ask else b""
 
@@ -467,7 +473,7 @@ class Execution(Activation):
             work.abort()
 
     def _note_begun(self, turn: Turn) -> None:
-        """The message starts now, in the eyes of its sender and of every invariant."""
+        """The message starts now, for its sender and for every invariant."""
         turn.began = True
         self.note("start", turn, method=turn.request.method, shared=turn.shared)
         if turn.source is not ALARM:
@@ -487,15 +493,15 @@ class Execution(Activation):
             self.settle()
 
     def _used(self, cell: Cell, now: float) -> None:
-        """A message of it ended."""
+        """A message of the entity ended."""
         cell.used_at = now
 
     # outcomes
 
     def _given_up(self, turn: Turn) -> None:
-        """A handler ignored its cancellation and is never resumed: the entity starts anew (DX-09).
+        """A handler ignored its cancellation and is never resumed: the entity starts again (DX-09).
 
-        What it holds in memory it may have left half done, so nobody else sees that.
+        The handler may have left the object half changed, so no other message may see it.
         """
         cell = self.cells.get(turn.entity)
         if cell is not None:
@@ -507,7 +513,7 @@ class Execution(Activation):
         self._answer(turn, *encode_error(error))
 
     def _failure(self, turn: Turn, error: BaseException) -> tuple[str, ReplyStatus, bytes]:
-        """How a message ended that ran and raised."""
+        """The outcome of a message that ran and raised."""
         if isinstance(error, asyncio.CancelledError):
             if not turn.cancel_reason:
                 return "cancelled", *encode_failure(error)
@@ -528,7 +534,7 @@ class Execution(Activation):
         return "failed", status, body
 
     def _reply_of(self, turn: Turn, handler: Handler, value: Any) -> tuple[str, ReplyStatus, bytes]:
-        """What a handler returned, as it travels."""
+        """The value that a handler returned, encoded for its caller."""
         try:
             body = handler.encode_reply(value)
         except TypeError as error:
@@ -579,5 +585,5 @@ class Execution(Activation):
 
 
 def _waits(chain: tuple[CallingTurn, ...], entity: EntityKey) -> bool:
-    """Whether a handler of an entity waits at the other end of a chain, perhaps not marked yet."""
+    """Whether a handler of the entity is in the chain; it may not be marked as busy yet."""
     return any((caller.type, caller.id) == entity for caller in chain)

@@ -1,8 +1,9 @@
 """Which resident entities to stop first when there are too many of them.
 
 Each policy is a plain object over keys: `touch` says that a key is in use, `forget` that it is
-gone, `victims` whom to stop first. Called by the node's bookkeeping of residents. Nothing here
-stops anything, reads a clock or uses `hash()`: the same calls give the same victims everywhere.
+gone, `victims` lists the keys to stop first. Called by the node's bookkeeping of residents. Nothing
+here stops anything, reads a clock or uses `hash()`: the same calls give the same victims
+everywhere.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from domicile.errors import ConfigError
 K = TypeVar("K", bound=Hashable)
 
 MOST_COUNT = 255
-"""LFU: how far a key can be ahead of the least used; what was hot once is forgotten after that."""
+"""LFU: how far a key's rank can exceed the least used one's; this bounds how long a past peak
+counts."""
 
 PROTECTED = 0.8
 """The part of a segmented policy that is kept for keys that were used again."""
 
 WINDOW = 0.01
-"""The part of the composite that newcomers pass through before they compete."""
+"""The part of TinyLFU's limit through which new keys pass before they compete."""
 
 ROWS = 4
 MOST_WIDTH = 1 << 20
@@ -38,18 +40,18 @@ _WORD = 0xFFFF_FFFF
 
 
 class Policy(Protocol[K]):
-    """An order of sacrifice over the keys that are resident now."""
+    """Decides in which order the resident keys are stopped."""
 
     def touch(self, key: K) -> None:
         """The key is in use; it is resident from now on if it was not."""
         ...
 
     def forget(self, key: K) -> None:
-        """The key is resident no more."""
+        """The key is no longer resident."""
         ...
 
     def victims(self, over: int) -> list[K]:
-        """At most that many keys, the first to go first. They stay until they are forgotten."""
+        """At most `over` keys, the first to stop first. They stay resident until `forget`."""
         ...
 
     def __len__(self) -> int:
@@ -58,12 +60,12 @@ class Policy(Protocol[K]):
 
 
 class LRU(Generic[K]):
-    """The longest unused goes first."""
+    """The key unused for the longest time goes first."""
 
     __slots__ = ("_keys",)
 
     def __init__(self) -> None:
-        # Not a dict: its first key is found by a scan over all those that were removed before it.
+        # Not a dict: to find its first key, a dict scans all removed keys before it.
         self._keys: OrderedDict[K, None] = OrderedDict()
 
     def touch(self, key: K) -> None:
@@ -83,7 +85,7 @@ class LRU(Generic[K]):
 
 
 class MRU(LRU[K]):
-    """The last used goes first: for scans that come round again."""
+    """The key used last goes first: for scans that repeat."""
 
     __slots__ = ()
 
@@ -93,7 +95,7 @@ class MRU(LRU[K]):
 
 
 class SLRU(Generic[K]):
-    """Segmented: what was used only once goes before what was used again."""
+    """Segmented: keys used only once go before keys used again."""
 
     __slots__ = ("_most_protected", "_probation", "_protected")
 
@@ -124,7 +126,7 @@ class SLRU(Generic[K]):
         return list(islice(self.order(), max(over, 0)))
 
     def order(self) -> Iterator[K]:
-        """All keys, the first to go first. Over once anything changes."""
+        """All keys, the first to stop first. The iterator is invalid after any change."""
         return chain(self._probation, self._protected)
 
     def __contains__(self, key: K) -> bool:
@@ -135,9 +137,11 @@ class SLRU(Generic[K]):
 
 
 class LFU(Generic[K]):
-    """The least often used goes first, with aging: the floor rises with those who had to go.
+    """The least often used key goes first, with aging: the floor rises with the keys that had to
+    go.
 
-    A key's rank is one more with each use, from the floor on and at most `MOST_COUNT` above it.
+    Each use adds one to a key's rank, which starts above the floor and is at most `MOST_COUNT`
+    above it.
     """
 
     __slots__ = ("_floor", "_ranks", "_rows")
@@ -186,7 +190,7 @@ class LFU(Generic[K]):
 
 
 class Sketch:
-    """About how often a key was used lately, in a fixed number of bytes (count-min, 4 rows)."""
+    """About how often a key was used recently, in a fixed number of bytes (count-min, 4 rows)."""
 
     __slots__ = ("_counts", "_left", "_mask", "_sample", "_width")
 
@@ -205,7 +209,7 @@ class Sketch:
         places = self._places(digest)
         least = min(counts[place] for place in places)
         if least < TOP:
-            # Only the smallest can be right: raising the others would blame the neighbours.
+            # Only the smallest count can be right: raising the others would add to other keys.
             for place in places:
                 if counts[place] == least:
                     counts[place] = least + 1
@@ -215,7 +219,7 @@ class Sketch:
             self._left = self._sample
 
     def count(self, digest: int) -> int:
-        """About how often, up to `TOP`; never too few within one sample."""
+        """About how often, up to `TOP`; never too low within one sample."""
         counts = self._counts
         return min(counts[place] for place in self._places(digest))
 
@@ -223,7 +227,7 @@ class Sketch:
         return len(self._counts)
 
     def _places(self, digest: int) -> tuple[int, int, int, int]:
-        # Two halves of a good digest make as many independent ones as needed.
+        # Two halves of a good digest give as many independent positions as needed.
         low, step, mask, width = digest & _WORD, digest >> 32 | 1, self._mask, self._width
         return (
             low & mask,
@@ -234,10 +238,11 @@ class Sketch:
 
 
 class TinyLFU(Generic[K]):
-    """W-TinyLFU: a small window of newcomers before a segmented main part.
+    """W-TinyLFU: a small window of new keys before a segmented main part.
 
-    Who leaves the window stays only if it was used more often than the main part's first victim,
-    by a sketch of all recent uses, also those of keys that are resident no more.
+    A key that leaves the window stays only if it was used more often than the main part's first
+    victim. A sketch of all recent uses counts that, including uses of keys that are no longer
+    resident.
     """
 
     __slots__ = ("_digest", "_limit", "_main", "_most_window", "_newcomers", "_sketch", "_window")
@@ -248,7 +253,8 @@ class TinyLFU(Generic[K]):
         self._most_window = max(1, int(limit * WINDOW))
         self._window: OrderedDict[K, None] = OrderedDict()
         self._newcomers: OrderedDict[K, None] = OrderedDict()
-        """Left the window while there was no room; compete with the main part's victims."""
+        """Keys that left the window while there was no room; they compete with the main part's
+        victims."""
         self._main: SLRU[K] = SLRU(max(1, limit - self._most_window))
         self._sketch = Sketch(limit)
 
@@ -276,7 +282,7 @@ class TinyLFU(Generic[K]):
         self._main.forget(key)
 
     def victims(self, over: int) -> list[K]:
-        """As `Policy.victims`. A newcomer that wins against a victim is of the main part then."""
+        """As `Policy.victims`. A newcomer that wins against a victim joins the main part."""
         chosen: list[K] = []
         admitted: list[K] = []
         newcomers, settled = iter(tuple(islice(self._newcomers, max(over, 0)))), self._main.order()
@@ -308,7 +314,7 @@ class TinyLFU(Generic[K]):
 
 
 POLICIES = ("lru", "slru", "lfu", "mru", "tinylfu")
-"""What `Settings.residents_policy` may say."""
+"""The values of `Settings.residents_policy`."""
 
 
 def policy(name: str, limit: int, digest: Callable[[K], int]) -> Policy[K]:

@@ -1,9 +1,9 @@
-"""Which entities are resident at this node, and which of them have been there for too long.
+"""Which entities are resident at this node, and which of them have been idle for too long.
 
-Called by the runtime and its shard hosts. Idle entities are found by buckets of time, so that a
-sweep looks at those that may be due and at no others; a limit on residents is kept by a policy of
-`entity.hosting.policies`. Whether an entity can be stopped now is for its host to say: only one
-that runs nothing and has no mail is.
+Called by the runtime and its shard hosts. Idle entities are kept in buckets of time, so that a
+sweep looks only at those that may be due. A policy of `entity.hosting.policies` keeps a limit on
+residents. This module never decides whether an entity can be stopped now: its host does, and only
+if the entity runs nothing and has no messages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from domicile.entity.hosting.policies import Policy, policy
 from domicile.ports.meter import Meter
 
 PERIOD_S = 1.0
-"""How much time one bucket covers: nobody is found idle later than that, but for the sweeps."""
+"""Seconds that one bucket covers: an idle entity is found at most this much late, plus one
+sweep."""
 
 SLICE = 500
 """I6: how many entities one sweep looks at before the event loop gets a turn."""
@@ -28,15 +29,15 @@ TRIES = 64
 """I6: how many busy entities are passed over before the limit is exceeded instead."""
 
 REST = 16
-"""How many more arrivals pass after a search in vain before the next one."""
+"""Number of arrivals after a search in vain before the next search."""
 
 
 class Resident(Hashable, Protocol):
-    """A resident entity, as far as this module cares. Hashed by identity."""
+    """What this module needs of a resident entity. Hashed by identity."""
 
     used_at: float
     bucket: dict[Any, None] | None
-    """Where a wheel keeps it; None while it is on none."""
+    """The bucket of the wheel that holds it; None while it is on none."""
 
     @property
     def key(self) -> EntityKey:
@@ -45,7 +46,7 @@ class Resident(Hashable, Protocol):
 
     @property
     def idle_s(self) -> float:
-        """After how much silence it is stopped."""
+        """Seconds without a message after which it is stopped."""
         ...
 
 
@@ -55,8 +56,8 @@ C = TypeVar("C", bound=Resident)
 class IdleWheel(Generic[C]):
     """Residents in buckets by the time at which they may be due.
 
-    A use costs nothing here: it only sets `used_at`, and whoever was used since is put into a later
-    bucket when its own comes up. So each one is looked at about once per idle time.
+    A use costs nothing here: it only sets `used_at`. A resident that was used since is put into a
+    later bucket when its own comes up. So each one is looked at about once per idle time.
     """
 
     __slots__ = ("_at", "_buckets", "_period_s")
@@ -68,11 +69,11 @@ class IdleWheel(Generic[C]):
         self._buckets: dict[int, dict[Any, None]] = {}
 
     def add(self, item: C, due_at: float) -> None:
-        """Look at it once that time has come; never, if that is infinite."""
+        """Return it from `due` once that time has come; never, if the time is infinite."""
         self.remove(item)
         if due_at == math.inf:
             return
-        # The period after the one that holds it: then it is certainly due.
+        # The period after the one that contains `due_at`: then it is certainly due.
         number = max(int(due_at // self._period_s) + 1, self._at)
         bucket = self._buckets.get(number)
         if bucket is None:
@@ -81,13 +82,13 @@ class IdleWheel(Generic[C]):
         item.bucket = bucket
 
     def remove(self, item: C) -> None:
-        """Look at it no more."""
+        """Take it off the wheel."""
         if item.bucket is not None:
             item.bucket.pop(item, None)
             item.bucket = None
 
     def due(self, now: float, most: int) -> list[C]:
-        """At most that many whose time has come; they are on the wheel no more."""
+        """At most `most` residents whose time has come; they are taken off the wheel."""
         found: list[C] = []
         current = int(now // self._period_s)
         while self._at <= current:
@@ -109,8 +110,9 @@ class IdleWheel(Generic[C]):
 class Residents(Generic[C]):
     """All residents of one incarnation.
 
-    `stop` begins to stop an idle one; False if it is busy. `call` has `trim` called in a turn of
-    the event loop soon: never within a handler, whose entity does not look busy while it runs.
+    `stop` begins to stop an idle one, and returns False if it is busy. `call` has `trim` called in
+    a turn of the event loop soon. It is never called within a handler, whose entity does not look
+    busy while it runs.
     """
 
     __slots__ = (
@@ -140,11 +142,11 @@ class Residents(Generic[C]):
 
     @property
     def limited(self) -> bool:
-        """Whether `touch` wants to hear of every use."""
+        """Whether `touch` must be called for every use."""
         return self._policy is not None
 
     def arrived(self, item: C, now: float) -> None:
-        """It is resident from now on; others may have to go for it, soon."""
+        """An entity became resident; others may have to stop for it soon."""
         item.used_at = now
         self.count += 1
         self._wheel.add(item, now + item.idle_s)
@@ -156,19 +158,19 @@ class Residents(Generic[C]):
                 self._call_soon()
 
     def left(self, item: C) -> None:
-        """It is resident no more."""
+        """An entity is no longer resident."""
         self.count -= 1
         self._wheel.remove(item)
         if self._policy is not None:
             self._policy.forget(item)
 
     def touch(self, item: C) -> None:
-        """It is in use. Only needed while there is a limit."""
+        """An entity was used. Only needed while there is a limit."""
         if self._policy is not None:
             self._policy.touch(item)
 
     def sweep(self, now: float) -> bool:
-        """Stop some that were idle for long enough; True if there are more to look at."""
+        """Stop some entities that were idle for long enough; True if more are to be looked at."""
         found = self._wheel.due(now, SLICE)
         for item in found:
             due_at = item.used_at + item.idle_s
@@ -179,13 +181,13 @@ class Residents(Generic[C]):
                 if self._policy is not None:
                     self._policy.forget(item)
             else:
-                # Whatever it is busy with ends later than now, and only then its idle time begins.
+                # It is busy until later than now, and its idle time begins only then.
                 self._wheel.add(item, now + item.idle_s)
         self.trim()
         return len(found) == SLICE
 
     def trim(self) -> None:
-        """Stop as many as are over the limit, if so many are idle."""
+        """Stop as many as exceed the limit, if that many are idle."""
         by, self._called = self._policy, False
         if by is None or len(by) <= self._limit:
             return

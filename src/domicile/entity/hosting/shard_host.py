@@ -1,8 +1,8 @@
 """The host of one shard: carries out what `core.handoff.owner` decides and runs its entities.
 
-Called by the runtime only. It starts what the owner machine hands out, answers, stops entities
-when the shard drains, and says when nothing is left. It decides nothing about order or phases.
-Where residents are limited, the runtime makes a `LimitedHost`, so that without a limit no message
+Called by the runtime only. It starts the messages that the owner machine lets start, answers, stops
+entities when the shard drains, and reports when nothing is left. It decides nothing about order or
+phases. If residents are limited, the runtime makes a `LimitedHost`; so without a limit no message
 pays for one.
 """
 
@@ -52,7 +52,7 @@ SELF_DRAIN_S = 0.25
 
 
 class ShardHost(Execution):
-    """One shard at this node, whether it is home here now or not."""
+    """One shard at this node, whether the node is its home now or not."""
 
     def __init__(self, runtime: Runtime, shard: ShardKey) -> None:
         super().__init__(runtime, shard)
@@ -66,18 +66,18 @@ class ShardHost(Execution):
     # what the runtime reports
 
     def flush(self, source: LinkKey, flush: Flush) -> None:
-        """A sender wants its unstarted mail back."""
+        """A sender asks for its messages that have not started."""
         self._carry_out(self.owner.flush(FlushAsked(source, flush.id)))
         self.settle()
 
     def call_off(self, wanted: CancelledMessages) -> None:
-        """Callers wait no more: what has not started is not started."""
+        """Callers no longer wait: their messages that have not started are removed."""
         messages, ready = cancel_unstarted(self.owner, wanted)
         for queued in messages:
             self.runtime.meter.count("request.called_off")
-            self.note("dropped", queued, why="its caller waits no more")
-            # Nobody hears it, but its place in the sender's window is free again.
-            self._answer(queued, *encode_error(NotExecuted("its caller waits no more")))
+            self.note("dropped", queued, why="its caller no longer waits")
+            # No caller reads this answer, but it frees the message's place in the sender's window.
+            self._answer(queued, *encode_error(NotExecuted("its caller no longer waits")))
         for entity in ready:
             self._wake(entity)
         self.settle()
@@ -96,7 +96,7 @@ class ShardHost(Execution):
         self.owner.link_gone(source)
 
     def fence(self) -> None:
-        """The lease is lost: no start, no answer; the runtime cancels what runs (L4)."""
+        """The lease is lost: start and answer nothing; the runtime cancels what runs (L4)."""
         self.owner.happen(OwnerEvent.FENCED)
         self._forget_cells()
         self._disarm()
@@ -114,16 +114,16 @@ class ShardHost(Execution):
             self._wake(cell.key)
 
     def passivate(self, cell: Cell) -> bool:
-        """Stop an entity that runs nothing and has no mail, unless its shard moves anyway.
+        """Stop an entity that runs nothing and has no messages, unless its shard is moving anyway.
 
-        Never within a handler: its entity need not be marked as busy.
+        Never call it within a handler: that handler's entity may not be marked as busy.
         """
         if self.owner.phase is not Phase.OPEN or cell.key in self.owner.mailboxes:
             return False
         return self._stop(cell)
 
     def answer_early(self, turn: Turn) -> None:
-        """Tell the caller of a handler that was cancelled but has to wait for its thread."""
+        """Answer the caller of a cancelled handler that still has to wait for its thread."""
         if turn.began and not turn.answered:
             _, status, body = self._failure(turn, asyncio.CancelledError())
             self._answer(turn, status, body)
@@ -206,7 +206,7 @@ class ShardHost(Execution):
                 self.settle()
             case Phase.RELEASED:
                 self._disarm()
-                # What entities take along goes out first, then the leader hears of it (DX-13).
+                # Carried fields are sent first, then the leader is told of the release (DX-13).
                 if change.does is OwnerAction.REPEAT_RELEASED or not runtime.carrier.release(
                     self.shard, change.epoch, self.owner.entry, self.repeat_released
                 ):
@@ -223,8 +223,8 @@ class ShardHost(Execution):
     def _answer_flush(self, source: LinkKey, id: int, *, late: bool = False) -> None:
         owner, clock = self.owner, self.runtime.clock
         if not late and owner.phase is Phase.DRAINING and owner.entry.state == "serving":
-            # It drains by itself (J1) and no record says so: whoever hears at once that all is
-            # back would write it all again at once.
+            # The shard drains on its own decision (J1), and no record says so. A sender that got
+            # `Flushed` at once would write everything again at once.
             again = partial(self._answer_flush, source, id, late=True)
             clock.call_at(clock.now() + SELF_DRAIN_S, again)
         elif not late or self.runtime.guard():
@@ -233,7 +233,8 @@ class ShardHost(Execution):
     # stops
 
     def settle(self) -> None:
-        """Draining: once nothing waits or runs, stop what is resident; then it is over (H10)."""
+        """Draining: once nothing waits or runs, stop the residents; then the shard is empty
+        (H10)."""
         if self.owner.phase is not Phase.DRAINING or self.owner.mailboxes or self._settling:
             return
         self._settling = True
@@ -242,7 +243,7 @@ class ShardHost(Execution):
             self.runtime.stops.later(go_on)
 
     def _settle(self, cells: Iterator[Cell]) -> bool:
-        """Stop as many as this turn of the event loop allows; True if there are no more."""
+        """Stop as many as this turn of the event loop allows; True when all are stopped."""
         while self.owner.phase is Phase.DRAINING:
             if not self.runtime.stops.take():
                 return False
@@ -254,7 +255,7 @@ class ShardHost(Execution):
         self._settling = False
         if self.owner.phase is Phase.DRAINING and not self.owner.mailboxes and not self._stopping:
             if self.cells:
-                # Something else came and started them meanwhile.
+                # Another message has started them meanwhile.
                 self.settle()
             else:
                 self._carry_out(self.owner.happen(OwnerEvent.EMPTY))
@@ -264,7 +265,7 @@ class ShardHost(Execution):
         """Stop an entity that runs nothing; False if something runs in it."""
         plain = cell.kind.cls.on_stop is Entity.on_stop
         if plain and cell.key not in self.owner.mailboxes:
-            # It is over before anything could come between, so nobody has to be kept out.
+            # The stop ends within this call, so no message has to be kept out.
             cell.silence()
             self._let_go(cell, moves)
             if not self._settling:
@@ -320,34 +321,35 @@ class ShardHost(Execution):
             self.settle()
 
     def _let_go(self, cell: Cell, moves: bool) -> None:
-        """It has stopped; what it takes along is kept."""
+        """The entity has stopped; keep the fields that it takes along."""
         self._leave(cell)
         fields = cell.kind.fields
         if moves and fields is not None and cell.entity is not None:
             self.runtime.carrier.stopped(self.shard, cell.key, fields, cell.entity)
-        # Refs remember cells, and must not keep what an entity had in memory.
+        # Refs keep cells, and must not keep the entity object alive.
         cell.entity = None
 
     def restart(self, cell: Cell) -> None:
-        """Forget an entity's memory at once: its durable state is in doubt (J4)."""
+        """Forget the entity object at once: its durable state is in doubt (J4)."""
         cell.silence()
         if self.cells.get(cell.key) is cell:
             self._leave(cell)
 
     def _leave(self, cell: Cell) -> None:
-        """It is resident no more."""
+        """The entity is no longer resident."""
         del self.cells[cell.key]
         cell.resident = False
         if cell.started:
             self.runtime.residents.left(cell)
 
     def _overdue(self) -> None:
-        """H10: a balancing move asks for its revert; a leaving node cancels."""
+        """H10: the drain deadline passed. A balancing move asks for its revert; a leaving node
+        cancels."""
         runtime = self.runtime
         self._drain = None
         if self.owner.phase is not Phase.DRAINING or not runtime.guard():
             return
-        # The phase stays, and with it the drain that has begun: what the table asks for is here.
+        # The phase and the drain that has begun stay; the action of the table is carried out here.
         self.owner.happen(OwnerEvent.OVERDUE)
         runtime.meter.count("drain.overdue")
         if runtime.leaving:
@@ -383,7 +385,7 @@ async def _nothing() -> None:
 
 
 class LimitedHost(ShardHost):
-    """As `ShardHost`; every use counts for the policy that chooses whom to stop."""
+    """As `ShardHost`; every use is reported to the policy that chooses which entity to stop."""
 
     _limited = True
 

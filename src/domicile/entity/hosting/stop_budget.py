@@ -1,8 +1,8 @@
-"""Stopping many entities without holding up the event loop: so many per turn, shard after shard.
+"""Stopping many entities without blocking the event loop: a fixed number per turn, shard by shard.
 
-Used by the hosts of draining shards. In between the loop turns: what is released already is told to
-the coordinator and gets its next home while the rest is still being stopped, and whoever asks other
-shards of this node waits for a moment only. It counts and calls back; it stops nothing itself.
+Used by the hosts of draining shards. Between two turns the coordinator is told which shards are
+released, and they get their next homes while others are still stopping. Callers of this node's
+other shards wait only for a moment. This module counts and calls back; it stops nothing itself.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Callable
 
 STOPS_PER_TURN = 256
-"""How many entities are stopped within one turn of the event loop: 2 ms, or less."""
+"""Entities that are stopped within one turn of the event loop: 2 ms, or less."""
 
 
 class StopBudget:
-    """How many more entities one node may stop in this turn of its event loop, and who waits."""
+    """How many more entities a node may stop in this turn of its event loop, and which shards
+    wait."""
 
     __slots__ = ("_guard", "_left", "_loop", "_waiting")
 
@@ -24,10 +25,10 @@ class StopBudget:
         self._loop, self._guard = loop, guard
         self._left = STOPS_PER_TURN
         self._waiting: deque[Callable[[], bool]] = deque()
-        """One per draining shard at the most."""
+        """At most one per draining shard."""
 
     def take(self) -> bool:
-        """Whether one more may be stopped in this turn; it counts."""
+        """Count one stop; False if no more are allowed in this turn."""
         if not self._left:
             return False
         if self._left == STOPS_PER_TURN:
@@ -36,12 +37,12 @@ class StopBudget:
         return True
 
     def later(self, go_on: Callable[[], bool]) -> None:
-        """Call this once more may be stopped, behind the others, until it says that it is done."""
+        """Call `go_on` when stops are allowed again, after the others, until it returns True."""
         self._waiting.append(go_on)
 
     def _turned(self) -> None:
         self._left = STOPS_PER_TURN
-        # The first one is done before the next begins: its shard gets a home sooner.
+        # The first one ends before the next begins: so its shard gets a home sooner.
         while self._waiting and self._left and self._guard():
             if self._waiting[0]():
                 self._waiting.popleft()

@@ -1,1 +1,2 @@
-"""What users write: entities, handlers, references, and how their values travel."""
+"""What does a user write and call? Entity classes, handlers, refs, regions, and their codec.
+Nothing here sends or runs anything."""

@@ -1,6 +1,6 @@
-"""What every way into a cluster has in common: making refs and regions, and a lifetime.
+"""The base of every client of a cluster: it makes refs and regions, and has a lifetime.
 
-Nodes and simulated clusters derive from `Client`. It never connects by itself.
+Nodes and simulated clusters derive from `Client`. This module never connects.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Client(ABC):
         entity_id: Callable[[Any], str | None],
         shard_id: Callable[[Any, int], int] | None = None,
     ) -> Region[E]:
-        """All entities of a type, for messages that say themselves whom they are for.
+        """All entities of a type, for messages that name their entity themselves.
 
-        `entity_id` finds the id in a message; the handler is the one whose only parameter has
-        the message's type. `shard_id` gives the shard of a message and a number of shards, for
-        types whose class says `shard_id=by_message`.
+        `entity_id` finds the id in a message; the handler is the one whose only parameter has the
+        message's type. `shard_id` gives the shard for a message and a number of shards, for types
+        whose class says `shard_id=by_message`.
         """
         return Region(entity_type(kind), self._outbound(), entity_id=entity_id, shard_id=shard_id)
 
@@ -49,4 +49,5 @@ class Client(ABC):
 
     @abstractmethod
     def _outbound(self) -> Outbound:
-        """Where the calls of this client's refs go; also before it has started."""
+        """Where the calls of this client's refs go. Must work before the client has started,
+        too."""

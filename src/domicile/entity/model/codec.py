@@ -1,13 +1,11 @@
-"""Which values a local call may hand over as they are, and which it copies as if they travelled.
-
-Used by the codec. A value is shared only if nobody can change it, if it is of the very type that is
-declared, and if the codec would let it travel; asked before every local ask, so each answer is one
-small function.
-
-How arguments, replies and errors become bytes and come back typed (msgpack by msgspec).
+"""How arguments, replies and errors become bytes and come back typed (msgpack by msgspec).
 
 Used by definitions and refs on the sending side, by cells and durable entities on the receiving
-side. Must never unpickle, and must never say "not executed" of something that ran (I9).
+side. Must never unpickle, and must never say "not executed" about a message that ran (I9).
+
+A local call may hand over some values without copying them (`SHARED`). A value is shared only if it
+is immutable, if its type is exactly the declared one, and if the codec would accept it. This is
+asked before every local ask, so each answer is one small function.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from domicile.errors import (
 )
 
 MOST = 65_536
-"""Longer ones go through the codec, which knows the limit of a message."""
+"""Longer values go through the codec, which knows the limit of a message."""
 
 _LEAST_INT, _MOST_INT = -(1 << 63), (1 << 64) - 1
 
@@ -58,7 +56,7 @@ _ONE: dict[Any, Callable[[tuple[Any, ...]], bool]] = {
 
 
 def nothing_shared(_values: Any) -> bool:
-    """The codec copies."""
+    """Nothing is shared: the codec copies."""
     return False
 
 
@@ -111,8 +109,8 @@ class Packing:
     """The arguments and the reply of one function as bytes.
 
     Arguments that fill the first parameters without a gap travel as an array, others as a map by
-    name, so what the caller left out takes the default of the function that runs. The types are
-    resolved at the first use, when names defined further down in a module exist.
+    name. So an argument that the caller left out takes the default of the function that runs. The
+    types are resolved at the first use, when names defined further down in a module exist.
     """
 
     __slots__ = (
@@ -148,8 +146,8 @@ class Packing:
         self._parameters = parameters
         self._signature = signature.replace(parameters=parameters)
         self._plain = sum(p.kind is not p.KEYWORD_ONLY for p in parameters)
-        # An array must reach the last parameter without a default. If that one is keyword-only,
-        # this is beyond what positions can fill, and the quick way is never taken.
+        # An array must reach the last parameter without a default. If that one is keyword-only, its
+        # position is beyond what positions can fill, and the quick path is never taken.
         needed = [n for n, p in enumerate(parameters, 1) if p.default is p.empty]
         self._least = max(needed, default=0)
         self._encode = _encode
@@ -191,8 +189,8 @@ class Packing:
         except NotExecuted:
             raise
         except Exception as error:
-            # Also what the `__post_init__` of an argument raises, or one that is nested too deep:
-            # it must fail this one message, not the frame it came in (I6).
+            # Also an error from an argument's `__post_init__`, or an argument nested too deep: it
+            # must fail this one message, not the frame in which it came (I6).
             self._refuse(error)
         if count < self._least:
             self._refuse(TypeError(f"{count} of at least {self._least} arguments were sent"))
@@ -336,7 +334,7 @@ def parts_of(kind: Any) -> list[Any]:
 
 
 def _only_sets(kinds: list[Any]) -> bool:
-    """Whether there are sets to sort, and nothing whose own order sorting would destroy."""
+    """Whether there are sets to sort, and no type whose own order sorting would destroy."""
     found = [part for kind in kinds for part in parts_of(kind)]
     ordered = msgspec.inspect.DictType | msgspec.inspect.TypedDictType | msgspec.inspect.AnyType
     sets = msgspec.inspect.SetType | msgspec.inspect.FrozenSetType
@@ -346,7 +344,8 @@ def _only_sets(kinds: list[Any]) -> bool:
 
 
 def _encode_sets(value: Any) -> bytes:
-    """A set of strings iterates differently in every run; sorted, one seed gives one history."""
+    """Encode sets sorted: a set of strings iterates differently in every run, and one seed must
+    give one history."""
     try:
         return _encode_sorted(value)
     except TypeError:
@@ -376,9 +375,11 @@ _rejection_packings: dict[type[Rejection], Packing] = {}
 
 
 def encode_error(error: BaseException) -> tuple[ReplyStatus, bytes]:
-    """What the runtime answers for a message. Never for what escaped from a handler: a
-    `NotExecuted` of a nested ask would claim that the outer message did not run (I9); for that
-    use `encode_failure`."""
+    """The runtime's answer to a message that failed.
+
+    Never for what escaped from a handler: a `NotExecuted` of a nested ask would claim that the
+    outer message did not run (I9). Use `encode_failure` for that.
+    """
     if isinstance(error, NotExecuted):
         for kind in type(error).__mro__:
             if kind.__name__ in _NOT_EXECUTED:
@@ -391,7 +392,8 @@ def encode_error(error: BaseException) -> tuple[ReplyStatus, bytes]:
 
 
 def encode_failure(error: BaseException) -> tuple[ReplyStatus, bytes]:
-    """What a handler that ran and raised answers: its `Rejection` as itself, else a failure."""
+    """The answer of a handler that ran and raised: its `Rejection` as such, everything else as a
+    failure."""
     if isinstance(error, Rejection):
         try:
             return ReplyStatus.REJECTED, _encode((error.wire_name, error.args))
@@ -472,12 +474,12 @@ def _message(error: BaseException) -> str:
         text = str(error)
     except Exception as unprintable:
         text = f"its text raises {type(unprintable).__name__}"
-    # A lone surrogate cannot be encoded and must not cost the caller the answer.
+    # A lone surrogate cannot be encoded; without this the caller would get no answer.
     return text[:_MESSAGE_CHARS].encode("utf-8", "replace").decode()
 
 
 def _traceback(error: BaseException) -> str:
-    """The user's own frames, innermost last, and those of what caused it: no paths, nothing that
+    """The user's own frames, innermost last, and those of the causes: no paths, nothing that
     depends on the machine."""
     lines = _frames(error)
     told = [error]
@@ -504,13 +506,13 @@ def _frames(error: BaseException) -> list[str]:
         step = step.tb_next
     frames = frames[-_TRACEBACK_FRAMES:]
     if isinstance(error, HandlerFailed) and error.remote_traceback:
-        # It asked another entity, whose handler failed: that is where to look.
+        # The handler asked another entity, whose handler failed: the reader must look there.
         frames += ["at the home of what it asked:", *error.remote_traceback.splitlines()]
     return frames
 
 
 def _cut(text: str) -> str:
-    """Both ends of what is too long to travel with every failure."""
+    """A text cut to its two ends if it is too long to travel with every failure."""
     if len(text) > _TRACEBACK_CHARS:
         half = _TRACEBACK_CHARS // 2
         text = f"{text[:half]} … {text[-half:]}"

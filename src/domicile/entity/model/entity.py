@@ -1,7 +1,8 @@
 """What a user writes: `Entity` classes, and what the runtime makes of them.
 
-`EntityType` holds the names, limits and handlers of a class; it is made once and checked then, so
-that a mistake in a class is an error at its definition or at the start of a node.
+`EntityType` holds the names, limits and handlers of a class. It is made once and checked then, so
+that a mistake in a class is an error at its definition or at the start of a node. Nothing here
+sends or runs a message.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ E = TypeVar("E", bound="Entity")
 _TYPE = "__domicile_type__"
 _LOCALS = "__domicile_locals__"
 _SETTING = -1.0
-"""Stands for an `idle_s` that was left out: the node's setting."""
+"""Stands for an `idle_s` that was left out: then the node's setting holds."""
 
 
 class Context(Protocol):
@@ -61,7 +62,7 @@ class Context(Protocol):
         ...
 
     def resource(self, kind: type[T], /) -> T:
-        """What the node's `resources` gave for a type."""
+        """The object that the node's `resources` gave for a type."""
         ...
 
     def now(self) -> datetime:
@@ -75,7 +76,7 @@ class Context(Protocol):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> None:
-        """Run a bound method later; replaces an earlier wish for the same method."""
+        """Run a bound method later; this replaces an earlier timer for the same method."""
         ...
 
     def passivate(self) -> None:
@@ -83,19 +84,19 @@ class Context(Protocol):
         ...
 
     async def run_blocking(self, name: str, work: Callable[[], T], /) -> T:
-        """What a plain function returns, run in a thread; until then the entity is busy."""
+        """Run a plain function in a thread and return its value; until then the entity is busy."""
         ...
 
 
 class Entity:
-    """An addressable object that lives in one process at a time and gets one message at a time.
+    """An addressable object that is in one process at a time and gets one message at a time.
 
-    Class keywords: `name` is durable (hash input, journal key; the class name if left out),
-    `role` says which nodes can be home, `idle_s` after how much silence it is passivated (None:
+    Class keywords: `name` is durable (hash input, journal key; the class name if left out), `role`
+    says which nodes can be home. `idle_s` is the idle time after which it is passivated (None:
     never; the node's setting if left out). `carry=True` takes the annotated fields along when the
     shard moves as planned: set before `on_start` at the new home, if they fit `carry_bytes`.
     `shard_id` finds the shard of an id: `xxh3` if left out, `murmur2`, `shardcake`, `by_message`,
-    or a function of the id and the number of shards that gives a number from 0 up to below that.
+    or a function of the id and the number of shards that returns a number from 0 to below that.
     """
 
     __slots__ = ("__weakref__", "_domicile")
@@ -158,7 +159,7 @@ class Entity:
         return self._domicile_context().ref(kind, id)
 
     def resource(self, kind: type[T], /) -> T:
-        """What the node's `resources` gave for a type."""
+        """The object that the node's `resources` gave for a type."""
         return self._domicile_context().resource(kind)
 
     def now(self) -> datetime:
@@ -175,7 +176,7 @@ class Entity:
     ) -> None:
         """Run one of this entity's own coroutine methods later, if it is still at home here.
 
-        Replaces an earlier wish for the same method.
+        This replaces an earlier timer for the same method.
         """
         if not (
             inspect.ismethod(method)
@@ -200,7 +201,7 @@ class Entity:
         self._domicile_context().passivate()
 
     async def __domicile_block__(self, name: str, work: Callable[[], T], /) -> T:
-        """Run a blocking method; right here if this entity was made by hand."""
+        """Run a blocking method; without a thread if this entity was made by hand."""
         context: Context | None = getattr(self, "_domicile", None)
         return work() if context is None else await context.run_blocking(name, work)
 
@@ -210,7 +211,7 @@ class Entity:
 
     @classmethod
     def __domicile_check__(cls) -> None:
-        """`ConfigError` if a node cannot be home to this class. For kinds of entities."""
+        """`ConfigError` if a node cannot be home to this class. Kinds of entities override it."""
 
     def _domicile_context(self) -> Context:
         try:
@@ -246,10 +247,10 @@ class EntityType:
         self.place = place_by(function, self.shard_id)
         self.durable = cls.__domicile_durable__
         self.fields = cls.__domicile_fields__
-        """What is taken along on a planned move, for types that say `carry=True`."""
+        """The fields taken along on a planned move, for types with `carry=True`."""
         self.handlers: dict[str, Handler] = {}
         self.direct: dict[str, Handler] = {}
-        """Handlers that may begin without further ado: they need no thread."""
+        """Handlers that need no thread, so they may begin at once."""
         self._by_function: dict[Any, Handler] = {}
         for attribute, fn in _effective_handlers(cls).items():
             options: HandlerOptions = fn.__dict__[MARK]
@@ -272,11 +273,11 @@ class EntityType:
 
     @property
     def record(self) -> TypeRecord:
-        """What all members of a cluster must say of this type (RG-24)."""
+        """What all members of a cluster must agree on about this type (RG-24)."""
         return TypeRecord(self.role, self.shard_id)
 
     def find(self, method: Callable[..., Any]) -> Handler:
-        """The handler that a function of this class or one of its bases stands for."""
+        """The handler of a function of this class or of one of its bases."""
         try:
             return self._by_function[method]
         except (KeyError, TypeError):
@@ -396,7 +397,7 @@ def _names_in(owner: type[Any]) -> dict[str, Any]:
 
 
 def _defining_locals(cls: type[Entity]) -> dict[str, Any]:
-    """Those locals of the function around a class statement that its annotations name."""
+    """Of the function around a class statement: the locals that the class's annotations name."""
     outer, inside, _ = cls.__qualname__.rpartition(".<locals>.")
     if not inside:
         return {}
@@ -420,7 +421,7 @@ def _defining_locals(cls: type[Entity]) -> dict[str, Any]:
 
 
 def _function_name(cls: type[Entity], function: Any) -> str:
-    """What the cluster calls a shard function: all members must mean the same one (RG-24)."""
+    """The name of a shard function in the cluster: all members must mean the same one (RG-24)."""
     for known, named in NAMED.items():
         if function is named:
             return known
@@ -441,7 +442,8 @@ def _function_name(cls: type[Entity], function: Any) -> str:
 
 
 def _module_name(function: Any) -> str:
-    """Its module, by the name under which others import a program that runs as a script."""
+    """The function's module, by the name under which others import a program that runs as a
+    script."""
     if function.__module__ != "__main__":
         return str(function.__module__)
     main = sys.modules["__main__"]

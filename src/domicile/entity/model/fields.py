@@ -1,6 +1,6 @@
 """The annotated fields of an entity class as bytes, for planned moves (`carry=True`).
 
-Made once per class, by `entity`. Fields are stored by name, so that versions may differ.
+`entity` makes one `Fields` per class; `carry` uses it. Nothing here sends or keeps fields.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Fields:
         try:
             self._resolve()
         except NameError:
-            # A name from further down in its module; `resolve` comes before the first home.
+            # The name is defined further down in the module; `resolve` runs before the first home.
             self._decoder = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is taken along."""
+        """The names of the fields that are taken along."""
         self.resolve()
         return self._names
 
@@ -58,7 +58,7 @@ class Fields:
             ) from error
 
     def encode(self, entity: Any) -> bytes:
-        """The fields that were set on an entity; TypeError if one holds what cannot travel."""
+        """The fields set on an entity, as bytes; TypeError if a value cannot travel."""
         self.resolve()
         held: dict[str, Any] = getattr(entity, "__dict__", {})
         values: dict[str, Any] = {}
@@ -75,7 +75,8 @@ class Fields:
             raise TypeError(f"{self._cls.__qualname__}: a field cannot travel: {error}") from error
 
     def restore(self, entity: Any, body: bytes) -> None:
-        """Set what `encode` took; `msgspec.DecodeError` if it does not fit this version."""
+        """Set the fields that `encode` took; `msgspec.DecodeError` if they do not fit this
+        version."""
         found = self.resolve().decode(body)
         for name in self._names:
             value = getattr(found, name)

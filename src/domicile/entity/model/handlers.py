@@ -1,7 +1,7 @@
 """The marks on an entity's methods that messages may invoke, and what a marked method becomes.
 
-Users write `@handler` and `@blocking`; entity types are made of `Handler`. Nothing here sends,
-schedules or runs anything, and no mark changes what an `async def` method is.
+Users write `@handler` and `@blocking`; an entity type is made of `Handler`s. Nothing here sends,
+schedules or runs anything. A mark does not change an `async def` method.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ B = TypeVar("B", bound="Blockable")
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any] | AsyncIterator[Any]])
 
 MARK = "__domicile_handler__"
-"""Where a marked function keeps its options."""
+"""The attribute in which a marked function keeps its options."""
 
 
 class Blockable(Protocol):
-    """What has threads for its `@blocking` methods: an entity."""
+    """An object that can run `@blocking` methods in threads: an entity."""
 
     async def __domicile_block__(self, name: str, work: Callable[[], T], /) -> T:
         """Run a blocking method."""
@@ -37,7 +37,7 @@ class Blockable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HandlerOptions:
-    """What `@handler` was told, and whether the method is a `@blocking` one."""
+    """The options of `@handler`, and whether the method is `@blocking`."""
 
     shared: bool = False
     name: str | None = None
@@ -67,9 +67,10 @@ def handler(
 ) -> F | Callable[[F], F]:
     """Let messages invoke an `async def` method of an entity; the function stays as it is.
 
-    `shared` handlers run beside each other, all others alone. `name` is the name on the wire, if
-    it must outlive the method's. `timeout_s` bounds one run, instead of the node's setting. A
-    `cancellable` one is cancelled when its caller waits no more; the others run to their end.
+    `shared` handlers of an entity may run at the same time, all others run alone. `name` is the
+    name on the wire, if it must outlive the method's. `timeout_s` bounds one run, instead of the
+    node's setting. A `cancellable` handler is cancelled when its caller no longer waits; others run
+    to their end.
     """
     if name == "":
         raise ConfigError("@handler(name=...) must not be empty; leave it out to use the method's")
@@ -164,9 +165,9 @@ class Handler:
         self.shared = options.shared
         self.timeout_s = options.timeout_s
         self.blocking = options.blocking
-        """Whether it needs a thread: refused before it starts if there is none (I9)."""
+        """Whether it needs a thread: if none is free, it is refused before it starts (I9)."""
         self.cancellable = options.cancellable
-        """Whether it is cancelled when its caller waits no more."""
+        """Whether it is cancelled when its caller no longer waits."""
         self.fn = fn
         self._packing = packing
         self.encode_args = packing.encode_args
@@ -187,4 +188,5 @@ class Handler:
 
 
 in_thread: contextvars.ContextVar[bool] = contextvars.ContextVar("domicile_thread", default=False)
-"""Whether this is the inside of a blocking method, where most of an entity is out of reach."""
+"""Whether this code runs in a blocking method's thread, where most of an entity must not be
+used."""

@@ -1,7 +1,7 @@
 """Typed addresses of entities: a method and its arguments in, a call for the runtime out.
 
-Made by clients, nodes and entities. A ref checks everything it can before anything is sent; it
-holds no connection and keeps no state of the entity.
+Made by clients, nodes and entities. A ref checks all it can before anything is sent. It holds no
+connection and keeps no state of the entity.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KEEP: Any = object()
 
 
 class Route:
-    """Where a ref's calls go, once it is known: found again for each process and incarnation."""
+    """Where a ref's calls go, once that is known; found again for each process and incarnation."""
 
     __slots__ = ("cell", "host", "sender", "sending", "weight_bytes")
 
@@ -36,10 +36,11 @@ class Route:
         self.weight_bytes = 0
         self.host: Any = None
         self.cell: Any = None
-        """The shard's host and the entity, if they were found in this process."""
+        """The shard's host and the entity, if both are in this process."""
 
     def lead(self, sending: Any, sender: Any, weight_bytes: int) -> None:
-        """From now on calls go by this sender; messages weigh so much beside their arguments."""
+        """Use this sender for calls from now on; each message has `weight_bytes` besides its
+        arguments."""
         self.sending = sending
         self.sender = sender
         self.weight_bytes = weight_bytes
@@ -57,16 +58,17 @@ class Call(msgspec.Struct):
     timeout_s: float | None
     key: str
     place: FindShard
-    """Which of so many shards is the entity's home: the type's, or that of one message."""
+    """Finds the entity's shard among a number of shards: by the type's function, or by the
+    message's."""
     route: Route | None = None
 
     def encoded(self) -> bytes:
-        """The arguments as they travel; `TypeError` if the handler can't be called so."""
+        """The arguments as bytes; `TypeError` if the handler cannot be called with them."""
         return self.handler.encode_args(self.args, self.kwargs)
 
 
 class Outbound(Protocol):
-    """Where calls go. Both take their place in the order (I5) before they first suspend."""
+    """Where calls go. Both methods take their place in the order (I5) before they first suspend."""
 
     def ask(self, call: Call) -> Coroutine[Any, Any, Any]:
         """The handler's value, or the error that says whether it ran (I9)."""
@@ -152,7 +154,7 @@ class Ref(Generic[E]):
             try:
                 key.encode()
             except UnicodeEncodeError as error:
-                # Found here, it fails one call; found in a frame, it would cost the whole link.
+                # An error here fails one call; an error in a frame would cost the whole link.
                 raise ConfigError(f"options(key={key!r}) can't travel: {error}") from error
             if not self._type.durable:
                 raise ConfigError(

@@ -1,7 +1,7 @@
-"""Envelope style: the message itself says which entity it is for, and its type which handler runs.
+"""Envelope style: the message itself names its entity, and its type selects the handler.
 
-Made by `Client.region`. A region asks the user's functions and checks their answers before
-anything is sent (I9), then sends as a ref does; it holds no connection and knows no home.
+Made by `Client.region`. A region calls the user's functions and checks their answers before
+anything is sent (I9). Then it sends as a ref does. It holds no connection and knows no home.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BY_MESSAGE = "message"
 
 
 class Region(Generic[E]):
-    """All entities of one type, reached by messages that name theirs."""
+    """All entities of one type, for messages that name their entity."""
 
     __slots__ = ("_entity_id", "_handlers", "_outbound", "_shard_id", "_type")
 
@@ -40,7 +40,7 @@ class Region(Generic[E]):
     ) -> None:
         by_message = kind.shard_id == BY_MESSAGE
         name = kind.cls.__qualname__
-        # I1: one entity that is found in two ways would have two homes.
+        # I1: one entity with two ways to find its shard would have two homes.
         if shard_id is not None and not by_message:
             raise ConfigError(
                 f"region({name}, shard_id=...): refs find the shards of {kind.name!r} by "
@@ -134,7 +134,8 @@ def _name(function: Any) -> str:
 
 
 def message_types(handler: Handler) -> tuple[type[Any], ...]:
-    """The types that a handler's only parameter is annotated with; none if it has more or none."""
+    """The types that a handler's only parameter is annotated with; empty if it has none or
+    several."""
     parameters = list(inspect.signature(handler.fn).parameters.values())[1:]
     if len(parameters) != 1 or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
         return ()

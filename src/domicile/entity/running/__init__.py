@@ -1,1 +1,2 @@
-"""The tasks and threads in which handlers run."""
+"""In which task or thread does a handler run? Pooled workers, threads for blocking methods, and
+what observes a run."""

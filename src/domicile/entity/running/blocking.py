@@ -1,8 +1,8 @@
-"""Where `@blocking` methods run: beside the event loop, in a bounded number of threads.
+"""Where `@blocking` methods run: outside the event loop, in a bounded number of threads.
 
 Made by the runtime, reached through an entity's context. A function that runs in a thread cannot be
-cancelled, so whoever waits for it goes on waiting: its entity stays busy until the function is
-over, whatever the caller was told meanwhile. Nothing here knows about shards or messages.
+cancelled. So the handler that waits for it goes on waiting, and its entity stays busy until the
+function ends, whatever the caller was told meanwhile. Nothing here knows about shards or messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def blocking_threads(settings: Settings) -> DaemonThreads:
-    """The threads of a process's blocking methods: those that find none wait for one."""
+    """The threads of a process's blocking methods; a method that finds none free waits."""
     return DaemonThreads(settings.blocking_threads, "domicile-blocking")
 
 
@@ -33,13 +33,14 @@ class Waiter(Protocol):
     """A turn that waits for a function which cannot be interrupted."""
 
     threads: int
-    """How many functions of it wait in threads for their end, or are about to."""
+    """How many of its functions run in threads or are about to."""
     thread: int | None
     """The thread that runs one of them, while one does."""
 
 
 class Blocking:
-    """One incarnation's blocking functions: so many run, so many wait, the rest is refused."""
+    """One incarnation's blocking functions: `most` run, `most_waiting` wait, the rest are
+    refused."""
 
     def __init__(
         self,
@@ -55,12 +56,13 @@ class Blocking:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._places = 0
-        """Places of running functions, also those given to someone who has not resumed yet."""
+        """Places taken by running functions, and places given to a waiter that has not resumed
+        yet."""
         self._closed = False
 
     @property
     def running(self) -> int:
-        """How many functions run now, those of which nobody waits any more included."""
+        """How many functions run now, including those for which no handler waits any more."""
         return len(self._tasks)
 
     @property
@@ -74,7 +76,8 @@ class Blocking:
         return self._places >= self._most and len(self._waiting) >= self._most_waiting
 
     def check(self, name: str) -> None:
-        """`Overloaded` if a blocking method would be refused now: before it counts as started."""
+        """`Overloaded` if a blocking method would be refused now. Call it before the method
+        starts."""
         if self.full:
             self._meter.count("blocking.refused")
             raise Overloaded(
@@ -83,9 +86,10 @@ class Blocking:
             )
 
     async def run(self, name: str, work: Callable[[], T], waiter: Waiter | None = None) -> T:
-        """The function's result or error, once it is over; a cancellation waits for that, too.
+        """The function's result or error, once it has ended; a cancellation waits for that end,
+        too.
 
-        Only before the function has a thread, and once all is closed, it ends at once.
+        It takes effect at once only before the function has a thread, and after `shut`.
         """
         self.check(name)
         if self._places >= self._most:
@@ -116,14 +120,14 @@ class Blocking:
         return task.result()
 
     def shut(self) -> None:
-        """L4: nobody waits for a function any more; those that wait for a thread get none."""
+        """L4: handlers stop waiting for functions; functions that wait for a thread get none."""
         self._closed = True
         for place in self._waiting:
             place.cancel()
         self._waiting.clear()
 
     async def close(self, limit_s: float) -> int:
-        """It is over. How many functions still run after a while (L4)."""
+        """End, and wait for running functions. How many still run after `limit_s` (L4)."""
         self.shut()
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=limit_s)
@@ -140,7 +144,7 @@ class Blocking:
             if place in self._waiting:
                 self._waiting.remove(place)
             else:
-                # It was called up and goes away: the next in line takes its place.
+                # It had got a place and gives it up: the next in line takes the place.
                 self._call_up()
             raise
 
@@ -161,7 +165,7 @@ class Blocking:
 
     async def _call(self, work: Callable[[], T]) -> T:
         if not self._guard():
-            # L3: it would begin past the deadline.
+            # L3: the function would begin after the deadline.
             raise asyncio.CancelledError("the node lost its lease")
         return await self._threads.run(work)
 
@@ -173,7 +177,7 @@ def _inside(work: Callable[[], T], waiter: Waiter | None) -> T:
     try:
         return work()
     except (StopIteration, GeneratorExit, SystemExit, asyncio.CancelledError) as error:
-        # No future can hold them, or they would end more than this one call.
+        # A future cannot hold these errors, or they would end more than this one call.
         kind = type(error).__name__
         raise RuntimeError(f"a blocking method raised {kind}: {error}") from error
     finally:

@@ -1,9 +1,9 @@
-"""Handlers' runs with someone looking on: within a span, and timed now and then.
+"""Handlers' runs with an observer: within a span, and some of them timed.
 
-A runtime has one `Observer`; the host of a shard counts its runs down and hands over the few that
-are looked at, so that all others pay one subtraction. It changes nothing of what a handler returns
-or raises, and uses the process's own timer: in a simulated process nobody wants times, so that its
-runs repeat exactly.
+A runtime has one `Observer`. The host of a shard counts down its runs and hands over the few that
+are observed, so that all others cost one subtraction. It changes nothing of what a handler returns
+or raises. It uses the process's own timer. A simulated process asks for no times, so that its runs
+repeat exactly.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 from domicile.ports.trace import Tracer
 
 SAMPLED = 61
-"""One run in so many is timed: a prime, so that load with a rhythm of its own is not always met at
-the same beat."""
+"""One run in this many is timed. It is a prime, so that periodic load is not always sampled at the
+same phase."""
 
 Took = Callable[[str, str, float], None]
 ObservedRun = Coroutine[Any, Any, Any]
 
 
 class Observer:
-    """Whoever wants to know of handlers' runs: a tracer of all, a sampler of some, or nobody.
+    """Reports handlers' runs to a tracer (all), to a sampler (some), or to none.
 
     Before each run: `observer.left -= 1`, and if that is below zero, `work = look_at(work, …)`.
     """
@@ -37,7 +37,7 @@ class Observer:
         self._every = SAMPLED if tracer is None else 1
         self._looked = 0
         self.left = self._every - 1
-        """Runs until the next one that is looked at."""
+        """Runs until the next one that is observed."""
 
     @property
     def turns(self) -> int:
@@ -45,7 +45,7 @@ class Observer:
         return self._looked + self._every - 1 - self.left
 
     def look_at(self, work: ObservedRun, type: str, handler: str, trace: str = "") -> ObservedRun:
-        """A handler's run with what there is to see of it."""
+        """The handler's run, wrapped in what observes it."""
         self._looked += self._every
         self.left = self._every - 1
         took = None if self._looked % SAMPLED else self._took

@@ -1,9 +1,9 @@
 """Pooled tasks that run handlers, and the guard around each (L3, L4).
 
-A handler begins in the very callback that brought its message, on loan from a worker: it sees that
-worker's task as the current one and runs in that worker's context. One that does not suspend ends
-there, and its worker was never resumed; one that awaits is handed to the worker's task, which goes
-on with it. Nothing here knows about shards: work is a coroutine.
+A handler begins in the callback that brought its message, in the name of a worker: it sees the
+worker's task as the current one and runs in that worker's context. If it does not suspend, it ends
+there, and the worker's task never runs. If it suspends, the worker's task continues it. Shard hosts
+and the runtime use this. Nothing here knows about shards: work is a coroutine.
 """
 
 from __future__ import annotations
@@ -17,44 +17,45 @@ from contextvars import Context
 from typing import Any, Protocol, TypeVar
 
 TURN_S = 0.02
-"""Once jobs have run back to back for this long, the event loop gets a turn."""
+"""Seconds that jobs may run one after another before the event loop gets a turn."""
 
 SPELL_S = 0.1
-"""An estimate rests on at least so long a time in which somebody was ready all along."""
+"""Seconds, at least, that an estimate covers, during which a job was always ready."""
 
 
 class Fairness:
-    """The pace of one pool of workers."""
+    """Measures one pool of workers, and says when the event loop must get a turn."""
 
     __slots__ = ("_began", "_jobs", "_now", "_since", "_turns", "_until", "job_s")
 
     def __init__(self, now: Callable[[], float], turns: Callable[[], int]) -> None:
         self._now = now
         self._turns = turns
-        """How many handlers have begun, also those that nobody had to wait for."""
+        """How many handlers have begun, including those that did not wait in line."""
         self._since = 0
         self._until = 0.0
         self._began = 0.0
         self._jobs = 0
         self.job_s = 0.0
-        """From one job to the next, as of late; 0 while nobody has been ready for long enough."""
+        """Recent seconds from one job to the next; 0 while jobs have not been ready for long
+        enough."""
 
     def begin(self) -> None:
-        """Jobs run from here on."""
+        """A series of jobs begins."""
         now = self._now()
         self._until = now + TURN_S
         if not self._began:
             self._began, self._since = now, self._turns()
 
     def ran(self) -> bool:
-        """One has run; whether there is time for another in this turn."""
+        """A job has run; returns whether there is time for another in this turn."""
         self._jobs += 1
         return self._now() < self._until
 
     def end(self, ready: bool) -> None:
-        """No more run in this turn, though some may be ready."""
+        """The series ends for this turn; `ready` says whether jobs are left."""
         if not ready:
-            # Whoever comes next waits for nobody.
+            # The next job does not wait for another one.
             self._began, self._jobs, self.job_s = 0.0, 0, 0.0
             return
         now = self._now()
@@ -66,7 +67,7 @@ class Fairness:
 
 
 def timeless() -> float:
-    """The clock of a pool that nobody hurries."""
+    """The clock of a pool without a time limit."""
     return 0.0
 
 
@@ -83,10 +84,10 @@ SPARE = 32
 """Idle workers that are kept."""
 
 _HARMLESS = ("domicile_turn", "decimal_context")
-"""Variables that stay in a worker's context: each turn sets its own, or they are a module's."""
+"""Variables that may stay in a worker's context: each turn sets its own, or a module owns them."""
 
 
-# Before 3.12 the public function is a Python one, which costs as much as the rest of a loan.
+# Before 3.12 the public function is a Python one, which costs as much as the rest of `lend`.
 _current_task: Callable[[asyncio.AbstractEventLoop], asyncio.Task[Any] | None]
 if sys.version_info < (3, 12):
     _current_task = vars(asyncio.tasks)["_current_tasks"].get
@@ -102,7 +103,7 @@ class Watcher(Protocol):
     """Judges each step of a guarded coroutine."""
 
     def suspended(self) -> None:
-        """It awaits something for the first time."""
+        """The coroutine awaits something for the first time."""
         ...
 
     def may_resume(self) -> bool:
@@ -118,14 +119,14 @@ class Watcher(Protocol):
         ...
 
     def abandon(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Keep it referenced: its `finally` blocks must not run either."""
+        """Keep a reference to the coroutine: its `finally` blocks must not run either."""
         ...
 
 
 class Guarded:
-    """Awaits a coroutine, comparing the deadline before every resumption, not by a timer.
+    """Awaits a coroutine, and checks the deadline before every resumption, without a timer.
 
-    `waits_for` is what it already waits for, if somebody else has begun it.
+    `waits_for` is what the coroutine already waits for, if it has begun elsewhere.
     """
 
     __slots__ = ("_begun", "_coroutine", "_waits_for", "_watcher")
@@ -175,7 +176,7 @@ class Guarded:
 
 
 class Handed:
-    """Work that has begun and waits for something, for whoever goes on with it."""
+    """Work that has begun and is suspended, for the task that continues it."""
 
     __slots__ = ("_waits_for", "_work", "thrown")
 
@@ -183,14 +184,15 @@ class Handed:
         self._work = work
         self._waits_for = waits_for
         self.thrown: BaseException | None = None
-        """A cancellation that came before anyone went on with it."""
+        """A cancellation that came before a task continued it."""
 
     def __await__(self) -> Generator[Any, Any, Any]:
         work, waits_for, thrown = self._work, self._waits_for, self.thrown
         if getattr(waits_for, "_asyncio_future_blocking", None) is False:
             waits_for._asyncio_future_blocking = True
         if thrown is not None and asyncio.isfuture(waits_for) and waits_for.cancel():
-            # As a task does: what it waits for is cancelled, and that comes back as its outcome.
+            # As a task does it: what the work waits for is cancelled, and that comes back as the
+            # outcome.
             thrown = None
         while True:
             value: Any = None
@@ -210,16 +212,16 @@ class Handed:
 
 
 class Worker:
-    """A task of the pool with its own context; parked while it has nothing to go on with."""
+    """A task of the pool with its own context; parked while it has nothing to continue."""
 
     __slots__ = ("context", "job", "known", "loop", "parked", "task")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        # Empty: handlers must not inherit the variables of whoever woke the pool.
+        # Empty: handlers must not inherit the variables of the code that woke the pool.
         self.context = Context()
         self.known = 0
-        """How many variables of its context are nobody's secret."""
+        """How many variables of its context were found harmless."""
         self.job: Handed | None = None
         self.parked: asyncio.Future[None] | None = None
         self.task: asyncio.Task[None]
@@ -233,24 +235,26 @@ class Worker:
         return True
 
     def take(self) -> Handed | None:
-        """What this worker's task has to go on with."""
+        """The work that this worker's task has to continue, if any."""
         job, self.job = self.job, None
         return job
 
     def start(self, work: Work) -> None:
-        """While on loan: run work until it first suspends; then this worker is taken."""
+        """While lent: run work until it first suspends; then this worker is occupied."""
         try:
             waits_for = work.send(None)
         except StopIteration:
             return
         if getattr(waits_for, "_asyncio_future_blocking", None):
-            # The mark of one who is about to wait; until that is so, others may await it, too.
+            # This mark says that a task is about to wait. Until one does, others may await the
+            # future, too.
             waits_for._asyncio_future_blocking = False
         self.job = Handed(work, waits_for)
 
 
 class Workers:
-    """Lends workers to what begins now, and runs jobs in order. `close` ends its tasks."""
+    """Lends workers to work that begins now, and runs submitted jobs in order. `close` ends its
+    tasks."""
 
     def __init__(self, now: Callable[[], float] = timeless, turns: Callable[[], int] = int) -> None:
         self._ready: deque[WorkerJob] = deque()
@@ -267,7 +271,8 @@ class Workers:
 
     @property
     def line(self) -> tuple[int, float]:
-        """How many jobs are ready, and the time from one to the next: 0 as long as nobody knows."""
+        """How many jobs are ready, and the seconds from one to the next: 0 while that is not
+        known."""
         return len(self._ready), self._pace.job_s
 
     def submit(self, job: WorkerJob) -> None:
@@ -278,7 +283,8 @@ class Workers:
             asyncio.get_running_loop().call_soon(self._run_ready)
 
     def lend(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function in the name of a spare worker. It may `start` work until one suspends."""
+        """Call a function in the name of a spare worker. The function may `start` work until one
+        suspends."""
         worker = self._spare.pop() if self._spare else self._hire()
         loop, task = worker.loop, worker.task
         caller = _current_task(loop)
@@ -306,7 +312,7 @@ class Workers:
         try:
             async with asyncio.timeout(limit_s):
                 while self._all:
-                    # Also those that take over from one that was cancelled before it first ran.
+                    # Also workers that take over from one that was cancelled before it first ran.
                     await asyncio.wait(tuple(self._all))
                     await asyncio.sleep(0)
         except TimeoutError:
@@ -355,7 +361,7 @@ class Workers:
         return worker
 
     async def _work(self, worker: Worker) -> None:
-        """Go on with what was begun in this worker's name, one after the other."""
+        """Continue the work that began in this worker's name, one after the other."""
         while True:
             job = worker.take()
             if job is None:
@@ -389,7 +395,7 @@ class Workers:
             self._spare.remove(worker)
         job = worker.take()
         if job is not None:
-            # It was cancelled before it ran for the first time: the cancellation is the work's.
+            # The task was cancelled before it first ran: the cancellation is meant for the work.
             job.thrown = asyncio.CancelledError()
             self._hire().job = job
         if not task.cancelled() and task.exception() is not None:

@@ -1,1 +1,1 @@
-"""Calls on their way out: routing, waiting, refusing, timing out."""
+"""How does a call of this process reach its owner? Routing, waiting, refusing, timing out."""

@@ -1,7 +1,7 @@
-"""Until when callers wait for their asks: one timer for all that wait equally long.
+"""Until when callers wait for their asks: one timer for all asks with the same timeout.
 
-Used by `outbound` alone. An ask that is answered in time costs no timer of its own. Whoever waits
-takes itself out of the book it was put in.
+Used by `outbound` alone. An ask that is answered in time costs no timer of its own. An ask that
+ends must take itself out of the book into which `add` put it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from domicile.entity.sending.outgoing_call import OutgoingCall
 from domicile.ports.clock import Clock, Timer
 
 MOST_BOOKS = 64
-"""Different timeouts that are kept to the instant; any further one ends up to a slot later."""
+"""Number of different timeouts that are kept exactly; any other one ends up to `SLOT_S` later."""
 
 SLOT_S = 0.01
 
@@ -21,7 +21,7 @@ Book = dict[OutgoingCall, None]
 
 
 class AskTimeouts:
-    """Open asks by how long they may take; the oldest of each kind come first."""
+    """Open asks by their timeout; within one timeout the oldest comes first."""
 
     def __init__(self, clock: Clock, expire: Callable[[OutgoingCall], None]) -> None:
         self._clock = clock
@@ -31,7 +31,8 @@ class AskTimeouts:
         self._timers: dict[tuple[str, float], Timer] = {}
 
     def add(self, pending: OutgoingCall, timeout_s: float) -> Book:
-        """From now on, for so long, or until it is taken out of the book that this returns."""
+        """Wait for an ask for `timeout_s` from now, or until it is taken out of the returned
+        book."""
         book = self._books.get(timeout_s)
         if book is not None:
             book[pending] = None
@@ -43,7 +44,7 @@ class AskTimeouts:
         return book
 
     def close(self) -> None:
-        """Nobody waits for anything."""
+        """Forget all asks and cancel all timers."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

@@ -1,7 +1,7 @@
-"""How a node says that it has too much mail, so that senders stop writing to it for a while.
+"""How a node says that too many messages wait at it, so that senders pause writing to it.
 
 Both halves of it: the host of a shard refuses with it, `outbound` recognises it. On the wire it is
-a refusal as any other, under a name that older peers do not know and take for `Overloaded`.
+a refusal like any other, under a name that older peers do not know and read as `Overloaded`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from domicile.core.wire import Reply, ReplyStatus
 from domicile.ports.clock import Clock
 
 PAUSE_S = 0.05
-"""For how long a sender writes nothing new to a node that said so: less than what waits takes."""
+"""Seconds for which a sender writes nothing new to such a node: less than its waiting messages
+take."""
 
 _NAME = "Crowded"
 _encode = msgspec.msgpack.encode
@@ -22,7 +23,7 @@ _MARK = _encode((_NAME, ""))[:-1]
 
 
 def encode_crowded(node_id: str) -> tuple[ReplyStatus, bytes]:
-    """The refusal of a node that has too much mail."""
+    """The refusal of a node at which too many messages wait."""
     text = f"too much waits at node {node_id}; slow down and retry"
     return ReplyStatus.OVERLOADED, _encode((_NAME, text))
 
@@ -33,14 +34,15 @@ def is_crowded(reply: Reply) -> bool:
 
 
 class Pauses:
-    """The homes that this incarnation writes nothing new to at the moment."""
+    """The homes to which this incarnation writes nothing new at the moment."""
 
     def __init__(self, clock: Clock, outflow: Outflow) -> None:
         self._clock = clock
         self._outflow = outflow
 
     def hear(self, home: Incarnation, reply: Reply) -> None:
-        """A refusal of a home: it may be about all that is sent there."""
+        """A home refused a message: pause the flow to that home if it says that the whole node is
+        full."""
         if is_crowded(reply):
             flow = self._outflow.to(home)
             if flow.pause():

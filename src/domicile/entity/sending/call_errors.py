@@ -1,6 +1,6 @@
-"""Why a message was not sent, or not answered: errors that say what happened and what to do (I9).
+"""Why a message was not sent or not answered: errors that say what happened and what to do (I9).
 
-Made by `outbound` alone; nothing here decides.
+Used by `outbound` alone. Nothing here decides.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from domicile.errors import MaybeExecuted, NotExecuted, Overloaded, Unavailable
 
 
 def too_large(call: Call, size_bytes: int, most_bytes: int) -> NotExecuted:
-    """It is longer than any message may be."""
+    """The message exceeds `Settings.message_bytes`."""
     return NotExecuted(
         f"the message to {call.entity.type} {call.entity.id[:64]!r} has {size_bytes:,} bytes "
         f"with its id; the limit is {most_bytes:,} (Settings.message_bytes)"
@@ -21,7 +21,7 @@ def too_large(call: Call, size_bytes: int, most_bytes: int) -> NotExecuted:
 
 
 def overloaded(sender: CallSender, entity: EntityKey) -> Overloaded:
-    """Too much waits for its shard already (I6)."""
+    """Too many messages already wait for its shard (I6)."""
     shard = f"shard {sender.shard.role}/{sender.shard.shard}"
     waits = f"{len(sender.queue)} messages already wait for {shard}"
     if not sender.queue:
@@ -30,7 +30,7 @@ def overloaded(sender: CallSender, entity: EntityKey) -> Overloaded:
 
 
 def quarantined(sender: CallSender, within_s: float) -> Unavailable:
-    """Its shard gets no home before an operator says so (DX-20)."""
+    """Its shard is quarantined: it gets no home until an operator clears it (DX-20)."""
     shard = f"{sender.shard.role}/{sender.shard.shard}"
     deaths = sender.entry.deaths
     died = f"{deaths} owners died within {within_s:g} s of each other"

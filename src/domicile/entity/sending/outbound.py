@@ -69,13 +69,13 @@ _OUTCOMES = {
 _OK = ReplyStatus.OK
 
 WEIGHT_BYTES = 192
-"""About what a message weighs beside its body and its ids."""
+"""Estimated bytes of a message without its body and its ids."""
 
 NESTED = 16
-"""Local asks that run within each other; deeper ones wait, or they would exhaust the stack."""
+"""Depth of local asks that may run within each other; deeper ones are sent, to spare the stack."""
 
 SWEEP_S = 0.5
-"""How often tells that wait past their time are given up."""
+"""Seconds between two searches for tells that waited longer than their timeout."""
 
 
 class OutgoingCalls:
@@ -159,11 +159,12 @@ class OutgoingCalls:
         self._submit(call, route, route.sender.clear(), (), now, timeout_s, None)
 
     def _address(self, call: Call, turn: Turn | None) -> tuple[float, Route]:
-        """Whether this process may send now, and which shard it goes to."""
+        """Check that this process may send now, and find the shard. Returns the time and the
+        route."""
         runtime = self._runtime
         now = self._now()
         if now >= self._lease.valid_until and not runtime.guard():
-            raise Unavailable("this process lost its lease and is joining anew; retry soon")
+            raise Unavailable("this process lost its lease and is rejoining; retry soon")
         if runtime.leaving and (
             turn is None or not turn.active or turn.host.runtime is not runtime
         ):
@@ -227,7 +228,7 @@ class OutgoingCalls:
             self.note_submit(pending, 0, timeout_s)
             self.note_write(pending, home, finishing=request.finishing, open=sender.open)
         links = runtime.links
-        # Nobody else waits for anything, so there is nothing to wait for here.
+        # No other ask is open, so there is nothing to batch this one with.
         if links is None or not links.post(owner, request, at_once=ask and not self._asks):
             runtime.send(owner, request)
         return pending
@@ -262,7 +263,8 @@ class OutgoingCalls:
     def _hold(
         self, sender: CallSender, pending: OutgoingCall, now: float, timeout_s: float
     ) -> None:
-        """The longer way: what waits before it, or its home, comes first."""
+        """Submit a message that cannot be written now: other messages, or a home, must come
+        first."""
         runtime = self._runtime
         refusal = self._refusal(sender, pending)
         effects = sender.submit(pending, now) if refusal is None else ()
@@ -295,7 +297,7 @@ class OutgoingCalls:
         )  # fmt: skip
 
     def _refusal(self, sender: CallSender, pending: OutgoingCall) -> NotExecuted | None:
-        """Why a message can't even wait for its shard (I6), if so."""
+        """Why a message may not wait for its shard (I6), or None."""
         if sender.entry.state == "quarantined":
             return quarantined(sender, self._runtime.settings.poison_window_s)
         if sender.room(pending.size_bytes, bool(pending.chain)):
@@ -304,10 +306,12 @@ class OutgoingCalls:
         return overloaded(sender, pending.entity)
 
     def _behind(self, chain: tuple[CallingTurn, ...]) -> Iterator[ShardKey]:
-        """Who waits in line behind the handlers of a chain, as far as they run on this node.
+        """The shards of the callers that wait behind a chain's handlers, as far as those run on
+        this node.
 
-        A handler in a draining shard may wait for a message that is queued behind another one,
-        which asks back into that shard: what the first waits for, the second must finish, too.
+        A handler in a draining shard may wait for a message that is queued behind another one, and
+        that other message may ask back into the draining shard. Then both must finish before it is
+        empty.
         """
         for caller in chain:
             host = self._runtime.hosts.get(ShardKey(caller.role, caller.shard))
@@ -322,7 +326,8 @@ class OutgoingCalls:
                         yield ShardKey(waiting.role, waiting.shard)
 
     def _chain(self, call: Call, turn: Turn) -> tuple[CallingTurn, ...]:
-        """N1, N2: who waits for this ask."""
+        """N1, N2: the turns that wait for this ask; `CallCycle` or `CallTooDeep` if it must not be
+        made."""
         runtime = self._runtime
         if turn.host.runtime is not runtime:
             return ()
@@ -374,11 +379,11 @@ class OutgoingCalls:
                 self._carry_out(sender, sender.look(now))
 
     def forget(self, peer: Incarnation) -> None:
-        """It is gone: whatever is known of its pace is of no use."""
+        """The peer is gone: forget how fast it took messages."""
         self._outflow.forget(peer)
 
     def link_lost(self, peer: Incarnation, unsent: Iterable[ToOwner]) -> None:
-        """H6, for every shard."""
+        """H6: the link to a peer is lost, for every shard. `unsent` was never written."""
         now = self._now()
         numbers: dict[ShardKey, list[int]] = {}
         for message in unsent:
@@ -426,7 +431,7 @@ class OutgoingCalls:
                     self._carry_out(sender, effects)
 
     def on_answer(self, peer: Incarnation, message: Return | Flushed) -> None:
-        """Something else came back from an owner."""
+        """An owner returned messages, or answered a flush."""
         sender = self.senders.get(ShardKey(message.role, message.shard))
         if sender is None:
             return
@@ -448,7 +453,7 @@ class OutgoingCalls:
         return self._asks > 0 or any(sender.waiting() for sender in self.senders.values())
 
     def fail_all(self, why: str) -> None:
-        """The incarnation ends: everything unresolved is told so (I6)."""
+        """The incarnation ends: every call without an outcome gets one (I6)."""
         for sender in self.senders.values():
             for pending in [*sender.queue, *sender.written.values()]:
                 if pending.resolved:
@@ -458,7 +463,8 @@ class OutgoingCalls:
                     self._fail(sender.shard, pending, Unavailable(why))
                 elif pending.ask or not pending.started:
                     self._give_up(sender.shard, pending, why)
-            # Pending messages know their sender, and the garbage collector does not look into them.
+            # Pending messages refer to their sender, and the garbage collector does not look into
+            # them.
             sender.queue.clear()
             sender.written.clear()
         self.senders.clear()
@@ -571,7 +577,7 @@ class OutgoingCalls:
         self._take_back(pending)
 
     def _abandon(self, sender: CallSender, pending: OutgoingCall) -> None:
-        """The caller was cancelled: nobody waits for the outcome any more."""
+        """The caller was cancelled: its call no longer needs an outcome."""
         unwritten, effects = sender.withdraw(pending, self._now())
         outcome = "not_executed" if unwritten else "maybe_executed"
         self._outcome(sender.shard, pending.n, outcome, cancelled=True)
@@ -579,12 +585,13 @@ class OutgoingCalls:
         self._take_back(pending)
 
     def _take_back(self, pending: OutgoingCall) -> None:
-        """Nobody waits for it: its owner need not start it, nor end it if it is `cancellable`."""
+        """Tell the owner that the caller no longer waits: it need not start the message, and may
+        cancel a `cancellable` handler."""
         if pending.to is not None and self._runtime.guard():
             self._runtime.take_back(pending.to, Cancel(*pending.sender.shard, pending.n))
 
     def _sweep_tells(self) -> None:
-        """Tells that wait longer than their time are lost, and counted as such (I6)."""
+        """Give up tells that waited longer than their timeout; they count as lost (I6)."""
         self._sweep = None
         now = self._now()
         held = False
@@ -600,7 +607,7 @@ class OutgoingCalls:
 
 
 def _weight(call: Call) -> int:
-    """About what every message to that entity weighs beside its body."""
+    """Estimated bytes of every message to that entity, without the body."""
     id, key = call.entity.id, call.key
     if id.isascii() and not key:
         return len(id) + WEIGHT_BYTES

@@ -1,6 +1,6 @@
 """One call of this process on its way: the core's pending message with what the shell adds to it.
 
-Made by `outbound` and by nobody else; `ask_timeouts` reads until when its caller waits.
+Only `outbound` makes one; `ask_timeouts` reads until when its caller waits.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from domicile.core.wire import Request
 
 
 class OutgoingCall(Pending, eq=False, kw_only=True):
-    """A pending message, what it says, who waits for it, and until when."""
+    """A pending message with its request, its deadline and the future that its caller awaits."""
 
     request: Request
-    """As it was first written; its stamps are those of the time it is written at."""
+    """The request as first made; epoch and change are set again each time it is written."""
     sender: CallSender
     expires_at: float
     future: asyncio.Future[bytes] | None
-    """What its caller awaits; a tell has nobody who waits."""
+    """What the caller of an ask awaits; None for a tell."""
 
 
 CallSender = Sender[OutgoingCall]

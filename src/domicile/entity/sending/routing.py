@@ -1,6 +1,7 @@
-"""Which shard a call belongs to, as far as the cluster and this process mean the same type (RG-24).
+"""Which shard a call belongs to, if the cluster and this process mean the same type (RG-24).
 
-Used by `outbound` alone. Decides from the config record and from what this process registered.
+Used by `outbound` alone. It decides from the config record and from the types that this process
+registered. It never looks at homes.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
 
 
 class Routing:
-    """Remembers how many shards each type has."""
+    """Finds shards, and remembers how many each type has."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._seen: dict[tuple[str, str, str], int] = {}
-        """Shards of a role's type, once it was seen that the cluster means the same type."""
+        """Number of shards by (role, type, shard function), after the cluster's type was found the
+        same."""
 
     def shard_of(self, call: Call) -> ShardKey:
         """The shard that a call belongs to; raises `NotExecuted` if there is none."""
@@ -47,8 +49,8 @@ class Routing:
         if why:
             raise NotExecuted(why)
         if own is not None:
-            # Registered with this very process, whose watch may not have shown it yet; joining
-            # agreed with the config on the number of shards.
+            # This process registered the type itself, and its watch may not have shown that yet.
+            # Joining agreed with the config on the number of shards.
             return self._runtime.shards.get(role, self._runtime.settings.shards)
         if not members.knows_type(role, kind):
             registered = ", ".join(members.types(role)) or "none"
