@@ -1,12 +1,12 @@
-"""Who is gone, in eight bytes each: incarnations whose frames nobody takes any more (I1b).
+"""Which incarnations are gone, in eight bytes each: their frames are never taken again (I1b).
 
-Kept by the link layer for as long as its own incarnation lives. A process that lives for months
-sees many come and go, so nothing may be kept of one but a number: two sorted arrays of hashes, of
-which the older one is dropped when the newer one is full.
+The link layer keeps it as long as its own incarnation lasts. A process that runs for months sees
+many incarnations end, so only a number may be kept of each: two sorted arrays of hashes, of which
+the older one is dropped when the newer one is full.
 
-One that never was here is found only if 64 bits of its hash are those of another: with as many
-remembered as may be, once in 280 trillion newcomers. The link layer believes the record of whoever
-is registered before it believes this memory, so that such a one is refused only until it is known.
+An incarnation that is not gone is found here only if 64 bits of its hash equal those of another.
+With as many remembered as allowed, that is one newcomer in 280 trillion. The link layer trusts a
+record before this memory, so such a newcomer is refused only until its record is known.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import xxhash
 from domicile.core.ids import Incarnation
 
 MOST_GONE = 65_536
-"""I6: half a megabyte. When the oldest are dropped, their records went before those of many
-others, so their leases ended long ago and their own guards let nothing leave (L3); what the network
-still holds of them carries epochs that are over (H7); no name is ever used again."""
+"""I6: half a megabyte. When the oldest are dropped, their records went before those of many others,
+so their leases ended long ago. Then their own guards let nothing be sent (L3), and messages still
+in the network carry epochs that are over (H7). No incarnation's name is ever used again."""
 
 
 class DepartedPeers:
-    """The last incarnations that are gone: at least half of `most`, and no more than that."""
+    """The last incarnations that are gone: at least half of `most`, and at most `most`."""
 
     __slots__ = ("_half", "_newer", "_older")
 
@@ -39,7 +39,7 @@ class DepartedPeers:
         return _holds(self._newer, key) or _holds(self._older, key)
 
     def add(self, incarnation: Incarnation) -> None:
-        """It is gone, for good. Harmless if that is known."""
+        """The incarnation is gone. Adding it twice is harmless."""
         if incarnation in self:
             return
         if len(self._newer) >= self._half:

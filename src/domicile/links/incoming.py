@@ -1,7 +1,7 @@
-"""An accepted link's shell, and incoming connections from their first packet on.
+"""The shell of an accepted link, and incoming connections from their first packet on.
 
-Made by `domicile.links.layer` alone. A connection speaks for its link only while it is the
-one of the newest session.
+Made by `domicile.links.layer` alone. A connection may act for its link only while its session is
+the newest one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from domicile.transports.limits import BoundedGuests, host_of
 
 
 class IncomingSession(Session[IncomingLink]):
-    """An incoming link and the connection that speaks for it, if any."""
+    """An incoming link and its current connection, if any."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class IncomingSession(Session[IncomingLink]):
         self._gone_timer: Timer | None = None
 
     def adopt(self, caller: IncomingConnection, session: int) -> None:
-        """A newer session's connection speaks from here on; the older one is closed."""
+        """The connection of a newer session replaces the current one, which is closed."""
         older, self._caller = self._caller, caller
         self.connection = caller.connection
         caller.serve(self, session)
@@ -72,12 +72,12 @@ class IncomingSession(Session[IncomingLink]):
             self.layer.mark(self)
 
     def receiving(self) -> None:
-        """A long frame is arriving: say so, or the peer takes this end for silent."""
+        """A long frame is arriving: acknowledge early, or the peer takes this end for silent."""
         if self.link.up:
             self.write(self.link.bare_ack())
 
     def left(self, caller: IncomingConnection) -> None:
-        """A connection is over; if it was the newest, the link waits for the next one."""
+        """A connection has ended; if it was the newest, the link waits for the next one."""
         if caller is not self._caller or self.ended:
             return
         self._caller = None
@@ -87,11 +87,12 @@ class IncomingSession(Session[IncomingLink]):
         self._gone_timer = self.layer.later(patience_s, self._on_gone)
 
     def give_up(self, reason: str) -> None:
-        """As `Session.give_up`: the sender is told when it resumes, and may start a new one."""
+        """As `Session.give_up`: the sender is told when it tries to resume, and may start a new
+        link."""
         self._drop(self)
 
     def end(self) -> None:
-        """Stop for good; the connection is closed first."""
+        """Stop permanently, and close the connection."""
         super().end()
         cancel(self._gone_timer)
         caller, self._caller = self._caller, None
@@ -105,7 +106,7 @@ class IncomingSession(Session[IncomingLink]):
 
 
 class IncomingConnection:
-    """One incoming connection: a stranger until its hello, then the voice of one link."""
+    """One incoming connection: unknown until its hello, then the connection of one link."""
 
     def __init__(
         self,
@@ -125,21 +126,21 @@ class IncomingConnection:
         self._timer: Timer | None = None
 
     def serve(self, side: IncomingSession, session: int) -> None:
-        """It is known now whose connection this is."""
+        """The hello was accepted: this connection belongs to `side`."""
         self._side = side
         self._session = session
         self._lobby.leave(self)
         cancel(self._timer)
 
     def end(self) -> None:
-        """Close it from this end."""
+        """Close the connection from this end."""
         connection = self.connection
         self._finish()
         if connection is not None:
             connection.close()
 
     def opened(self, connection: Connection) -> None:
-        """The connection stands; a hello is due."""
+        """The connection is open; a hello must follow."""
         self.connection = connection
         self._callers[self] = None
         goes = self._lobby.enter(self, host_of(connection))
@@ -156,8 +157,8 @@ class IncomingConnection:
             return
         if not self._layer.alive():
             if self._side is None:
-                # A record is seen before its own process knows that its lease counts: who greets it
-                # then comes again soon, where silence would keep it waiting.
+                # Peers may see a record before its process knows that its lease counts. A dialler
+                # whose connection is closed then comes again soon; silence would keep it waiting.
                 self.end()
             return
         packet = self._layer.decode(self.connection, data)
@@ -175,7 +176,7 @@ class IncomingConnection:
             self.turn_out("link.broken", str(broken))
 
     def turn_out(self, count: str, reason: str) -> None:
-        """Close it for a reason that the operator should know."""
+        """Close the connection for a reason that the operator should know."""
         self._layer.complain(count, self.connection, reason)
         self.end()
 
@@ -185,7 +186,7 @@ class IncomingConnection:
             self._side.receiving()
 
     def closed(self, reason: str) -> None:
-        """It broke, or the peer closed it."""
+        """The connection broke, or the peer closed it."""
         self.connection = None
         if self._layer.alive():
             side = self._side
@@ -194,7 +195,7 @@ class IncomingConnection:
                 self._layer.events.on_disconnected(side.key.sender)
 
     def guard(self) -> bool:
-        """L3: whether bytes that were put off may still leave."""
+        """L3: whether bytes that were put off may still be sent."""
         return self._layer.alive()
 
     def _finish(self) -> None:

@@ -1,9 +1,9 @@
 """All links of one incarnation: the shell around the machines in `domicile.links.machine`.
 
-Owns connections, timers and batching. What is queued during one turn of the event loop leaves
-as one frame per link at its end. The runtime calls `LinkLayer` through the `Links` port and
-hears from it through `LinkEvents`, never from inside its own call of `send`, `answer` or
-`forget`. Nothing here may hand a byte to a connection without comparing the guard first (L3).
+Owns connections, timers and batching. What is queued during one turn of the event loop leaves as
+one frame per link at its end. The runtime calls `LinkLayer` through the `Links` port. It is called
+back through `LinkEvents`, never from inside its own call of `send`, `answer` or `forget`. Nothing
+here may hand a byte to a connection without comparing the guard first (L3).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class LinkLayer(SessionBatches):
         self._reporting: dict[Incarnation, tuple[ToOwner, ...]] = {}
 
     def send(self, peer: Peer, message: ToOwner, *, control: bool = False) -> None:
-        """Queue on the link to a peer, dialling if need be."""
+        """Queue a message on the link to a peer; dial if there is no link."""
         if self.aborted:
             return
         side = self._out.get(peer.incarnation)
@@ -111,7 +111,7 @@ class LinkLayer(SessionBatches):
             self.meter.count(UNSPOKEN)
 
     def post(self, peer: Incarnation, message: Request | Flush, *, at_once: bool = False) -> bool:
-        """As `send`, if there is a link to that peer already; False: nothing was done."""
+        """As `send`, if a link to that peer exists; False if not, and then nothing was done."""
         side = self._out.get(peer)
         if side is None or self.aborted:
             return False
@@ -156,11 +156,12 @@ class LinkLayer(SessionBatches):
         self._shut(peer)
 
     def _is_gone(self, peer: Incarnation) -> bool:
-        """Remembered as gone; whose record is there only shares its hash with one that is."""
+        """Whether a peer is remembered as gone. One with a record only shares its hash with a gone
+        one."""
         return peer in self._forgotten and not self._registered(peer)
 
     def _shut(self, peer: Incarnation) -> None:
-        """Keep nothing of a peer's links to here; the event follows in a later turn."""
+        """Drop all state of a peer's links to this process; the event follows in a later turn."""
         self._hurried.pop(peer, None)
         self._unregistered.leave(peer)
         door = self._doors.pop(peer, None)
@@ -186,7 +187,7 @@ class LinkLayer(SessionBatches):
 
     @property
     def waiting_bytes(self) -> int:
-        """What was handed to connections and the kernel has not taken yet."""
+        """Bytes that were handed to connections and that the kernel has not taken yet."""
         return sum(getattr(side.connection, "waiting_bytes", 0) for side in self._sides())
 
     def _sides(self) -> list[OutgoingSession | IncomingSession]:
@@ -205,11 +206,12 @@ class LinkLayer(SessionBatches):
 
     @property
     def incoming(self) -> tuple[LinkKey, ...]:
-        """The links that were dialled to here, also those that have not carried anything yet."""
+        """The links that peers dialled to this process, also those that have not carried anything
+        yet."""
         return tuple(self._in)
 
     def close_doors(self) -> None:
-        """Let nobody begin a link to here (H14): what has not been carried waits for a new home."""
+        """Accept no new link (H14): messages that no link has carried wait for a new home."""
         self._doors_closed = True
 
     def pending(self) -> bool:
@@ -234,7 +236,7 @@ class LinkLayer(SessionBatches):
         self._doors.clear()
 
     def accept(self) -> ConnectionHandler:
-        """A handler for one incoming connection: what `Transport.listen` wants."""
+        """A handler for one incoming connection, for `Transport.listen`."""
         return IncomingConnection(self, self._callers, self._lobby, self._admit)
 
     def _dialled(self, peer: Peer) -> OutgoingSession:
@@ -253,12 +255,13 @@ class LinkLayer(SessionBatches):
         )
 
     def _next_session(self, peer: Incarnation) -> int:
-        """Sessions rise over all links to one peer, so that late hellos are known as late."""
+        """Session numbers rise over all links to one peer, so that late hellos are recognised as
+        late."""
         session = self._sessions[peer] = self._sessions.get(peer, 0) + 1
         return session
 
     def _lose(self, side: OutgoingSession, reason: str) -> None:
-        """A dialled link is lost for good; the next send to that peer starts a new one."""
+        """A dialled link is lost permanently; the next send to that peer starts a new one."""
         del self._out[side.peer.incarnation]
         unsent = side.link.unsent
         side.end()
@@ -308,13 +311,13 @@ class LinkLayer(SessionBatches):
             side.write_frames(admission.frames)
 
     def _proved(self, hello: Hello, answer: Welcome | Refused) -> Welcome | Refused:
-        """The answer with this end's own proof, where there is a token (DX-07)."""
+        """The answer with this end's own proof, if there is a token (DX-07)."""
         if not self._token or isinstance(answer, Refused):
             return answer
         return msgspec.structs.replace(answer, proof=prove_welcome(self._token, hello, answer))
 
     def _make_room(self, sender: Incarnation) -> None:
-        """I6: of senders whose record nobody has seen, only so many are remembered."""
+        """I6: bound how many senders without a known record are remembered."""
         if self._registered(sender):
             return
         goes = self._unregistered.enter(sender)
@@ -323,7 +326,8 @@ class LinkLayer(SessionBatches):
             self._shut(goes)
 
     def _refusal(self, hello: Hello) -> str:
-        # First of all: whoever proves nothing learns nothing, not even the cluster's name.
+        # The token is checked first: a caller without a proof learns nothing, not even the
+        # cluster's name.
         if self._token and not check_hello(self._token, hello):
             self.meter.count("token.refused")
             return UNPROVED

@@ -1,9 +1,9 @@
 """The two ends of a link as pure machines: numbers, acknowledgements, sessions, resumption.
 
-A link is FIFO both ways and exactly once across connections. The dialling end
-is a `OutgoingLink`; the accepting process keeps one `Acceptor` per dialling incarnation, which
-holds the current `IncomingLink`. Called by `domicile.links.layer` alone, which owns the
-connections and timers. Nothing here may do I/O, look at a clock, or draw random numbers.
+A link is FIFO in both directions and exactly once across connections. The dialling end is an
+`OutgoingLink`. The accepting process keeps one `Acceptor` per dialling incarnation, which holds the
+current `IncomingLink`. Called by `domicile.links.layer` and its sessions, which own connections and
+timers. Nothing here may do I/O, read a clock, or draw random numbers.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from domicile.core.wire import (
 )
 
 PROTOCOLS = (1, 1)
-"""The oldest and newest protocol spoken here. A version speaks its own and the one before (DX-19):
-the first one that is published has no other."""
+"""The oldest and newest protocol of this version. A version has its own and the one before (DX-19);
+the first published version has only one."""
 
 SINCE: dict[object, int] = {}
-"""Messages that older protocols do not have, with the first one that does."""
+"""Messages that older protocols do not have, with the first protocol that has them."""
 
 HELD_MESSAGES = 64
-"""How many of them wait for the welcome that says what a new link speaks."""
+"""How many of these messages may wait for the welcome, which names the protocol of a new link."""
 
 CONTROL_RESERVE = 64
 """Frames beyond the window that only control messages may use."""
@@ -46,13 +46,15 @@ FRAME_BYTES = 1024 * 1024
 
 MOST_ANSWERS = 1 << 19
 MOST_ANSWER_BYTES = 256 * 1024 * 1024
-"""I6: answers that may wait for a peer that takes none; with more, its link is dropped."""
+"""I6: answers, and their bytes, that may wait for a peer that reads none; beyond that its link is
+dropped."""
 
 RETAINED_BYTES = 64 * 1024 * 1024
-"""I6: the queue waits while so much was written and is not acknowledged."""
+"""I6: bytes that may be written and not acknowledged; beyond that the queue waits."""
 
 LONG_IDS_BYTES = 4_096
-"""Ids that may be so long are weighed; of others the most that they can weigh is near enough."""
+"""Ids that may exceed this are measured exactly; for shorter ones four bytes per character are
+counted."""
 
 _TO_OWNER: dict[object, int] = {kind: SINCE.get(kind, 0) for kind in get_args(ToOwner)}
 _TO_SENDER: dict[object, int] = {kind: SINCE.get(kind, 0) for kind in get_args(ToSender)}
@@ -63,7 +65,7 @@ class LinkBroken(Exception):
 
 
 class LinkVoid(Exception):
-    """The peer's state of this link is not ours: it cannot be resumed, it is lost."""
+    """The peer's state of this link does not fit ours: the link cannot be resumed, it is lost."""
 
 
 class _End:
@@ -90,7 +92,7 @@ class _End:
     def __init__(self, link: str, limit: int) -> None:
         self.link = link
         self.protocol = 0
-        """What both ends speak; 0 as long as nobody knows."""
+        """The protocol of both ends; 0 until it is known."""
         self.session = 0
         self.up = False
         self.received = 0
@@ -100,7 +102,7 @@ class _End:
         self._told = 0
         self._owed_bytes = 0
         self._queue_bytes = 0
-        """Of the answers in the queue; senders bound their requests themselves."""
+        """Bytes of the answers in the queue; senders bound their requests themselves."""
         self._retained: deque[tuple[int, tuple[Message, ...], int]] = deque()
         self._retained_bytes = 0
         self._control: deque[Message] = deque()
@@ -108,14 +110,14 @@ class _End:
 
     @property
     def owed(self) -> int:
-        """How many frames were taken that the peer has not been told of; large ones count for more.
+        """How many frames were received and not acknowledged yet; large ones count for more.
 
-        So the peer hears in time, before it retains too many bytes to go on.
+        So the peer gets an acknowledgement before it retains too many bytes to go on.
         """
         return self.received - self._told + self._owed_bytes // FRAME_BYTES
 
     def weigh(self, size_bytes: int) -> None:
-        """A packet of that size has come."""
+        """A packet of that size was received."""
         self._owed_bytes += size_bytes
 
     @property
@@ -125,7 +127,7 @@ class _End:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """How far it has come, both ways."""
+        """The last frame acknowledged, and the last frame received."""
         return self._acked, self.received
 
     @property
@@ -147,7 +149,7 @@ class _End:
         self.up = False
 
     def end(self) -> None:
-        """The link's state is dropped: no connection speaks for it any more."""
+        """The link's state is dropped: no connection belongs to it any more."""
         self.up = False
         self.session = 0
         self._retained.clear()
@@ -160,10 +162,10 @@ class _End:
         return self._written(0, ())
 
     def pump(self) -> list[Frame]:
-        """Number what may be numbered now; the frames to write, none without a connection.
+        """Number what may be numbered now; returns the frames to write, none without a connection.
 
-        Control is numbered at once. The queue waits for a connection and for room in the
-        window, so control may pass what is queued; the queue itself keeps its order.
+        Control is numbered at once. The queue waits for a connection and for room in the window. So
+        control may pass queued messages; the queue itself keeps its order.
         """
         frames: list[Frame] = []
         while True:
@@ -194,7 +196,7 @@ class _End:
         return [self._written(no, messages) for no, messages, _ in self._retained]
 
     def _knows(self, received: int) -> bool:
-        """Whether a peer that has everything up to `received` can have this link's past."""
+        """Whether a peer that received everything up to `received` fits this link's state."""
         return self._acked <= received <= self._last
 
     def _acknowledge(self, ack: int) -> None:
@@ -207,8 +209,8 @@ class _End:
     def _take(self, session: int, frame: Frame, kinds: dict[object, int]) -> tuple[Message, ...]:
         """The messages of a frame, if it is the next one; nothing for a duplicate or a bare ack.
 
-        Whatever an older session's connection still delivers is not looked at: its sender has
-        been told what is missing here and resends it.
+        A frame from an older session's connection is ignored: its sender was told what is missing
+        here and sends it again.
         """
         if session != self.session:
             return ()
@@ -235,7 +237,7 @@ class _End:
 
 
 def protocols_of(hello: Hello) -> tuple[int, int]:
-    """The range that a dialler speaks."""
+    """The range of protocols that a dialler has."""
     return hello.protocol, max(hello.newest, hello.protocol)
 
 
@@ -282,10 +284,10 @@ class OutgoingLink(_End):
 
     @property
     def resumes(self) -> bool:
-        """Whether the peer has known this link: then only a resumption will do.
+        """Whether the peer has welcomed this link before: then it can only be resumed.
 
-        Before the first welcome no frame was written, so a hello that says "new" twice cannot
-        make anything run twice.
+        Before the first welcome no frame was written, so a hello that says "new" twice cannot make
+        anything run twice.
         """
         return self._welcomed
 
@@ -295,14 +297,14 @@ class OutgoingLink(_End):
         return tuple(self._queue)  # type: ignore[arg-type]
 
     def post(self, message: Request | Flush) -> int:
-        """Queue what every protocol has, behind all others; how many wait."""
+        """Queue a message that every protocol has, behind all others. Returns how many wait."""
         self._queue.append(message)
         return len(self._queue)
 
     def send(self, message: ToOwner, *, control: bool = False) -> bool:
-        """Queue a message in its lane; False if this link's protocol does not have it (DX-19).
+        """Queue a message; False if this link's protocol does not have it (DX-19).
 
-        What only newer protocols have waits until the first welcome says which one is spoken.
+        A message that only newer protocols have waits until the first welcome names the protocol.
         """
         since = SINCE.get(type(message), 0)
         if since > self.protocol:
@@ -315,14 +317,14 @@ class OutgoingLink(_End):
         return True
 
     def dial(self, session: int) -> None:
-        """A new connection is being made; nothing an older one says counts any more."""
+        """A new connection is being made; packets of an older one are ignored from now on."""
         if session <= self.session:
             raise ValueError(f"session {session} does not follow {self.session}")
         self.session = session
         self.up = False
 
     def hello(self) -> Hello:
-        """The first word on the connection of the current session."""
+        """The first packet on the connection of the current session."""
         self._told = self.received
         return Hello(
             cluster=self.cluster,
@@ -338,7 +340,8 @@ class OutgoingLink(_End):
         )
 
     def welcome(self, session: int, welcome: Welcome) -> list[Frame]:
-        """The peer knows the link: what it misses, then what waited, in order."""
+        """The peer accepted the link: returns the frames it misses, then those that waited, in
+        order."""
         if session != self.session:
             return []
         if self.up:
@@ -360,7 +363,8 @@ class OutgoingLink(_End):
         return self._resend() + self.pump()
 
     def release_held(self) -> int:
-        """Queue what waited for the first welcome; how many messages the protocol does not have."""
+        """Queue what waited for the first welcome. Returns how many messages the protocol does not
+        have."""
         held, self._held = self._held, []
         return sum(not self.send(message, control=control) for message, control in held)
 
@@ -370,12 +374,12 @@ class OutgoingLink(_End):
 
 
 class IncomingLink(_End):
-    """The end that was dialled: requests in, answers out, in one lane."""
+    """The end that was dialled: requests in, answers out, in one queue."""
 
     __slots__ = ()
 
     def answer(self, message: ToSender) -> int:
-        """Queue a message back to the sender. How many wait; -1 if those are too many."""
+        """Queue a message back to the sender. Returns how many wait; -1 if those are too many."""
         self._queue.append(message)
         if type(message) is Reply:
             self._queue_bytes += len(message.body)
@@ -389,7 +393,8 @@ class IncomingLink(_End):
         return cast("tuple[ToOwner, ...]", self._take(session, frame, _TO_OWNER))
 
     def resume(self, session: int, received: int) -> list[Frame] | None:
-        """Speak on a new connection: what the peer misses. None if its past is not ours."""
+        """Go on with a new connection: the frames that the peer misses. None if its state does not
+        fit."""
         if not self._knows(received):
             return None
         self._acknowledge(received)
@@ -401,10 +406,10 @@ class IncomingLink(_End):
 
 @dataclass(frozen=True, slots=True)
 class HelloAnswer:
-    """What becomes of a hello. First close the connections of `gone`, then answer.
+    """What follows from a hello. The caller first closes the connections of `gone`, then answers.
 
-    No answer: an older connection's hello arrived late; close it without a word, because a
-    refusal would be believed.
+    No answer: the hello of an older connection arrived late. The caller closes it without a
+    refusal, because the dialler would believe one.
     """
 
     answer: Welcome | Refused | None
@@ -416,7 +421,7 @@ class HelloAnswer:
 class Acceptor:
     """All that is kept of the links that one incarnation dials. It has at most one at a time.
 
-    The newest session outlives the link, so that late hellos of a dropped link stay late.
+    The newest session number is kept after a link is dropped, so that its late hellos stay late.
     """
 
     __slots__ = ("_limit", "link", "newest")
@@ -427,9 +432,9 @@ class Acceptor:
         self._limit = limit
 
     def hello(self, hello: Hello, protocol: int = PROTOCOLS[0]) -> HelloAnswer:
-        """Resume the link it names, start it, or refuse to resume what is not known here.
+        """Resume the link that the hello names, start it, or refuse to resume an unknown one.
 
-        `protocol` is the one that both ends speak, as `common_protocol` finds it.
+        `protocol` is the common one of both ends, as `common_protocol` finds it.
         """
         if hello.session <= self.newest:
             return HelloAnswer(None)
@@ -449,7 +454,7 @@ class Acceptor:
         return HelloAnswer(Welcome(0, protocol), self.link, gone)
 
     def drop(self) -> IncomingLink | None:
-        """Forget the link, if there is one; no connection speaks for it from here on."""
+        """Forget the link, if there is one; no connection belongs to it from now on."""
         link, self.link = self.link, None
         if link is not None:
             link.end()

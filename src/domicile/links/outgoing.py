@@ -1,6 +1,7 @@
-"""A dialled link's shell: dialling, redialling, noticing silence, giving up.
+"""The shell of a dialled link: dialling, redialling, noticing silence, giving up.
 
-Made by `domicile.links.layer` alone. It must never believe a connection it has left.
+Made by `domicile.links.layer` alone. It must never act on a packet of a connection that it has
+left.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from domicile.ports.transport import Connection, Peer, Transport
 log = logging.getLogger("domicile")
 
 SILENCE_S = 2.0
-"""A dialled connection that owes an answer and says nothing for this long is given up."""
+"""Seconds of silence after which a dialled connection that owes an answer is given up."""
 
 BACKOFF_MIN_S = 0.02
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 0.5
-"""Redials wait a random time from the first up to the second, doubling up to the third."""
+"""A redial waits a random time from the first number to the second, which doubles up to the
+third."""
 
 
 class OutgoingSession(Session[OutgoingLink]):
-    """A dialled link and its way to the peer, redialled for as long as it exists."""
+    """A dialled link and its connection to the peer, which is dialled again as long as the link
+    exists."""
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class OutgoingSession(Session[OutgoingLink]):
         self._loss_timer: Timer | None = None
 
     def flush(self) -> None:
-        """Write what was queued in this turn; the first time, dial."""
+        """Write what was queued in this turn; dial if that has not happened yet."""
         if self.ended:
             return
         if not self.link.session:
@@ -76,7 +79,7 @@ class OutgoingSession(Session[OutgoingLink]):
             self._expect_silence()
 
     def opened(self, connection: Connection) -> None:
-        """The connection stands: introduce the link."""
+        """The connection is open: send the hello."""
         self.connection = connection
         self._quiet_since = self.layer.clock.now()
         hello = self.link.hello()
@@ -98,21 +101,21 @@ class OutgoingSession(Session[OutgoingLink]):
             self._lose(self, f"resume refused: {packet.reason}")
         else:
             self.layer.meter.count("link.turned_away")
-            self._turn_away(logging.INFO, "turned this process away", packet.reason)
+            self._turn_away(logging.INFO, "refused this process", packet.reason)
 
     def _turn_away(self, level: int, what: str, reason: str) -> None:
-        """Nothing comes of this connection: try again, and say why once."""
+        """This connection cannot be used: dial again, and log the reason once."""
         if reason != self._turned_away:
             self._turned_away = reason
             log.log(level, "%s %s: %s", self.peer.address, what, reason)
         self.redial()
 
     def heard(self) -> None:
-        """The peer is there."""
+        """The peer has sent something."""
         self._quiet_since = self.layer.clock.now()
 
     def redial(self) -> None:
-        """Give up this connection, if there is one, and make another after a while."""
+        """Give up this connection, if there is one, and dial again after a delay."""
         self._leave()
         if self._redial_timer is not None:
             return
@@ -127,7 +130,7 @@ class OutgoingSession(Session[OutgoingLink]):
         self._lose(self, reason)
 
     def end(self) -> None:
-        """Stop for good."""
+        """Stop permanently."""
         self._leave()
         for timer in (self._redial_timer, self._silence_timer, self._loss_timer):
             cancel(timer)
@@ -151,10 +154,10 @@ class OutgoingSession(Session[OutgoingLink]):
     def _welcome(self, session: int, welcome: Welcome) -> None:
         assert self._hello is not None, "nobody is welcomed before the hello"
         if not check_welcome(self._token, self._hello, welcome):
-            # Whatever answers there must not hear a single request (DX-07).
+            # The process that answers there must not get a single request (DX-07).
             self.layer.meter.count("token.distrusted")
             reason = "it does not prove that it knows the token"
-            self._turn_away(logging.WARNING, "is not believed", reason)
+            self._turn_away(logging.WARNING, "is not trusted", reason)
             return
         try:
             frames = self.link.welcome(session, welcome)
@@ -181,7 +184,7 @@ class OutgoingSession(Session[OutgoingLink]):
     def _fruitless(self) -> bool:
         """Whether one connection after the other broke before its first frame got through.
 
-        A frame that the peer or the network never lets pass would hold up all others for good.
+        A frame that the peer or the network never lets pass would hold up all others forever.
         """
         now, progress = self.layer.clock.now(), self.link.progress
         if progress != self._progress or not self.link.unacknowledged:
@@ -209,7 +212,7 @@ class OutgoingSession(Session[OutgoingLink]):
             timeout_s = self.layer.settings.link_timeout_s
             reason = f"no connection to {self.peer.address} for {timeout_s:g} s"
             if self._turned_away:
-                reason += f", turned away: {self._turned_away}"
+                reason += f", refused: {self._turned_away}"
             self._lose(self, reason)
 
     def _on_redial(self) -> None:
@@ -236,7 +239,7 @@ class OutgoingSession(Session[OutgoingLink]):
 
 
 class _Way:
-    """One dialled connection. Once left, it hears nothing and says nothing."""
+    """One dialled connection. After `leave` it passes on nothing and sends nothing."""
 
     def __init__(self, side: OutgoingSession, session: int) -> None:
         self._session = session
@@ -251,7 +254,7 @@ class _Way:
             self._connection.close()
 
     def opened(self, connection: Connection) -> None:
-        """The connection stands."""
+        """The connection is open."""
         self._connection = connection
         if self._side is None:
             connection.close()
@@ -280,7 +283,7 @@ class _Way:
             self._side.heard()
 
     def closed(self, reason: str) -> None:
-        """It broke, or never stood."""
+        """The connection broke, or could not be made."""
         self._connection = None
         side = self._side
         if side is not None and side.layer.alive():
@@ -288,5 +291,5 @@ class _Way:
             side.layer.events.on_disconnected(side.peer.incarnation)
 
     def guard(self) -> bool:
-        """L3: whether bytes that were put off may still leave, also once this way is left."""
+        """L3: whether bytes that were put off may still be sent, also after `leave`."""
         return self._layer.alive()

@@ -1,6 +1,6 @@
-"""What all links of one incarnation share: the guard, one flush a turn, acknowledging, writing.
+"""What all links of one incarnation share: the guard, one flush per turn, acknowledging, writing.
 
-`SessionBatches` is the base of `LinkLayer`; `Session` that of a dialled and of an accepted link.
+`SessionBatches` is the base of `LinkLayer`; `Session` is that of a dialled and of an accepted link.
 Nothing here may hand a byte to a connection without comparing the guard first (L3).
 """
 
@@ -27,21 +27,25 @@ ACK_DELAY_S = 1.2
 """A frame is acknowledged at most this long after it arrived."""
 
 SOON_MESSAGES = 16
-"""So many do not wait for the end of the turn: the peer works on them while the rest is made."""
+"""Queued messages that are written before the end of the turn: the peer works on them while the
+rest is made."""
 
 MANY_MESSAGES = 1_024
-"""A connection hands only the first packet of a turn to the kernel at once (`Connection.send`), so
-what comes after that frame waits for the end of the turn anyway: a larger frame costs less."""
+"""The same after such an early write. A connection hands only the first packet of a turn to the
+kernel at once (`Connection.send`), so later frames wait for the end of the turn anyway, and a
+larger frame costs less."""
 
 UNSPOKEN = "link.unspoken"
-"""Counts messages that were dropped because their link's protocol does not have them (DX-19)."""
+"""Counts messages that were dropped because the protocol of their link does not have them
+(DX-19)."""
 
 M = TypeVar("M")
 End = TypeVar("End", bound=OutgoingLink | IncomingLink)
 
 
 class SessionBatches:
-    """The guard and the batching of all links; everything queued in a turn leaves at its end."""
+    """The guard and the batching of all links: everything queued in a turn is written at its
+    end."""
 
     def __init__(
         self,
@@ -67,20 +71,21 @@ class SessionBatches:
         self._flushing = False
 
     def abort(self) -> None:
-        """Send nothing more, ever."""
+        """Send nothing any more; this is final."""
         self.aborted = True
         self._dirty.clear()
 
     def later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
-        """Call back after a while."""
+        """Call back after `delay_s` seconds."""
         return self.clock.call_at(self.clock.now() + delay_s, callback)
 
     def alive(self) -> bool:
-        """L3, at the entry of every callback. The guard itself may abort this layer."""
+        """L3: checked at the entry of every callback. The guard itself may abort this layer."""
         return not self.aborted and self._guard() and not self.aborted
 
     def transmit(self, connection: Connection, data: bytes) -> bool:
-        """L3: the guard is compared directly before each send; past it nothing is ever sent."""
+        """L3: the guard is compared directly before each send; once it fails, nothing is ever
+        sent."""
         if not self.alive():
             self.abort()
             return False
@@ -88,7 +93,7 @@ class SessionBatches:
         return True
 
     def decode(self, connection: Connection | None, data: bytes) -> Packet | None:
-        """A packet, or None if these bytes are none: then close that connection."""
+        """A packet, or None if the bytes are not one: then the caller closes that connection."""
         try:
             if type(data) is Deflated:
                 data = inflate(data, self._max_packet_bytes)
@@ -98,7 +103,8 @@ class SessionBatches:
             return None
 
     def complain(self, count: str, connection: Connection | None, reason: str) -> None:
-        """A peer broke the rules: count it, and say so unless too much was said lately (DX-08)."""
+        """A peer broke the rules: count it, and log it unless too much was logged lately
+        (DX-08)."""
         self.meter.count(count)
         self.complaints.about(peer_of(connection), reason)
 
@@ -136,7 +142,7 @@ class Session(Generic[End]):
         self.held = False
         self.ended = False
         self.soon = SOON_MESSAGES
-        """How many messages do not wait for the end of this turn."""
+        """Number of queued messages that cause a write before the end of this turn."""
         self._taken: list[Any] = []
         """The messages of the frame that is being read."""
         self._ack_timer: Timer | None = None
@@ -160,22 +166,23 @@ class Session(Generic[End]):
             self.write(self.link.bare_ack())
 
     def hurry(self) -> None:
-        """Acknowledge everything at once from here on: somebody waits for it."""
+        """Acknowledge everything at once from now on: the peer waits for it."""
         self._ack_at_once = 1
         if self.link.owed:
             self.layer.mark(self)
 
     def deliver(self, messages: tuple[M, ...], take: Callable[[Iterator[M]], None]) -> None:
-        """Have the messages of a frame taken, as long as this link stands (I1b)."""
+        """Hand over the messages of a frame, as long as this link exists (I1b)."""
         if self.ended:
             return
-        # `end` empties the list, and with that the iterator has come to its end.
+        # `end` empties the list, which also ends the iterator.
         left = list(messages)
         self._taken = left
         try:
             take(iter(left))
         except Exception as error:
-            # The frame counts as received, so its rest would be missing, and nobody be told (I6).
+            # The frame counts as received, so the rest of it would be missing and its sender not
+            # told (I6).
             if not self.ended:
                 self.give_up(f"a message could not be taken here: {error!r}")
             raise
@@ -184,11 +191,11 @@ class Session(Generic[End]):
             left.clear()
 
     def give_up(self, reason: str) -> None:
-        """Lose this link for good, whatever becomes of its connection."""
+        """Lose this link permanently, even if its connection could go on."""
         raise NotImplementedError
 
     def answering(self, answer: Callable[[], None]) -> None:
-        """Do something; what it queues here leaves at its end, in this turn."""
+        """Call `answer`; what it queues here is written at its end, in this turn."""
         self.held = True
         try:
             answer()
@@ -202,7 +209,7 @@ class Session(Generic[End]):
             self.flush()
 
     def write(self, packet: Packet) -> bool:
-        """Hand one packet to the connection; False if there is none or the guard says no."""
+        """Hand one packet to the connection; False if there is no connection or the guard fails."""
         if self.connection is None or self.ended:
             return False
         data = encode_packet(packet)
@@ -225,7 +232,7 @@ class Session(Generic[End]):
         return small
 
     def taken(self, peer: Incarnation, frame: Frame) -> None:
-        """Note that a numbered frame was accepted and owe its acknowledgement."""
+        """Note that a numbered frame was accepted and must be acknowledged."""
         layer = self.layer
         if layer.tracing:
             layer.meter.event(
@@ -242,7 +249,7 @@ class Session(Generic[End]):
             self._ack_timer = layer.later(ACK_DELAY_S, self._on_ack)
 
     def end(self) -> None:
-        """Stop for good: no timer, no connection, no state."""
+        """Stop permanently: no timer, no connection, no state."""
         self.ended = True
         self._taken.clear()
         self.link.end()

@@ -1,7 +1,7 @@
 """Proofs that both ends of a connection know the cluster's token, which itself never travels.
 
-Pure functions, called by links with each hello and welcome, and by whoever wires a process. A
-token is one secret or several with commas between them; all of them count, so that a cluster can
+Pure functions, called by links with each hello and welcome, and by the code that wires a process. A
+token is one secret, or several with commas between them; all of them count, so that a cluster can
 change its token process by process. Nothing here may log a token or compare proofs by `==`.
 """
 
@@ -18,7 +18,7 @@ MOST_SECRETS = 4
 """I6: how many secrets a token may consist of, and a hello prove."""
 
 SHORT = 16
-"""A token with a secret of fewer characters can be guessed by whoever hears a hello."""
+"""An attacker who overhears a hello can guess a secret with fewer characters than this."""
 
 PROOF_BYTES = 32
 _HELLO = "domicile hello 1"
@@ -41,18 +41,18 @@ def secrets_of(token: str) -> tuple[str, ...]:
 
 
 def prove_hello(token: str, hello: Hello) -> bytes:
-    """What to put into a hello: one proof for each secret; nothing without a token.
+    """The proof for a hello: one part for each secret; empty without a token.
 
     A proof holds for these fields only. The receiver is an incarnation, which never comes again
-    (A5), and takes each session of a sender once and none that is older than one it took: so a
-    hello that somebody overheard is late wherever it is repeated.
+    (A5). It takes each session of a sender once, and none older than one it took. So an overheard
+    hello is late wherever it is repeated.
     """
     said = _said(_HELLO, hello)
     return b"".join(_mac(secret, said) for secret in secrets_of(token))
 
 
 def check_hello(token: str, hello: Hello) -> str:
-    """The secret that a hello proves to know; empty if it is none of this token's."""
+    """The secret that a hello proves; empty if it is none of this token's."""
     said = _said(_HELLO, hello)
     proof = hello.proof[: MOST_SECRETS * PROOF_BYTES]
     claims = [proof[at : at + PROOF_BYTES] for at in range(0, len(proof), PROOF_BYTES)]
@@ -66,13 +66,13 @@ def check_hello(token: str, hello: Hello) -> str:
 
 
 def prove_welcome(token: str, hello: Hello, welcome: Welcome) -> bytes:
-    """What to put into the answer to a hello: proof of the secret that the hello has proved."""
+    """The proof for the answer to a hello: of the secret that the hello has proved."""
     secret = check_hello(token, hello)
     return _mac(secret, _said(_WELCOME, hello, welcome)) if secret else b""
 
 
 def check_welcome(token: str, hello: Hello, welcome: Welcome) -> bool:
-    """Whether the answer to this very hello may be believed; without a token all may."""
+    """Whether the answer to this very hello can be trusted; without a token every answer is."""
     secrets = secrets_of(token)
     said = _said(_WELCOME, hello, welcome)
     good = not secrets
@@ -82,7 +82,7 @@ def check_welcome(token: str, hello: Hello, welcome: Welcome) -> bool:
 
 
 def fingerprints(token: str, cluster: str) -> tuple[str, ...]:
-    """What the store may know of a token: whether two processes of a cluster have the same."""
+    """What the store may hold of a token: enough to see whether two processes have the same."""
     return tuple(
         _mac(secret, msgspec.msgpack.encode((_FINGERPRINT, cluster))).hex()[:_FINGERPRINT_CHARS]
         for secret in secrets_of(token)
@@ -90,7 +90,7 @@ def fingerprints(token: str, cluster: str) -> tuple[str, ...]:
 
 
 def _said(label: str, hello: Hello, welcome: Welcome | None = None) -> bytes:
-    """Exactly these fields, whatever later protocols add: both ends must find the same bytes."""
+    """Exactly these fields, whatever later protocols add: both ends must compute the same bytes."""
     fields: list[object] = [
         label, hello.cluster, hello.sender, hello.receiver, hello.address, hello.link,
         hello.session, hello.resume, hello.received, hello.protocol, hello.newest,

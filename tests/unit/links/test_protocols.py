@@ -229,5 +229,5 @@ def test_none_in_common_is_refused_with_both_ranges_and_what_to_do(
     simulate(test)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1, "once, however often it is tried"
-    assert "turned this process away" in told[0]
+    assert "refused this process" in told[0]
     assert "4 to 4" in told[0]

@@ -237,7 +237,7 @@ def test_both_ends_say_why_and_a_link_is_lost_with_that_reason(
 
     caplog.set_level("INFO")
     simulate(test)
-    assert "turned this process away" in caplog.text
+    assert "refused this process" in caplog.text
     assert "closed the connection" in caplog.text
     assert len(caplog.records) < 40, "of many attempts only some are written of"
     assert TOKEN not in caplog.text
