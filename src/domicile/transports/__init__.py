@@ -1,1 +1,4 @@
-"""Links between incarnations (a pure machine and its shell) and the connections under them."""
+"""How do packets travel between two processes? Connections over TCP, Unix sockets, TLS and memory.
+
+Links (`domicile.links`) use them and make sessions of them. Nothing here knows about messages.
+"""

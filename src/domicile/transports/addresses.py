@@ -1,6 +1,7 @@
 """TCP addresses as people write them: `host:port`, `host:first-last`, `[::1]:port`.
 
-Pure but for `primary_host`, which asks the kernel and sends nothing. Used by the TCP transport.
+Used by the TCP transport. Everything is pure except `primary_host`, which asks the kernel. Nothing
+here may send anything.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from domicile.errors import ConfigError
 from domicile.transports.unix import PREFIX, is_unix, path_of
 
 ANYWHERE = ("0.0.0.0", "::")
-"""Hosts to listen at that nobody can dial."""
+"""Hosts that one can listen at and not dial."""
 
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses kept for documentation: routed like any other, used by nobody."""
+"""Addresses reserved for documentation: routed like any other, and never used."""
 
 
 class Address(NamedTuple):
-    """A host and the ports of an inclusive range; one port, mostly. Port 0 is any."""
+    """A host and an inclusive range of ports, mostly one. Port 0 is any."""
 
     host: str
     first: int
@@ -28,7 +29,7 @@ class Address(NamedTuple):
 
 
 def parse(text: str, meaning: str, *, ranges: bool = False) -> Address:
-    """Read `host:port`, or `host:first-last` where `ranges` are allowed; raises `ConfigError`."""
+    """Read `host:port`, or `host:first-last` if `ranges` are allowed; raises `ConfigError`."""
     host, ports = _split(text, meaning)
     first, dash, last = ports.partition("-")
     if not _is_port(first) or (dash and not (ranges and _is_port(last))):
@@ -44,7 +45,7 @@ def parse(text: str, meaning: str, *, ranges: bool = False) -> Address:
 
 
 def parse_advertised(text: str, port: int) -> str:
-    """Read `host` or `host:port`; the address with `port` where none is named."""
+    """Read `host` or `host:port`; returns the address with `port` if it names none."""
     if is_unix(text):
         return f"{PREFIX}{path_of(text, 'the advertised address')}"
     bare = text.endswith("]") if text.startswith("[") else ":" not in text
@@ -60,7 +61,7 @@ def written(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a numeric host is this machine's own, which no other can reach."""
+    """Whether a numeric host is a loopback address, which no other machine can reach."""
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
@@ -68,7 +69,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_numeric(host: str) -> bool:
-    """Whether a host is a number, which needs no looking up."""
+    """Whether a host is numeric, so that it needs no look-up."""
     try:
         ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -1,8 +1,8 @@
-"""Large packets made smaller, where that pays.
+"""Compresses large packets, if that saves enough.
 
 Called by the link layer on both ends and by the framing, which marks such packets in the stream.
-Nothing here may do I/O or believe a size: how long a packet will be is compared with the limit
-before a byte of it is inflated, and inflating stops there (I6).
+Nothing here may do I/O or trust a size: the announced length is compared with the limit before a
+byte is inflated, and inflating stops there (I6).
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import zlib
 from struct import Struct
 
 PAYS = 0.9
-"""A packet travels compressed only if that leaves less than this part of it."""
+"""A packet is sent compressed only if its size falls below this fraction."""
 
 SAMPLE_BYTES = 4 * 1024
-"""What is tried first, from the packet's middle: bytes that do not shrink cost little more."""
+"""Bytes from the packet's middle that are compressed first, so that incompressible packets cost
+little."""
 
 _LEVEL = 1
 _RAW = -zlib.MAX_WBITS
@@ -28,11 +29,11 @@ class Deflated(bytes):
 
 
 class BadDeflate(ValueError):
-    """A compressed packet that is none, or too long. Close that connection."""
+    """Not a compressed packet, or too long. The caller closes that connection."""
 
 
 def deflate(packet: bytes) -> Deflated | None:
-    """The packet compressed, or None if that does not pay."""
+    """The packet compressed, or None if that saves too little."""
     if len(packet) >= 4 * SAMPLE_BYTES:
         middle = len(packet) // 2
         sample = memoryview(packet)[middle : middle + SAMPLE_BYTES]
@@ -45,15 +46,15 @@ def deflate(packet: bytes) -> Deflated | None:
 
 
 def inflated_bytes(packet: Deflated) -> int:
-    """How long a compressed packet says it is; raises `BadDeflate`."""
+    """The inflated length that a compressed packet announces; raises `BadDeflate`."""
     if len(packet) <= _SIZE.size:
         raise BadDeflate(f"a compressed packet of {len(packet)} bytes is none")
     return int(_SIZE.unpack_from(packet)[0])
 
 
 def inflate(packet: Deflated, max_bytes: int) -> bytes:
-    """The packet as it was; raises `BadDeflate` unless it is as long as it says, and no longer
-    than allowed."""
+    """The packet as it was; raises `BadDeflate` unless its length is as announced and within the
+    limit."""
     size_bytes = inflated_bytes(packet)
     if size_bytes > max_bytes:
         raise BadDeflate(

@@ -1,8 +1,8 @@
 """Packets in a stream of bytes: each one is preceded by its length, four bytes, big-endian.
 
 The length's top bit marks a compressed packet. Used by connections that carry bytes. Nothing here
-may do I/O, and a length is believed only within the limit, so that no peer decides how much memory
-is set aside for it (I6).
+may do I/O. A length is accepted only within the limit, so that no peer decides how much memory is
+allocated for it (I6).
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ MAX_FRAME_BYTES = 32 * 1024 * 1024
 """The longest packet by default: well above what a link puts into one."""
 
 FIRST_BYTES = 64 * 1024
-"""The longest first packet between processes: a hello or the answer to one. Before it nobody
-knows who speaks, so little memory is set aside for it."""
+"""The longest first packet between processes: a hello or the answer to one. Before it the peer is
+unknown, so little memory is allocated for it."""
 
 SLACK_BYTES = 24 * 1024 * 1024
-"""What a packet may weigh beyond two of the largest messages: many small ones and their names."""
+"""Bytes that a packet may have beyond two of the largest messages: for many small ones and their
+names."""
 
 DEFLATED = 1 << 31
 """The bit of a length that marks a compressed packet."""
@@ -29,29 +30,29 @@ _LENGTH = Struct(">I")
 HEADER_BYTES = _LENGTH.size
 
 header = _LENGTH.pack
-"""What precedes a packet of a length."""
+"""The header of a packet with a given length."""
 
 
 def packet_limit_bytes(message_bytes: int) -> int:
-    """The longest packet that a link may put together of messages up to a size."""
+    """The longest packet that a link may make of messages up to a size."""
     return 2 * message_bytes + SLACK_BYTES
 
 
 def header_of(packet: bytes) -> bytes:
-    """What precedes a packet, compressed or not."""
+    """The header of a packet, compressed or not."""
     size_bytes = len(packet)
     return header(size_bytes | DEFLATED if type(packet) is Deflated else size_bytes)
 
 
 class FramingError(Exception):
-    """The bytes are no packets. Nothing after them can be believed."""
+    """The bytes are not packets. Nothing after them can be trusted."""
 
 
 class FrameDecoder:
-    """Takes bytes as they come and gives whole packets. After an error it is of no more use.
+    """Takes bytes as they come and returns whole packets. It is unusable after an error.
 
-    The first packet may have at most `first_bytes`, if given, and is never a compressed one.
-    Compressed packets are given as they came, as `Deflated`; they announce no more than the limit.
+    The first packet may have at most `first_bytes`, if given, and is never compressed. Compressed
+    packets are returned as they came, as `Deflated`; they announce no more than the limit.
     """
 
     __slots__ = ("_limit", "_max", "_partial", "_past_first", "_wanted")
@@ -104,13 +105,13 @@ class FrameDecoder:
         self._partial += view[at:]
 
     def _complete(self, view: memoryview) -> int:
-        """Add what the unfinished packet still misses; how many bytes that took."""
+        """Add the bytes that the unfinished packet misses; returns how many that took."""
         take = min(self._wanted - len(self._partial), len(view))
         self._partial += view[:take]
         return take
 
     def _whole(self, view: memoryview, at: int, stop: int) -> bytes:
-        """The packet between two places, whose header was found to be in order."""
+        """The packet between two positions, whose header was checked."""
         self._limit = self._max
         self._past_first = True
         if view[at] < 0x80:
@@ -126,7 +127,7 @@ class FrameDecoder:
         )
 
     def _checked(self, length: int) -> int:
-        """The bytes of a packet whose length is beyond the limit, or marked; raises."""
+        """The size of a packet marked as compressed; raises if a packet is too long."""
         size_bytes = length & ~DEFLATED
         if length & DEFLATED and size_bytes <= self._limit and self._past_first:
             return size_bytes

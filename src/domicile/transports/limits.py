@@ -1,7 +1,7 @@
-"""What is owed to peers that nobody knows yet or that break the rules: little room, few words.
+"""Limits for peers that are unknown or break the rules: little memory, few log lines.
 
 Called by the link layer and by transports. `BoundedGuests` bounds how many of them are kept,
-`Complaints` how much is written about them. Nothing here may do I/O but logging, or keep what a
+`Complaints` how much is logged about them. Nothing here may do I/O except logging, or keep what a
 peer sent.
 """
 
@@ -14,18 +14,19 @@ from typing import Generic, TypeVar
 log = logging.getLogger("domicile")
 
 MOST_STRANGERS = 256
-"""I6: connections that have not said who they are."""
+"""I6: connections without a hello yet."""
 
 MOST_OF_ONE_HOST = 64
-"""The same, of one host: many processes may share it, and all dial at once after a restart."""
+"""The same, of one host: many processes may share it, and all of them dial at once after a
+restart."""
 
 MOST_UNREGISTERED = 256
-"""I6: incarnations with links to here whose record was never seen. A new one's may still come."""
+"""I6: incarnations with links to this process whose record was never seen; it may still come."""
 
 WARNINGS = 10
 WARNING_EVERY_S = 6.0
-"""So many warnings are written at once, and one more after each such while: whoever is to blame
-must not fill a disk. The others are counted."""
+"""This many warnings may be written at once, and one more after each such period. A hostile peer
+must not fill a disk; the other warnings are counted."""
 
 _REASON_CHARS = 300
 
@@ -33,7 +34,7 @@ K = TypeVar("K")
 
 
 class BoundedGuests(Generic[K]):
-    """A bounded number of guests, all together and of each host; the oldest goes first."""
+    """A bounded number of guests, in total and of each host; the oldest has to leave first."""
 
     __slots__ = ("_by_host", "_guests", "_most", "_most_of_one_host")
 
@@ -47,8 +48,8 @@ class BoundedGuests(Generic[K]):
         return len(self._guests)
 
     def enter(self, guest: K, host: str = "") -> K | None:
-        """Let a guest in; who has to go for it, if there is no room. No host: only the total
-        counts."""
+        """Let a guest in; returns the guest that has to leave for it, if there is no room. Without
+        a host only the total counts."""
         goes: K | None = None
         neighbours = self._by_host.setdefault(host, {}) if host else {}
         if len(neighbours) >= self._most_of_one_host:
@@ -63,7 +64,7 @@ class BoundedGuests(Generic[K]):
         return goes
 
     def leave(self, guest: K) -> None:
-        """A guest is gone, or is none any more. Harmless if it never was one."""
+        """A guest has left, or is known now. Harmless if it never entered."""
         host = self._guests.pop(guest, "")
         neighbours = self._by_host.get(host)
         if neighbours is not None:
@@ -73,7 +74,7 @@ class BoundedGuests(Generic[K]):
 
 
 class Complaints:
-    """Warnings about peers, few enough for any log."""
+    """Warnings about peers, at a limited rate."""
 
     __slots__ = ("_allowed", "_at", "_now", "_untold")
 
@@ -84,7 +85,7 @@ class Complaints:
         self._untold = 0
 
     def about(self, peer: str, reason: str) -> None:
-        """Write why the connection with a peer was closed, or count that it was not written."""
+        """Log why the connection with a peer was closed, or count that it was not logged."""
         now = self._now()
         self._allowed = min(WARNINGS, self._allowed + (now - self._at) / WARNING_EVERY_S)
         self._at = now
@@ -100,7 +101,7 @@ class Complaints:
 
 
 def plain(text: str) -> str:
-    """A text that a peer may have had a hand in, as one short line."""
+    """A text that a peer may have chosen, as one short line."""
     short = text if len(text) <= _REASON_CHARS else f"{text[:_REASON_CHARS]}…"
     if short.isprintable():
         return short

@@ -1,8 +1,8 @@
 """Connections within one process, for `memory://` clusters on real event loops.
 
-`MemoryNetwork` is the shared registry of who listens where; every node or client of the process
-has its own `MemoryTransport` on it. Packets arrive in order, in a later turn of the receiver's
-event loop, never inside `send`. Not for the simulator, which has a network with faults.
+`MemoryNetwork` is the shared registry of listeners; every node or client of the process has its own
+`MemoryTransport` on it. Packets arrive in order, in a later turn of the receiver's event loop,
+never inside `send`. Not for the simulator, which has a network with faults.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from domicile.ports.transport import ConnectionHandler
 
 
 class MemoryNetwork:
-    """Who listens where in this process."""
+    """The listeners of this process by address."""
 
     def __init__(self) -> None:
         self._listeners: dict[str, _Listener] = {}
@@ -28,11 +28,11 @@ class MemoryNetwork:
         return address
 
     def unbind(self, address: str) -> None:
-        """Nobody listens there any more."""
+        """The listener at an address has stopped."""
         self._listeners.pop(address, None)
 
     def find(self, address: str) -> _Listener | None:
-        """Who listens at an address."""
+        """The listener at an address, if any."""
         return self._listeners.get(address)
 
 
@@ -65,7 +65,7 @@ class MemoryTransport:
             _post(listener.loop, lambda: listener.arrive(near))
 
     async def close(self) -> None:
-        """Stop accepting and close every connection, without a word to this end's handlers."""
+        """Stop accepting and close every connection; this end's handlers are not called."""
         self._closed = True
         for address in self._addresses:
             self._network.unbind(address)
@@ -82,7 +82,7 @@ class MemoryTransport:
         self._ends[end] = None
 
     def untrack(self, end: _End) -> None:
-        """An end is over."""
+        """An end has closed."""
         self._ends.pop(end, None)
 
 
@@ -100,7 +100,7 @@ class _Listener:
         self._accept = accept
 
     def arrive(self, near: _End) -> None:
-        """Somebody dialled; runs on the listener's loop."""
+        """A peer dialled; runs on the listener's loop."""
         if near.over:
             return
         if self._transport.is_closed:
@@ -135,13 +135,13 @@ class _End:
             _post(peer.loop, lambda: peer.arrived(data))
 
     def close(self) -> None:
-        """Stop. The other end learns it after the packets already sent."""
+        """Close. The other end is told after the packets already sent."""
         peer = self.peer
         if self._finish() and peer is not None:
             _post(peer.loop, lambda: peer.lost("closed by the peer"))
 
     def open(self) -> None:
-        """The connection stands."""
+        """The connection is open."""
         if not self.over:
             self._handler.opened(self)
 
@@ -151,7 +151,7 @@ class _End:
             self._handler.received(data)
 
     def lost(self, reason: str) -> None:
-        """The other end is gone, or was never there."""
+        """The other end has closed, or was never there."""
         if self._finish():
             self._handler.closed(reason)
 
@@ -164,7 +164,7 @@ class _End:
 
 
 def _post(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-    """Run on a loop in a later turn, from whichever thread; a closed loop hears nothing."""
+    """Run on a loop in a later turn, from any thread; nothing happens if the loop is closed."""
     if loop.is_closed():
         return
     if loop is asyncio.get_running_loop():

@@ -1,12 +1,9 @@
 """Connections over TCP and Unix sockets, between processes of one machine or of many.
 
-`TcpTransport` listens and dials; what happens on a socket that stands is in
-`domicile.transports.tcp_connection`. A node or client has its own. Nothing here may block the
-event loop: names are looked up beside it, and numbers need no looking up.
-
-Sockets as this project wants them: they never block, and no forked child keeps one.
-
-Used by `domicile.transports.tcp`. Nothing here may wait for the network.
+`TcpTransport` listens and dials; `domicile.transports.tcp_connection` handles an open socket. Each
+node or client has its own transport. Sockets never block, and no forked child keeps one. Nothing
+here may block the event loop or wait for the network: names are looked up in a thread, and numeric
+hosts need no look-up.
 """
 
 from __future__ import annotations
@@ -44,15 +41,15 @@ from domicile.transports.unix import PREFIX, bind_path, is_unix, path_of, remove
 log = logging.getLogger("domicile")
 
 DIAL_TIMEOUT_S = 3.0
-"""A dial that takes longer has failed, name look-up included."""
+"""Seconds after which a dial has failed, name look-up included."""
 
 LOOK_UP_S = 10.0
-"""How long looking up the host to listen at may take."""
+"""Seconds that looking up the host to listen at may take."""
 
 BACKLOG = 512
 ACCEPT_AT_ONCE = 32
 ACCEPT_PAUSE_S = 0.5
-"""How many connections are accepted in one turn, and the rest after one that could not be."""
+"""Connections accepted in one turn, and the seconds of pause after one could not be accepted."""
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -67,12 +64,11 @@ class TcpTransport:
     """A `Transport` over TCP and Unix sockets.
 
     `listen` is `host:port`, or `host:first-last` for the first free port of a range; an IPv6 host
-    stands in brackets, port 0 is any. `unix:/path` is a file, or a new one in a directory.
-    `advertise` is what peers dial instead, `host` or `host:port`: name it where the bound address
-    means nothing to them. The first packet may have `first_bytes`, and one that gets no further
-    for `stall_s` ends its connection.
-    With `certificates` everything travels under TLS. `only_here` refuses
-    to listen where other machines could connect.
+    is in brackets, port 0 is any. `unix:/path` is a file, or a new one in a directory. `advertise`
+    is what peers dial instead, `host` or `host:port`: give it if peers cannot dial the bound
+    address. The first packet may have `first_bytes`, and a packet that makes no progress for
+    `stall_s` ends its connection. With `certificates` everything travels under TLS. `only_here`
+    refuses to listen where other machines could connect.
     """
 
     def __init__(
@@ -120,7 +116,7 @@ class TcpTransport:
         try:
             family, where = await _look_up_own(span.host)
         except (OSError, UnicodeError) as error:
-            # `TimeoutError` is one of these.
+            # This includes `TimeoutError`.
             why = str(error) or f"it could not be looked up within {LOOK_UP_S:g} s"
             raise ConfigError(
                 f"cannot listen at {span.host!r}: this host is not known here ({why}). Name an "
@@ -139,7 +135,7 @@ class TcpTransport:
             _Dial(self._shared, self._dials, address, handler).start()
 
     async def close(self) -> None:
-        """Stop accepting and close every connection, without a word to this end's handlers."""
+        """Stop accepting and close every connection; this end's handlers are not called."""
         self._closed = True
         for listener in self._listeners:
             listener.close()
@@ -167,7 +163,7 @@ class TcpTransport:
             raise ConfigError(_CLOSED)
 
     def _refuse_strangers(self, name: str, host: str) -> None:
-        """Raise `ConfigError` where others than this machine could connect and must not."""
+        """Raise `ConfigError` if other machines could connect and must not."""
         if self._only_here and not is_loopback(host):
             raise ConfigError(
                 f"cannot listen at {name!r}: other machines could connect, and this process has "
@@ -204,7 +200,7 @@ class _Listener:
         self._watch()
 
     def close(self) -> None:
-        """Accept nobody any more."""
+        """Stop accepting."""
         if self._pause is not None:
             self._pause.cancel()
         if not self._loop.is_closed():
@@ -232,7 +228,8 @@ class _Listener:
             self._welcome(sock, self._name or peer)
 
     def _hold_back(self, error: OSError) -> None:
-        """Without a free descriptor the listener would be ready again and again."""
+        """Pause accepting: without a free descriptor the listener would be ready again and
+        again."""
         if error.errno in _EXHAUSTED:
             log.error("no connection can be accepted for now: %s", error)
             self._shared.meter.count("tcp.exhausted")
@@ -277,7 +274,7 @@ class _Dial:
         self._over = False
 
     def start(self) -> None:
-        """Begin; the handler hears nothing before a later turn."""
+        """Begin; the handler is not called before a later turn."""
         self._dials[self] = None
         try:
             _refuse_blind(self._loop)
@@ -300,7 +297,7 @@ class _Dial:
             self._next("nothing to dial")
 
     def cancel(self) -> None:
-        """Give up without a word."""
+        """Give up without calling the handler."""
         self._finish()
         if self.looking is not None:
             self.looking.cancel()
@@ -336,7 +333,7 @@ class _Dial:
             self._let_go()
             self._timer = self._loop.call_soon(self._next, str(error))
             return
-        # A Unix socket connects at once, or not now: its listener has too many waiting.
+        # A Unix socket connects at once or fails now, if too many wait at its listener.
         begun = (0,) if isinstance(where, str) else (0, errno.EINPROGRESS, errno.EWOULDBLOCK)
         if failure in begun:
             self._timer = self._loop.call_later(patience_s, self._next, "timed out")
@@ -372,7 +369,7 @@ class _Dial:
             log.exception("a handler failed to hear that %s was not reached", self._address)
 
     def _let_go(self) -> None:
-        """Leave the attempt that is under way, if any."""
+        """Close the socket of the current attempt, if any."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -391,7 +388,7 @@ class _Dial:
 async def _look_up_own(host: str) -> Resolved:
     """The first address of a host to listen at; raises `OSError` or `UnicodeError`."""
     if is_numeric(host):
-        # Not in the loop's threads, which the program may keep busy while its node joins anew.
+        # Not in the loop's threads, which the program may keep busy while its node rejoins.
         flags = socket.AI_NUMERICHOST
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=flags)
     else:
@@ -410,7 +407,8 @@ def _running() -> asyncio.AbstractEventLoop | None:
 
 
 def _refuse_blind(loop: asyncio.AbstractEventLoop | None) -> None:
-    """Raise `ConfigError` for an event loop that cannot watch sockets, as Windows' own."""
+    """Raise `ConfigError` for an event loop that cannot watch sockets, such as the default one of
+    Windows."""
     if loop is not None and type(loop).add_reader is asyncio.AbstractEventLoop.add_reader:
         raise ConfigError(
             f"{type(loop).__name__} cannot watch sockets, which TCP connections need: run on "
@@ -419,7 +417,8 @@ def _refuse_blind(loop: asyncio.AbstractEventLoop | None) -> None:
 
 
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""Seconds of silence, twice, because macOS has its own name for it; seconds; attempts."""
+"""Seconds of silence (twice, because macOS has its own name for it), seconds between two probes,
+and the number of probes."""
 
 _owned: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -430,8 +429,8 @@ def own(sock: socket.socket) -> None:
 
 
 def _close_in_child() -> None:
-    # A forked child would keep the port taken and connections standing after this process has
-    # closed them, and the kernel sending what `_withhold` means to drop (L3).
+    # A forked child would keep the port and the connections open after this process has closed
+    # them. The kernel would also go on sending what `_withhold` means to drop (L3).
     for sock in list(_owned):
         sock.close()
 
@@ -476,7 +475,7 @@ def bind_port(span: Address, family: int, where: tuple[Any, ...], backlog: int) 
 
 
 def prepare(sock: socket.socket) -> None:
-    """Never block, send at once, and notice a peer that is gone without a word."""
+    """Make a socket non-blocking and without delay, and have it notice a peer that disappears."""
     own(sock)
     sock.setblocking(False)
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
@@ -490,7 +489,7 @@ def prepare(sock: socket.socket) -> None:
 
 
 def meets_itself(sock: socket.socket) -> bool:
-    """Whether a dial to a port that nobody listens at was given that very port as its own."""
+    """Whether a dial to a port without a listener was given that same port as its own."""
     try:
         return bool(sock.getsockname() == sock.getpeername())
     except OSError:

@@ -30,24 +30,25 @@ from domicile.transports.tls import Certificates
 log = logging.getLogger("domicile")
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""I6: a connection where more would wait takes no more, sends what waits, and is closed.
+"""I6: a connection with more waiting bytes accepts no more, sends what waits, and is closed.
 
-A single packet may be longer, up to the limit of packets."""
+A single packet may be longer, up to the limit of packets.
+"""
 
 PARTING_S = 2.0
-"""A closed connection has this long to send what waits and to hear the peer's end."""
+"""Seconds in which a closed connection may send what waits and wait for the peer's end."""
 
 MOST_PARTING = 256
-"""I6: closed connections that wait for their peers' ends; with more, the oldest waits no longer."""
+"""I6: closed connections that wait for their peers' ends; beyond that the oldest stops waiting."""
 
 FULL_S = 10.0
-"""A full connection has this long to send what waits before it is closed."""
+"""Seconds in which a full connection may send what waits before it is closed."""
 
 RECEIVING_S = 0.5
-"""How often a handler hears of a packet that is still arriving."""
+"""Seconds between two calls that tell a handler of a packet that is still arriving."""
 
 READ_BYTES = 64 * 1024
-"""Read at most this much in one turn, so that no busy peer starves the others."""
+"""Bytes read at most in one turn, so that no busy peer starves the others."""
 
 _JOIN_BYTES = 16 * 1024
 """Up to this size a packet is copied behind its header; beyond, the two are gathered."""
@@ -70,17 +71,17 @@ class Shared:
     connections: dict[TcpConnection, None] = field(default_factory=dict["TcpConnection", None])
     buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)))
     plain: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)))
-    """Where what arrived under TLS is decrypted to."""
+    """The buffer for bytes decrypted under TLS."""
     complaints: Complaints = field(default_factory=lambda: Complaints(time.monotonic))
     parting: dict[TcpConnection, None] = field(default_factory=dict["TcpConnection", None])
     shaking: BoundedGuests[TcpConnection] = field(
         default_factory=lambda: BoundedGuests["TcpConnection"](MOST_STRANGERS, MOST_OF_ONE_HOST)
     )
-    """Those accepted under TLS whose handshake is not over."""
+    """Connections accepted under TLS whose handshake is not over."""
 
 
 class ConnectionState(Enum):
-    """How far a connection is."""
+    """The state of a connection."""
 
     OPEN = "open"
     PARTING = "parting"
@@ -133,7 +134,7 @@ class TcpConnection:
         self._waiting_bytes = 0
 
     def start(self) -> None:
-        """The socket stands: tell the handler, then read."""
+        """The socket is connected: call the handler, then read."""
         self._watch()
         self._tell(self._handler.opened, self)
 
@@ -144,7 +145,8 @@ class TcpConnection:
     def send(self, data: bytes) -> None:
         """Hand a packet to the kernel now, if nothing waits and none was sent in this turn.
 
-        Further packets of a turn leave together at its end. After `close` or loss: nothing.
+        Further packets of a turn are sent together at its end. After `close` or loss this does
+        nothing.
         """
         if not self._taking:
             return
@@ -163,7 +165,7 @@ class TcpConnection:
             return
         self._corked = True
         self._loop.call_soon(self._on_turn_end)
-        # Whoever calls `send` has just compared the guard, so this one may go (L3).
+        # The caller of `send` has just compared the guard, so this packet may be sent (L3).
         taken = self._hand_over((piece,) if size_bytes <= _JOIN_BYTES else (piece, data)[:_GATHER])
         if taken < size_bytes + HEADER_BYTES and self._taking:
             self._put_off(piece, data)
@@ -171,17 +173,17 @@ class TcpConnection:
 
     @property
     def waiting_bytes(self) -> int:
-        """What the kernel has not taken yet."""
+        """Bytes that the kernel has not taken yet."""
         return self._waiting_bytes
 
     def close(self) -> None:
-        """Take no more; send what waits while the guard holds, then end. Never blocks."""
+        """Accept no more packets; send what waits while the guard holds, then end. Never blocks."""
         if self._state is not ConnectionState.OPEN:
             return
         self._part()
 
     def abandon(self) -> None:
-        """End at once, without a word to the handler: the transport is closed."""
+        """End at once, without calling the handler: the transport is closed."""
         self._state = (
             ConnectionState.PARTING if self._state is ConnectionState.OPEN else self._state
         )
@@ -195,7 +197,7 @@ class TcpConnection:
     def _put_off(self, piece: bytes, data: bytes) -> None:
         size_bytes = len(data) + HEADER_BYTES
         if self._waiting and self._waiting_bytes + size_bytes > MAX_WAITING_BYTES:
-            # What waits still goes: a link resumes from there, instead of where it was before.
+            # What waits is still sent: a link then resumes after it, not before it.
             self._taking = False
             self._full = f"more than {MAX_WAITING_BYTES} bytes wait for {self.peer} to read"
             self._shared.meter.count("tcp.full")
@@ -212,7 +214,7 @@ class TcpConnection:
             self._push()
 
     def _push(self) -> None:
-        """Hand over what the kernel takes of what waits, unless the guard says no (L3)."""
+        """Hand waiting bytes to the kernel as far as it takes them, unless the guard fails (L3)."""
         if not self._may_send():
             self._withhold()
             return
@@ -266,7 +268,8 @@ class TcpConnection:
             return False
 
     def _withhold(self) -> None:
-        """L3: the deadline has passed. Not one more byte leaves, the kernel's own included."""
+        """L3: the deadline has passed. No byte may be sent any more, not even those in the kernel's
+        buffer."""
         if self._state is ConnectionState.OVER:
             return
         if self._waiting_bytes:
@@ -326,7 +329,8 @@ class TcpConnection:
             self._fail(error)
 
     def _receiving(self) -> None:
-        """A packet is not complete: it has to get on, and the handler hears of a long one."""
+        """A packet is incomplete: limit the time it may take, and tell the handler of a long
+        one."""
         now = self._moved_at = self._loop.time()
         stall_s = self._shared.stall_s
         if self._stall is None and stall_s is not None:
@@ -354,7 +358,7 @@ class TcpConnection:
     # ending
 
     def _part(self) -> None:
-        """Say no more than what waits, and hear the peer's end: then it has read everything.
+        """Send only what waits, and wait for the peer's end: then the peer has read everything.
 
         A socket that is closed with unread bytes resets, and the peer may lose what it was sent.
         """
@@ -388,7 +392,7 @@ class TcpConnection:
             self._lose(self._full or "the peer does not read")
 
     def _give_up_soon(self, reason: str) -> None:
-        """End in a later turn: `send` never calls the handler back."""
+        """End in a later turn, because `send` never calls the handler back."""
         log.error("the connection with %s is given up: %s", self.peer, reason)
         self._mute()
         self._loop.call_soon(self._lose, reason)
@@ -398,7 +402,7 @@ class TcpConnection:
         self._lose(f"its handler failed: {error!r}")
 
     def _lose(self, reason: str) -> None:
-        """It is over; the handler learns it, unless it has closed the connection itself."""
+        """The connection has ended; tell the handler, unless it closed the connection itself."""
         told = self._state is ConnectionState.OPEN
         if self._finish() and told:
             self._tell(self._handler.closed, reason)

@@ -1,9 +1,9 @@
-"""Certificates of a process, read from files and read anew when the files change.
+"""Certificates of a process, read from files and read again when the files change.
 
-Made by whoever wires a process, used by `domicile.transports.tcp` for each new connection: files
-are looked at then, and at most once a second. Both ends show a certificate that the same
-authority has signed. Hostnames are not compared: nodes come and go at any address, and who a peer
-is, is the incarnation that its hello names. Nothing here may ask at a terminal for a password.
+Made by the code that wires a process, used by `domicile.transports.tcp` for each new connection:
+then the files are checked, at most once a second. Both ends show a certificate that the same
+authority has signed. Hostnames are not compared: nodes may be at any address, and the incarnation
+in a peer's hello says who it is. Nothing here may ask at a terminal for a password.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from domicile.errors import ConfigError
 log = logging.getLogger("domicile")
 
 LOOK_S = 1.0
-"""How long files are taken to be as they were when last looked at."""
+"""Seconds for which files are assumed unchanged after a check."""
 
 _Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 class Contexts(NamedTuple):
-    """For the connections that others dial, and for those dialled here."""
+    """The TLS contexts for accepted connections and for dialled ones."""
 
     accepting: ssl.SSLContext
     dialling: ssl.SSLContext
@@ -39,7 +39,8 @@ class Certificates:
         self, cert: str, key: str, ca: str, now: Callable[[], float] = time.monotonic
     ) -> None:
         files = {"tls_cert": cert, "tls_key": key, "tls_ca": ca}
-        # They are looked at as long as the process runs, and it may change its directory.
+        # Absolute, because the files are checked as long as the process runs, and it may change its
+        # directory.
         self._files = {name: os.path.abspath(path) for name, path in files.items()}
         self._now = now
         self._look_at = 0.0
@@ -49,7 +50,7 @@ class Certificates:
 
     @classmethod
     def of(cls, cert: str, key: str, ca: str) -> Certificates | None:
-        """From settings: None if none of the three is there; `ConfigError` if only some are."""
+        """From settings: None if none of the three is given; `ConfigError` if only some are."""
         files = {"tls_cert": cert, "tls_key": key, "tls_ca": ca}
         missing = [name for name, path in files.items() if not path]
         if len(missing) == len(files):
@@ -62,7 +63,7 @@ class Certificates:
         return cls(cert, key, ca)
 
     def load(self) -> None:
-        """Read the files for the first time; `ConfigError` if they are of no use."""
+        """Read the files for the first time; `ConfigError` if they cannot be used."""
         if self._contexts is None:
             stamp = self._stamped()
             self._contexts, self._stamp = _read(self._files), stamp
@@ -70,13 +71,14 @@ class Certificates:
 
     @property
     def contexts(self) -> Contexts:
-        """What a new connection is to use. Files that became useless leave it as it was."""
+        """The contexts for a new connection. Files that became unusable leave the last good ones in
+        use."""
         self.load()
         assert self._contexts is not None
         now = self._now()
         if now >= self._look_at:
             self._look_at = now + LOOK_S
-            # First the stamp: a file that changes while it is read is looked at once more.
+            # The stamp is taken first: a file that changes while it is read is then read again.
             stamp = self._stamped()
             if stamp != self._stamp:
                 self._read_anew(stamp)
@@ -125,7 +127,7 @@ def _context(side: int, files: dict[str, str]) -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Links resume by themselves; a TLS session that did would skip the look at certificates.
+    # Links resume by themselves; a resumed TLS session would skip the check of certificates.
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     if side == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0

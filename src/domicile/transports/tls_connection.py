@@ -1,10 +1,10 @@
 """A TCP or Unix connection whose packets travel under TLS, with certificates at both ends.
 
-Made by `domicile.transports.tcp` alone. What `domicile.transports.tcp_connection` promises holds
-here, too (L3): packets wait as they are and are encrypted in the very call that hands them to the
-kernel, so that no library's buffer sends anything past the guard. Of what the kernel does not
-take, the encrypted form waits beside the packets it is of, which are not counted as handed over
-before all of it is, and each further attempt compares the guard.
+Made by `domicile.transports.tcp` alone. The promise of `domicile.transports.tcp_connection` holds
+here, too (L3): packets wait unencrypted and are encrypted in the call that hands them to the
+kernel. So no library's buffer sends anything after the guard has failed. Encrypted bytes that the
+kernel does not take are kept together with their packets. Those packets count as handed over only
+when all of their bytes are. Each further attempt compares the guard.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from domicile.transports.limits import host_of
 from domicile.transports.tcp_connection import ConnectionState, Shared, TcpConnection
 
 HANDSHAKE_S = 3.0
-"""A handshake that takes longer has failed, so that no stranger holds a connection for long."""
+"""Seconds after which a handshake has failed, so that an unknown peer holds no connection for
+long."""
 
 SEAL_BYTES = 256 * 1024
-"""Encrypt at most this much at a time: what the kernel then does not take is kept twice."""
+"""Bytes encrypted at most at a time: what the kernel then does not take is kept twice."""
 
 _NOTHING = memoryview(b"")
 
@@ -29,7 +30,7 @@ _NOTHING = memoryview(b"")
 def dial_tls(
     shared: Shared, sock: socket, handler: ConnectionHandler, peer: str, *, accepts: bool
 ) -> None:
-    """Start a connection on a socket that stands: under TLS if the transport has certificates."""
+    """Start a connection on a connected socket: under TLS if the transport has certificates."""
     if shared.certificates is None:
         TcpConnection(shared, sock, handler, peer).start()
         return
@@ -68,15 +69,16 @@ class TlsConnection(TcpConnection):
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=accepts)
         self._spoken = not accepts
-        """Whether the dialling end has said anything; else it only looked whether we are there."""
+        """Whether the dialling end has sent anything; if not, it only checked that a listener is
+        there."""
         self._shaken = False
         self._sealed = _NOTHING
         """Encrypted bytes that the kernel has not taken."""
         self._sealed_of = 0
-        """How many bytes of the packets that wait are in them."""
+        """How many bytes of the waiting packets the encrypted bytes contain."""
 
     def start(self) -> None:
-        """The socket stands: shake hands, then tell the handler."""
+        """The socket is connected: do the handshake, then call the handler."""
         self._watch()
         self._timer = self._loop.call_later(HANDSHAKE_S, self._on_slow)
         if self._accepts:
@@ -111,7 +113,7 @@ class TlsConnection(TcpConnection):
         self._lose(f"the handshake took longer than {HANDSHAKE_S:g} s")
 
     def _say(self) -> None:
-        """Have TLS's own words sent, those of the handshake."""
+        """Send what TLS itself wants to send, as in a handshake."""
         if self._outgoing.pending:
             self._sealed = memoryview(bytes(self._sealed) + self._outgoing.read())
         if self._sealed and not self._writing:
@@ -134,7 +136,8 @@ class TlsConnection(TcpConnection):
                 self._unwatch_writable()
 
     def _hand_over(self, pieces: tuple[bytes | memoryview, ...]) -> int:
-        """How many bytes of packets went to the kernel, encrypted, all of them."""
+        """How many bytes of packets were handed to the kernel, counted once all their encrypted
+        bytes were."""
         if not self._sealed and not self._seal(pieces):
             return 0
         size_bytes = len(self._sealed)
@@ -147,7 +150,7 @@ class TlsConnection(TcpConnection):
         return gone
 
     def _seal(self, pieces: tuple[bytes | memoryview, ...]) -> bool:
-        """Encrypt the first bytes of what waits, joined: records as large as can be."""
+        """Encrypt the first waiting bytes, joined, so that TLS records are as large as possible."""
         first = pieces[0]
         if len(first) < SEAL_BYTES and len(pieces) > 1:
             chosen: list[bytes | memoryview] = []
@@ -182,7 +185,7 @@ class TlsConnection(TcpConnection):
             more = self._unseal()
 
     def _unseal(self) -> bool:
-        """Decrypt and deliver as much as there is room for; whether there may be more."""
+        """Decrypt and deliver as much as fits the buffer; returns whether there may be more."""
         plain, count, more = self._shared.plain, 0, True
         failure: ssl.SSLError | None = None
         try:
@@ -207,7 +210,7 @@ class TlsConnection(TcpConnection):
     # ending
 
     def _refuse(self, error: ssl.SSLError) -> None:
-        """The other end is none of ours, or this end none of its: say so, and end."""
+        """One end does not accept the other's certificate: send the TLS alert, and end."""
         reason = f"no TLS: {_why(error)}"
         self._report(reason)
         told = self._state is ConnectionState.OPEN

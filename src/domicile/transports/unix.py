@@ -1,7 +1,7 @@
 """Sockets that are files: addresses `unix:/path`, for processes of one machine and one user.
 
-Used by `domicile.transports.tcp`. The file is for its owner alone, goes when the listener does,
-and a stale one is replaced. Nothing here may remove a file that somebody listens at.
+Used by `domicile.transports.tcp`. The file is for its owner alone, is removed with the listener,
+and a stale one is replaced. Nothing here may remove a file that has a listener.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if sys.platform != "win32":
 PREFIX = "unix:"
 MODE = 0o600
 MOST_PATH_BYTES = 103
-"""What the address of a socket has room for, on every platform."""
+"""Bytes of the longest socket path that every platform accepts."""
 
 _LOCK_TRIES = 100
 _LOCK_PAUSE_S = 0.01
@@ -63,7 +63,7 @@ async def bind_path(path: Path, backlog: int) -> tuple[socket.socket, Path]:
         try:
             sock.setblocking(False)
             sock.bind(str(path))
-            # Nobody gets in between: a socket that does not listen yet refuses everybody.
+            # No peer can connect before this: a socket that does not listen yet refuses everyone.
             path.chmod(MODE)
             sock.listen(backlog)
         except OSError as error:
@@ -76,7 +76,7 @@ async def bind_path(path: Path, backlog: int) -> tuple[socket.socket, Path]:
 
 
 def remover(path: Path) -> Callable[[], None]:
-    """Removes the file as it is now, and no other that took its name meanwhile."""
+    """Returns a function that removes this file, and no other one that took its name later."""
     mine = path.stat()
 
     def remove() -> None:
@@ -90,7 +90,7 @@ def remover(path: Path) -> Callable[[], None]:
 
 @contextlib.asynccontextmanager
 async def _locked(directory: Path) -> AsyncGenerator[None]:
-    """One process at a time looks for stale files: two would remove each other's new one."""
+    """Let one process at a time look for stale files: two would remove each other's new one."""
     if sys.platform == "win32":
         yield
         return
@@ -123,7 +123,7 @@ def _directory(path: Path) -> Path:
 
 
 def _free(path: Path) -> Path:
-    """A name that nothing has; raises `ConfigError`."""
+    """A file name that is not used; raises `ConfigError`."""
     if path.is_dir():
         _sweep(path)
         return path_of(f"{PREFIX}{path / _NAME.format(secrets.token_hex(4))}", "the address")
@@ -133,7 +133,7 @@ def _free(path: Path) -> Path:
 
 
 def _remove_stale(path: Path) -> None:
-    """Make way for a new file, unless the one there is in use; `ConfigError` then."""
+    """Remove a stale file to make room for a new one; `ConfigError` if it is in use."""
     if not stat.S_ISSOCK(path.lstat().st_mode):
         raise ConfigError(
             f"cannot listen at {PREFIX}{path}: there is a file that is no socket. Remove it, or "
@@ -149,7 +149,7 @@ def _remove_stale(path: Path) -> None:
 
 
 def _sweep(directory: Path) -> None:
-    """Remove what killed processes left behind in a directory."""
+    """Remove the files that killed processes left in a directory."""
     for path in directory.glob(_NAME.format("*")):
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(path.lstat().st_mode) and not _answers(path):
@@ -157,7 +157,7 @@ def _sweep(directory: Path) -> None:
 
 
 def _answers(path: Path) -> bool:
-    """Whether somebody listens at a file; if that can't be told, somebody does."""
+    """Whether a process listens at a file; True if that cannot be told."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         return probe.connect_ex(str(path)) not in (errno.ECONNREFUSED, errno.ENOENT)
