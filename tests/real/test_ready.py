@@ -97,7 +97,7 @@ async def test_readiness_stays_while_the_store_is_away_until_the_lease_ends(sim:
         return not any(answer.ok for answer in answers(sim))
 
     await sim.wait_until(all_out)
-    assert set(told) <= {READY.reason, "the lease ran out", "lost its lease and joins anew"}
+    assert set(told) <= {READY.reason, "the lease ran out", "lost its lease and is rejoining"}
     for process in sim.nodes:
         assert process.node is not None
         assert process.node.health().ok, "a restart would help nobody"

@@ -1,4 +1,4 @@
-"""What operators and their tools see of a process: metrics, probes, traces."""
+"""What can operators and their tools see of a process? Metrics, probes, traces."""
 
 from domicile.observe.metrics import Metrics
 

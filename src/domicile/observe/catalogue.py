@@ -1,7 +1,7 @@
 """What each counter means, in the words that a scrape shows. Data only.
 
-A counter that is missing here is still exported, but only once it has counted; the tests ask that
-every counter of the source is here.
+`observe.metrics` reads it. A counter that is missing here is still exported, but only once it has
+counted. A test checks that every counter of the source is here.
 """
 
 from __future__ import annotations

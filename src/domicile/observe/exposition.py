@@ -1,6 +1,6 @@
-"""The text format in which Prometheus and its kin read metrics, version 0.0.4. Pure.
+"""The text format in which Prometheus and similar tools read metrics, version 0.0.4. Pure.
 
-Used by `observe.metrics` and by whoever adds gauges to it. It escapes what must be escaped and
+Used by `observe.metrics` and by code that adds gauges to it. It escapes what must be escaped and
 checks nothing else: names come from the program, never from a message.
 """
 
@@ -22,7 +22,7 @@ NO_LABELS: Labels = ()
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line: a number, its labels, and what is added to the family's name."""
+    """One line: a number, its labels, and the suffix of the family's name."""
 
     value: float
     labels: Labels = NO_LABELS
@@ -40,7 +40,7 @@ class MetricFamily:
 
 
 class Histogram:
-    """How often values fell below each of some bounds. Not for several threads at once."""
+    """How often values were at or below each of some bounds. Not for several threads at once."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
@@ -55,7 +55,7 @@ class Histogram:
         self._sum += value
 
     def samples(self, labels: Labels = NO_LABELS) -> list[Sample]:
-        """Its lines: buckets that include the smaller ones, then sum and count."""
+        """Its lines: cumulative buckets, then sum and count."""
         found: list[Sample] = []
         below = 0
         for bound, count in zip((*self._bounds, math.inf), self._counts, strict=True):

@@ -1,9 +1,9 @@
 """A small HTTP/1.1 server for probes and scrapers: GET and HEAD of a few fixed paths.
 
 Made by `incarnation.observation`. Everything is bounded (I6): the head of a request, the time for a
-request, the connections at a time; each connection answers one request and is closed. It reads
-nothing but the head, changes nothing, and must never raise into the loop: a hostile client costs
-one connection. It is no web framework and will not become one.
+request, the connections at a time. Each connection answers one request and is closed. It reads only
+the head, changes nothing, and must never raise into the loop: a hostile client costs one
+connection. It is not a web framework and must not become one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TEXT = "text/plain; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a path answers."""
+    """The answer of a path."""
 
     status: HTTPStatus
     body: str
@@ -50,7 +50,7 @@ class HttpServer:
 
     @property
     def address(self) -> str:
-        """Where it listens, as `host:port`; empty before it does and afterwards."""
+        """Its address, as `host:port`; empty before `start` and after `close`."""
         if self._server is None or not self._server.sockets:
             return ""
         host, port = self._server.sockets[0].getsockname()[:2]
@@ -102,7 +102,7 @@ class HttpServer:
                     writer.close()
                     await writer.wait_closed()
         finally:
-            # Whatever the client did not take by now is not worth waiting for.
+            # Bytes that the client has not read by now are dropped.
             writer.transport.abort()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -139,7 +139,8 @@ class HttpServer:
 def split_address(address: str) -> tuple[str, int]:
     """Host and port of `host:port`; `:port` is this machine only. `ConfigError` if it is neither.
 
-    An IPv6 host stands in brackets. A host that accepts everybody is written out: `0.0.0.0:9464`.
+    An IPv6 host is in brackets. A host that accepts connections from everywhere is written out:
+    `0.0.0.0:9464`.
     """
     host, colon, port = address.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host

@@ -1,9 +1,8 @@
-"""Counters and sampled handler times of one process, in the words that scrapers read.
+"""Counters and sampled handler times of one process, in the form that scrapers read.
 
-`Metrics` is a `Meter` for production: counting is an addition to a dict, protocol events are
-forgotten, and everything else is computed when somebody asks (`incarnation.observation`). Labels
-are role, phase, type and handler, whose values a program's own classes bound; ids and nodes never
-are labels.
+`Metrics` is a `Meter` for production: counting is an addition to a dict, and protocol events are
+dropped. Everything else is computed on request (`incarnation.observation`). Labels are role, phase,
+type and handler, whose values a program's own classes bound. Ids and nodes must never be labels.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ BOUNDS_S = (
 ends at `handler_timeout_s`."""
 
 MAX_HANDLERS = 1_000
-"""Pairs of type and handler that are told apart (I6)."""
+"""I6: pairs of type and handler that get their own times."""
 
 PREFIX = "domicile_"
 
@@ -37,10 +36,10 @@ class Metrics:
     """
 
     takes_events = False
-    """Events are for histories: whoever would have to build one for each message need not."""
+    """Events are for histories only; callers that make one per message need not make it."""
 
     def __init__(self) -> None:
-        # From zero, so that a scraper sees the first failure as a rise.
+        # They start from zero, so that a scraper sees the first failure as a rise.
         self._counts: dict[str, int] = dict.fromkeys(COUNTERS, 0)
         self._taken: dict[tuple[str, str], Histogram] = {}
 
@@ -55,7 +54,7 @@ class Metrics:
             self._counts[name] += value
 
     def event(self, kind: str, /, **fields: Any) -> None:
-        """Forget."""
+        """Do nothing."""
 
     def took(self, type: str, handler: str, seconds: float) -> None:
         """One sampled run of a handler, from its start to its end. On the event loop only."""

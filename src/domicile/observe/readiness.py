@@ -1,9 +1,9 @@
 """Whether a process may be sent work, and whether it should be restarted (RG-23).
 
-Pure: a shell says where the process stands, this says what a probe is told. Neither answer may
-depend on a coordinator or a store being reachable now: while the lease holds, known shards work on
-without both (I7), and a probe that took all nodes out of service at once would make an outage of a
-pause.
+Pure: a shell describes the state of the process, this module decides the answer to a probe. Neither
+answer may depend on a coordinator or a store being reachable now. While the lease holds, known
+shards work on without both (I7). A probe that took all nodes out of service at once would turn a
+pause into an outage.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ProbeInput:
-    """Where a process stands in its cluster, as far as it knows itself."""
+    """The state of a process in its cluster, as far as it knows itself."""
 
     started: bool = False
     """Whether it ever began to join."""
     failed: str = ""
-    """What ended it for good, if something did; joining anew is not the end."""
+    """The reason why it stopped permanently, if it did; rejoining is not an end."""
     joined: bool = False
-    """Whether an incarnation of it stands in the store."""
+    """Whether an incarnation of it is registered in the store."""
     was_joined: bool = False
-    """Whether an earlier incarnation did: then it lost its lease and joins anew (L5)."""
+    """Whether an earlier incarnation was: then it lost its lease and is rejoining (L5)."""
     valid: bool = False
     """Whether that incarnation may act now (L3)."""
     viewed: bool = False
@@ -34,30 +34,31 @@ class ProbeInput:
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswer:
-    """What a probe is told."""
+    """The answer to a probe."""
 
     ok: bool
     reason: str
 
 
 def health(at: ProbeInput) -> ProbeAnswer:
-    """Whether restarting the process would not help: it runs, or joins by itself."""
+    """Whether the process needs no restart: it runs, or joins by itself."""
     if at.failed:
-        return ProbeAnswer(False, f"ended for good: {at.failed}")
+        return ProbeAnswer(False, f"stopped permanently: {at.failed}")
     return ProbeAnswer(True, "runs")
 
 
 def readiness(at: ProbeInput) -> ProbeAnswer:
-    """Whether the process takes part: registered, with a first view of the assignment, to stay."""
+    """Whether the process takes part: registered, with a first view of the shard map, and not
+    leaving."""
     if at.failed:
-        return ProbeAnswer(False, f"ended for good: {at.failed}")
+        return ProbeAnswer(False, f"stopped permanently: {at.failed}")
     if at.leaving:
         return ProbeAnswer(False, "leaving the cluster")
     if not at.started:
         return ProbeAnswer(False, "not started")
     if not at.joined:
         if at.was_joined:
-            return ProbeAnswer(False, "lost its lease and joins anew")
+            return ProbeAnswer(False, "lost its lease and is rejoining")
         return ProbeAnswer(False, "not registered yet")
     if not at.valid:
         return ProbeAnswer(False, "the lease ran out")

@@ -1,8 +1,8 @@
 """Trace context by OpenTelemetry, for `Node(tracer=OpenTelemetry())`: needs `domicile[otel]`.
 
-Uses the API alone: which spans are kept and where they go is the business of the SDK that the
-program sets up. Handlers' spans are children of whatever sent the message, over any number of
-processes. It must never raise into a message's path.
+Uses the API alone: the SDK that the program sets up decides which spans are kept and where they go.
+A handler's span is a child of the span that sent the message, over any number of processes. It must
+never raise into a message's path.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from domicile.errors import ConfigError, Rejection
 
 MAX_TRACE_LETTERS = 64
-"""A W3C traceparent has 55; what is longer came from no tracer."""
+"""Characters that are accepted. A W3C traceparent has 55; a longer text came from no tracer."""
 
 _FIELD = "traceparent"
 
@@ -33,7 +33,7 @@ class OpenTelemetry:
                 "OpenTelemetry is not installed here: pip install 'domicile[otel]'"
             ) from error
         self._trace = trace
-        # What a worker did before is nobody's parent, so no span begins from what it left.
+        # An empty context: what a worker did before must not become the parent of a span.
         self._nothing = context.Context()
         self._tracer = trace.get_tracer("domicile", tracer_provider=provider)
         self._propagator = propagation.TraceContextTextMapPropagator()

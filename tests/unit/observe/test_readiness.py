@@ -24,12 +24,12 @@ def test_one_that_takes_part_is_ready() -> None:
     [
         ({"started": False, "joined": False, "was_joined": False}, "not started"),
         ({"joined": False, "was_joined": False}, "not registered yet"),
-        ({"joined": False}, "lost its lease and joins anew"),
+        ({"joined": False}, "lost its lease and is rejoining"),
         ({"valid": False}, "the lease ran out"),
         ({"viewed": False}, "waits for the first view of the cluster"),
         ({"configured": False}, "waits for the number of shards of its roles"),
         ({"leaving": True}, "leaving the cluster"),
-        ({"failed": "ValueError: x"}, "ended for good: ValueError: x"),
+        ({"failed": "ValueError: x"}, "stopped permanently: ValueError: x"),
     ],
 )
 def test_whatever_is_missing_is_named(change: dict[str, bool | str], reason: str) -> None:
