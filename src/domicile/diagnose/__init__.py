@@ -1,1 +1,1 @@
-"""Which handlers have run for too long, and how an operator ends them (DX-09)."""
+"""Which handlers have run for too long, and how does an operator end them (DX-09)?"""

@@ -1,7 +1,7 @@
 """Looks into running handlers: which run for how long, and where they are (DX-09).
 
-Called by a life, on its event loop. Reads what the runtime has and changes nothing, except that
-`kick` ends the handlers of one entity, because an operator wants it.
+Called by an incarnation, on its event loop. It reads the runtime and changes nothing, except that
+`kick` ends the handlers of one entity on an operator's command.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from domicile.diagnose.records import (
 from domicile.entity.hosting.cell import Turn
 
 MOST_FRAMES = 200
-"""Frames that are read of one stack (I6)."""
+"""I6: frames that are read of one stack."""
 
 _OURS = "domicile"
 _SUSPENDING: dict[type, tuple[str, str]] = {
@@ -43,7 +43,8 @@ class Stuck(NamedTuple):
 
 
 def stuck_turns(suspended: Mapping[Turn, float], late: Callable[[float], bool]) -> Stuck:
-    """Everything suspended that began too long ago, the oldest first; `suspended` is in order."""
+    """The suspended turns that began too long ago, the oldest first; `suspended` is in that
+    order."""
     turns: list[StuckTurn] = []
     more = 0
     for turn, since_s in suspended.items():
@@ -57,7 +58,8 @@ def stuck_turns(suspended: Mapping[Turn, float], late: Callable[[float], bool]) 
 
 
 def stuck_turn(turn: Turn, since_s: float, held_by: int | None = None) -> StuckTurn:
-    """One turn as it is published; `held_by` is the loop's thread if it is that which it holds."""
+    """One turn as it is published. `held_by`: id of the event-loop thread, if the handler blocks
+    the loop."""
     entity, ident = turn.entity, turn.thread if held_by is None else held_by
     mailbox = turn.host.owner.mailboxes.get(entity)
     waits = "waits" if ident is None else "blocking"
@@ -74,14 +76,14 @@ def stuck_turn(turn: Turn, since_s: float, held_by: int | None = None) -> StuckT
 
 
 def handler_of(turn: Turn) -> str:
-    """The name of what a turn runs."""
+    """The name of the method that a turn runs."""
     if turn.n == 0:
         return "on_stop"
     return turn.request.method if turn.began else "on_start"
 
 
 def task_stack(turn: Turn) -> list[str]:
-    """Where a suspended handler waits: its own frames and those of what it awaits."""
+    """The stack of a suspended handler: its own frames and those of what it awaits."""
     task = turn.task
     if task is None:
         return []
@@ -92,14 +94,14 @@ def task_stack(turn: Turn) -> list[str]:
 
 
 def thread_stack(ident: int) -> list[str]:
-    """What a thread runs just now."""
+    """The stack of a thread now."""
     frame = sys._current_frames().get(ident)  # pyright: ignore[reportPrivateUsage]
     frames: list[FrameType] = []
     while frame is not None and len(frames) < MOST_FRAMES:
         frames.append(frame)
         frame = frame.f_back
     frames.reverse()
-    # Above the function itself are the thread's own frames and the pool's.
+    # The frames above the function are those of the thread and of the pool.
     ours = [index for index, one in enumerate(frames) if _is_ours(one)]
     first = ours[-1] + 1 if ours and ours[-1] + 1 < len(frames) else 0
     return [_line(one) for one in frames[first:]]
@@ -111,7 +113,7 @@ def turns_of(suspended: Mapping[Turn, float], shard: ShardKey, entity: EntityKey
 
 
 class Kick:
-    """The end of all running handlers of one entity, by an operator's wish.
+    """Ends all running handlers of one entity, on an operator's command.
 
     Handlers are cancelled; those that have ignored an earlier kick are never resumed.
     """
@@ -132,22 +134,23 @@ class Kick:
 
     @property
     def over(self) -> bool:
-        """Whether everything that can end has ended."""
+        """Whether all handlers that can end have ended."""
         return not any(turn.active for turn in (*self._cancelled, *self._dropped))
 
     def outcome(self, waiting: int) -> KickOutcome:
-        """What came of it so far."""
+        """The outcome so far."""
         ignoring = sum(turn.active for turn in self._cancelled)
         ended = len(self._cancelled) - ignoring
         return KickOutcome(ended, len(self._dropped), ignoring, self._blocking, waiting)
 
 
 def _chain(step: Any) -> Generator[FrameType]:
-    """The frames from a coroutine down to what it waits for in the end."""
+    """The frames from a coroutine down to what it finally waits for."""
     for _ in range(MOST_FRAMES):
         frame, then = _inside(step)
         if frame is None:
-            # What `async for` awaits names its generator to nobody but the garbage collector.
+            # The object that `async for` awaits does not name its generator; only the garbage
+            # collector knows it.
             found: list[Any] = [
                 one for one in gc.get_referents(step) if type(one) is AsyncGeneratorType
             ]
@@ -156,7 +159,8 @@ def _chain(step: Any) -> Generator[FrameType]:
             return
         yield frame
         if then is None:
-            # Our own guard steps a coroutine by hand, so nothing else leads on to it.
+            # Our own guard steps a coroutine by hand, so only its local variables lead to that
+            # coroutine.
             then = next((one for one in frame.f_locals.values() if _suspended(one)), None)
         step = then
 
@@ -176,8 +180,8 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _line(frame: FrameType) -> str:
-    """A frame as its module's file, with a line of the application's own: what is stored must be
-    the same wherever the program is installed, or no seed would replay."""
+    """A frame as its module's file, with a line number for the application's own code only. What is
+    stored must be the same wherever the program is installed, or no seed would replay."""
     code = frame.f_code
     module = str(frame.f_globals.get("__name__", "?"))
     file = PurePath(code.co_filename)

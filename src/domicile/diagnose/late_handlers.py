@@ -1,7 +1,8 @@
-"""Handlers that run for too long, told to the store; and operators' wishes to end them (DX-09).
+"""Handlers that run for too long, reported to the store; and operators' requests to end them
+(DX-09).
 
-Made by `Life`, one per incarnation. It looks at nothing while no handler is suspended (I8), writes
-only what is new, and leaves no task or timer behind.
+An incarnation makes one. It must look at nothing while no handler is suspended (I8), write only
+what is new, and leave no task or timer behind.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ log = logging.getLogger("domicile")
 
 POLL_S = 0.02
 KICK_S = 1.0
-"""How long a kicked handler gets to end before the operator is told that it has not."""
+"""Seconds for a kicked handler to end; after that the operator is told that it has not."""
 
 
 class StuckHandlers:
-    """What one incarnation says of its late handlers, and does about them when told to."""
+    """Reports the late handlers of one incarnation, and ends handlers when an operator says so."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class StuckHandlers:
         self._clock, self._meter, self._settings = clock, meter, settings
         self._me, self._runtime = me, runtime
         self._lease = lease
-        """None: the node's record has none (C9), so this one gets its own."""
+        """None: the node's record has no lease (C9), so the report gets its own."""
         self._beside: ThreadedStore | None = None
         self._loop = asyncio.get_running_loop()
         if lease is not None and isinstance(store, OffersThreads):
@@ -74,15 +75,15 @@ class StuckHandlers:
         self._closed = False
 
     def begin(self) -> None:
-        """A handler suspended: look at it in a while, unless that is to happen anyway."""
+        """A handler suspended: check it later, unless a check is due anyway."""
         if self._timer is None and not self._closed:
             due = self._clock.now() + self._settings.stuck_s
             self._timer = self._clock.call_at(due, self._look)
 
     def held(self, turn: Turn, since_s: float, ident: int) -> None:
-        """A handler holds the loop, which can't say so itself: called in the thread that sees it.
+        """A handler blocks the loop: called in the thread that sees it.
 
-        The store is written from there; once the loop turns again, it takes that back.
+        The store is written from that thread; once the loop turns again, it withdraws the report.
         """
         if self._beside is None or self._lease is None or self._closed:
             return
@@ -98,9 +99,9 @@ class StuckHandlers:
         self._look()
 
     def kick(self, wish: KickWished) -> None:
-        """End what runs of an entity, if it is at home here, and say in the store what came of it.
+        """End the running handlers of an entity, if it is at home here, and store the outcome.
 
-        A shard that moves meanwhile has ended its handlers; such a wish runs out by itself.
+        A shard that moves meanwhile has ended its handlers; the request then expires by its lease.
         """
         host = self._runtime.hosts.get(wish.shard)
         if host is None or not host.owner.admits or not self._runtime.guard():
@@ -121,7 +122,7 @@ class StuckHandlers:
         self._tasks.spawn(self._see_kick(wish, Kick(turns)))
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End all tasks that are under way."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -167,7 +168,7 @@ class StuckHandlers:
         return await self._calls.store.commit((), (write,))
 
     async def _leased(self) -> str:
-        """What ends the record if this process can't: nobody else would."""
+        """The lease that ends the record if this process cannot."""
         if self._lease is not None:
             return self._lease
         lease = f"stuck-{self._me}"
@@ -178,7 +179,7 @@ class StuckHandlers:
 
     async def _see_kick(self, wish: KickWished, kick: Kick) -> None:
         deadline = self._clock.now() + KICK_S
-        # Handlers end one by one and there is no common event; looked at only for a moment.
+        # Handlers end one by one without a common event, so this polls for a short time.
         await asyncio.sleep(POLL_S)
         while not kick.over and self._clock.now() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)

@@ -1,12 +1,12 @@
-"""Which handlers have run for too long, and what is stored of them for `domicile status` (DX-09).
+"""Which handlers have run for too long, and what is stored about them for `domicile status`
+(DX-09).
 
-The shell of an incarnation gathers what runs and asks a `Bulletin` what to write under its
-`stuck/` key. Everything in a record is bounded (I6). It only reports: it ends no handler.
+The shell of an incarnation gathers what runs and asks a `Bulletin` what to write under its `stuck/`
+key. Everything in a record is bounded (I6). It only reports: it ends no handler.
 
-An operator's wish to have the running handlers of one entity ended: `domicile kick` (DX-09).
-
-The command writes it under a lease of its own, so a wish that nobody answers ends by itself. The
-owner of the entity's shard ends the handlers and puts what came of it in the same place.
+Also here: an operator's request to end the running handlers of one entity, `domicile kick`. The
+command writes it under a lease of its own, so a request without an answer expires. The owner of the
+entity's shard ends the handlers and stores the outcome under the same key.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import msgspec
 MOST_TURNS = 16
 MOST_LINES = 12
 MOST_CHARS = 400
-"""Of an id, a handler's name or a line of a stack."""
+"""Characters kept of an id, a handler's name or a line of a stack."""
 
 REFRESH_S = 10.0
-"""How often a record that says the same is written anew."""
+"""Seconds after which an unchanged record is written again."""
 
 LEAST_LOOK_S = 0.5
-"""Time between two looks at what runs, at least."""
+"""Seconds, at least, between two checks of what runs."""
 
 KINDS = ("waits", "runs", "blocking")
 """Suspended, holding the event loop, or in a thread of its own."""
@@ -48,12 +48,12 @@ class StuckTurn(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StuckRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an incarnation says under `stuck/`, at `at_s` on its own clock."""
+    """The report of an incarnation under `stuck/`, at `at_s` on its own clock."""
 
     at_s: float
     turns: tuple[StuckTurn, ...]
     more: int = 0
-    """How many others are stuck, beyond those named."""
+    """How many more handlers are stuck than are named."""
     residents: int = 0
 
     def age_s(self, turn: StuckTurn, now_s: float | None = None) -> float:
@@ -81,7 +81,7 @@ def bounded_text(text: str) -> str:
 
 
 def bounded_stack(lines: Sequence[str]) -> tuple[str, ...]:
-    """Both ends of a stack: how the handler began, and above all where it is now."""
+    """Both ends of a stack: how the handler began, and where it is now."""
     if len(lines) > MOST_LINES:
         first = MOST_LINES // 3
         last = MOST_LINES - first - 1
@@ -99,7 +99,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Nothing is stuck any more: the record goes."""
+    """No handler is stuck any more: remove the record."""
 
 
 class Bulletin:
@@ -118,24 +118,24 @@ class Bulletin:
         return bool(self._said)
 
     def late(self, since_s: float, now_s: float) -> bool:
-        """Whether something that began then has run for too long."""
+        """Whether a handler that began at `since_s` has run for too long."""
         return now_s - since_s >= self._stuck_s
 
     def decide(
         self, turns: Sequence[StuckTurn], more: int, residents: int, now_s: float
     ) -> Publish | Withdraw | None:
-        """What to write, given everything that is stuck, the oldest first."""
+        """What to write, given all stuck handlers, the oldest first."""
         assert len(turns) <= MOST_TURNS, "the gatherer names no more (I6)"
         if not turns:
             return Withdraw() if self._said else None
-        # Neither a queue that grows nor a stack that changes is news: they are shown with the next.
+        # A growing queue or a changed stack alone is not written; the next record shows it.
         said = tuple((one.type, one.id, one.handler, one.since_s, one.kind) for one in turns)
         if said == self._said and now_s < self._said_at + REFRESH_S:
             return None
         return Publish(StuckRecord(now_s, tuple(turns), more, residents))
 
     def written(self, done: Publish | Withdraw) -> None:
-        """The store has it."""
+        """The store has taken it."""
         if isinstance(done, Withdraw):
             self._said = ()
             return
@@ -145,13 +145,13 @@ class Bulletin:
         )
 
     def unsure(self, tried: Publish | Withdraw) -> None:
-        """The store may have it: say it again, and take it back in any case."""
+        """The store may have taken it: write it again, and withdraw it in any case."""
         if isinstance(tried, Publish):
             self._said = self._said or ("?",)
             self._said_at = float("-inf")
 
     def next_look(self, oldest_s: float | None, now_s: float) -> float | None:
-        """When to look again, given when the oldest suspended handler began; None: never."""
+        """When to check again, given when the oldest suspended handler began; None: never."""
         if oldest_s is None and not self._said:
             return None
         soonest = now_s + LEAST_LOOK_S
@@ -161,18 +161,18 @@ class Bulletin:
 
 
 KICKED = "kicked by an operator"
-"""What the caller of a handler that was ended so learns, beside that it may have run."""
+"""The reason that the caller gets, besides that the handler may have run."""
 
 KICK_TTL_S = 30.0
 
 
 class KickOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of the turns of a kicked entity."""
+    """The outcome for the turns of a kicked entity."""
 
     ended: int = 0
-    """Handlers that were cancelled and are over."""
+    """Handlers that were cancelled and have ended."""
     dropped: int = 0
-    """Handlers that ignored an earlier kick: never resumed; the entity starts anew."""
+    """Handlers that ignored an earlier kick: never resumed; the entity starts again."""
     ignoring: int = 0
     """Handlers that were cancelled and have not ended yet."""
     blocking: int = 0
@@ -187,7 +187,7 @@ class KickOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class KickRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A wish, and later its outcome, as stored."""
+    """A request to kick, and later its outcome, as stored."""
 
     by: str
     lease: str
@@ -200,5 +200,5 @@ def encode_kick(record: KickRecord) -> bytes:
 
 
 def decode_kick(value: bytes) -> KickRecord:
-    """A wish from its stored form; raises `msgspec.MsgspecError`."""
+    """A request from its stored form; raises `msgspec.MsgspecError`."""
     return msgspec.json.decode(value, type=KickRecord)
