@@ -1,1 +1,1 @@
-"""Interfaces between Domicile and the world. Protocols only; each has a memory implementation."""
+"""What does Domicile need from the world? Protocols only; each has an in-memory implementation."""

@@ -1,4 +1,7 @@
-"""Time as leases need it: a clock that runs while the machine is suspended (A2)."""
+"""Time as leases need it: a clock that runs while the machine is suspended (A2).
+
+Every part that waits or compares times takes a `Clock`; nothing else may read the time.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ from typing import Protocol
 
 
 class Timer(Protocol):
-    """Something that will happen unless cancelled."""
+    """A callback that will be called unless cancelled."""
 
     def cancel(self) -> None:
-        """Make it not happen."""
+        """Prevent the callback."""
         ...
 
 
@@ -27,5 +30,5 @@ class Clock(Protocol):
         ...
 
     def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
-        """Call back on this process's event loop once `now()` has reached `when`."""
+        """Call back on this process's event loop, once `now()` has reached `when`."""
         ...

@@ -1,7 +1,7 @@
 """Proof of death: whether a named incarnation can never run again (L6, C9).
 
-Absence of proof is `UNKNOWN`, never `DEAD`. A wrong `DEAD` makes two homes (I1); everything else
-only costs time.
+`membership.death_watch` asks it. Absence of proof must be `UNKNOWN`, never `DEAD`. A wrong `DEAD`
+makes two homes (I1); every other error only costs time.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ class Verdict(Enum):
 
 
 class Health(Protocol):
-    """Judges incarnations, and shows its own process's ones to the judges of others."""
+    """Judges incarnations, and proves to other processes that those of this one are alive."""
 
     def hold(self, incarnation: Incarnation) -> None:
-        """Show that an incarnation of this process lives; before it registers (L6).
+        """Show that an incarnation of this process is alive, before it registers (L6).
 
-        Raises `StoreUnavailable` if that can't be done.
+        Raises `StoreUnavailable` if that cannot be done.
         """
         ...
 
     def let_go(self, incarnation: Incarnation, *, gone: bool = True) -> None:
-        """That incarnation has stopped everything for good.
+        """That incarnation has stopped everything permanently.
 
-        `gone`: its record is gone, too. Otherwise others must from now on judge it `DEAD`, so
-        that they remove the record. Also said of a dead client by the node that removed its
-        record: nobody needs the proof any more.
+        `gone`: its record is gone, too. Otherwise others must judge it `DEAD` from now on, so that
+        they remove the record. A node that removed a dead client's record also calls this: the
+        proof is no longer needed.
         """
         ...
 
@@ -44,13 +44,13 @@ class Health(Protocol):
         ...
 
     def evidence(self, incarnation: Incarnation) -> str:
-        """For a `DEAD` one: what proves it, in words for the store and the log."""
+        """The proof for a `DEAD` incarnation, as a text for the store and the log."""
         ...
 
 
 @runtime_checkable
 class TellsAge(Protocol):
-    """What a `Health` has that also knows when incarnations began; few have it."""
+    """A `Health` that also knows when incarnations began; few do."""
 
     def age_s(self, incarnation: Incarnation) -> float | None:
         """How long ago an incarnation began; None if that is not known."""

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 
 class Meter(Protocol):
-    """Takes note. Must be cheap and must never raise.
+    """Takes counts and events. Must be cheap and must never raise.
 
-    One with an attribute `takes_events = False` is spared the events that messages make; one with
-    a method `took(type, handler, seconds)` is told how long some of the handlers' runs were.
+    A meter with `takes_events = False` gets no events for messages. A meter with a method
+    `took(type, handler, seconds)` gets the times of some handlers' runs.
     """
 
     def count(self, name: str, value: int = 1) -> None:
@@ -26,23 +26,23 @@ class Meter(Protocol):
 
 
 class NoMeter:
-    """Forgets everything."""
+    """Drops everything."""
 
     takes_events = False
 
     def count(self, name: str, value: int = 1) -> None:
-        """Forget."""
+        """Do nothing."""
 
     def event(self, kind: str, /, **fields: Any) -> None:
-        """Forget."""
+        """Do nothing."""
 
 
 def takes_events(meter: Meter) -> bool:
-    """Whether events are wanted at all; whoever makes one for each message asks first."""
+    """Whether a meter takes events. Callers that make one per message ask this first."""
     return bool(getattr(meter, "takes_events", True))
 
 
 def sampler(meter: Meter) -> Callable[[str, str, float], None] | None:
-    """Where the times of handlers' runs go that are sampled, if a meter wants them."""
+    """The function that takes sampled times of handlers' runs, if a meter has one."""
     took: Callable[[str, str, float], None] | None = getattr(meter, "took", None)
     return took

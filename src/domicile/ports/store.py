@@ -32,7 +32,8 @@ class Store(Protocol):
         ...
 
     async def grant(self, lease: str, ttl_s: float) -> float:
-        """Start a lease under a caller-chosen id; the real ttl. Granting it again renews it."""
+        """Start a lease under an id that the caller chose; returns the real ttl. A second grant
+        renews it."""
         ...
 
     async def renew(self, lease: str) -> float | None:
@@ -52,19 +53,19 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of connections. Leases live on until they expire."""
+        """Close the connections. Leases go on until they expire."""
         ...
 
 
 class Kept(NamedTuple):
-    """What a renewal found: the ttl counted from it (None: the lease is gone), and an item."""
+    """The result of a renewal: the ttl counted from it (None: the lease is gone), and an item."""
 
     ttl_s: float | None
     item: Item | None
 
 
 class ThreadedStore(Protocol):
-    """A store's side for a thread that keeps a lease while the event loop is blocked.
+    """The part of a store for a thread that keeps a lease while the event loop is blocked.
 
     Its methods may be called from any thread and return at once; the futures are completed in
     threads of the store, with the errors of `Store`. It belongs to the history that was known when
@@ -76,16 +77,16 @@ class ThreadedStore(Protocol):
         ...
 
     def rewrite(self, key: bytes, revision: int, value: bytes, lease: str) -> Future[Outcome]:
-        """Replace a value under a lease, if it is still at that revision; 0: whatever is there."""
+        """Replace a value under a lease if it is still at that revision; 0: at any revision."""
         ...
 
 
 @runtime_checkable
 class OffersThreads(Protocol):
-    """What a store has that can be asked from beside the event loop; few have it."""
+    """A store that can also be asked outside the event loop; few can."""
 
     def beside(self, prefix: bytes = b"") -> ThreadedStore | None:
-        """Such a side for the keys under a prefix; None if there is none after all.
+        """The `ThreadedStore` for the keys under a prefix; None if there is none.
 
         Called on the event loop.
         """

@@ -1,7 +1,7 @@
-"""Trace context that travels with messages: who started the work that a handler does.
+"""Trace context that travels with messages: which work caused the work of a handler.
 
-The runtime calls a tracer only if the process was given one; `NoTracer` is for whoever wants an
-object in any case. A tracer must be cheap and must never raise: no message fails for its sake.
+The runtime calls a tracer only if the process was given one; `NoTracer` is for code that needs an
+object in any case. A tracer must be cheap and must never raise: no message may fail because of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Tracer(Protocol):
-    """Writes down where a message comes from, and goes on from there at its home."""
+    """Records where a message comes from, and continues that trace at its home."""
 
     def inject(self) -> str:
         """The W3C `traceparent` of what runs now; empty if that is not traced.
@@ -29,9 +29,9 @@ class NoTracer:
     """Traces nothing."""
 
     def inject(self) -> str:
-        """Nothing."""
+        """Do nothing."""
         return ""
 
     def span(self, trace: str, name: str) -> AbstractContextManager[object]:
-        """Nothing."""
+        """Do nothing."""
         return nullcontext()

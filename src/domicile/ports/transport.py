@@ -1,7 +1,7 @@
 """Connections (as a transport gives them) and links (as the runtime uses them).
 
-A connection is what TCP offers: ordered bytes that may stop at any time. A link is a numbered,
-acknowledged session between two incarnations that survives reconnects.
+A connection is what TCP offers: ordered packets that may stop at any time. A link is a numbered,
+acknowledged session between two incarnations that survives reconnects. Protocols only.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Connection(Protocol):
     def send(self, data: bytes) -> None:
         """Hand a packet to the kernel. After `close` or loss this does nothing.
 
-        What the kernel does not take now waits here, and `ConnectionHandler.guard` is compared
-        directly before each later attempt: past it, what waits is dropped and never sent (L3).
+        What the kernel does not take now waits here. `ConnectionHandler.guard` is compared directly
+        before each later attempt; once it fails, what waits is dropped and never sent (L3).
         """
         ...
 
     def close(self) -> None:
-        """Stop. The peer's handler learns it; this end's `closed` is not called."""
+        """Close. The peer's handler is told; this end's `closed` is not called."""
         ...
 
 
@@ -39,7 +39,7 @@ class ConnectionHandler(Protocol):
     """What happens on a connection. Called on this process's event loop, one at a time."""
 
     def opened(self, connection: Connection) -> None:
-        """The connection stands; `received` may follow."""
+        """The connection is open; `received` may follow."""
         ...
 
     def received(self, data: bytes) -> None:
@@ -47,7 +47,8 @@ class ConnectionHandler(Protocol):
         ...
 
     def receiving(self) -> None:
-        """A long packet is arriving: the peer is there. Now and then, before its `received`."""
+        """A long packet is arriving: the peer is there. Called from time to time, before its
+        `received`."""
         ...
 
     def closed(self, reason: str) -> None:
@@ -71,22 +72,22 @@ class Transport(Protocol):
         ...
 
     async def close(self) -> None:
-        """Stop accepting and close every connection, without a word to this end's handlers."""
+        """Stop accepting and close every connection; this end's handlers are not called."""
         ...
 
 
 class Peer(NamedTuple):
-    """Whom to dial: an incarnation (the identity) at an address (the way)."""
+    """The peer to dial: an incarnation (its identity) at an address."""
 
     incarnation: Incarnation
     address: str
 
 
 class LinkEvents(Protocol):
-    """What the runtime hears from its links."""
+    """What links report to the runtime."""
 
     def on_requests(self, link: LinkKey, messages: Iterator[ToOwner]) -> None:
-        """The messages of one frame, on a link that a peer dialled, as long as it stands."""
+        """The messages of one frame, on a link that a peer dialled, as long as the link exists."""
         ...
 
     def on_answers(self, peer: Incarnation, messages: Iterator[ToSender]) -> None:
@@ -94,8 +95,8 @@ class LinkEvents(Protocol):
         ...
 
     def on_link_lost(self, peer: Incarnation, reason: str, unsent: tuple[ToOwner, ...]) -> None:
-        """A dialled link is lost for good; what it carried unanswered is unknown (H6), but for
-        `unsent`: requests that were never handed to any connection, in order."""
+        """A dialled link is lost permanently. What it carried unanswered has an unknown outcome
+        (H6). `unsent` are the requests that were never handed to any connection, in order."""
         ...
 
     def on_disconnected(self, peer: Incarnation) -> None:
@@ -111,14 +112,15 @@ class Links(Protocol):
     """All links of one incarnation."""
 
     def send(self, peer: Peer, message: ToOwner, *, control: bool = False) -> None:
-        """Queue on the link to a peer, dialling if need be. `control` may pass requests, never
-        the other way round: `Flush`, `Goodbye` and requests are never control."""
+        """Queue a message on the link to a peer; dial if there is no link. `control` messages may
+        pass requests, never the other way round: `Flush`, `Goodbye` and requests are never
+        control."""
         ...
 
     def post(self, peer: Incarnation, message: Request | Flush, *, at_once: bool = False) -> bool:
-        """As `send`, if there is a link to that peer already; False: nothing was done.
+        """As `send`, if a link to that peer exists; False if not, and then nothing was done.
 
-        `at_once`: there will hardly be more to send in this turn.
+        `at_once`: probably nothing more is sent in this turn.
         """
         ...
 

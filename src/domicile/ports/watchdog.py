@@ -1,6 +1,6 @@
-"""The last resort of L4: ending a process that no longer can, or does not, stop by itself.
+"""The last resort of L4: ends a process that cannot, or does not, stop by itself.
 
-Process-global by nature, so armed only where the process is Domicile's own (`domicile run`).
+It affects the whole process, so it is armed only if the process is Domicile's own (`domicile run`).
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from typing import Protocol
 
 
 class Watchdog(Protocol):
-    """Ends this process if nobody feeds it in time, even while the event loop is blocked."""
+    """Ends this process unless `feed` is called in time, even while the event loop is blocked."""
 
     def feed(self, seconds: float) -> None:
-        """The lease was renewed: all is well for so long."""
+        """The lease was renewed: do nothing for so many seconds."""
         ...
 
     def rest(self) -> None:
-        """No lease is held, so there is nothing to outlive."""
+        """No lease is held: disarm."""
         ...
 
     def stuck(self, handlers: int) -> None:
