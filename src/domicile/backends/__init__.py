@@ -1,4 +1,4 @@
-"""From URLs to stores, journals, transports and health ports.
+"""Which store, journal, transport and health port does a URL mean?
 
 `registry` knows which backend a scheme means; `memory` and `sqlite` are the built-in ones; `wiring`
 opens everything that one process needs. Derive a `Backend` to add another store or journal.

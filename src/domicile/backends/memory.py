@@ -1,6 +1,7 @@
 """`memory://name`: store, journal and network of the nodes of one process.
 
-Nodes of one process that name the same URL and cluster share them. Nothing survives the process.
+The registry calls it. Nodes of one process that name the same URL and cluster share them. Nothing
+survives the process.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class MemoryBackend(Backend):
         self._shared: dict[tuple[str, str], SharedMemory] = {}
 
     def shared(self, url: str, cluster: str) -> SharedMemory:
-        """What a cluster shares behind a URL, made if need be."""
+        """The objects that a cluster shares behind a URL; made at the first call."""
         return self._shared.setdefault((url, cluster), SharedMemory())
 
     def forget(self, url: str, cluster: str) -> None:
-        """Drop it, once no node of the cluster runs."""
+        """Drop these objects, once no node of the cluster runs."""
         self._shared.pop((url, cluster), None)
 
     def open_store(self, url: str, options: OpenOptions) -> Store:
@@ -66,9 +67,9 @@ class MemoryBackend(Backend):
         return url
 
     def open_journal(self, url: str, options: OpenOptions) -> Journal:
-        """As `Backend.open_journal`: beside a `memory://` store the one that its nodes share.
+        """As `Backend.open_journal`: with a `memory://` store, the journal that its nodes share.
 
-        Beside any other store each node has a journal of its own.
+        With any other store each node has a journal of its own.
         """
         if options.store.startswith(f"{self.scheme}://"):
             return self.shared(options.store, options.cluster).journal

@@ -29,12 +29,13 @@ GROUP = "domicile.backends"
 Reach = Literal["process", "machine", "network"]
 
 _FILES = "sqlite"
-"""The scheme that is suggested for a text that is a path and no URL."""
+"""The scheme that is suggested for a text that is a path and not a URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """Who opens a backend, and for what. Backends must ignore fields that they do not know."""
+    """Which process opens a backend, and for what. Backends must ignore fields that they do not
+    know."""
 
     by: str
     """The name of the process in the store's history."""
@@ -43,19 +44,19 @@ class OpenOptions:
     store: str = ""
     """The URL of the cluster's store, for its journal."""
     op_timeout_s: float = 5.0
-    """How long one call may take before it ends as `StoreUnavailable` or `Unknown`."""
+    """Seconds that one call may take before it ends as `StoreUnavailable` or `Unknown`."""
     meter: Meter = field(default_factory=NoMeter)
 
 
 class Backend:
-    """What stands behind one URL scheme. Derive from it and override what the backend has.
+    """The stores and journals of one URL scheme. Derive from it and override what the backend has.
 
     A backend has stores, journals, or both. Its methods make objects and do no I/O; the objects
-    open files and connections on their first call. A store that is only read must make nothing.
+    open files and connections on their first call. A store that is only read must create nothing.
     """
 
     scheme: ClassVar[str]
-    """What stands before `://`, in lower case."""
+    """The part of a URL before `://`, in lower case."""
     stores: ClassVar[str] = ""
     """An example URL of a store and, in brackets, its use; empty: no stores."""
     journals: ClassVar[str] = ""
@@ -63,7 +64,7 @@ class Backend:
     reach: ClassVar[Reach] = "network"
     """How far apart the processes that share one store may be."""
     needs: ClassVar[tuple[str, ...]] = ()
-    """The modules that must be installed beside Domicile."""
+    """The modules that must be installed in addition to Domicile."""
     install: ClassVar[str] = ""
     """What `pip install` takes to install them, as in `domicile[postgres]`."""
 
@@ -79,22 +80,22 @@ class Backend:
         raise NotImplementedError(f"{self.scheme}:// has no stores")
 
     def missing(self, url: str) -> str | None:
-        """Why a tool in another process can't read the store, and the next step; None: it can.
+        """Why a tool in another process cannot read the store, and the next step; None: it can.
 
-        Only what can be told at once, without a connection.
+        Only reasons that are known at once, without a connection.
         """
         return None
 
     def health(self, url: str, options: OpenOptions) -> Health | None:
-        """What proves the deaths of the store's processes (L6, C9); None: nothing does."""
+        """The port that proves deaths of the store's processes (L6, C9); None: there is none."""
         return None
 
     def transport(self, url: str, options: OpenOptions) -> Callable[[], Transport] | None:
-        """What makes a fresh transport for each incarnation; None: TCP."""
+        """A function that makes a new transport for each incarnation; None: TCP."""
         return None
 
     def default_journal(self, url: str) -> str | None:
-        """The URL of the journal beside a store; None: the program must name one."""
+        """The URL of the journal that belongs to a store; None: the program must name one."""
         return None
 
     def open_journal(self, url: str, options: OpenOptions) -> Journal:
@@ -160,7 +161,7 @@ def _installed(module: str) -> bool:
 
 
 def _loaded(scheme: str) -> Backend | None:
-    """The backend that an installed package has for a scheme; registered from then on."""
+    """The backend that an installed package has for a scheme; it is registered from then on."""
     points = {point.value: point for point in entry_points(group=GROUP, name=scheme)}
     if not points:
         return None
@@ -212,7 +213,7 @@ def _unknown(what: Literal["store", "journal"], url: str) -> ConfigError:
 
 
 def _meant(url: str, schemes: list[str]) -> str:
-    """The URL that was probably meant; empty: nobody knows."""
+    """The URL that was probably meant; empty if that is not clear."""
     scheme, found, rest = url.partition("://")
     if not found:
         scheme = _FILES

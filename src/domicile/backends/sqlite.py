@@ -1,6 +1,6 @@
 """`sqlite:///file.db`: the embedded store of the processes of one machine, with its locks (L6).
 
-The locks lie in a directory beside the file. Nothing here opens either.
+The registry calls it. The locks are in a directory next to the file. Nothing here opens either.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SqliteBackend(Backend):
         self.sqlite_file(url)
 
     def similar(self, rest: str) -> str:
-        """As `Backend.similar`: a path that is relative stays so."""
+        """As `Backend.similar`: a relative path stays relative."""
         return f"{self.scheme}:///{rest.removeprefix('/')}"
 
     def open_store(self, url: str, options: OpenOptions) -> Store:
@@ -48,7 +48,7 @@ class SqliteBackend(Backend):
         )
 
     def missing(self, url: str) -> str | None:
-        """As `Backend.missing`: to open a file that is not there would make it."""
+        """As `Backend.missing`: opening a missing file would create it."""
         path = self.sqlite_file(url)
         if path.is_dir():
             return f"{path} is a directory; name the store's file, as in {url}/dev.db"
@@ -60,7 +60,7 @@ class SqliteBackend(Backend):
         return None
 
     def health(self, url: str, options: OpenOptions) -> Health | None:
-        """As `Backend.health`: the locks beside the file."""
+        """As `Backend.health`: the locks next to the file."""
         path = self.sqlite_file(url)
         return FileLocks(path.with_name(path.name + ".d"))
 

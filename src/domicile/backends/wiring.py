@@ -1,8 +1,8 @@
 """What one process or tool opens behind its URLs: store, journal, transport and health port.
 
 Called by `node`, `manager`, `client`, by operators' tools and by test processes. It makes objects
-and does no I/O; files and sockets are opened by their first use. The registry tells which backend
-a URL means.
+and must do no I/O; files and sockets are opened at their first use. The registry knows which
+backend a URL means.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from domicile.transports.tcp import TcpTransport
 from domicile.transports.tls import Certificates
 
 LOOPBACK = "127.0.0.1:0"
-"""Where a node listens unless told otherwise: any free port, this machine only."""
+"""The default address of a node: any free port, this machine only."""
 
 
 def check_urls(store: str, journal: str | None = None, durable: Sequence[str] = ()) -> None:
     """Raise `ConfigError` unless the URLs can be opened.
 
-    `durable` names the entity classes that keep events: those of a cluster of processes need a
-    journal that all of them share (I4).
+    `durable` names the entity classes that store events: in a cluster of several processes they
+    need a journal that all processes share (I4).
     """
     backend = store_backend(store)
     if journal is not None:
@@ -64,8 +64,8 @@ def open_backends(
 ) -> Backends:
     """Everything that one process needs to take part; `by` names it in the store's history.
 
-    `token` is only asked whether there is one: without it, and without certificates, a process
-    listens at addresses of this machine alone.
+    Of `token` only its presence counts: without it, and without certificates, a process listens
+    only at addresses of this machine.
     """
     backend = store_backend(store)
     meter = NoMeter() if meter is None else meter
@@ -86,7 +86,7 @@ def open_backends(
 
 @dataclass(frozen=True, slots=True)
 class WholeStore:
-    """A store with all its clusters, as a tool that takes no part in any of them sees it."""
+    """A store with all its clusters, for a tool that takes part in none of them."""
 
     url: str
     backend: Backend
@@ -116,7 +116,8 @@ def _sockets(
     only_here = certificates is None and not proved and not settings.insecure
 
     def make() -> TcpTransport:
-        # One set of certificates for all lives: what is good stays, whatever the files become.
+        # One set of certificates for all incarnations: a good one stays in use, whatever happens to
+        # the files.
         if certificates is not None:
             certificates.load()
         return TcpTransport(
