@@ -1,1 +1,1 @@
-"""What operators use: the command line and what it shows. Imported by nothing else."""
+"""What do operators use? The command line and what it shows. Nothing else imports it."""

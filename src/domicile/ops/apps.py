@@ -1,6 +1,6 @@
 """Finds the `Node` that a user means by `module:name`, and says what is wrong if there is none.
 
-Used by the command line. Importing runs the user's module; nothing is started.
+Used by the command line. Importing runs the user's module; nothing may be started here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class TargetError(Exception):
 
 
 class FactoryError(Exception):
-    """The function that should make a node raised something; `raised` is that."""
+    """The function that should make a node raised `raised`."""
 
     def __init__(self, raised: Exception) -> None:
         super().__init__(str(raised))
@@ -30,9 +30,10 @@ class FactoryError(Exception):
 
 
 def find_node(target: str, directory: Path | None = None) -> Node:
-    """The node of `module:name`; `name` is a `Node` or a function without arguments giving one.
+    """The node of `module:name`; `name` is a `Node` or a function without arguments that returns
+    one.
 
-    The directory, the current one unless given, comes first on the import path.
+    `directory`, the current one unless given, comes first on the import path.
     """
     place = Path.cwd() if directory is None else directory
     module_name, colon, name = target.partition(":")

@@ -1,4 +1,5 @@
-"""The command `domicile`. Parses, calls, prints; what it shows is computed elsewhere in `ops`.
+"""The command `domicile`. It parses, calls and prints; other modules of `ops` compute what it
+shows.
 
 Exit codes: 0 fine, 1 failure, 2 usage, 3 a cluster that is away or does not serve every shard.
 Standard output is for results; errors and logs go to standard error.
@@ -141,9 +142,9 @@ def manager(
 ) -> None:
     """Run a coordinator in this process, without entities, until SIGTERM or Ctrl-C.
 
-    A second one stands by and takes over when the first is gone. Nodes that shall never
-    coordinate say `Node(candidate=False)`. Exits with 0 once it has left, 1 after an error, 2 if
-    an option or the environment is wrong, 3 if the store is away or can't be one.
+    A second one waits and takes over when the first is gone. Nodes that must never coordinate say
+    `Node(candidate=False)`. Exits with 0 once it has left, 1 after an error, 2 if an option or the
+    environment is wrong, 3 if the store is away or can't be one.
     """
     from domicile.core.placement.strategies import NAMES
     from domicile.errors import ConfigError
@@ -199,7 +200,7 @@ def status(
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show it anew every second.")] = False,
 ) -> None:
-    """Show nodes, clients, shards, wishes and handlers that do not end, as the store has them.
+    """Show nodes, clients, shards, operators' wishes and late handlers, as the store has them.
 
     Asks no node. Exits with 0 if every shard is served, 3 if not or if there is no cluster; with
     --watch, Ctrl-C ends it with the code of what it showed last.
@@ -291,7 +292,7 @@ def demo(
 ) -> None:
     """Run a cluster of processes here, kill, freeze and drain some under load, and judge it.
 
-    Everything lives in a temporary directory. Exits with 0 only if every promise was kept.
+    All files are in a temporary directory. Exits with 0 only if every promise was kept.
     """
     from domicile.ops.demo import DemoOptions, run_demo
 

@@ -1,7 +1,7 @@
 """What all commands share: options, exit codes, which cluster is meant, and how failures end.
 
-Used by the command modules of `ops` only. Every failure says what to do next and ends the process
-with one of the exit codes.
+Used by the command modules of `ops` only. Every failure must say what to do next and end the
+process with one of the exit codes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _STORES = "domicile.stores"
 _COMMANDS = str(Path(__file__).parent)
 _LIBRARY = str(Path(__file__).parents[1])
 _INSTALLED = ("<", *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")))
-"""How the files of frames begin that are not the user's; `<string>` is code that was generated."""
+"""Prefixes of the files of frames that are not the user's; `<string>` is generated code."""
 
 
 class LoopName(str, Enum):  # noqa: UP042 - StrEnum would change what typer shows
-    """What to run on."""
+    """The event loop to run on."""
 
     auto = "auto"
     asyncio = "asyncio"
@@ -47,7 +47,7 @@ class LoopName(str, Enum):  # noqa: UP042 - StrEnum would change what typer show
 
 
 class LevelName(str, Enum):  # noqa: UP042
-    """What to log."""
+    """The lowest level to log."""
 
     debug = "debug"
     info = "info"
@@ -57,7 +57,7 @@ class LevelName(str, Enum):  # noqa: UP042
 
 
 class FormName(str, Enum):  # noqa: UP042
-    """How to log."""
+    """The form of log lines."""
 
     text = "text"
     json = "json"
@@ -113,7 +113,7 @@ def which(
 ) -> tuple[str, str]:
     """The store's URL and the cluster's name that a command line means.
 
-    `typed` is the command and its arguments, for the hint where the store is missing.
+    `typed` is the command and its arguments, for the hint if the store is missing.
     """
     if target is not None:
         node = find_app(target)
@@ -130,7 +130,7 @@ def which(
 
 
 def find_app(target: str) -> Node:
-    """The node of `module:name`; what the user's own module raises is shown as its own."""
+    """The node of `module:name`; errors of the user's own module are shown as such."""
     from domicile.ops.apps import FactoryError, TargetError, find_node
 
     try:
@@ -144,7 +144,7 @@ def find_app(target: str) -> Node:
 
 
 def _blame(error: Exception, what: str) -> NoReturn:
-    """End with what the user's own code raised, and where it is to blame."""
+    """End with the error that the user's own code raised, and its place."""
     if isinstance(error, ConfigError) and str(error) == _wrong_environment():
         fail(f"wrong environment: {error}", USAGE)
     frames, refused = own_frames(error)
@@ -158,9 +158,9 @@ def _blame(error: Exception, what: str) -> NoReturn:
 
 
 def own_frames(error: Exception) -> tuple[list[traceback.FrameSummary], bool]:
-    """The user's part of a traceback, and whether it was Domicile that refused something.
+    """The user's part of a traceback, and whether Domicile itself refused something.
 
-    Then the user's last frame says it all: what Domicile did with it is Domicile's own business.
+    In that case the user's last frame is enough: Domicile's own frames do not help the user.
     """
     frames = [
         frame
@@ -187,7 +187,7 @@ def _wrong_environment() -> str:
 
 
 def is_away(error: DomicileError) -> bool:
-    """Whether it is the store that is away or can't be one, whatever kind of error says so."""
+    """Whether an error of any kind means that the store is away or is not a store."""
     if isinstance(error, StoreError):
         return True
     steps = traceback.walk_tb(error.__traceback__)
@@ -195,7 +195,7 @@ def is_away(error: DomicileError) -> bool:
 
 
 def read(url: str, cluster: str, look: Callable[[ClusterReader], Awaitable[T]]) -> T:
-    """Look at a cluster; every failure ends the process with what to do next."""
+    """Read a cluster; every failure ends the process with what to do next."""
     from domicile.ops.status import ClusterReader, open_existing
 
     async def reading() -> T:
@@ -209,7 +209,7 @@ def read(url: str, cluster: str, look: Callable[[ClusterReader], Awaitable[T]]) 
 
 
 def answered(work: Callable[[], T]) -> T:
-    """Do something with a cluster; its errors become exit codes."""
+    """Run `work` on a cluster; its errors become exit codes."""
     from domicile.ops.operator_commits import Ambiguous
     from domicile.ops.status import NoCluster
 
@@ -224,7 +224,7 @@ def answered(work: Callable[[], T]) -> T:
 
 
 def writable(option: str, file: Path) -> None:
-    """See now rather than after the run that a file can be written."""
+    """Check before the run that a file can be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.open("ab").close()

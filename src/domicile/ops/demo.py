@@ -1,7 +1,7 @@
 """`domicile demo`: a cluster of processes on this machine, faults, and a judged report.
 
-Uses the process harness and the checkers as any test would. Whatever happens, no process is left
-behind, and no directory unless it is wanted or something went wrong.
+Called by the command line. It uses the process harness and the checkers as any test would. It must
+leave no process behind, and no directory unless the user wants it or something went wrong.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ SETTINGS = Settings(
     ttl_s=2.0, shards=64, balance_interval_s=0.3, balance_limit=0.25, ask_timeout_s=8.0,
     drain_deadline_s=5.0, linger_s=1.0,
 )  # fmt: skip
-"""A short lease, so that the frozen node's shards are elsewhere in seconds."""
+"""A short lease, so that the frozen node's shards move within seconds."""
 
 FROZEN_S = SETTINGS.ttl_s + 1.0
 RECOVER_S = 30.0
 ACTS_S = 8.0
-"""About how long the acts take by themselves."""
+"""About how many seconds the acts take without the load before and after."""
 
 TICK_S = 0.125
 INTERRUPTED = 130
@@ -59,7 +59,7 @@ GRACE_S = 0.5
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What the user asked for."""
+    """The options that the user gave."""
 
     seconds: float = 20.0
     nodes: int = 3
@@ -76,7 +76,7 @@ def victims(wanted: DemoOptions) -> tuple[int, int, int]:
 
 
 class Story:
-    """One run: acts in order, with the load all along."""
+    """One run: acts in order, under constant load."""
 
     def __init__(self, wanted: DemoOptions, screen: Screen, directory: Path) -> None:
         self._wanted, self._screen = wanted, screen
@@ -182,20 +182,20 @@ class Story:
         )
         self._conditions.pop(frozen)
         with suppress(AssertionError):
-            # Counters are a little older than what the store says.
+            # Counters are a little older than the state in the store.
             await cluster.wait_until(lambda: self._stopped(frozen) > before, timeout_s=RECOVER_S)
         self._refusals = self._stopped(frozen) - before
         await self._well("SIGCONT", f"node-{frozen} joins as another incarnation", began, away, [])
 
     def _stopped(self, node: int) -> int:
-        """How often a node's lease or its guard said no."""
+        """How often a node was fenced or its guard refused."""
         counts = self._cluster.counts(node)
         return counts["lease.fenced"] + counts["guard.refused"]
 
     async def _well(
         self, act: str, what: str, began: float, away: Incarnation, tallies: list[str]
     ) -> None:
-        """Until every shard is served elsewhere and the former home's tallies answer."""
+        """Wait until every shard is served elsewhere and the former home's tallies answer."""
         try:
             async with asyncio.timeout(RECOVER_S), asyncio.TaskGroup() as group:
                 for tally in tallies:
@@ -232,7 +232,7 @@ class Story:
         return 0 if home is None else self._owners().count(home)
 
     async def _look(self) -> None:
-        """Show how it goes, until cancelled."""
+        """Show the state again and again, until cancelled."""
         load = self._load
         assert load is not None
         before, since, rate = 0, time.monotonic(), 0.0
@@ -254,8 +254,8 @@ class Story:
 
 
 def late_replies(history: History) -> int:
-    """Replies past a deadline, by the checker of L3; at most as many as one checker tells of."""
-    # Starts and resumptions under another name: they would use up the checker's limit.
+    """Replies after a deadline, as the checker of L3 counts them; at most the checker's limit."""
+    # Starts and resumptions get another name: they would use up the checker's limit.
     events = [
         event._replace(kind="judged apart") if event.kind in ("start", "resume") else event
         for event in history.events
@@ -270,7 +270,8 @@ def _settings(wanted: DemoOptions) -> Settings:
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Nobody reads any more, as in `domicile demo | head`: an orderly end, as by Ctrl-C."""
+        """The output is closed, as in `domicile demo | head`: end in an orderly way, as after
+        Ctrl-C."""
         self.quiet = True
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
@@ -278,7 +279,7 @@ class _Console(Console):
 
 
 def run_demo(wanted: DemoOptions) -> int:
-    """Run, show and judge; the exit code."""
+    """Run, show and judge; returns the exit code."""
     console = _Console(highlight=False)
     directory = Path(tempfile.mkdtemp(prefix="domicile-demo-"))
     plain = wanted.plain or not console.is_terminal
@@ -325,7 +326,7 @@ def run_demo(wanted: DemoOptions) -> int:
 
 @contextmanager
 def _logged_to(path: Path) -> Generator[None]:
-    """What the senders log belongs to the other logs, not between the lines shown."""
+    """Write the senders' log lines to the other logs, not between the lines shown."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(TextFormatter())
     root = logging.getLogger()
@@ -366,12 +367,12 @@ def _tell(story: Story) -> bool:
 
 
 async def _end_of(telling: asyncio.Task[None], asked: list[signal.Signals]) -> None:
-    """Until it is told; once interrupted, only a moment longer, for nobody is left to wait for."""
+    """Wait until the run ends. After an interrupt wait only a moment: the nodes are killed."""
     while not asked and not telling.done():
         await asyncio.wait([telling], timeout=TICK_S)
     deadline = time.monotonic() + GRACE_S
     while not telling.done() and time.monotonic() < deadline:
-        # Leaving in an orderly way would wait for nodes that were killed.
+        # An orderly leave would wait for nodes that were killed.
         for task in asyncio.all_tasks():
             if task is not asyncio.current_task():
                 task.cancel()

@@ -1,7 +1,7 @@
-"""What the demo's cluster is home to, and the load on it.
+"""The entities of the demo's cluster, and the load on it.
 
-The entities are imported by the node processes too, so nothing here may draw. Tallies check the
-order of what they get by themselves; the history's checkers judge it once more, independently.
+Node processes import the entities, too, so nothing here may draw. Tallies check the order of their
+messages themselves; the history's checkers judge it again, independently.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TALLIES = tuple(f"tally-{number}" for number in range(48))
 ROOMS = tuple(f"room-{number}" for number in range(16))
 SENDERS = 3
 PER_SECOND = 120
-"""Messages that each sender sends."""
+"""Messages per second that each sender sends."""
 
 IN_FLIGHT = 512
 RETRY_S = 0.02
@@ -34,7 +34,7 @@ LEFT_S = 15.0
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A tally's answer: how often it was added to, since when, and what came out of turn."""
+    """A tally's answer: how often it was added to, since when, and what came out of order."""
 
     count: int
     start: str
@@ -42,19 +42,19 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Tally(Entity, name="demo.tally"):
-    """Adds up, in memory only, and notices numbers that come twice or out of turn."""
+    """Adds up, in memory only, and notices numbers that come twice or out of order."""
 
     count: int = 0
     wrong: int = 0
 
     async def on_start(self) -> None:
-        """Begin empty, under a mark of its own."""
+        """Begin empty, with a mark that no other start has."""
         self.start = f"{self.random.getrandbits(64):016x}"
         self.last: dict[str, int] = {}
 
     @handler
     async def add(self, lane: str, number: int) -> Seen:
-        """One more of a lane whose numbers rise."""
+        """Add one number of a lane; the numbers of a lane rise."""
         if number <= self.last.get(lane, 0):
             self.wrong += 1
         self.last[lane] = number
@@ -63,18 +63,18 @@ class Tally(Entity, name="demo.tally"):
 
     @handler
     async def look(self) -> Seen:
-        """Nothing more."""
+        """Answer without adding."""
         return Seen(self.count, self.start, self.wrong)
 
 
 class DemoRoom(Entity, name="demo.room"):
-    """Takes its time, then asks a tally: its own node is the sender of that."""
+    """Sleeps, then asks a tally: so its own node is the sender of that message."""
 
     asked: int = 0
 
     @handler
     async def talk(self, seconds: float, tally: str) -> int:
-        """How many talks there were; a tally out of reach is no failure of this one."""
+        """The number of talks so far; an unreachable tally is not a failure of this handler."""
         await asyncio.sleep(seconds)
         self.asked += 1
         try:
@@ -98,7 +98,7 @@ class SenderRecorder(FileRecorder):
 
 
 class Load:
-    """Several senders at work, and what became of each ask."""
+    """Several senders at work, and the outcome of each ask."""
 
     def __init__(self, store: str, settings: Settings, directory: Path, seed: int) -> None:
         self.asks = 0
@@ -123,12 +123,12 @@ class Load:
 
     @property
     def restarted(self) -> int:
-        """How often a tally was found to have begun anew, empty."""
+        """How often a tally was found to have started again, empty."""
         return sum(len(starts) - 1 for starts in self.starts.values())
 
     @property
     def out_of_order(self) -> int:
-        """What tallies got twice or out of turn, over all their lives."""
+        """Numbers that tallies got twice or out of order, over all their starts."""
         return sum(self.wrong.values())
 
     @property
@@ -206,7 +206,7 @@ class Load:
             self.outcomes["answered"] += 1
 
     async def look(self, client: Client) -> None:
-        """What every tally says of itself in the end."""
+        """Ask every tally for its final state."""
         for tally in TALLIES:
             self._note(tally, await counted_answer(client, tally))
 

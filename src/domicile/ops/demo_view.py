@@ -1,6 +1,7 @@
 """The demo while it runs: lines, or a picture that changes in place.
 
-Shows what it is told. The bars count shards as the store has them.
+`ops.demo` calls it. It shows what it is given and decides nothing. The bars count shards as the
+store has them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class DemoMoment:
 
     shards: int
     nodes: list[tuple[str, str, int]] = field(default_factory=list[tuple[str, str, int]])
-    """Name, condition (`up`, `frozen`, `gone`...) and shards at home."""
+    """Name, condition (`up`, `frozen`, `gone`...) and number of shards at home."""
     rate: float = 0.0
     asks: int = 0
     answered: int = 0
@@ -35,7 +36,7 @@ class DemoMoment:
 
 
 class Screen(Protocol):
-    """Where the demo is shown. Entered once."""
+    """Shows the demo. Entered once."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -45,16 +46,16 @@ class Screen(Protocol):
         trace: TracebackType | None,
     ) -> None: ...
     def say(self, text: str) -> None:
-        """Something happened."""
+        """Show an event."""
         ...
 
     def show(self, shown: DemoMoment) -> None:
-        """How it looks now."""
+        """Show the current state."""
         ...
 
 
 class Lines:
-    """One line after the other, for pipes and logs."""
+    """Prints one line after the other, for pipes and logs."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -73,12 +74,12 @@ class Lines:
         pass
 
     def say(self, text: str) -> None:
-        """Now."""
+        """Print the event."""
         self._rated = time.monotonic()
         self._line(text)
 
     def show(self, shown: DemoMoment) -> None:
-        """Now and then."""
+        """Print the state, from time to time."""
         now = time.monotonic()
         if now - self._rated >= RATE_EVERY_S:
             self._rated = now
@@ -113,12 +114,12 @@ class DemoPicture:
         self._live.stop()
 
     def say(self, text: str) -> None:
-        """Below what happened before."""
+        """Add the event below the earlier ones."""
         self._acts.append((time.monotonic() - self._began, text))
         self._live.update(self._view())
 
     def show(self, shown: DemoMoment) -> None:
-        """In the place of how it looked before."""
+        """Replace the state shown before."""
         self._shown = shown
         self._live.update(self._view())
 

@@ -1,7 +1,7 @@
-"""What `domicile inspect` tells of one node or one entity, from the store alone.
+"""What `domicile inspect` shows of one node or one entity, from the store alone.
 
-It asks no node and writes nothing. What runs inside a node is known only as far as the node has
-said it: handlers that have run for too long (DX-09).
+Called by `ops.stuck`. It must ask no node and write nothing. Of what runs inside a node it knows
+only what the node has reported: handlers that have run for too long (DX-09).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class NodeInspected:
     serving: dict[str, list[int]]
     moving: dict[str, list[int]]
     residents: int | None
-    """As of its last word on late handlers; None: it has said nothing, for none is late."""
+    """As of its last report on late handlers; None if it has reported none."""
     stuck: list[StuckSeen] = field(default_factory=list[StuckSeen])
     more_stuck: int = 0
 
@@ -39,7 +39,7 @@ class EntityInspected:
 
 
 async def inspect_node(reader: ClusterReader, name: str) -> NodeInspected:
-    """Everything that the store knows of a node, by its name or incarnation."""
+    """Everything that the store holds of a node, by its name or incarnation."""
     picture, now_s = await reader.picture(), reader.now_s()
     try:
         incarnation = find_node_record(picture, name)
@@ -69,7 +69,7 @@ async def inspect_node(reader: ClusterReader, name: str) -> NodeInspected:
 async def inspect_entity(
     reader: ClusterReader, kind: str, id: str, role: str | None = None
 ) -> EntityInspected:
-    """Where an entity is at home and what of it is late."""
+    """The home of an entity, and its late handlers."""
     picture, now_s = await reader.picture(), reader.now_s()
     place = place_of(picture.members, EntityKey(kind, id), role, reader.dead)
     found: list[StuckSeen] = []

@@ -76,7 +76,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up(level: str, form: Form, stream: TextIO | None = None) -> None:
-    """Send all logging of this process to one stream, standard error unless told otherwise."""
+    """Send all logging of this process to one stream, by default standard error."""
     target: TextIO = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(target)
     handler.setFormatter(
@@ -86,7 +86,7 @@ def set_up(level: str, form: Form, stream: TextIO | None = None) -> None:
 
 
 def is_coloured(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that shows colours, and nobody said `NO_COLOR`."""
+    """Whether a stream is a terminal that shows colours, and `NO_COLOR` is not set."""
     console = Console(file=stream)
     return console.is_terminal and console.color_system is not None and not console.no_color
 

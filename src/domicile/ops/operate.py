@@ -1,7 +1,7 @@
 """Commands that change a cluster: `drain` and `target`, and the break-glass ones.
 
-A break-glass command says what it risks and wants the name of the thing typed, or `--yes`; each
-command leaves an audit record in the store. What is committed is decided in `ops.operator_commits`.
+A break-glass command states its risk and wants the name of the thing typed, or `--yes`. Each
+command must leave an audit record in the store. `ops.operator_commits` decides what is committed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Shard = Annotated[str, typer.Argument(metavar="ROLE/SHARD", help="The shard, as 
 
 
 def add_operator_commands(app: typer.Typer) -> None:
-    """Make these commands of the application."""
+    """Add these commands to the application."""
     dev = "sqlite:///.domicile/dev.db"
     for name, command, shown in (
         ("drain", drain, (f"drain node-1 {dev}", f"drain node-1 {dev} --undo")),
@@ -90,7 +90,7 @@ def drain(
     its shards only while no other node of their role is there.
     """
     url, name = which(store, app, cluster, "drain", node)
-    # Once it is wished it may be empty before one could look.
+    # After the wish is stored the node may be empty before one could look.
     had_shards: list[bool] = []
 
     def wish(picture: StoreSnapshot) -> OperatorCommit:
@@ -347,7 +347,7 @@ class _Progress:
 
 
 def run_operator(url: str, cluster: str, work: Callable[[Operator], Awaitable[T]]) -> T:
-    """Do something as an operator; every failure ends the process with what to do next."""
+    """Run `work` as an operator; every failure ends the process with what to do next."""
     from domicile.ops.operator import Operator
     from domicile.ops.status import open_existing
 
@@ -387,7 +387,7 @@ def _do(
 
 
 def _confirm(risk: str, name: str, yes: bool) -> None:
-    """Say what is at stake; go on only if the name is typed, or was agreed to by `--yes`."""
+    """State the risk; go on only if the name is typed, or with `--yes`."""
     typer.echo(risk, err=True)
     if yes:
         return
@@ -403,7 +403,7 @@ def _confirm(risk: str, name: str, yes: bool) -> None:
 
 
 def say_logged(key: bytes, record: AuditRecord) -> None:
-    """Where the store keeps that this was done."""
+    """Print the key of the audit record."""
     reason = f" ({record.why})" if record.why else ""
     typer.echo(f"logged as {key.decode()}: {record.by}, {record.command}: {record.what}{reason}",
                err=True)  # fmt: skip

@@ -1,7 +1,7 @@
-"""An operator's hand in a store: reads a picture, commits a deed with its audit record.
+"""An operator's access to a store: reads a snapshot, makes one commit with its audit record.
 
-Used by the commands of `ops.operate`. It asks no node. A deed is committed at most once: after an
-unknown outcome its audit record, whose key nobody else has, tells whether it happened (S1).
+Used by the commands of `ops.operate`. It asks no node. A commit is made at most once: after an
+unknown outcome its audit record, whose key is unique, tells whether it happened (S1).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Kicking:
-    """A kick that was looked up: `what` names it, `node` is the entity's home."""
+    """A kick that was prepared: `what` names it, `node` is the entity's home."""
 
     shard: ShardKey
     entity: EntityKey
@@ -68,7 +68,7 @@ class Operator:
     async def do(
         self, command: str, make: Callable[[StoreSnapshot], OperatorCommit], agreed: str, why: str
     ) -> tuple[bytes, AuditRecord]:
-        """Commit a deed, as long as it is the one that was agreed to; its audit record."""
+        """Make a commit if it still is what the operator agreed to; returns its audit record."""
         key, at = audit_key()
         for _ in range(TRIES):
             picture = await self.look()
@@ -94,10 +94,11 @@ class Operator:
     async def raise_epochs(
         self, gap: int, agreed: str, why: str, told: Callable[[int, int], None]
     ) -> tuple[bytes, AuditRecord]:
-        """S5: all blocks one after the other; `told` hears how many of how many are done."""
+        """S5: raise the epochs of all blocks, one after the other; `told` gets how many of how many
+        are done."""
 
         def first(picture: StoreSnapshot) -> OperatorCommit:
-            # The record comes first, so that a command that is interrupted leaves a trace, too.
+            # The audit record comes first, so that an interrupted command leaves a trace, too.
             return OperatorCommit(agreed, (), ())
 
         key, record = await self.do("reset-history", first, agreed, why)
@@ -143,9 +144,10 @@ class Operator:
     async def kick(
         self, kicking: Kicking, why: str, wait_s: float, told: Callable[[str, float], None]
     ) -> tuple[tuple[bytes, AuditRecord], KickOutcome | None]:
-        """Wish it and wait for the outcome; None if the home did not answer. No wish is left.
+        """Store the request and wait for the outcome; None if the home did not answer. No request
+        is left.
 
-        `told` hears of the node and of how long it has been silent.
+        `told` gets the node and the seconds waited so far.
         """
         shard, entity, record = kicking.shard, kicking.entity, kicking.record
         await self._store.grant(record.lease, KICK_TTL_S)
@@ -171,12 +173,12 @@ class Operator:
         return self.verdict(incarnation) is Verdict.DEAD
 
     def verdict(self, incarnation: Incarnation) -> Verdict:
-        """What the backend's health port says of an incarnation (L6)."""
+        """The verdict of the backend's health port on an incarnation (L6)."""
         health = self._whole.health
         return Verdict.UNKNOWN if health is None else health.verdict(incarnation)
 
     async def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         await self._store.close()
 
 

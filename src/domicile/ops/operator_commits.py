@@ -1,8 +1,8 @@
 """What an operator's commands commit: deaths, freed shards, ended quarantines, raised epochs.
 
 Called by the command line. Everything here is decided from one listing of the store and is
-conditional on what was read, so a cluster that moved on refuses it. Only `raised_block` writes the
-map, which is the leader's: it is for a store that lost commits, while no node runs (S5).
+conditional on what was read, so a cluster that has changed since refuses it. Only `raised_block`
+writes the map, which is the leader's: it is for a store that lost commits, while no node runs (S5).
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from domicile.diagnose.records import KickRecord, encode_kick
 from domicile.errors import ConfigError
 
 KEPT_AUDITS = 100
-"""I6: how many records of operators' commands are kept."""
+"""I6: the number of records of operators' commands that are kept."""
 
 EPOCH_GAP = 1_000_000
-"""Above all epochs that were used since the backup was made: over ten a second for a day."""
+"""More epochs than can be used after a backup: over ten a second for a day."""
 
 LEAST_PREFIX = 6
-"""How much of an incarnation must be said for it to be meant."""
+"""Characters of an incarnation that must be given to name it."""
 
 
 class Ambiguous(LookupError):
@@ -77,7 +77,7 @@ class AuditRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class OperatorCommit:
-    """One commit. `what` names the thing exactly: another `what` is another deed."""
+    """One commit. `what` names its object exactly: another `what` is another commit."""
 
     what: str
     conditions: tuple[Condition, ...]
@@ -93,12 +93,12 @@ class StoreSnapshot:
         self._items = {item.key: item for item in listing.items}
 
     def item(self, key: bytes) -> Item | None:
-        """What is stored under a key."""
+        """The item stored under a key."""
         return self._items.get(key)
 
     @property
     def target(self) -> str:
-        """The version that operators want; empty: none is said."""
+        """The version that operators want; empty if they have set none."""
         return self.members.target
 
     @property
@@ -161,21 +161,21 @@ def find_node_record(picture: StoreSnapshot, name: str) -> Incarnation:
 
 
 def title(members: ClusterView, incarnation: Incarnation) -> str:
-    """An incarnation as people know it."""
+    """An incarnation's name for people."""
     record = members.nodes.get(incarnation)
     return f"{'client' if record is None else record.node} ({incarnation[:8]})"
 
 
 def death_commit(picture: StoreSnapshot, dead: Incarnation, evidence: str) -> OperatorCommit:
-    """C5, C9: an operator's word that an incarnation can never run again."""
+    """C5, C9: an operator asserts that an incarnation can never run again."""
     conditions, writes = removal(picture.members, dead, evidence, "")
-    # Evidence by an operator is nobody's who could die: it is not attached to a lease.
+    # An operator has no lease: this evidence is not attached to one.
     kept = tuple(Put(one.key, one.value) if isinstance(one, Put) else one for one in writes)
     return OperatorCommit(f"{title(picture.members, dead)} = {dead}", conditions, kept)
 
 
 def free_commit(picture: StoreSnapshot, shard: ShardKey) -> OperatorCommit:
-    """C4 (R) without the owner's consent: its release of the present epoch, in its name."""
+    """C4 (R) without the owner's consent: a release of the current epoch in the owner's name."""
     entry, name = picture.entry(shard), f"{shard.role}/{shard.shard}"
     if entry.state == "quarantined":
         raise LookupError(f"{name} is quarantined and has no owner; see domicile unquarantine")
@@ -204,7 +204,7 @@ def unquarantine_commit(picture: StoreSnapshot, shard: ShardKey) -> OperatorComm
 
 
 def target_commit(version: str | None) -> OperatorCommit:
-    """The version that shall receive shards while versions are mixed; None: the newest."""
+    """The version that receives shards while versions are mixed; None: the newest."""
     if version is None:
         return OperatorCommit("no target version", (), (Delete(TARGET_KEY),))
     if not version.strip() or not version.isprintable():
@@ -213,8 +213,9 @@ def target_commit(version: str | None) -> OperatorCommit:
 
 
 def check_version(version: str, present: Collection[str]) -> None:
-    """Raise `ConfigError` for a text of no kind of version, unless a node has it all the same."""
-    # Of each kind one: what can be compared with it is of that kind. "1" is a PEP 440 one, too.
+    """Raise `ConfigError` for a text that is no kind of version, unless a node has it."""
+    # One version of each kind: what can be compared with it is of that kind. "1" is also a PEP 440
+    # one.
     if version in present or any(ranks((version, one)) for one in ("1", "2000-01-01")):
         return
     raise ConfigError(
@@ -231,7 +232,7 @@ def has_shards(picture: StoreSnapshot, node: str) -> bool:
 
 
 def drain_commit(picture: StoreSnapshot, node: str, *, undo: bool) -> OperatorCommit:
-    """Wish a node empty, or take that wish back."""
+    """Store the wish that a node be empty, or remove that wish."""
     if undo:
         if node not in picture.members.drains:
             wished = ", ".join(picture.members.drains) or "none"
@@ -260,8 +261,8 @@ def raised_block(
 ) -> OperatorCommit:
     """S5: every epoch of one block raised by a gap, so that none is used a second time.
 
-    Entries' change numbers rise as well, else a process that knows lost ones would not listen.
-    Owners that are not registered are forgotten; so are moves to such nodes.
+    Entries' change numbers rise as well; otherwise a process that knows lost entries would ignore
+    the new ones. Owners that are not registered are dropped; so are moves to such nodes.
     """
     key = block_key(role, number)
     item = picture.item(key)
@@ -288,7 +289,7 @@ def _raised(members: ClusterView, entry: Entry, gap: int) -> Entry:
 def audited(
     deed: OperatorCommit, key: bytes, record: AuditRecord, kept: Sequence[bytes]
 ) -> OperatorCommit:
-    """The same deed with its audit record in one commit; the oldest records go (I6)."""
+    """The same commit with its audit record; the oldest records are deleted (I6)."""
     room = MAX_OPERATIONS - len(deed.conditions) - len(deed.writes) - 1
     extra = max(0, len(kept) + 1 - KEPT_AUDITS)
     deletes = tuple(map(Delete, sorted(kept)[: min(extra, room)]))
@@ -302,14 +303,14 @@ def _address(members: ClusterView, incarnation: Incarnation) -> str:
 
 
 MOST_KICKS = 64
-"""I6: wishes that may wait at a time."""
+"""I6: kick requests that may wait at a time."""
 MOST_KEY_BYTES = 4_096
 
 
 def kick_commit(
     picture: StoreSnapshot, shard: ShardKey, entity: EntityKey, record: KickRecord
 ) -> OperatorCommit:
-    """Wish the handlers of an entity ended; raises `LookupError` if nobody could do it."""
+    """Request the end of an entity's handlers; raises `LookupError` if no node could do it."""
     entry, name = picture.entry(shard), f"{shard.role}/{shard.shard}"
     shown = f"{entity.type} {entity.id!r}"
     if entry.owner not in picture.members.nodes:

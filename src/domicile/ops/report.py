@@ -1,6 +1,6 @@
-"""What the demo found, whether that is as promised, and how it looks on a terminal and on paper.
+"""What the demo found, whether it keeps the promises, and how it looks on a terminal and in a file.
 
-Takes numbers and draws; it runs nothing.
+`ops.demo` calls it. It takes numbers and draws; it runs nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FONTS = "'DejaVu Sans Mono', Menlo, Consolas, 'Liberation Mono', monospace"
 
 
 class Recovery(NamedTuple):
-    """One act, what was done, and how long until all was well again."""
+    """One act, what was done, and how long until the cluster served everything again."""
 
     act: str
     what: str
@@ -34,7 +34,7 @@ class Recovery(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One number of the report; `promise` is what it must be, if it must be anything."""
+    """One number of the report; `promise` is the required value, if there is one."""
 
     what: str
     value: int
@@ -88,7 +88,7 @@ class Report:
         return lines
 
     def broken(self) -> list[str]:
-        """What was promised and not kept; empty if all is well."""
+        """The promises that were not kept; empty if all were."""
         return [
             f"{line.what}: {line.value:,}, must be {line.promise}"
             for line in self.lines()
@@ -128,7 +128,7 @@ def _table() -> Table:
 
 
 def write_svg(view: RenderableType, path: Path, title: str) -> None:
-    """Draw a view as it looks on a terminal; the file needs nothing from anywhere else."""
+    """Draw a view as it looks on a terminal; the file needs no other file or network."""
     console = Console(
         record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor",
         legacy_windows=False, no_color=False,
@@ -140,6 +140,6 @@ def write_svg(view: RenderableType, path: Path, title: str) -> None:
 
 
 def own_fonts(svg: str) -> str:
-    """Without fonts from the network, which viewers of pictures do not fetch."""
+    """The SVG without fonts from the network, which image viewers do not fetch."""
     svg = re.sub(r"@font-face\s*\{.*?\}\s*", "", svg, flags=re.DOTALL)
     return re.sub(r"font-family:\s*(?:Fira Code|arial)[^;]*;", f"font-family: {_FONTS};", svg)

@@ -1,7 +1,7 @@
 """One node or manager in a process of its own, until it has left: `domicile run`, `manager`.
 
-The process is Domicile's here, so this may take signals, arm the watchdog (L4) and choose the
-loop; a node inside a host program does none of that.
+Called by the command line. The process is Domicile's own here, so this module may take signals, arm
+the watchdog (L4) and choose the loop. A node inside a host program must do none of that.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ log = logging.getLogger("domicile")
 LoopKind = Literal["auto", "asyncio", "uvloop"]
 
 PATIENCE_S = 3.0
-"""How long joining takes before it is worth a word."""
+"""Seconds of joining after which the log says that it still waits."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def serve(node: Process, loop: LoopKind) -> None:
-    """Run a member until it is asked to leave and has left; raises what ended it otherwise."""
+    """Run a member until it is asked to leave and has left; raises any other error that ended
+    it."""
     with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
         runner.run(_serve(node))
 
 
 def loop_factory(loop: LoopKind) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """What makes the event loop; `auto` is uvloop where it is installed."""
+    """The function that makes the event loop; `auto` is uvloop if it is installed."""
     if loop == "asyncio":
         return None
     try:
@@ -57,7 +58,7 @@ async def _serve(node: Process) -> None:
     asked: list[signal.Signals] = []
     async with AsyncExitStack() as stack:
         joining: asyncio.Future[Any] = asyncio.ensure_future(stack.enter_async_context(node))
-        # Kept until `run` puts its own in their place, so that no signal falls between.
+        # Kept until `run` installs its own handlers, so that no signal is missed between.
         with _signals(asked, joining.cancel):
             log.info("joining cluster %s in %s", node.cluster, node.store)
             try:
@@ -79,7 +80,7 @@ async def _serve(node: Process) -> None:
 
 
 async def _joined(joining: asyncio.Future[Any]) -> None:
-    """Until it is; says now and then that it still waits."""
+    """Wait until it has joined; log from time to time that it still waits."""
     waited_s = PATIENCE_S
     try:
         while not (await asyncio.wait([joining], timeout=waited_s))[0]:
@@ -104,7 +105,7 @@ def _say_where(node: Process) -> None:
 
 
 def _twins(node: Process, record: NodeRecord) -> list[NodeRecord]:
-    """Others with this node id whose processes run, if a health port can tell (L6)."""
+    """Other records with this node id whose processes run, if a health port can tell (L6)."""
     try:
         health = store_backend(node.store).health(node.store, OpenOptions(record.node))
     except ConfigError:

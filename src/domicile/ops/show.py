@@ -1,6 +1,6 @@
-"""How status and places look on a terminal; plain text where there is none.
+"""How status and places look on a terminal; plain text if there is none.
 
-Draws what `ops.status` computed and reads nothing itself.
+Called by the commands of `ops`. It draws what `ops.status` computed and must read nothing itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from domicile.ops.status import ClusterStatus, EntityPlace, NodeSeen
 from domicile.ops.stuck_seen import StuckSeen
 
 WIDE = 160
-"""Columns where there is no terminal to fit: lines of a file or pipe are not folded."""
+"""Columns without a terminal: lines of a file or pipe are not folded."""
 
 _NUMBERED = re.compile(r".+?:\d+ ")
 _KINDS = {"waits": "waits", "runs": "holds the loop", "blocking": "in a thread"}
@@ -29,7 +29,7 @@ _STANDING = {"up": "green", "leaving": "yellow", "draining": "yellow"}
 
 
 class ViewPrinter:
-    """Prints views; one in the place of the other if `live` and there is a terminal."""
+    """Prints views; each replaces the last one if `live` and there is a terminal."""
 
     def __init__(self, live: bool) -> None:
         self._console = Console(highlight=False)
@@ -62,7 +62,7 @@ class ViewPrinter:
 
 
 def status_view(status: ClusterStatus) -> RenderableType:
-    """The whole status: a line, then tables of what there is."""
+    """The whole status: a line, then the tables that are not empty."""
     parts: list[RenderableType] = [_headline(status), _nodes(status), _roles(status)]
     if status.clients:
         ages = ", ".join(
@@ -95,7 +95,7 @@ def _audit(record: AuditRecord) -> str:
 
 
 def stuck_view(stuck: Sequence[StuckSeen], more: int = 0, *, whole: bool = False) -> RenderableType:
-    """Late handlers: a line for each, with where it is now or with its whole stack."""
+    """Late handlers: a line for each, with its current place or its whole stack."""
     lines: list[Text] = []
     for one in stuck:
         line = Text("stuck    " if not lines else "         ", style="bold red", overflow="fold")
@@ -118,10 +118,10 @@ def stuck_view(stuck: Sequence[StuckSeen], more: int = 0, *, whole: bool = False
 
 
 def _own_line(stack: Sequence[str]) -> str:
-    """The innermost line of the user's own code, as far as lines as they are stored tell.
+    """The innermost line of the user's own code, as far as the stored lines show it.
 
-    Lines of the standard library have no number. The first of the others is the handler's own:
-    what is in its package, or a module beside it, is not an installed package's.
+    Lines of the standard library have no number. The first of the others is the handler's own.
+    Lines of its package, or of a module next to it, are not those of an installed package.
     """
     numbered = [line for line in stack if _NUMBERED.match(line)]
     if not numbered:
@@ -178,7 +178,7 @@ def _headline(status: ClusterStatus) -> Text:
 def _nodes(status: ClusterStatus) -> RenderableType:
     if not status.nodes:
         return Text("no node is registered: start one with `domicile run`", style="yellow")
-    # A column that is empty everywhere only makes the others narrow.
+    # A column that is empty in all rows would only make the others narrow.
     versions = any(node.version for node in status.nodes)
     version = ["version"] if versions else []
     table = _table("node", "address", "status", *version, "shards", "age", "")
@@ -196,7 +196,7 @@ def _nodes(status: ClusterStatus) -> RenderableType:
 
 
 def _part(node: NodeSeen) -> str:
-    """What a node has to do with coordinating."""
+    """A node's part in coordinating."""
     if node.manager:
         return "manager, coordinator" if node.coordinator else "manager, standby"
     return "coordinator" if node.coordinator else "" if node.candidate else "no candidate"

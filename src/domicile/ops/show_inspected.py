@@ -1,4 +1,5 @@
-"""How `domicile inspect` looks on a terminal. Draws what `ops.inspecting` found."""
+"""How `domicile inspect` looks on a terminal. It draws what `ops.inspecting` found and reads
+nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a cluster looks like from its store alone: nodes, clients, shards, wishes, late handlers.
 
-Read by `domicile status` and `domicile where`. It asks no node and writes nothing; a store that is
-not there is never made. A manager is a node without roles.
+Used by `domicile status` and `domicile where`. It asks no node and writes nothing; it must never
+create a missing store. A manager is a node without roles.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ READ_S = 5.0
 
 
 class NoCluster(Exception):
-    """Nothing to look at: no file, no such cluster, or the store does not answer."""
+    """Nothing can be shown: no file, no such cluster, or the store does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class WishSeen:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineSeen:
-    """A shard that gets no home before an operator says so (DX-20)."""
+    """A shard that gets no home until an operator clears it (DX-20)."""
 
     role: str
     shard: int
@@ -113,7 +113,7 @@ class ClusterStatus:
 
 @dataclass(frozen=True, slots=True)
 class EntityPlace:
-    """Where an entity is at home."""
+    """The home of an entity."""
 
     type: str
     id: str
@@ -130,7 +130,7 @@ class EntityPlace:
 
 
 class ClusterReader:
-    """Looks at one cluster in one store, again and again if need be. Close it afterwards."""
+    """Reads one cluster in one store, as often as needed. Close it afterwards."""
 
     def __init__(self, whole: WholeStore, cluster: str) -> None:
         self.url, self.cluster = whole.url, cluster
@@ -153,7 +153,7 @@ class ClusterReader:
         return picture
 
     async def members(self) -> ClusterView:
-        """Who is there and what is where, as stored now; raises `NoCluster`."""
+        """Members and shard map, as stored now; raises `NoCluster`."""
         return (await self.picture()).members
 
     async def status(self) -> ClusterStatus:
@@ -170,22 +170,22 @@ class ClusterReader:
         await self._whole.store.close()
 
     def now_s(self) -> float | None:
-        """The time by the clock that the nodes go by; None if they may be on other machines."""
+        """The time on the nodes' clock; None if they may be on other machines."""
         return None if self._whole.backend.reach == "network" else self._clock.now()
 
     def dead(self, incarnation: Incarnation) -> bool:
-        """Whether the backend's health port proves it (L6)."""
+        """Whether the backend's health port proves that an incarnation is dead (L6)."""
         health = self._whole.health
         return health is not None and health.verdict(incarnation) is Verdict.DEAD
 
     def age(self, incarnation: Incarnation) -> float | None:
-        """How long an incarnation has lived, if that can be known here."""
+        """The age of an incarnation in seconds, if that can be known here."""
         health = self._whole.health
         return health.age_s(incarnation) if isinstance(health, TellsAge) else None
 
 
 def existing(backend: Backend, url: str) -> None:
-    """Raise `NoCluster` if it can be told at once that a store can't be read. Nothing is made."""
+    """Raise `NoCluster` if it is clear at once that a store cannot be read. Creates nothing."""
     why = backend.missing(url)
     if why is not None:
         raise NoCluster(why)
@@ -198,7 +198,7 @@ def open_existing(url: str, by: str) -> WholeStore:
 
 
 def part(listing: Listing, url: str, cluster: str) -> Listing:
-    """One cluster's part of a whole store, with keys as that cluster knows them."""
+    """One cluster's part of a whole store, with keys without the cluster's prefix."""
     prefix = cluster.encode() + b"/"
     items = tuple(
         Item(item.key.removeprefix(prefix), item.value, item.created, item.revision)
@@ -222,9 +222,11 @@ def summed_up(
     age: Callable[[Incarnation], float | None],
     now_s: float | None = None,
 ) -> ClusterStatus:
-    """The status of what the store says; `dead` knows better than an unexpired record.
+    """The status according to the store; a verdict of `dead` outweighs a record that has not
+    expired.
 
-    `now_s` is the time by the nodes' own clock, if it can be read here: they run on this machine.
+    `now_s` is the time on the nodes' own clock, if it can be read here: then they run on this
+    machine.
     """
     members = picture.members
     gone = {one: dead(one) for one in (*members.nodes, *members.clients)}
@@ -296,7 +298,7 @@ def _shards(
 
 
 def _state(entry: Entry, lives: bool) -> str:
-    """As stored, unless the owner is gone and nobody was named in its place yet."""
+    """The state as stored, unless the owner is gone and no other is named yet."""
     return entry.state if entry.state in ("free", "quarantined") or lives else "lost"
 
 
@@ -314,7 +316,7 @@ def _standing(members: ClusterView, record: NodeRecord, dead: bool) -> str:
 def place_of(
     members: ClusterView, entity: EntityKey, role: str | None, dead: Callable[[Incarnation], bool]
 ) -> EntityPlace:
-    """Where the store says that an entity is at home; raises `LookupError` or `NoCluster`."""
+    """An entity's home according to the store; raises `LookupError` or `NoCluster`."""
     role = _role_of(members, entity.type, role)
     assert members.config is not None, "a role is known"
     shards = members.config.shards[role]
@@ -357,7 +359,7 @@ def _role_of(members: ClusterView, kind: str, role: str | None) -> str:
             raise LookupError(
                 f"no node serves entities of type {kind!r}; known ones: {', '.join(known)}"
             )
-        # Nobody is there to ask, but the config still knows where the shards of a type are.
+        # No node is registered, but the config still knows where the shards of a type are.
         stored = {} if members.config is None else members.config.types
         if kind not in stored:
             raise NoCluster(

@@ -1,4 +1,7 @@
-"""Commands for handlers that do not end: `inspect` shows them, `kick` ends them (DX-09)."""
+"""Commands for handlers that do not end: `inspect` shows them, `kick` ends them (DX-09).
+
+The command line adds them. They parse and print; `ops.inspecting` and `ops.operator` do the work.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from domicile.ops.status import ClusterReader
 
 WAIT_S = 15.0
-"""How long `kick` waits for the owner's answer."""
+"""Seconds that `kick` waits for the owner's answer."""
 
 Role = Annotated[
     str | None,
@@ -39,7 +42,7 @@ Role = Annotated[
 
 
 def add_stuck_commands(app: typer.Typer) -> None:
-    """Make these commands of the application."""
+    """Add these commands to the application."""
     dev = "sqlite:///.domicile/dev.db"
     shown = (f"inspect node-1 {dev}", f"inspect cart c1 {dev}", f"inspect node-1 {dev} --json")
     app.command("inspect", epilog=examples(*(f"domicile {one}" for one in shown)))(inspect)
@@ -67,8 +70,8 @@ def inspect(
 ) -> None:
     """Show one node or one entity in detail, with the stacks of handlers that do not end.
 
-    From the store: a node says there which of its handlers have run for more than `stuck_s`
-    (2 seconds), so it needs no answer from the node.
+    From the store: nodes report there which of their handlers have run for more than `stuck_s` (2
+    seconds). So it needs no answer from the node.
     """
     if id is not None and "://" in id and store is None:
         id, store = None, id
@@ -106,9 +109,9 @@ def kick(
 ) -> None:
     """End the running handlers of one entity, so that its next message can start.
 
-    They are cancelled, and their callers learn that they may have run. A handler that ignores its
-    cancellation is given up by a second kick: it is never resumed, and the entity starts anew. A
-    function in a thread can't be interrupted. Exits with 0 if the entity is free, 1 if it is not,
+    They are cancelled, and their callers are told that they may have run. A handler that ignores
+    its cancellation is given up by a second kick: it is never resumed, and the entity starts again.
+    A function in a thread can't be interrupted. Exits with 0 if the entity is free, 1 if it is not,
     3 if its home did not answer.
     """
     from domicile.core.ids import EntityKey
@@ -146,7 +149,7 @@ def kick(
 
 
 def told(entity: str, outcome: KickOutcome) -> tuple[str, bool]:
-    """What came of a kick, and whether the entity is free now."""
+    """The outcome of a kick as a text, and whether the entity is free now."""
     if not outcome.ran:
         return f"nothing of {entity} was suspended; there was nothing to end", True
     parts: list[str] = []
@@ -183,12 +186,12 @@ class _Waiting:
         self._shown = False
 
     def told(self, node: str, waited_s: float) -> None:
-        """Still nothing."""
+        """There is no answer yet."""
         if waited_s > PROGRESS_S and sys.stderr.isatty():
             self._shown = True
             typer.echo(f"\rwaiting for {node}: {waited_s:.0f} s", err=True, nl=False)
 
     def end(self) -> None:
-        """Leave the line."""
+        """End the line."""
         if self._shown:
             typer.echo("", err=True)

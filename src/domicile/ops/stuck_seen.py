@@ -1,6 +1,6 @@
-"""What nodes say in the store of handlers that have run for too long (DX-09).
+"""What nodes report in the store about handlers that have run for too long (DX-09).
 
-Read by `ops.status` and by `domicile inspect`. A record that can't be read counts as none.
+Used by `ops.status` and by `domicile inspect`. A record that can't be read counts as none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StuckSeen:
 
 
 def stuck_record(picture: StoreSnapshot, incarnation: Incarnation) -> StuckRecord | None:
-    """What a node says of its late handlers, if anything that can be read."""
+    """A node's report on its late handlers, if there is a readable one."""
     item = picture.item(stuck_key(incarnation))
     if item is None:
         return None

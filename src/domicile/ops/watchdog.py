@@ -1,11 +1,11 @@
 """Ends a process that hangs past its lease (L4). Armed by `domicile run` only.
 
-The timer is process-global and lives in a C thread, so it fires while the event loop is blocked
-and while the GIL is held. It counts from the last acknowledged renewal and never needs the loop:
-where renewals go on beside a blocked loop, their thread feeds it, until they stop (DX-10).
-It reads the stacks of threads that run on, so it may end by a crash instead: over it is either way.
-A process that was stopped (SIGSTOP) past its hard deadline is ended as soon as it goes on, unless
-its loop is quicker and fences it: either is safe, for it owns nothing by then.
+The timer is process-global and runs in a C thread, so it fires while the event loop is blocked and
+while the GIL is held. It counts from the last acknowledged renewal and never needs the loop. If a
+thread renews while the loop is blocked, that thread feeds it, until it stops (DX-10). It reads the
+stacks of running threads, so it may end in a crash instead: the process ends either way. A process
+that was stopped (SIGSTOP) past its hard deadline is ended as soon as it continues, unless its loop
+is quicker and fences it. Both are safe: it owns nothing by then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STUCK_EXIT = 70
 """The exit code after handlers that ignored their cancellation; a blocked loop ends with 1."""
 
 SHORTEST_S = 0.001
-"""The timer takes no zero."""
+"""Seconds at least: the timer does not accept zero."""
 
 
 class ProcessWatchdog:
@@ -31,15 +31,15 @@ class ProcessWatchdog:
         self._stderr = stderr
 
     def feed(self, seconds: float) -> None:
-        """All is well for so long; then the stacks of all threads are shown and it is over."""
+        """Wait so many seconds; then show the stacks of all threads and end the process."""
         faulthandler.dump_traceback_later(max(seconds, SHORTEST_S), exit=True, file=self._stderr)
 
     def rest(self) -> None:
-        """Nothing to outlive."""
+        """No lease is held: disarm."""
         faulthandler.cancel_dump_traceback_later()
 
     def stuck(self, handlers: int) -> None:
-        """End the process now: what was cancelled past the hard deadline still stands."""
+        """End the process now: cancelled handlers still run past the hard deadline."""
         noun = "handler ignores its" if handlers == 1 else "handlers ignore their"
         log.critical(
             "%d %s cancellation past the hard deadline: this process ends (L4). Let handlers "
