@@ -1,7 +1,8 @@
-"""Tools for testing programs built on Domicile: whole clusters in virtual time, and real ones.
+"""How can a program built on Domicile be tested? Whole clusters in virtual time, and real ones.
 
-`@simulated` turns an async test into one that runs in a cluster, once for every seed; `Sim` is
-what it gets; `Processes` is a cluster of real processes; `check` judges the history of a run.
+`@simulated` turns an async test into one that runs in a cluster, once for every seed. `Sim` is the
+cluster that the test gets. `Processes` is a cluster of real processes. `check` judges the history
+of a run.
 """
 
 from __future__ import annotations

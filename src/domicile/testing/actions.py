@@ -1,7 +1,7 @@
-"""What a test may ask of any cluster, simulated or of real processes, in the same words.
+"""What a test may ask of any cluster, simulated or of real processes, by the same verbs.
 
-Base of `Sim` and `Processes`. The wishes are an operator's writes to the store; whose process
-holds what is the business of each harness.
+Base of `Sim` and `Processes`. Operators' wishes are writes to the store. Each harness manages its
+own processes; nothing here knows them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from domicile.ports.store import Store
 from domicile.settings import Settings
 
 LENIENT = Settings(poison_deaths=1_000_000)
-"""Settings of test clusters that are given none: who dies by a test's own hand dies of no shard, so
-nothing is quarantined for it."""
+"""Settings of test clusters that are given none. A test kills nodes itself, so no death may
+quarantine a shard."""
 
 RETRY_S = 0.05
 WRITE_TRIES = 600
@@ -32,15 +32,15 @@ class Verbs(Client):
     settings: Settings
 
     async def drain(self, node: int) -> None:
-        """Wish a node empty."""
+        """Write the wish that a node be empty."""
         await self._write(Put(drain_key(self.node_id(node)), b""))
 
     async def undrain(self, node: int) -> None:
-        """Take that wish back."""
+        """Remove that wish."""
         await self._write(Delete(drain_key(self.node_id(node))))
 
     async def wish(self, shard: ShardKey, node: int | None) -> None:
-        """Wish a shard's home; None takes the wish back, and a move under way with it."""
+        """Write a wish for a shard's home; None removes it, and reverts a move under way."""
         key = wish_key(shard)
         await self._write(Delete(key) if node is None else Put(key, self.node_id(node).encode()))
 
@@ -52,14 +52,15 @@ class Verbs(Client):
 
     @abstractmethod
     def node_id(self, node: int) -> str:
-        """What the node at a number calls itself."""
+        """The node id of the node with a number."""
 
     @abstractmethod
     def _operator_store(self) -> Store:
-        """Where an operator of this cluster writes."""
+        """The store as an operator of this cluster writes to it."""
 
     async def _write(self, write: Write) -> None:
-        """An operator's write, until it is certain; `StoreUnavailable` if it never is."""
+        """Repeat an operator's write until its outcome is certain; `StoreUnavailable` if it never
+        is."""
         store = self._operator_store()
         for _ in range(WRITE_TRIES):
             try:

@@ -16,7 +16,7 @@ life           inc, node, hosts (bool: a node, not a client), limits (dict: buff
                mailbox, chain)
 renewed        inc, sent_at, ttl, margin — an acknowledged renewal (L1), on the process's clock
 fenced         inc, reason — admits nothing from here on (L4)
-ended          inc — stopped by its own will (H14)
+ended          inc — left in an orderly way (H14)
 gone           inc, peer — `inc` learned that `peer`'s record is gone
 probed         inc, node, reached (bool) — whether a member reaches a node that a leader lost (C6)
 taken          inc, peer, link, session, no — a frame was accepted from a peer
@@ -42,11 +42,11 @@ released       inc, role, shard, epoch
 closed         inc, role, shard, epoch — dropped without a release
 accept         inc, role, shard, epoch, sender, n, type, id, depth (mailbox length after it)
 return         inc, role, shard, epoch, sender, n
-dropped        inc, role, shard, sender, n, why — mail of a lost link, never to run
-waking         inc, role, shard, epoch, sender, n, type, id — first of all its entity starts
+dropped        inc, role, shard, sender, n, why — a message of a lost link, never to run
+waking         inc, role, shard, epoch, sender, n, type, id — its entity starts first
 start          inc, role, shard, epoch, sender, n, type, id, method, shared (bool)
-resume         inc, role, shard, epoch, sender, n, type, id — a suspended handler goes on
-stopped        inc, role, shard, epoch, sender, n, type, id — `on_stop` ended, not cut short
+resume         inc, role, shard, epoch, sender, n, type, id — a suspended handler continues
+stopped        inc, role, shard, epoch, sender, n, type, id — `on_stop` ended, not interrupted
 finish         inc, role, shard, epoch, sender, n, type, id, how ("ok", "rejected", "failed",
                "cancelled", "abandoned": never to be resumed)
 reply          inc, sender, role, shard, n — handed to the connection
@@ -54,11 +54,11 @@ reply          inc, sender, role, shard, n — handed to the connection
 submit         inc, role, shard, n, type, id, method, ask (bool), chain (list of (type, id)),
                held (messages queued for that shard after it), timeout (seconds)
 write          inc, role, shard, n, to, epoch, finishing (bool), open (unstarted on that link and
-               shard after it), beyond (bool: past the window, for a handler that waits)
+               shard after it), beyond (bool: past the window, for a waiting handler)
 outcome        inc, role, shard, n, outcome ("ok", "rejected", "failed", "not_executed",
-               "maybe_executed"), cancelled (bool: its caller waits no more) — exactly one for
+               "maybe_executed"), cancelled (bool: its caller no longer waits) — exactly one for
                each ask, at most one for a tell (refused)
-lost           inc, role, shard, n — a tell whose fate is unknown; the sender was told
+lost           inc, role, shard, n — a tell of unknown outcome; the sender was told
 **workload**
 acked          type, id, seq, value — a durable entity answered that `value` (None: of an earlier
                ask with that key) is its event number `seq`
@@ -83,7 +83,7 @@ from typing import Any, NamedTuple
 
 
 class Event(NamedTuple):
-    """One thing that happened."""
+    """One event of a run."""
 
     at: float
     kind: str
@@ -111,7 +111,8 @@ class History:
         self._listeners: dict[str, list[Callable[[Event], None]]] = {}
 
     def subscribe(self, listener: Callable[[Event], None], *kinds: str) -> None:
-        """Hear of every event of some kinds as it happens; to strike at an exact moment."""
+        """Call `listener` for every event of some kinds as it happens, to inject a fault at an
+        exact moment."""
         for kind in kinds:
             self._listeners.setdefault(kind, []).append(listener)
 

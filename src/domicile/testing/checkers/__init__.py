@@ -1,7 +1,7 @@
-"""Judges of a recorded history: one checker per invariant, written from the rules alone.
+"""Did a run keep the rules? One checker per invariant, written from the rules alone.
 
-Each checker is a function from a `History` to the violations it sees. They read events and
-stored values and nothing of the runtime, so that no mistake of it can be shared by them.
+Each checker is a function from a `History` to the violations it sees. Checkers read events and
+stored values. They must import nothing of the runtime, so that they cannot share its mistakes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""I6, bounded: every queue keeps its limit, and no message disappears without a word."""
+"""I6, bounded: every queue keeps its limit, and every lost message is reported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from domicile.testing.checkers.verdict import Findings, Violation
 from domicile.testing.history import Event, History
 
 SLACK_S = 1.0
-"""How late after its timeout a sender may still be told: timers and answers need a moment."""
+"""Seconds after its timeout by which a sender must be told: timers and answers need a moment."""
 
 _Key = tuple[str, str, int, int]
 
@@ -103,7 +103,7 @@ def _judge_silence(
             due_at = max(due_at, end)
     death = reading.deaths.get(inc)
     if death is not None and not submit.fields["ask"]:
-        # Nobody promises a tell an answer by some time: its owner may have stood still all along.
+        # A tell has no promised time of an answer: its owner may have been paused all the time.
         return
     if due_at + SLACK_S > (reading.end if death is None else death.at):
         return

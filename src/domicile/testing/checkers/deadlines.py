@@ -1,6 +1,6 @@
-"""L3, deadlines: nothing starts, goes on or answers at or past the incarnation's deadline (L1).
+"""L3, deadlines: nothing starts, resumes or answers at or after the incarnation's deadline (L1).
 
-And an incarnation that can tell the time is fenced at its deadline, whether or not it is busy.
+An incarnation that is not paused must also be fenced at its deadline, whether or not it is busy.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from domicile.testing.checkers.verdict import Findings, Violation
 from domicile.testing.history import Event, History
 
 PROMPT_S = 1e-4
-"""How late the timer at the deadline may come in virtual time; an answered renewal takes longer
-than this."""
+"""Seconds by which the timer at the deadline may be late in virtual time; an answered renewal takes
+longer than this."""
 
 _SIGNS = ("accept", "submit", "write")
-"""What else shows that a process still stands."""
+"""Other events that show that a process still acts."""
 
 _DEEDS = {"start": "started a handler", "resume": "resumed a handler", "reply": "answered"}
 
 
 def check_deadlines(history: History) -> list[Violation]:
     """L3: each start, resumption and reply lies strictly before `sent_at + ttl - margin`; L4: so
-    does the fence, unless the process stood still. An infinite ttl (C9) sets no deadline, but a
-    fence ends it all the same. Of a real process one deed may be noted just past it: the machine
-    may take its core away between a guard and that note."""
+    does the fence, unless the process was paused. An infinite ttl (C9) sets no deadline, but a
+    fence still ends the incarnation. One event of a real process may be noted just after the
+    deadline: the machine may pause the process between a guard and that note."""
     reading = read(history)
     found = Findings("L3")
     valid_until: dict[str, float] = {}
@@ -39,7 +39,8 @@ def check_deadlines(history: History) -> list[Violation]:
             inc = event.fields["inc"]
             life = reading.lives.get(inc)
             hosts = life is None or life.fields["hosts"]
-            # The guard of what a pause delayed came later than what was heard before.
+            # For an event that a pause delayed: its guard came later than the last event before the
+            # pause.
             guarded_at = reading.rest_of_turn.get(position, inf)
             if hosts and inc not in fenced and guarded_at < valid_until.get(inc, guarded_at):
                 continue
@@ -90,12 +91,12 @@ def _judge_overdue(
     at: float,
     renewals: dict[str, Event],
 ) -> bool:
-    """L4: at the deadline it is over, at once; only a pause delays that, until its end."""
+    """L4: the fence comes at the deadline; only a pause delays it, until the pause ends."""
     if inc not in valid_until:
         return False
     due_at, allowed_s = valid_until[inc], PROMPT_S + reading.slack_s
     for start, end in sorted(reading.freezes.get(inc, ())):
-        # Who stands still once more before it had to be done with it can't help that.
+        # A process that is paused again within the allowed time is not to blame.
         if start <= due_at + allowed_s:
             due_at = max(due_at, end)
     if at <= due_at + allowed_s:
@@ -109,7 +110,7 @@ def _judge_overdue(
 
 
 def _one_frame(one: Event, other: Event) -> bool:
-    """Whether these are replies that one guard has let pass."""
+    """Whether these are replies that one guard allowed."""
     senders = {one.fields["sender"], other.fields["sender"]}
     return one.kind == other.kind == "reply" and len(senders) == 1 and other.at - one.at <= FRAME_S
 

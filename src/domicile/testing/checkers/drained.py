@@ -1,6 +1,7 @@
-"""H9, drained: what a moving shard need not finish goes back to its senders, and does not run.
+"""H9, drained: messages that a moving shard need not finish go back to their senders and do not
+run.
 
-And a node that leaves in calm weather has let go of everything first (H14).
+A node that leaves without a fault has also released everything first (H14).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ _Home = tuple[str, str, int]
 
 
 def check_drained(history: History) -> list[Violation]:
-    """H9: of the mail that waits when draining begins, only finishing mail and what is before it
-    starts; H10: entities stop before the release; H14: `ended` finds no shard open."""
+    """H9: of the messages that wait when draining begins, only finishing ones and those before them
+    start; H10: entities stop before the release; H14: `ended` finds no shard open."""
     reading = read(history)
     found = Findings("H9")
     finishing: dict[_Key, bool] = {}

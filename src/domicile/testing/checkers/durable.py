@@ -1,4 +1,4 @@
-"""I4, durable: what was acknowledged is stored, and every message has its effect at most once."""
+"""I4, durable: what was acknowledged is stored, and every message takes effect at most once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""C6, evicted: silence condemns nobody until half of the other members miss the node, too."""
+"""C6, evicted: a silent node is evicted only if half of the other members do not reach it
+either."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from domicile.testing.checkers.verdict import Findings, Violation
 from domicile.testing.history import Event, History
 
 WORD_S = 15.0
-"""How old a member's word may be when the eviction is stored: it counts for a few seconds, and the
-commit may arrive late (S1)."""
+"""Seconds that a member's report may be old when the eviction is stored: it counts for a few
+seconds, and the commit may arrive late (S1)."""
 
 KNOWN_S = 5.0
-"""How long ago a member must have registered for its missing word to count: a leader that has not
-heard of it yet cannot ask it."""
+"""Seconds since registration from which a member's missing report counts: a leader that does not
+know the member yet cannot ask it."""
 
 
 def check_evicted(history: History) -> list[Violation]:
@@ -49,7 +50,7 @@ class _Judge:
         self._leader = ""
 
     def put(self, event: Event, key: bytes, value: bytes) -> None:
-        """Something is stored; an eviction that a backup brought back is not judged again (S5)."""
+        """A value is stored; an eviction that a backup brought back is not judged again (S5)."""
         if key == LEADER_KEY:
             self._leader = decode_record(value, LeaderRecord).incarnation
         elif key.startswith(NODES):

@@ -17,20 +17,21 @@ from domicile.testing.checkers.verdict import Findings, Violation
 from domicile.testing.history import Event, History
 
 STUCK_S = 9.0
-"""The longest an ask or a drain may take when no handler is slow by itself: waves (N5) come 0.25,
+"""Seconds that an ask or a drain may take when no handler is slow by itself. Waves (N5) come 0.25,
 0.5, 1, 2, 4 and 8 s after `moving`, and a chain may need the last of them before the deadline."""
 
 SLOW_S = 2.0
-"""Own time from which on a handler, or an unbroken row of them, explains waiting."""
+"""Seconds of its own work from which on a handler, or an unbroken series of them, explains
+waiting."""
 
 PLACE_S = 9.0
-"""The longest a stored entry may go without its owner acting on it, or a shard without a home."""
+"""Seconds that a stored entry may wait for its owner to act on it, or a shard for a home."""
 
 PATIENT_S = STUCK_S
-"""Asks with a shorter timeout may fail by their own impatience."""
+"""Asks with a shorter timeout, in seconds, may fail because of that timeout."""
 
 REFUSED_S = 1.0
-"""`not_executed` this soon is a refusal (overload, cycle, depth), not a wait in vain."""
+"""Seconds within which `not_executed` is a refusal (overload, cycle, depth), not a vain wait."""
 
 _ROW_GAP_S = 0.01
 
@@ -40,7 +41,8 @@ _Shard = tuple[str, str, int]
 
 
 def check_liveness(history: History) -> list[Violation]:
-    """L: after `quiet` and a grace, no ask is stuck, no shard drains long, every home is open."""
+    """L: after `quiet` and a grace period no ask is stuck, no shard drains long, every home is
+    open."""
     reading = read(history)
     found = Findings("L")
     settled_at = reading.settled_at()
@@ -94,7 +96,7 @@ class _Work:
 
 
 def _slow_spans(history: History, reading: Reading) -> Spans:
-    """When handlers that are slow by themselves kept others waiting."""
+    """Times in which slow handlers kept others waiting."""
     works: dict[_Entity, _Work] = {}
     nested: dict[_Key, _Work] = {}
     spans: list[tuple[float, float]] = []
@@ -183,8 +185,8 @@ def _judge_ask(
     until = outcome.at if outcome else reading.end
     took_s = until - submit.at
     told = outcome.fields["outcome"] if outcome else "unanswered"
-    # A full mailbox refuses what a move had held back as soon as it is written. What a fault is to
-    # blame for may come out later.
+    # A full mailbox refuses messages that a move had held back, as soon as they are written.
+    # Effects of a fault may show later.
     over = (
         outcome is None
         or told in ("ok", "rejected", "failed")
@@ -252,7 +254,7 @@ def _judge_shards(
 def _judge_hostage(
     found: Findings, history: History, reading: Reading, stored: Stored, settled_at: float
 ) -> None:
-    """A shard whose owner is gone gets another home: once its lease ran out, or on proof (C9)."""
+    """A shard whose owner is gone gets another home: after its lease ran out, or on proof (C9)."""
     owner, shard = stored.after.owner, stored.shard
     death = reading.deaths[owner]
     renewals = [event for event in history.of("renewed") if event.fields["inc"] == owner]

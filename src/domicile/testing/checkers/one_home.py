@@ -1,6 +1,6 @@
 """I1, one home: the store names one owner per epoch, links are exact, handlers never overlap.
 
-Three checkers: what is stored (a), what peers take from each other (b), what runs (c).
+Three checkers: what is stored (a), what peers accept from each other (b), what runs (c).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from domicile.testing.checkers.verdict import Findings, Violation
 from domicile.testing.history import Event, History
 
 _SIGNS = ("accept", "reply", "resume", "start", "submit", "write")
-"""Events of the living."""
+"""Events that only a process that still acts can cause."""
 
 
 def check_stored(history: History) -> list[Violation]:
     """I1a: epochs and changes only rise, one owner each, new owners only by C4, one writer.
 
-    And a node's record goes only after it stopped, or its deadline passed (C5); one without a
-    deadline (C9) only after it stopped. Who does something later had not.
+    A node's record is removed only after the node stopped, or after its deadline (C5); one without
+    a deadline (C9) only after it stopped. A node that acts later had not stopped.
     """
     reading = read(history)
     found = Findings("I1a")
@@ -54,14 +54,15 @@ def check_stored(history: History) -> list[Violation]:
             until = fields["sent_at"] + fields["ttl"] - fields["margin"]
             valid_until[fields["inc"]] = max(until, valid_until.get(fields["inc"], until))
         elif kind == "rewound":
-            # S5: a history of its own begins with what was restored.
+            # S5: a new history begins with the restored state.
             held = dict(fields["items"])
             nodes = {key[len(NODES) :].decode(): None for key in held if key.startswith(NODES)}
             kept = held.get(LEADER_KEY)
             leader = None if kept is None else decode_record(kept, LeaderRecord)
             valid_until.clear()
         elif kind in ("commit", "expire"):
-            # Conditions speak of the state before the commit, so it is judged before it is applied.
+            # Conditions are about the state before the commit, so it is judged before it is
+            # applied.
             puts = fields.get("puts", ())
             if any(put[0].startswith(MAP) for put in puts):
                 _judge_writer(found, event, leader)
@@ -137,7 +138,8 @@ def _judge_entry(
 
 
 def check_links(history: History) -> list[Violation]:
-    """I1b: nothing is taken from the gone; frames of a link arrive once each, in order."""
+    """I1b: nothing is taken from an incarnation known to be gone; frames of a link arrive once, in
+    order."""
     reading = read(history)
     found = Findings("I1b")
     gone: dict[tuple[str, str], Event] = {}
@@ -218,7 +220,7 @@ _Run = tuple[str, str, str, _Key]
 
 
 class _Handlers:
-    """Which handlers are on, and the newest epoch in which each incarnation started one."""
+    """Which handlers run, and the newest epoch in which each incarnation started one."""
 
     def __init__(self, reading: Reading, found: Findings) -> None:
         self._reading = reading
@@ -238,8 +240,8 @@ class _Handlers:
         self._valid_until[fields["inc"]] = max(until, self._valid_until.get(fields["inc"], until))
 
     def rewound(self, event: Event) -> None:
-        """A3 failed: epochs begin anew, and who lived before is not judged while it may not know,
-        which is no longer than its lease (S5)."""
+        """A3 failed: epochs begin again. An earlier incarnation is not judged while it may not know
+        that yet, which is at most until its lease ends (S5)."""
         self._newest.clear()
         self._firsts.clear()
         self._rewound_at = event.at
@@ -253,8 +255,8 @@ class _Handlers:
     def runs(self, event: Event, shard: tuple[str, int], *, rest: bool) -> None:
         """No start or resumption after a start of another incarnation in this or a higher epoch.
 
-        But for the `rest` of a turn that a pause cut in two, if the other one waited for the
-        deadline of this one (A4). Without a deadline (C9) no pause explains a second home.
+        Except the `rest` of a turn that a pause interrupted, if the other incarnation waited for
+        this one's deadline (A4). Without a deadline (C9) no pause explains a second home.
         """
         fields = event.fields
         inc, epoch = fields["inc"], fields["epoch"]
@@ -281,7 +283,7 @@ class _Handlers:
             return
 
     def start(self, event: Event) -> None:
-        """An exclusive handler runs alone, shared ones only beside each other."""
+        """An exclusive handler runs alone; shared ones run only with each other."""
         fields = event.fields
         on = self._on.setdefault((fields["inc"], fields["type"], fields["id"]), {})
         for other in on.values():
@@ -295,7 +297,7 @@ class _Handlers:
         on[_message(event)] = event
 
     def resume(self, event: Event) -> None:
-        """What ended for good is never resumed (L4); a cancelled handler may still clean up."""
+        """An abandoned handler is never resumed (L4); a cancelled one may still clean up."""
         fields = event.fields
         entity = (fields["inc"], fields["type"], fields["id"])
         message = _message(event)

@@ -1,6 +1,6 @@
 """I5, order: messages of one sender to one entity run in sending order, each at most once.
 
-And gaps only where the sender is told, only for a reason: a planned move is none.
+A gap is allowed only if the sender is told and there is a reason; a planned move is none.
 """
 
 from __future__ import annotations
@@ -12,20 +12,23 @@ from domicile.testing.checkers.verdict import Findings, Violation
 from domicile.testing.history import Event, History
 
 DRAIN_S = 10.0
-"""The drain deadline (H10), unless a process names its own as `drain` among its limits."""
+"""Seconds of the drain deadline (H10), unless a process names its own as `drain` among its
+limits."""
 
 LEAVE_S = 6.0
-"""A sender that gives up at its drain deadline is gone soon after: it lingers for 5 s (H14)."""
+"""Seconds after its drain deadline by which a sender that gives up is gone: it lingers for 5 s
+(H14)."""
 
 BUSY_S = 0.1
-"""An entity that finished a handler this recently was at work, not stuck."""
+"""Seconds since its last handler ended within which an entity was at work, not stuck."""
 
 UNDER_WAY_S = 0.05
-"""What left or arrived this recently, to its owner or back, need not have come further: if its time
-runs out then, its sender can't know whether it will run."""
+"""Seconds within which a message that was sent or arrived, at its owner or back, may not have come
+further. If its time runs out then, its sender cannot know whether it will run."""
 
 EARLY_S = 0.05
-"""How much too early a timer of a real process may seem: it is set before its cause is noted."""
+"""Seconds by which a timer of a real process may seem early: it is set before its cause is
+noted."""
 
 _EPSILON_S = 1e-6
 
@@ -33,7 +36,7 @@ _Key = tuple[str, str, int, int]
 
 
 class _Fate:
-    """What became of one message so far."""
+    """The state of one message so far."""
 
     __slots__ = ("accepted", "finish", "homes", "moved_at", "resolved", "start", "submit")
 
@@ -45,7 +48,7 @@ class _Fate:
         self.finish: Event | None = None
         self.resolved: Event | None = None
         self.homes: dict[str, None] = {}
-        """Whom it was written to, and who took it."""
+        """The incarnations to which it was written, and that accepted it."""
 
 
 def check_order(history: History) -> list[Violation]:
@@ -148,7 +151,7 @@ class _Judge:
     def _overtaken(self, event: Event, fate: _Fate, last: Event) -> bool:
         """I1c: a pause fell between its guard and its start, and a new home has gone on meanwhile.
 
-        It can store nothing, and its sender, who was told before, hears nothing of it.
+        It can store nothing, and its sender, which was told before, gets no answer from it.
         """
         heard_at = self._reading.rest_of_turn.get(self.position)
         return (
@@ -176,7 +179,7 @@ class _Judge:
         self._drains[home] = event.at
 
     def open(self, event: Event, fields: dict[str, Any]) -> None:
-        """H11: a move that was taken back has no deadline any more."""
+        """H11: a reverted move no longer has a deadline."""
         home = (fields["inc"], fields["role"], fields["shard"], fields["epoch"])
         self._drains.pop(home, None)
 
@@ -226,13 +229,13 @@ class _Judge:
         if event.fields.get("cancelled"):
             return True
         if fate.finish and fate.finish.fields["how"] == "failed":
-            # It ran, so there is no gap: what it stored is unknown (J4), or fenced (I2).
+            # It ran, so there is no gap; what it stored is unknown (J4), or fenced (I2).
             return True
         if self._reading.may_lose(submit.at, event.at, (key[0], *fate.homes)):
             return True
         timeout_s = submit.fields["timeout"]
         if timeout_s is not None and event.at >= submit.at + timeout_s - self._early_s:
-            # Whatever disturbs anybody may keep a shard from having a home in time.
+            # Any fault may keep a shard from having a home in time.
             if self._reading.disturbed.overlap(submit.at, event.at):
                 return True
             if fate.start or self._under_way(event, fate) or self._behind_others(event, fate):
@@ -252,11 +255,11 @@ class _Judge:
         return drain_at is not None and ran_until >= drain_at + self._drain_s(owner) - self._early_s
 
     def _under_way(self, event: Event, fate: _Fate) -> bool:
-        """It had just left or arrived, at its owner or on its way back."""
+        """It had just been sent or had just arrived, at its owner or on its way back."""
         return event.at - fate.moved_at <= UNDER_WAY_S + self._late_s
 
     def _behind_others(self, event: Event, fate: _Fate) -> bool:
-        """It waited in the mailbox of an entity that was at work all along."""
+        """It waited in the mailbox of an entity that was at work all the time."""
         if fate.accepted is None:
             return False
         fields = fate.accepted.fields

@@ -1,7 +1,7 @@
 """What several checkers need from a history, read once: map changes, deaths, faults.
 
-Used by the checkers only. Nothing here judges; it decodes what the store was given and says
-which processes lived when and when the cluster was disturbed.
+Used by the checkers only. Nothing here judges. It decodes the stored values and finds which
+processes ran when, and when the cluster was disturbed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from domicile.testing.history import Event, History
 from domicile.testing.processes.history import RealHistory
 
 GRACE_S = 15.0
-"""How long after a fault its effects may still show, and after `quiet` things may settle."""
+"""Seconds after a fault in which its effects may still show, and after `quiet` to settle."""
 
 HEAL = "heal"
 RAISED = "raised fence"
@@ -31,36 +31,38 @@ _ENDS = {
     "slow": ("fast", HEAL),
     "stall": ("flow",),
 }
-"""Faults that go on, and what ends them; `quiet` ends all. But for `heal` each ends its own."""
+"""Faults that last, and what ends them; `quiet` ends all. `heal` ends those of all processes, every
+other end only those of its own process."""
 
 _OF_ONE = ("crash", "freeze", "stop", "thaw")
-"""Faults of one process: they cost nobody a message that it neither sent nor was sent."""
+"""Faults of one process: they can cost only messages that it sends or is sent."""
 
 _HARMLESS = (
     "back", "cut", "duplicate", "fast", "flow", "free", "full", HEAL, "lag", "linger",
     "lost replies", "outage", RAISED, "rewind", "stall",
 )  # fmt: skip
-"""Faults that cost no message by themselves, or ends of others: a link that breaks resumes, and who
-loses its lease for want of the store is fenced."""
+"""Faults that cost no message by themselves, or that end others. A broken link resumes, and a
+process that loses its lease because of the store is fenced."""
 
 STARVED = "starved"
-"""A stretch of time in which the machine let nobody run: a pause of everyone."""
+"""A time in which the machine let no process run: a pause of all."""
 
 SHUTDOWN = "shutdown"
-"""The cluster as a whole is ended: nobody has to take over any more."""
+"""The whole cluster is ended: no node has to take over any more."""
 
 FRAME_S = 0.002
-"""The replies of one frame are noted within this time."""
+"""Seconds within which the replies of one frame are noted."""
 
 BETWEEN_S = 0.05
-"""How long a busy machine may keep a real process from noting what its guard has let pass."""
+"""Seconds for which a busy machine may keep a real process from noting what its guard allowed."""
 
 _ON_THE_WAY = ("submit", "write", "accept", "waking")
-"""What one guard lets a message do up to its start: also its sending, if it runs where it is sent.
-"""
+"""Events of one message that one guard allows up to its start: also its sending, if it runs where
+it is sent."""
 
 STILL_S = 0.1
-"""Who notes something more often than this runs, however starved the machine is."""
+"""Seconds: a process that notes events at shorter intervals runs, however starved the machine
+is."""
 
 
 class Stored(NamedTuple):
@@ -73,7 +75,7 @@ class Stored(NamedTuple):
 
 
 class _Fault(NamedTuple):
-    """A fault, whose it is if it is of one process, and how long it lasted."""
+    """A fault, its process if it concerns one, and its duration."""
 
     fault: str
     inc: str
@@ -94,7 +96,7 @@ class Message(NamedTuple):
 
 
 class _OnItsWay(NamedTuple):
-    """What was noted last of a message that may have passed its guard before a pause."""
+    """The last event of a message that may have passed its guard before a pause."""
 
     message: Message | None
     at: float
@@ -103,7 +105,7 @@ class _OnItsWay(NamedTuple):
 
 
 class Spans:
-    """Stretches of time, merged, to be asked for an overlap in logarithmic time."""
+    """Merged intervals of time; finds an overlap in logarithmic time."""
 
     __slots__ = ("_ends", "_starts")
 
@@ -118,12 +120,12 @@ class Spans:
                 self._ends.append(end)
 
     def overlap(self, start: float, end: float) -> bool:
-        """True if some stretch shares a moment with [start, end]."""
+        """True if some interval overlaps [start, end]."""
         index = bisect_left(self._ends, start)
         return index < len(self._ends) and self._starts[index] <= end
 
     def outside(self, start: float, end: float) -> float:
-        """How much of [start, end] lies in no stretch."""
+        """Seconds of [start, end] that lie in no interval."""
         if end <= start:
             return 0.0
         free_s = end - start
@@ -135,23 +137,24 @@ class Spans:
 
 
 class Reading:
-    """A history with its commits decoded and its lives and faults listed."""
+    """A history with its commits decoded and its incarnations and faults listed."""
 
     def __init__(self, history: History) -> None:
         self.end = history.events[-1].at if history.events else 0.0
         self.calm_until = self.end
-        """Until when shards have homes: those who end a cluster end it all."""
+        """Until when shards must have homes: the end of a cluster ends them all."""
         self.stored: dict[int, list[Stored]] = {}
         """Changed map entries, by the position of their commit in the history."""
         self.lives: dict[str, Event] = {}
         self.deaths: dict[str, Event] = {}
-        """Per incarnation the crash, fence or end after which it owes nobody anything."""
+        """Per incarnation the crash, fence or end after which it has no more duties."""
         self._unlisted: dict[str, float] = {}
-        """Per incarnation when its record left the store, and with it its links at its peers; it
-        may itself learn of that later, where its lease sets no deadline (C9)."""
+        """Per incarnation when its record was removed, and with it its links at its peers. If its
+        lease sets no deadline (C9), the incarnation itself may learn of that later."""
         self.freezes: dict[str, list[tuple[float, float]]] = {}
-        """Per incarnation its pauses; one that never thawed lasts to the end, and a machine that
-        let nobody run paused all that had begun by then and noted nothing meanwhile."""
+        """Per incarnation its pauses; a pause without a thaw lasts to the end. A time in which the
+        machine let no process run is a pause of each process that had begun and noted nothing
+        meanwhile."""
         self.quiet_at: float | None = None
         self.rewound_at: float | None = None
         """When the store last went back to an earlier state (S5)."""
@@ -160,8 +163,8 @@ class Reading:
         self.slack_s = history.slack_s if isinstance(history, RealHistory) else 0.0
         """How late timers may be: not at all in virtual time."""
         self.rest_of_turn: dict[int, float] = {}
-        """Positions of what a real process did between a pause and its next guard, and when it was
-        last heard of before: that guard came later than this."""
+        """Positions of events of a real process between a pause and its next guard, with the time
+        of its last event before; that guard came later."""
         self._starved: list[tuple[float, float]] = []
         spans: list[_Fault] = []
         lasting: dict[tuple[str, str], float] = {}
@@ -215,7 +218,8 @@ class Reading:
                     self._unlisted.setdefault(key[len(prefix) :].decode(), at)
 
     def _find_losses(self, faults: list[_Fault]) -> None:
-        """What may cost messages: of everyone, or of one process, which may also have ended."""
+        """Find the faults that may cost messages: of all, or of one process, which may also have
+        ended."""
         lossy: list[tuple[float, float]] = []
         losers = {inc: [(death.at, death.at + GRACE_S)] for inc, death in self.deaths.items()}
         for inc, at in self._unlisted.items():
@@ -238,10 +242,11 @@ class Reading:
         )
 
     def _find_starved(self, history: History, wakings: dict[str, list[float]]) -> None:
-        """A starved stretch is a pause only of those who noted nothing, and only while they did.
+        """A starved time is a pause only of processes that noted nothing, and only while they did
+        not.
 
-        Whoever felt it may have been kept from running alone, by what else its own process does.
-        Renewals say nothing: they come from beside the loop.
+        The process that noticed it may have been the only one kept from running, by its own work.
+        Renewals prove nothing: another thread may note them.
         """
         for since, until in self._starved:
             heard = {inc: [since] for inc, life in self.lives.items() if life.at <= since}
@@ -260,12 +265,13 @@ class Reading:
                     wakings.setdefault(inc, []).append(until)
 
     def _find_rests(self, history: History, wakings: dict[str, list[float]]) -> None:
-        """I1c: a pause may fall between a guard and its deed, and then that deed comes late.
+        """I1c: a pause may fall between a guard and the guarded event, and then that event comes
+        late.
 
-        One guard is good for one start, one resumption, or the replies of one frame. In between
-        only that same message is noted, on its way to its start: so the deed can only be the first
-        that is heard of a process after a pause, and it is heard as soon as the machine lets it.
-        Renewals say nothing: they come from beside the loop.
+        One guard allows one start, one resumption, or the replies of one frame. In between only
+        that same message is noted, on its way to its start. So only the first event of a process
+        after a pause can be such an event, and it comes as soon as the machine lets the process
+        run. Renewals prove nothing: another thread may note them.
         """
         for ends in wakings.values():
             ends.sort(reverse=True)
@@ -287,7 +293,7 @@ class Reading:
                 and kind in (*_ON_THE_WAY, "start")
                 and (at - earlier.at <= BETWEEN_S or woken_at > earlier.at)
             ):
-                # The same guard as of what was noted last, even if a second pause lies between.
+                # The same guard as for the last event, even if a second pause lies between.
                 woken_at, before = max(woken_at, earlier.woken_at), earlier.before
             woken = at - woken_at <= self.slack_s
             if woken and kind in _ON_THE_WAY:
@@ -334,23 +340,23 @@ class Reading:
                     self.freezes.setdefault(whose, []).append((start, event.at))
 
     def dead(self, inc: str, at: float) -> bool:
-        """Whether a process was over at that time."""
+        """Whether a process had ended at that time."""
         death = self.deaths.get(inc)
         return death is not None and death.at <= at
 
     def settled_at(self) -> float | None:
-        """From when on everything must go smoothly; None if that never comes in this history."""
+        """The time from which on all rules of liveness hold; None if this history has none."""
         if self.quiet_at is None or self.quiet_at + GRACE_S > self.end:
             return None
         return self.quiet_at + GRACE_S
 
     def name(self, inc: str) -> str:
-        """A process as people know it."""
+        """A process's name for people."""
         life = self.lives.get(inc)
         return f"{life.fields['node']} ({inc[:8]})" if life else (inc[:8] or "nobody")
 
     def limits(self, inc: str) -> dict[str, Any]:
-        """The bounds a process said it keeps; none if it never said."""
+        """The bounds that a process announced; empty if it announced none."""
         life = self.lives.get(inc)
         return life.fields["limits"] if life else {}
 
@@ -359,7 +365,7 @@ _readings: WeakKeyDictionary[History, tuple[int, Reading]] = WeakKeyDictionary()
 
 
 def read(history: History) -> Reading:
-    """The reading of a history, made anew only when the history has grown."""
+    """The reading of a history, made again only when the history has grown."""
     known = _readings.get(history)
     if known is None or known[0] != len(history.events):
         known = (len(history.events), Reading(history))
@@ -381,7 +387,8 @@ def is_fenced(event: Event) -> bool:
 
 
 def _message(fields: dict[str, Any]) -> Message | None:
-    """Whose event this is, if it is one of a message; who submits or writes it is its sender."""
+    """The message that an event is about, if any; the process that submits or writes it is its
+    sender."""
     if "n" not in fields:
         return None
     sender = fields.get("sender", fields["inc"])

@@ -1,4 +1,5 @@
-"""I3, told after stored: nobody acts on, or is told of, an entry that the store does not hold."""
+"""I3, told after stored: no process acts on, or is told of, an entry that the store does not
+hold."""
 
 from __future__ import annotations
 

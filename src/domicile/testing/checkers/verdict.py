@@ -1,4 +1,4 @@
-"""What a checker says: violations, readable and few.
+"""What a checker returns: violations, readable and few.
 
 Used by every checker. Nothing here judges.
 """

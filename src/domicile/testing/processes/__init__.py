@@ -1,1 +1,1 @@
-"""Clusters of real processes on this machine, and what a test can do to them."""
+"""How does a program behave in real processes? Clusters on this machine, and faults for them."""

@@ -1,9 +1,9 @@
 """A cluster of real node processes on one store, as a test sees it.
 
 The verbs are those of the simulator, `domicile.testing.sim.cluster`, but time is real; the faults
-among them are in `domicile.testing.processes.faults`. Every process writes down what it does;
-`history` puts it all together for the checkers. Nothing of a cluster outlives the test process, not
-even if that is killed.
+among them are in `domicile.testing.processes.faults`. Every process records what it does; `history`
+merges the records for the checkers. Nothing of a cluster may outlive the test process, even if that
+is killed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ CLUSTER = "domicile"
 POLL_S = 0.01
 START_S = 60.0
 EXIT_S = 3.0
-"""How long processes may take to leave when the whole cluster ends; then they are killed."""
+"""Seconds for processes to leave when the whole cluster ends; then they are killed."""
 
 STORE = "store.db"
 _RUN = "from domicile.testing.processes.member_process import main; main()"
@@ -68,19 +68,20 @@ class Processes(RealFaults):
     """The cluster as a test sees it. Nodes are numbered from 0.
 
     `entities` must be importable by other processes. `candidates` are the nodes that may
-    coordinate: all of them, or none if there are `managers`, which are numbered after the nodes
-    and take the same verbs. Without a `directory` everything is in a temporary one, which goes away
-    unless the body of `async with` raises. `record=False` writes no history: then `settled` takes
-    the store's word that a shard is served, and `history` knows the store and the faults only.
+    coordinate: all of them, or none if there are `managers`, which are numbered after the nodes and
+    take the same verbs. Without a `directory` everything is in a temporary one, which is removed
+    unless the body of `async with` raises. `record=False` writes no history: then `settled` relies
+    on the store alone, and `history` has only the store's commits and the faults.
 
-    `network` puts every node behind a gate, so that the network can be disturbed: in a network
-    namespace each (`namespaces`, needs root), at loopback addresses of their own (`loopback`), or
-    whichever is possible (`auto`). `disk_bytes` puts the store on a disk of that size, where there
-    are namespaces. `seed` is what random losses are drawn from. `journal` is that of the nodes.
+    `network` puts every node behind a fault proxy, so that the network can be disturbed: in a
+    network namespace each (`namespaces`, needs root), at loopback addresses of their own
+    (`loopback`), or whichever is possible (`auto`). `disk_bytes` puts the store on a disk of that
+    size, if there are namespaces. Random losses are drawn from `seed`. `journal` is that of the
+    nodes.
 
     `store` is the URL of a store that is empty and that other processes can reach; without it the
-    cluster has an embedded one of its own. A store that is no SQLite file has no log of commits,
-    so there is no `history`, and it can't be stalled, cut off, slowed down or filled.
+    cluster has an embedded one of its own. A store that is no SQLite file has no log of commits, so
+    there is no `history`, and it can't be stalled, cut off, slowed down or filled.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class Processes(RealFaults):
 
     @property
     def directory(self) -> Path:
-        """Where store, logs and records are. Further `*.events` files join the history."""
+        """The directory of store, logs and records. Further `*.events` files join the history."""
         if self._directory is None:
             raise HarnessError("the cluster is not started: enter it with `async with` first")
         return self._directory
@@ -185,7 +186,7 @@ class Processes(RealFaults):
         await self._end(next((one for one in exc if isinstance(one, BaseException)), None))
 
     def settled(self) -> bool:
-        """Every shard of every role is served by a process that lives and has opened it."""
+        """Whether every shard of every role is served by a live process that has opened it."""
         self._collect()
         for role in {entity_type(kind).role: None for kind in self._entities}:
             for number in range(self.settings.shards):
@@ -201,7 +202,7 @@ class Processes(RealFaults):
     # operations
 
     def start(self, node: int) -> None:
-        """Start a process in a place whose process is gone; another incarnation."""
+        """Start a process in a place whose process is gone; it is another incarnation."""
         process = self._slot(node)
         if process.up:
             raise HarnessError(f"node {node} is running: crash or stop it first")
@@ -225,7 +226,7 @@ class Processes(RealFaults):
             )
 
     async def wait_until(self, condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
-        """Look again and again until a condition holds."""
+        """Check again and again until a condition holds."""
         deadline = self._now() + timeout_s
         while not condition():
             if self._now() >= deadline:
@@ -237,7 +238,7 @@ class Processes(RealFaults):
     # questions
 
     def entry(self, shard: ShardKey) -> Entry:
-        """What the store says of a shard; a moment ago, as all answers here."""
+        """The stored entry of a shard; like all answers here it may be a moment old."""
         return self._looked().members.map.get(shard)
 
     def owner(self, kind: type[Entity], id: str) -> int:
@@ -249,25 +250,25 @@ class Processes(RealFaults):
         return process.index
 
     def leader(self) -> int | None:
-        """The node that the store names as coordinator, if its process lives."""
+        """The node that the store names as coordinator, if its process is alive."""
         record = self._looked().members.leader
         process = None if record is None else self._process_of(record.incarnation)
         return None if process is None or not process.up else process.index
 
     def phase(self, node: int, shard: ShardKey) -> str:
-        """What a node last said of a shard: open, draining, released or closed."""
+        """The last phase that a node recorded for a shard: open, draining, released or closed."""
         incarnation = self._known_incarnation(self._slot(node))
         if incarnation is None:
             return "closed"
         return self._phases.get((incarnation, shard.role, shard.shard), ("closed", 0))[0]
 
     def status(self, incarnation: Incarnation) -> str | None:
-        """What the record of an incarnation says: up, leaving or evicted; None if it is gone."""
+        """The status in an incarnation's record: up, leaving or evicted; None if it is gone."""
         record = self._looked().members.nodes.get(incarnation)
         return None if record is None else record.status
 
     def incarnation(self, node: int) -> Incarnation | None:
-        """The newest incarnation of a node's living process that has a record in the store."""
+        """The newest incarnation of a node's live process that has a record in the store."""
         process = self._slot(node)
         return self._registered(process) if process.up else None
 
@@ -278,27 +279,28 @@ class Processes(RealFaults):
         return Counter() if reader is None else Counter(reader.counts)
 
     def now(self) -> float:
-        """The machine's clock, as events have it."""
+        """The machine's clock, which stamps the events."""
         return self._now()
 
     def note_quiet(self) -> None:
-        """Tell the checkers that no fault is active or will come: from now on things must go on."""
+        """Tell the checkers that no fault is active or will come: from now on liveness is
+        judged."""
         self._events.append(Event(self._now(), "quiet", {}))
 
     @property
     def recorded(self) -> Sequence[Event]:
-        """What all processes recorded so far, in no order; without the store's commits."""
+        """The events that all processes recorded so far, unordered; without the store's commits."""
         self._collect()
         return self._events
 
     def collect(self) -> None:
-        """Read what was recorded, and the commits before the store forgets them."""
+        """Read the records, and the commits before the store drops them."""
         self._collect()
         self._collect_commits()
 
     def history(self) -> History:
-        """What all processes, the store and the faults have left up to now, for `check`."""
-        # Files are read one after the other, so a commit would be seen without what led to it.
+        """The events of all processes, the store and the faults up to now, for `check`."""
+        # Files are read one after the other, so a commit would be seen without its causes.
         if self._given_store is not None:
             self._embedded("history")
         until = math.inf if self._ended else self._now()
@@ -317,7 +319,7 @@ class Processes(RealFaults):
     # inside
 
     def node_id(self, node: int) -> str:
-        """What the node in a place calls itself."""
+        """The node id of the node in a place."""
         return self._slot(node).name
 
     def _outbound(self) -> Outbound:
@@ -375,7 +377,7 @@ class Processes(RealFaults):
         return max(mine, key=members.created.__getitem__) if mine else None
 
     def _known_incarnation(self, process: NodeProcess) -> Incarnation | None:
-        """Whom a fault is done to, by its own records if there are any."""
+        """The incarnation that a fault concerns, by its own records if there are any."""
         self._collect()
         if self._record or self._view is None:
             return process.incarnation
@@ -399,7 +401,7 @@ class Processes(RealFaults):
         process.frozen = False
         process.incarnation = None
         if self._view is not None:
-            # The record of a process that was killed may stand for a while yet.
+            # The record of a killed process may stay for a while.
             nodes = self._looked().members.nodes
             process.earlier = frozenset(
                 incarnation for incarnation, record in nodes.items() if record.node == process.name
@@ -471,7 +473,7 @@ class Processes(RealFaults):
     # the end
 
     async def _end(self, error: BaseException | None) -> None:
-        """Nothing is left running afterwards, whatever happens."""
+        """End everything; nothing runs afterwards, whatever happens."""
         self.unstall_store()
         self.note_fault("shutdown")
         try:
@@ -484,7 +486,7 @@ class Processes(RealFaults):
                     self._kill(process)
             await self._let_go()
         self._collect()
-        # Of a cluster that failed even what a broken store can't tell must not hide why.
+        # If the test failed, an error of a broken store must not hide that failure.
         with contextlib.suppress(StoreError) if error else contextlib.nullcontext():
             self._collect_commits()
         self._ended = True
@@ -495,7 +497,7 @@ class Processes(RealFaults):
             await asyncio.to_thread(shutil.rmtree, self.directory)
 
     def _abandon(self, *, keep: bool) -> None:
-        """Leave what the cluster lived in; a disk of its own goes, but its files may stay."""
+        """Leave the cluster's environment; a disk of its own is removed, but its files may stay."""
         disk = self._disk
         if keep and disk is not None:
             for path in disk.glob(f"{STORE}*"):

@@ -1,6 +1,6 @@
 """The network and the disk of a cluster of real processes, as its harness sees them.
 
-`Surroundings` starts and orders the process that holds them. Used by
+`Surroundings` starts the process that holds them and sends it orders. Used by
 `domicile.testing.processes.cluster`. Orders block until they are done: a few milliseconds.
 """
 
@@ -31,7 +31,7 @@ START_S = 30.0
 ORDER_S = 10.0
 CLOSE_S = 5.0
 SUBNETS = 512
-"""How many networks of 256 addresses there are for tests: 198.18.0.0/15 is set aside for them."""
+"""Number of networks of 256 addresses for tests: 198.18.0.0/15 is reserved for them."""
 
 _RUN = "from domicile.testing.processes.environment_process import main; main()"
 _DONE = msgspec.json.Decoder(Done)
@@ -39,9 +39,10 @@ _READY = msgspec.json.Decoder(Ready)
 
 
 def claim(names: Iterable[str]) -> tuple[str, socket.socket]:
-    """The first of these names that nobody on this machine holds, and what holds it from now on.
+    """The first of these names that is free on this machine, and the socket that holds it from now
+    on.
 
-    By an abstract socket, which is closed with its process however that ends. Linux only.
+    An abstract socket is closed with its process, however that ends. Linux only.
     """
     for name in names:
         held = socket.socket(socket.AF_UNIX)
@@ -62,7 +63,7 @@ def _subnets() -> list[str]:
 
 
 class Surroundings:
-    """A running network, and what its ways do now."""
+    """A running network, and the current rules of its paths."""
 
     def __init__(
         self,
@@ -82,13 +83,13 @@ class Surroundings:
         """`namespaces` or `loopback`."""
         self.places: list[Place] = []
         self.disk: Path | None = None
-        """Where the small disk is; None if there is none."""
+        """The path of the small disk; None if there is none."""
         self.rules: dict[Way, Rule] = {}
         self.losses = 0
-        """How many pieces of a stream met a loss, when last asked."""
+        """How many pieces of a stream met a loss, as of the last order."""
 
     def start(self) -> None:
-        """Start it. Blocks until it stands; `HarnessError` if it can't."""
+        """Start it. Blocks until it is ready; `HarnessError` if it cannot start."""
         root = sys.platform == "linux" and os.geteuid() == 0
         if self._wanted == "loopback" or (self._wanted == "auto" and not root):
             error = self._try(namespaces=False)
@@ -129,30 +130,30 @@ class Surroundings:
         return ""
 
     def set(self, changed: dict[Way, Rule]) -> None:
-        """Change what some ways do; returns once it holds."""
+        """Change the rules of some paths; returns once they hold."""
         self.rules.update(changed)
         listed = [(*way, rule) for way, rule in self.rules.items() if rule != Rule()]
         self._order(Order(rules=listed))
 
     def heal(self) -> None:
-        """All ways are open."""
+        """Open all paths."""
         self.rules.clear()
         self._order(Order(rules=[]))
 
     def break_off(self, one: int, other: int) -> int:
-        """Cut the connections between two nodes; how many there were."""
+        """Cut the connections between two nodes; returns how many there were."""
         return self._order(Order(broken=(one, other))).connections
 
     def everyone(self) -> range:
-        """All ends of ways: the nodes, and the client."""
+        """All ends of paths: the nodes, and the client."""
         return range(CLIENT, self._nodes)
 
     def close(self) -> None:
-        """End it, and everything that it holds."""
+        """End it, and remove everything that it holds."""
         process, self._process = self._process, None
         if process is None:
             return
-        # The end of its input asks it to take everything away.
+        # The end of its input tells it to remove everything.
         with contextlib.suppress(BrokenPipeError):
             if process.stdin is not None:
                 process.stdin.close()
@@ -183,7 +184,7 @@ class Surroundings:
         process = self._process
         assert process is not None
         assert process.stdout is not None
-        # One order, one answer: nothing is ever left in the pipe's own buffer.
+        # Each order has one answer, so nothing is ever left in the pipe's own buffer.
         ready, _, _ = select.select([process.stdout], [], [], limit_s)
         line = process.stdout.readline() if ready else b""
         if not line:

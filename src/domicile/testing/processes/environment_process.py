@@ -1,10 +1,11 @@
-"""What a test cluster lives in, held by one process: a network with gates, and a small disk.
+"""The environment of a test cluster, held by one process: a network with fault proxies, a small
+disk.
 
-`main` is run by `domicile.testing.processes.environment`. As root it makes a network namespace for
-each node, joined by a bridge, and mounts a small disk. Namespaces have no name outside of this
-process, so the kernel removes them when it ends; the disk it takes away itself. It ends when its
-stdin does, which is when its parent is gone, however that went. Otherwise nodes have addresses of
-their own on the loopback interface, and a cut is made by the gates.
+`domicile.testing.processes.environment` runs `main`. As root it makes a network namespace for each
+node, joined by a bridge, and mounts a small disk. Namespaces have no name outside of this process,
+so the kernel removes them when it ends; the process unmounts the disk itself. It ends when its
+stdin does: that is when its parent is gone, for any reason. Without root nodes have addresses of
+their own on the loopback interface, and the proxies make the cuts.
 
 Commands are lines of JSON on stdin, each answered by one line on stdout once it is done.
 """
@@ -34,11 +35,11 @@ FIRST_HOST = 10
 IP_S = 10.0
 _MNT_DETACH = 2
 _NOWHERE = "02:00:00:00:ff:ff"
-"""A hardware address that nobody has: what goes there is lost without a word."""
+"""A hardware address that no interface has: packets to it are lost silently."""
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """What is wanted."""
+    """The environment that the harness wants."""
 
     nodes: int
     namespaces: bool
@@ -49,7 +50,7 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The first answer: the places of the nodes, or why there are none."""
+    """The first answer: the places of the nodes, or the reason why there are none."""
 
     places: list[Place] = []
     disk: str = ""
@@ -57,7 +58,7 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """A command: the rules of all ways from now on, or two nodes whose connections break."""
+    """A command: the rules of all paths from now on, or two nodes whose connections break."""
 
     rules: list[tuple[int, int, Rule]] | None = None
     broken: tuple[int, int] | None = None
@@ -89,7 +90,7 @@ class _Namespaces:
         self._cable = f"dom{os.getpid()}"
 
     def build(self) -> None:
-        """Make everything; raises `OSError` where that is not allowed."""
+        """Make everything; raises `OSError` if that is not allowed."""
         _ip("link set lo up", "link add br0 type bridge", "link set br0 up")
         members = range(self._count)
         for node in members:
@@ -104,7 +105,7 @@ class _Namespaces:
                 _ip(*(self._neighbour(node, to, cut=False) for to in (CLIENT, *members)))
 
     def _plug(self, node: int, name: str, port: str) -> None:
-        """A cable from where this process is now to the bridge."""
+        """A virtual cable from this process's current namespace to the bridge."""
         _ip(
             f"link add {name} address {_hardware(node)} type veth peer name {port} "
             f"netns /proc/{os.getpid()}/fd/{self._hub}",
@@ -137,7 +138,7 @@ class _Namespaces:
         return f"{self._subnet}.{1 if node == CLIENT else FIRST_HOST + node}"
 
     def place(self, node: int) -> Place:
-        """Where a node lives."""
+        """A node's addresses and namespace."""
         return Place(
             f"127.0.0.1:{NODE_PORT}",
             f"{self.host(node)}:{GATE_PORT}",
@@ -145,19 +146,19 @@ class _Namespaces:
         )
 
     def gate(self, node: int) -> socket.socket:
-        """The socket of its gate: in its namespace, whoever uses it."""
+        """The socket of its proxy: it stays in that namespace, whichever process uses it."""
         with self._inside(node):
             return socket.create_server((self.host(node), GATE_PORT))
 
     def dial(self, node: int) -> tuple[socket.socket, tuple[str, int]]:
-        """A socket from its gate to itself, and the address to connect to."""
+        """A socket from its proxy to the node, and the address to connect to."""
         with self._inside(node):
             sock = socket.socket()
         sock.setblocking(False)
         return sock, ("127.0.0.1", NODE_PORT)
 
     def obey(self, rules: dict[Way, Rule]) -> dict[Way, Rule]:
-        """Cut ways where packets leave; what is left to do for the gates."""
+        """Cut paths in the kernel; returns the rules that are left to the proxies."""
         cut = {way: None for way, rule in rules.items() if rule.cut}
         for node in (CLIENT, *range(self._count)):
             lines = [
@@ -173,7 +174,7 @@ class _Namespaces:
 
 
 class _Loopback:
-    """Addresses of this machine's own, one per node; whoever has another one is a client."""
+    """Loopback addresses, one per node; a process with another address is a client."""
 
     def __init__(self, layout: Layout) -> None:
         self._subnet = layout.subnet
@@ -186,22 +187,22 @@ class _Loopback:
         return f"{self._subnet}.{1 if node == CLIENT else FIRST_HOST + node}"
 
     def place(self, node: int) -> Place:
-        """Where a node lives."""
+        """A node's addresses and namespace."""
         host = self.host(node)
         return Place(f"{host}:{NODE_PORT}", f"{host}:{GATE_PORT}", source=host)
 
     def gate(self, node: int) -> socket.socket:
-        """The socket of its gate."""
+        """The socket of its proxy."""
         return socket.create_server((self.host(node), GATE_PORT))
 
     def dial(self, node: int) -> tuple[socket.socket, tuple[str, int]]:
-        """A socket from its gate to itself, and the address to connect to."""
+        """A socket from its proxy to the node, and the address to connect to."""
         sock = socket.socket()
         sock.setblocking(False)
         return sock, (self.host(node), NODE_PORT)
 
     def obey(self, rules: dict[Way, Rule]) -> dict[Way, Rule]:
-        """Everything is left to the gates."""
+        """All rules are left to the proxies."""
         return rules
 
 
@@ -236,7 +237,7 @@ def _mount(layout: Layout) -> None:
 
 
 def _unmount(layout: Layout) -> None:
-    # Whoever still has a file open keeps it, and nothing else.
+    # A process that has a file open keeps that file, and nothing else stays.
     system_call("umount2", layout.disk.encode(), _MNT_DETACH)
     Path(layout.disk).rmdir()
 
@@ -268,7 +269,7 @@ async def _serve(layout: Layout) -> None:
 
 
 async def _obey(layout: Layout, net: _Namespaces | _Loopback, gates: Gates) -> None:
-    """Orders, until there can be no more."""
+    """Carry out orders until stdin ends."""
     _say(Ready([net.place(node) for node in range(layout.nodes)], layout.disk))
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
@@ -293,7 +294,8 @@ def _obeyed(gates: Gates, obey: Callable[[dict[Way, Rule]], dict[Way, Rule]], or
 
 def main() -> None:
     """Hold what the layout in the first argument describes, until stdin ends."""
-    # Whoever stops the test by a signal means its parent, which may still need this.
+    # A signal to the test's process group is meant for the parent, which may still need this
+    # process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     layout = msgspec.json.decode(sys.argv[1], type=Layout)
     asyncio.run(_serve(layout))

@@ -1,15 +1,15 @@
 """A small fault proxy: every connection of a test cluster passes the gate of the node it goes to.
 
-Run by `domicile.testing.processes.environment_process`. A gate passes bytes on unchanged and in
-order, later or not at all: what TCP makes of a bad network. It must never let a byte out of order
-or twice.
+`domicile.testing.processes.environment_process` runs it. A gate passes bytes on unchanged and in
+order, later or not at all, as TCP does on a bad network. It must never pass a byte out of order or
+twice.
 
-Ways are named by node numbers, `(from, to)`; -1 is everyone who is no node. What passes a way obeys
-its rule:
+Paths (`Way`) are named by node numbers, `(from, to)`; -1 is every process that is no node. What
+passes a path obeys its rule:
 
-- `cut`: nothing arrives. Bytes wait, as if sent again and again, until the way is open; a new
-  connection stands, but nobody answers.
-- `delay_s`, `jitter_s`: every piece is on its way for that long, and up to the jitter longer.
+- `cut`: nothing arrives. Bytes wait, as if sent again and again, until the path is open; a new
+  connection opens, but gets no answer.
+- `delay_s`, `jitter_s`: every piece takes that long, and up to the jitter longer.
 - `loss`: the chance that a piece meets a loss, as TCP shows it: it stalls for a while, its
   connection is cut, or new connections are refused, or hang, for a while.
 """
@@ -26,17 +26,17 @@ import msgspec
 
 PIECE_BYTES = 65_536
 PIECES = 32
-"""How many pieces may be on one way of one connection; further ones wait in the sockets."""
+"""Pieces that may be on one path of one connection; further ones wait in the sockets."""
 
 STALL_S = (0.2, 1.5)
 AWAY_S = (0.3, 2.0)
-"""For how long a loss stalls a piece, and keeps new connections out."""
+"""Seconds, at least and at most, for which a loss stalls a piece, and keeps new connections out."""
 
 CLIENT = -1
 
 
 class Rule(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a way does to bytes."""
+    """What happens to bytes on a path."""
 
     cut: bool = False
     delay_s: float = 0.0
@@ -47,11 +47,11 @@ class Rule(msgspec.Struct, frozen=True, omit_defaults=True):
 OPEN = Rule()
 Way = tuple[int, int]
 _Piece = tuple[float, bytes | None]
-"""When it is due, and what; None is the end."""
+"""When a piece is due, and its bytes; None is the end."""
 
 
 class Gates:
-    """The gates of one cluster, and the rules of its ways."""
+    """The gates of one cluster, and the rules of its paths."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Gates:
         """How many pieces met a loss."""
 
     async def stand(self, node: int, sock: socket.socket) -> None:
-        """Put a gate before a node, at a socket that listens."""
+        """Put a gate before a node, at a listening socket."""
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await self._accept(node, reader, writer)
@@ -79,7 +79,7 @@ class Gates:
         self._servers.append(await asyncio.start_server(accept, sock=sock))
 
     def obey(self, rules: dict[Way, Rule]) -> None:
-        """From now on these; ways that are not named are open."""
+        """Use these rules from now on; paths that are not named are open."""
         self._rules = rules
         if not any(rule.loss for rule in rules.values()):
             self._away.clear()
@@ -87,30 +87,30 @@ class Gates:
         changed.set()
 
     def break_off(self, one: int, other: int) -> int:
-        """Cut the connections between two nodes, whoever dialled; how many."""
+        """Cut the connections between two nodes in both directions; returns how many."""
         found = [passage for passage, way in self._passing.items() if {*way} == {one, other}]
         for passage in found:
             passage.abort()
         return len(found)
 
     def close(self) -> None:
-        """No more gates; what passes is cut."""
+        """Close all gates and cut their connections."""
         for server in self._servers:
             server.close()
         for passage in list(self._passing):
             passage.abort()
 
     def rule(self, way: Way) -> Rule:
-        """What a way does now."""
+        """The current rule of a path."""
         return self._rules.get(way, OPEN)
 
     async def passable(self, way: Way) -> None:
-        """Until a way is no longer cut."""
+        """Wait until a path is no longer cut."""
         while self.rule(way).cut:
             await self._changed.wait()
 
     async def meet_loss(self, way: Way, passage: _Passage) -> None:
-        """Chance decides whether a piece is lost on its way, and what that looks like."""
+        """Decide by chance whether a piece meets a loss, and which kind."""
         rule, random = self.rule(way), self.random
         if not rule.loss or random.random() >= rule.loss:
             return
@@ -118,7 +118,8 @@ class Gates:
         chosen = random.random()
         if chosen < 0.6:
             with suppress(TimeoutError):
-                # Whatever changes ends the stall: a healed network repeats what is missing.
+                # Any change of the rules ends the stall: a healed network sends again what is
+                # missing.
                 await asyncio.wait_for(self._changed.wait(), random.uniform(*STALL_S))
             return
         if chosen > 0.8:
@@ -173,7 +174,7 @@ class _Passage:
             self._inner.transport.abort()
 
     async def run(self, sock: socket.socket, there: tuple[str, int]) -> None:
-        """Until both ends are done."""
+        """Pass bytes until both ends are done."""
         try:
             await asyncio.get_running_loop().sock_connect(sock, there)
         except OSError:

@@ -1,7 +1,7 @@
 """What a test can do to a cluster of real processes: the faults among the verbs of `Processes`.
 
-Base of `Processes`, which owns everything that is broken here. Each verb notes what it did, so that
-checkers know when the cluster was disturbed, and returns once it is done.
+Base of `Processes`, which owns everything that a fault breaks. Each verb must note what it did, so
+that checkers know when the cluster was disturbed. It returns once it is done.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Side = int | Sequence[int]
 
 
 class RealFaults(Verbs):
-    """Faults. Nodes are numbered from 0; -1 is the test's own client, where that makes sense."""
+    """Faults. Nodes are numbered from 0; -1 is the test's own client, if that makes sense."""
 
     nodes: list[NodeProcess]
     _events: list[Event]
@@ -56,9 +56,9 @@ class RealFaults(Verbs):
         self.crash(node)
 
     def freeze(self, node: int) -> None:
-        """SIGSTOP: it stands still, all its threads do, while its lease runs out.
+        """SIGSTOP: all threads of the process stop while its lease runs out.
 
-        Never in the middle of a write to the store: that would stop everyone (S9).
+        Never in the middle of a write to the store: that would stop every node (S9).
         """
         process = self._up(node)
         at = self._now()
@@ -79,8 +79,8 @@ class RealFaults(Verbs):
     def partition(self, *sides: Side, one_way: bool = False) -> None:
         """Processes of different sides cannot reach each other; all reach the store.
 
-        Packets are lost without a word, those of standing connections too. With `one_way` there are
-        two sides, and nothing passes from the first to the second.
+        Packets are lost silently, also those of open connections. With `one_way` there are two
+        sides, and nothing passes from the first to the second.
         """
         groups = [[side] if isinstance(side, int) else list(side) for side in sides]
         if len(groups) < 2 or (one_way and len(groups) != 2):
@@ -99,13 +99,13 @@ class RealFaults(Verbs):
         self._change(fault, ways, lambda rule: replace(rule, cut=True))
 
     def block(self, one: int, other: int) -> None:
-        """Nothing passes from one process to another, though it does the other way round."""
+        """Nothing passes from one process to another; the other direction works."""
         self.partition(one, other, one_way=True)
 
     def delay(
         self, node: int, delay_s: float, *, jitter_s: float = 0.0, to: int | None = None
     ) -> None:
-        """What a node sends and gets takes longer; with `to` only what these two exchange."""
+        """Delay what a node sends and gets; with `to` only what these two exchange."""
         self._change(
             "delay",
             self._ways(node, to),
@@ -115,7 +115,7 @@ class RealFaults(Verbs):
     def loss(self, node: int, share: float, *, to: int | None = None) -> None:
         """A share of the pieces that a node sends and gets meets a loss; `to` as for `delay`.
 
-        A stream has no holes, so a loss is what TCP makes of it: bytes stall for up to 1.5 s, the
+        A stream has no holes, so a loss shows as TCP shows it: bytes stall for up to 1.5 s, the
         connection is cut, or new ones are refused or hang for up to 2 s, at random by the seed.
         """
         if not 0 <= share <= 1:
@@ -123,19 +123,21 @@ class RealFaults(Verbs):
         self._change("loss", self._ways(node, to), lambda rule: replace(rule, loss=share))
 
     def cut(self, one: int, other: int) -> int:
-        """Break the connections between two processes, which may reconnect; how many broke."""
+        """Break the connections between two processes, which may reconnect; returns how many
+        broke."""
         self.note_fault("cut", self._slot(max(one, other)))
         return self._net().break_off(one, other)
 
     def cut_store(self, node: int) -> None:
-        """Cut a node off the store until `heal`; every call of it fails, peers are in reach."""
+        """Cut a node off the store until `heal`: every store call of it fails, but it reaches its
+        peers."""
         self._embedded("cut_store")
         process = self._up(node)
         self.note_fault("outage", process)
         self._pulled().cut(node, True)
 
     def lag(self, node: int, lag_s: float) -> None:
-        """A node learns of what others stored so much later, up to 2.5 s, until `heal`."""
+        """Delay a node's view of what others stored by `lag_s`, up to 2.5 s, until `heal`."""
         self._embedded("lag")
         process = self._up(node)
         self.note_fault("lag", process)
@@ -156,8 +158,8 @@ class RealFaults(Verbs):
         """Step the wall clock of all nodes, as an operator or NTP would.
 
         The embedded store counts from the machine's boot, which no step moves (S4), so leases must
-        not notice. The step hits what a real one hits in these processes: `time.time()`, log lines,
-        an entity's `now()`, the age of lock files. The machine itself keeps its time.
+        not notice. The step changes what a real one changes in these processes: `time.time()`, log
+        lines, an entity's `now()`, the age of lock files. The machine itself keeps its time.
         """
         self._pulled().step_wall(by_s)
         self._events.append(Event(self._now(), "stepped", {"node": None, "by": by_s}))
@@ -165,8 +167,8 @@ class RealFaults(Verbs):
     def fill_disk(self) -> None:
         """Leave no room for the store: its writes fail until `free_disk`.
 
-        With `disk_bytes`, as root, its disk is really full. Otherwise nodes are given SQLite's
-        answer "full" by hand, and the test's own client is not.
+        With `disk_bytes`, as root, its disk is really full. Otherwise the nodes get SQLite's answer
+        "full" by simulation, and the test's own client does not.
         """
         database = self._embedded("fill_disk")
         self.note_fault("full")
@@ -174,7 +176,7 @@ class RealFaults(Verbs):
         if disk is None:
             self._pulled().fill(True)
             return
-        # What the log of SQLite has of the disk already it could go on using.
+        # SQLite could go on using the disk space that its log already has.
         connection = apsw.Connection(str(database))
         try:
             connection.set_busy_timeout(TRUNCATE_MS)
@@ -185,7 +187,7 @@ class RealFaults(Verbs):
             connection.close(force=True)
 
     def free_disk(self) -> None:
-        """There is room again."""
+        """End `fill_disk`."""
         disk = self._disk
         if disk is None:
             self._pulled().fill(False)
@@ -209,7 +211,7 @@ class RealFaults(Verbs):
         self._stalling = connection
 
     def unstall_store(self) -> None:
-        """Writes go on; nothing if they never stood still."""
+        """End `stall_store`; does nothing if the store is not stalled."""
         connection, self._stalling = self._stalling, None
         if connection is not None:
             connection.execute("ROLLBACK")  # pyright: ignore[reportUnknownMemberType]
@@ -218,13 +220,13 @@ class RealFaults(Verbs):
 
     @property
     def disk_is_real(self) -> bool:
-        """Whether `fill_disk` fills a disk, not only says so."""
+        """Whether `fill_disk` fills a real disk."""
         return self._disk is not None
 
     # operations
 
     async def restart(self, node: int, *, version: str | None = None) -> None:
-        """Have a node leave in an orderly way (H14), and start another process in its place."""
+        """Let a node leave in an orderly way (H14), and start another process in its place."""
         await self.stop(node)
         if version is not None:
             self._slot(node).version = version
@@ -233,7 +235,7 @@ class RealFaults(Verbs):
     async def roll(self, version: str | None = None, *, timeout_s: float = 60.0) -> None:
         """A rolling update: every node in turn leaves and comes back with the next version.
 
-        The next one leaves once the one before it has joined and every shard has a home. Places
+        The next node leaves once the one before it has joined and every shard has a home. Places
         whose process is gone are skipped.
         """
         version = next_version(self.nodes) if version is None else version
@@ -255,7 +257,7 @@ class RealFaults(Verbs):
         at: float | None = None,
         until: float | None = None,
     ) -> None:
-        """Tell the checkers that something was done to the cluster; `until` if it is over."""
+        """Tell the checkers of a fault; `until` if it has ended."""
         fields: dict[str, Any] = {
             "fault": fault,
             "node": None if process is None else process.index,
@@ -269,7 +271,7 @@ class RealFaults(Verbs):
 
     def _change(self, fault: str, ways: Sequence[Way], change: Callable[[Rule], Rule]) -> None:
         net = self._net()
-        # Its effects may show before all ways are changed.
+        # Effects may show before all paths are changed, so the fault is noted first.
         self.note_fault(fault)
         net.set({way: change(net.rules.get(way, OPEN)) for way in ways})
 
@@ -297,7 +299,7 @@ class RealFaults(Verbs):
 
     def _kill(self, process: NodeProcess) -> None:
         assert process.process is not None
-        # Its effects may show before it is reaped, so the fault is as old as the signal.
+        # Effects may show before the process is reaped, so the fault has the time of the signal.
         at = self._now()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.process.pid, signal.SIGKILL)
@@ -310,11 +312,11 @@ class RealFaults(Verbs):
 
     @abstractmethod
     async def stop(self, node: int) -> None:
-        """Have a node leave."""
+        """Let a node leave."""
 
     @abstractmethod
     async def wait_until(self, condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
-        """Look again and again until a condition holds."""
+        """Check again and again until a condition holds."""
 
     @abstractmethod
     def settled(self) -> bool:
@@ -322,7 +324,7 @@ class RealFaults(Verbs):
 
     @abstractmethod
     def incarnation(self, node: int) -> Incarnation | None:
-        """Under which incarnation a node is registered."""
+        """The incarnation under which a node is registered."""
 
     def _embedded(self, verb: str) -> Path:
         """The SQLite file of the store; raises `HarnessError` if the store is not in one."""
@@ -362,6 +364,6 @@ def _fill(path: Path) -> None:
 
 
 def next_version(nodes: Sequence[NodeProcess]) -> str:
-    """One that every version of whole numbers or of PEP 440 is older than."""
+    """A version that is newer than every version of whole numbers or of PEP 440."""
     numbers = [re.match(r"[0-9]+", node.version) for node in nodes]
     return str(max((int(number[0]) for number in numbers if number), default=1) + 1)

@@ -1,8 +1,8 @@
-"""The history of a cluster of real processes, put together from what each of them left behind.
+"""The history of a cluster of real processes, merged from the records that each of them wrote.
 
-Made by `domicile.testing.processes.cluster`. All parts carry the same clock of one machine, so
-their times can be compared: an event is stamped before its effects leave its process, and a commit
-when its statement is handed to the store, so that no cause is stamped later than its effect.
+Made by `domicile.testing.processes.cluster`. All records use one clock of one machine, so their
+times can be compared. An event is stamped before its effects leave its process, and a commit when
+its statement is handed to the store. So no cause is stamped later than its effect.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from domicile.stores.sqlite.store import QueuedCommit
 from domicile.testing.history import Event, History
 
 SLACK_S = 0.5
-"""How late a timer of a busy machine may be before checkers object."""
+"""Seconds by which a timer of a busy machine may be late before checkers object."""
 
 WAIT_S = 10.0
-"""The longest that a statement waits for the store's lock; older ones have the wrong time."""
+"""Seconds that a statement may wait for the store's lock; a longer wait gives the wrong time."""
 
 
 class RealHistory(History):
-    """A history in real time: complete from the beginning, and nothing can be added.
+    """A history in real time: complete when made, and nothing can be added.
 
-    `slack_s` is what checkers allow beside the exact times of the rules.
+    `slack_s` is what checkers allow besides the exact times of the rules.
     """
 
     def __init__(self, events: list[Event], counts: Counter[str], slack_s: float = SLACK_S) -> None:
@@ -35,7 +35,7 @@ class RealHistory(History):
 
 
 def before(history: History, seconds: float) -> RealHistory:
-    """All but the last seconds of a history; of those something may not be written yet."""
+    """A history without its last seconds, of which something may not be written yet."""
     events = history.events
     until = (events[-1].at if events else 0.0) - seconds
     return RealHistory([event for event in events if event.at <= until], history.counts)
@@ -50,8 +50,8 @@ def merge(
 ) -> RealHistory:
     """All events up to a time, in the order of their times; of equal times, commits come first.
 
-    A cut by time holds every cause of what it holds. Commits come in the order of their revisions:
-    of those that waited for one lock, whoever was first in line need not have been first in.
+    A cut by time contains every cause of each event in it. Commits come in the order of their
+    revisions: of those that waited for one lock, the first in line need not have got it first.
     """
     prefix = f"{cluster}/".encode()
     found: list[Event] = []
@@ -66,7 +66,7 @@ def merge(
 
 
 def _stored(commit: QueuedCommit, prefix: bytes) -> Event:
-    """A commit of the store's log as the memory store would have told it."""
+    """A commit of the store's log in the form in which the memory store reports it."""
     deletes = [key.removeprefix(prefix) for key in commit.deletes if key.startswith(prefix)]
     if commit.expiry:
         return Event(commit.at, "expire", {"revision": commit.revision, "deletes": deletes})

@@ -1,8 +1,8 @@
 """What a process of `domicile.testing.processes.cluster` runs: a node or manager, until told to
 leave.
 
-`MemberPlan` is written to a file by the harness and read here by `main`. The process dies with the
-one that started it, so that nothing outlives a test run.
+The harness writes `MemberPlan` to a file, and `main` reads it here. The process dies with the one
+that started it, so that nothing outlives a test run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NEW_NETWORK = 0x40000000
 
 
 class ImportPath(msgspec.Struct, frozen=True):
-    """Where a class is found: its module, the file of that module, its name in there."""
+    """The place of a class: its module, the file of that module, its name in there."""
 
     module: str
     file: str
@@ -51,7 +51,8 @@ class ImportPath(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a member lives: what it listens at, what others dial, and from where it dials.
+    """A member's network: the address it listens at, the one others dial, and the one it dials
+    from.
 
     Empty texts leave that to the member itself. `namespace` is the network namespace to enter.
     """
@@ -110,7 +111,7 @@ def import_class(path: ImportPath) -> type[Entity]:
 
 
 def _module(path: ImportPath) -> ModuleType:
-    """By its name, or else from its file: a test runner may have given it a name of its own."""
+    """A module by its name, or else from its file: a test runner may have given it its own name."""
     try:
         return importlib.import_module(path.module)
     except ModuleNotFoundError as error:
@@ -135,7 +136,8 @@ def die_with(parent: int) -> None:
 
 
 def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
-    """A maker of event loops of one kind; `ConfigError` if that kind is not to be had."""
+    """A function that makes event loops of one kind; `ConfigError` if that kind is not
+    available."""
     if name == "asyncio":
         return asyncio.new_event_loop
     if name != "uvloop":
@@ -173,7 +175,8 @@ def _member(plan: MemberPlan, meter: FileRecorder | None) -> Node | Manager:
 
 
 async def _serve(member: Node | Manager) -> None:
-    # Others see its record before `run` listens to signals: one that comes in between counts, too.
+    # Others see its record before `run` handles signals: a signal that comes in between counts,
+    # too.
     asked = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
     async with member:
@@ -182,7 +185,7 @@ async def _serve(member: Node | Manager) -> None:
 
 
 def enter_namespace(path: str) -> None:
-    """Have this process live in a network namespace. Before it has threads."""
+    """Move this process into a network namespace. Call it before it has threads."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     try:
         system_call("setns", descriptor, NEW_NETWORK)
@@ -191,7 +194,7 @@ def enter_namespace(path: str) -> None:
 
 
 def system_call(name: str, *arguments: object) -> None:
-    """A call of the C library that Python has not everywhere; raises `OSError`."""
+    """Call a function of the C library that Python does not offer everywhere; raises `OSError`."""
     library = ctypes.CDLL(None, use_errno=True)
     if getattr(library, name)(*arguments):
         code = ctypes.get_errno()
@@ -199,7 +202,7 @@ def system_call(name: str, *arguments: object) -> None:
 
 
 def _dial_from(source: str) -> None:
-    """Dial from this address, so that gates know who comes."""
+    """Dial from this address, so that fault proxies know which node dials."""
 
     def from_here(sock: socket.socket) -> None:
         prepare(sock)

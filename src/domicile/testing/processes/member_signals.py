@@ -1,6 +1,7 @@
-"""Stops and continues other processes by signals, as a whole and not just anywhere.
+"""Stops and continues other processes by signals, all threads together and at a safe moment.
 
 Used by `domicile.testing.processes.cluster`. On Linux a pause is complete before `pause` returns.
+It must never stop a process that holds the store's write lock.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _TICK_S = 0.001
 
 
 def pause(process: subprocess.Popen[bytes] | None, database: Path | None) -> bool:
-    """Stop a process, but not while it holds the store's only write lock; False if it won't.
+    """Stop a process, but not while it holds the store's only write lock; False if that fails.
 
     A store that is no SQLite file has no such lock.
     """
@@ -38,13 +39,13 @@ def pause(process: subprocess.Popen[bytes] | None, database: Path | None) -> boo
 
 
 def resume(process: subprocess.Popen[bytes] | None) -> None:
-    """Let a stopped process go on."""
+    """Continue a stopped process."""
     if process is not None and sys.platform != "win32":
         process.send_signal(signal.SIGCONT)
 
 
 def standing_still(pid: int) -> bool:
-    """Whether every thread of a process is stopped (Linux; elsewhere nobody can tell)."""
+    """Whether every thread of a process is stopped (Linux; on other systems it cannot be told)."""
     if sys.platform != "linux":
         return True
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):

@@ -1,4 +1,4 @@
-"""One place of a cluster of real processes, and what the harness says when something can't be done.
+"""One place of a cluster of real processes, and the error that the harness raises.
 
 Used by `domicile.testing.processes.cluster` and its faults. Nothing here starts or ends a process.
 """
@@ -16,11 +16,11 @@ LOG_LINES = 30
 
 
 class HarnessError(Exception):
-    """Something cannot be done to a process, or one did what it must not."""
+    """A verb cannot be carried out on a process, or a process did what it must not."""
 
 
 class NodeProcess:
-    """One node or manager of a cluster: a place that processes come and go in."""
+    """One node or manager of a cluster: a place that has one process after another."""
 
     def __init__(self, index: int, candidate: bool, *, manager: bool = False) -> None:
         self.index = index
@@ -28,22 +28,23 @@ class NodeProcess:
         self.candidate = candidate
         self.manager = manager
         self.protocols = PROTOCOLS
-        """The wire protocols that its next process speaks (DX-19)."""
+        """The wire protocols of its next process (DX-19)."""
         self.version = ""
-        """The version that its next process says it has."""
+        """The version that its next process announces."""
         self.runs = 0
         self.frozen = False
         self.process: subprocess.Popen[bytes] | None = None
         self.log: Path | None = None
         self.reader: RecordReader | None = None
         self.incarnation: Incarnation | None = None
-        """The newest incarnation that its records tell of."""
+        """The newest incarnation in its records."""
         self.earlier: frozenset[Incarnation] = frozenset()
-        """Incarnations of that name whose records stood when its newest process was started."""
+        """Incarnations of that name with a record in the store when its newest process was
+        started."""
 
     @property
     def up(self) -> bool:
-        """Whether its process lives, frozen or not."""
+        """Whether its process is alive, frozen or not."""
         return self.process is not None and self.process.poll() is None
 
     def log_tail(self) -> str:

@@ -2,8 +2,8 @@
 
 Used by the processes of `domicile.testing.processes.cluster`, and by any other process whose events
 should be part of the same history. Each event is one record, appended by one write without a
-buffer. Counters are kept as running totals and written rarely, but for those that tests wait for.
-It must never raise: a record that can't be written ends the recording.
+buffer. Counters are kept as running totals and written rarely, except those that tests wait for. It
+must never raise: a record that can't be written ends the recording.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ COUNTS = "counts"
 """The kind of the records that hold all counters of a process, as totals so far."""
 
 COUNTS_S = 0.2
-"""How old the written totals may be when the next event or count comes."""
+"""Seconds after which the next event or count writes the totals again."""
 
 AT_ONCE = ("guard.refused", "lease.fenced", "tcp.withheld_bytes")
-"""Counters whose every change is written immediately: they tell of a process about to end."""
+"""Counters whose every change is written immediately: they announce that a process is about to
+end."""
 
 _HEADER = struct.Struct(">I")
 
@@ -70,7 +71,7 @@ class FileRecorder:
                 self._write_counts(self._now())
 
     def close(self) -> None:
-        """Write the totals and close the file; what comes later is forgotten."""
+        """Write the totals and close the file; later events are dropped."""
         self.flush()
         with self._lock:
             self._close()
@@ -90,7 +91,7 @@ class FileRecorder:
         except OSError:
             whole = False
         if not whole:
-            # Behind half a record nothing could be read, so let it be the last one.
+            # After half a record nothing could be read, so this record is the last one.
             self._close()
 
     def _close(self) -> None:
@@ -100,7 +101,7 @@ class FileRecorder:
 
 
 class RecordReader:
-    """Reads a file of records, bit by bit while it grows."""
+    """Reads a file of records while it grows."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -110,7 +111,8 @@ class RecordReader:
         self._decoder = msgspec.msgpack.Decoder(tuple[float, str, dict[str, Any]])
 
     def more(self) -> list[Event]:
-        """The events that were added since the last call; half a record at the end waits."""
+        """The events that were added since the last call; half a record at the end is left for
+        later."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)

@@ -1,4 +1,4 @@
-"""A picture of the store, kept fresh by a watch, for those who only look.
+"""A view of the store, kept up to date by a watch, for reading only.
 
 Used by `domicile.testing.processes.cluster`. It writes nothing.
 """
@@ -15,7 +15,7 @@ RETRY_S = 0.05
 
 
 class StoreView:
-    """`members` is what the store said last; it may be a moment old."""
+    """`members` is the last known state of the store; it may be a moment old."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -23,12 +23,12 @@ class StoreView:
         self.members = ClusterView()
 
     async def start(self) -> None:
-        """Read everything once, then follow."""
+        """Read everything once, then follow the changes."""
         self.members.load(await self._store.list(b""))
         self._task = asyncio.get_running_loop().create_task(self._follow(), name="store-view")
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop following."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -44,7 +44,7 @@ class StoreView:
                 await self._again()
 
     async def _again(self) -> None:
-        """After a gap, or a store that went back: forget everything and list anew."""
+        """After a gap, or a store that went back: drop everything and list again."""
         try:
             listing = await self._store.list(b"")
         except StoreError:

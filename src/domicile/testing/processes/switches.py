@@ -1,9 +1,9 @@
-"""What a test moves inside running member processes: wall clock, full disk, store out of reach or
-seen late.
+"""What a test changes inside running member processes: the wall clock, a full disk, and a store
+that is out of reach or seen late.
 
-One small file is mapped by the harness and by every member of its cluster. The harness pulls,
-members look; no message is needed, so that even a blocked loop is hit. Members `install` it before
-anything else; it must never be installed in a process that is not a member of a test.
+The harness and every member of its cluster map one small file. The harness sets switches, members
+read them; no message is needed, so that even a blocked loop is affected. Members `install` it
+before anything else. It must never be installed in a process that is not a member of a test.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _WALL = struct.Struct("=d")
 _FULL = _WALL.size
 _CUT = _FULL + 1
 PLACES = 1_024
-"""How many members a cluster may have."""
+"""The largest number of members of a cluster."""
 
 _LAG = _CUT + PLACES
 _SIZE = _LAG + PLACES
 _LAG_UNIT_S = 0.01
 _CHANGES = LOG.partition("{below}")[0]
 _REVISION = 6
-"""The column of a row of changes that says when; None if there is none."""
+"""The column with the revision in a row of changes; None if there is none."""
 
 
 class Levers:
-    """The mapped file. A missing one is made, with every lever at rest."""
+    """The mapped file. A missing one is created, with every switch off."""
 
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
@@ -51,7 +51,7 @@ class Levers:
 
     @property
     def wall_s(self) -> float:
-        """How far the wall clock was stepped."""
+        """Seconds by which the wall clock was stepped."""
         return float(_WALL.unpack_from(self._map)[0])
 
     @property
@@ -60,7 +60,7 @@ class Levers:
         return bool(self._map[_FULL])
 
     def is_cut(self, place: int) -> bool:
-        """Whether a member is kept from the store."""
+        """Whether a member is cut off the store."""
         return bool(self._map[_CUT + place])
 
     def step_wall(self, by_s: float) -> None:
@@ -68,33 +68,33 @@ class Levers:
         _WALL.pack_into(self._map, 0, self.wall_s + by_s)
 
     def fill(self, full: bool) -> None:
-        """Have every write to the store refused, or no longer."""
+        """Let every write to the store fail, or no longer."""
         self._map[_FULL] = int(full)
 
     def cut(self, place: int, cut: bool) -> None:
-        """Keep a member from the store, or no longer."""
+        """Cut a member off the store, or no longer."""
         self._map[_CUT + place] = int(cut)
 
     def lag_s(self, place: int) -> float:
-        """How late a member's watches learn of what others stored."""
+        """Seconds by which a member's watches see others' commits late."""
         return self._map[_LAG + place] * _LAG_UNIT_S
 
     def lag(self, place: int, seconds: float) -> None:
-        """Have a member's watches learn of everything that much later; up to 2.5 s."""
+        """Delay everything that a member's watches see by so many seconds, up to 2.5."""
         self._map[_LAG + place] = min(round(seconds / _LAG_UNIT_S), 255)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._map.close()
 
 
 def install(levers: Levers, place: int) -> None:
-    """Put this process under the levers, as the member at a place.
+    """Make this process obey the switches, as the member at a place.
 
-    The wall clock is what `time.time`, `time.time_ns` and an entity's `now()` say. As with a real
-    step of the machine's clock, those that count from its boot, which leases and the embedded store
-    use (S4), do not move. A full disk is SQLite's answer "full" to each write of the store; out of
-    reach, it answers nothing but "can't open". A member that lags gets every change so late.
+    The wall clock is what `time.time`, `time.time_ns` and an entity's `now()` return. As with a
+    real step of the machine's clock, the clocks that count from its boot, which leases and the
+    embedded store use (S4), do not move. A full disk is SQLite's answer "full" to each write of the
+    store. A store out of reach answers only "can't open". A lagging member gets every change late.
     """
     time_s, time_ns, run, rows = time.time, time.time_ns, Database.run, Database.rows
 

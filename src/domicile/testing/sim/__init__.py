@@ -1,1 +1,2 @@
-"""Whole clusters in one process and in virtual time."""
+"""How does a cluster behave in every order of events? Whole clusters in one process, in virtual
+time."""

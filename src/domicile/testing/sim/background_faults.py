@@ -1,6 +1,6 @@
-"""Small faults without end, for programs that should not notice them: `rough=True`.
+"""Small continuous faults, for programs that should not notice them: `rough=True`.
 
-Begun by the simulator. It strikes through its verbs only.
+The simulator starts it. It injects faults only through the simulator's verbs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from domicile.testing.sim.loop import World
 
 
 class Roughness:
-    """Small seeded faults that a program should not notice, for as long as a run lasts."""
+    """Small seeded faults that a program should not notice, as long as a run lasts."""
 
     def __init__(self, sim: SimFaults, world: World) -> None:
         self._sim = sim
@@ -18,7 +18,7 @@ class Roughness:
         self._random = world.stream("roughness")
 
     def begin(self) -> None:
-        """From now on: uneven delays, lost replies of the store, broken connections."""
+        """Start: uneven delays, lost replies of the store, broken connections."""
         sim, random = self._sim, self._random
         sim.network.jitter_s = random.choice((0.0, 0.005, 0.02))
         sim.network.skew_s = random.choice((0.0, 0.03))

@@ -1,6 +1,6 @@
 """A simulated process's clock: the world's virtual time, which never stops for one process.
 
-Handed to whatever needs a `Clock` inside a simulation. Timers belong to the process, so they
+Given to every part that needs a `Clock` inside a simulation. Timers belong to the process, so they
 are late after a freeze, as real ones are (L3).
 """
 
@@ -24,8 +24,8 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 class Machine:
     """The clocks of the machine that a process runs on; they outlive the process.
 
-    The clock that leases use began `boot_s` before the world's and runs at `rate` (A1); it never
-    jumps (A2). The wall clock is `wall_s` ahead of the world's, and may be stepped at any time.
+    The clock of leases started `boot_s` before the world's and runs at `rate` (A1); it never jumps
+    (A2). The wall clock is `wall_s` ahead of the world's, and may be stepped at any time.
     """
 
     boot_s: float = 0.0
@@ -34,17 +34,17 @@ class Machine:
 
     @property
     def true(self) -> bool:
-        """Whether its elapsed time is the world's."""
+        """Whether its elapsed time equals the world's."""
         return self.rate == 1.0 and self.boot_s == 0.0
 
     def read(self, world_s: float) -> float:
-        """What its clock shows at a moment of the world."""
+        """The time of its clock at a time of the world."""
         return self.boot_s + world_s * self.rate
 
     def reached(self, own_s: float) -> float:
-        """The first moment of the world at which its clock shows this time."""
+        """The first time of the world at which its clock shows this time."""
         world_s = (own_s - self.boot_s) / self.rate
-        # Exact, or a timer could come a rounding error early and find nothing due, for ever.
+        # Exact, or a timer could come early by a rounding error and find nothing due, forever.
         while self.read(world_s) >= own_s:
             world_s = nextafter(world_s, -inf)
         while self.read(world_s) < own_s:
@@ -52,7 +52,7 @@ class Machine:
         return world_s
 
     def clock(self, world: World, loop: SimLoop) -> Clock:
-        """The clock of a process on it."""
+        """The clock of a process on this machine."""
         return SimClock(world, loop, self) if self.true else SkewedClock(world, loop, self)
 
     def meter(self, meter: Meter, drain_s: float) -> Meter:
@@ -82,7 +82,7 @@ class SimClock:
 
 
 class SkewedClock:
-    """Implements `Clock` for a process whose machine counts seconds of its own (A1)."""
+    """Implements `Clock` for a process whose machine has its own clock (A1)."""
 
     def __init__(self, world: World, loop: SimLoop, machine: Machine) -> None:
         self._world = world
@@ -90,11 +90,11 @@ class SkewedClock:
         self._machine = machine
 
     def now(self) -> float:
-        """Seconds of the machine."""
+        """Seconds on the machine's clock."""
         return self._machine.read(self._loop.agenda.now)
 
     def wall(self) -> datetime:
-        """The time of day, as this machine has it."""
+        """The time of day on this machine."""
         return EPOCH + timedelta(seconds=self._world.now + self._machine.wall_s)
 
     def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
@@ -103,7 +103,7 @@ class SkewedClock:
 
 
 class SkewedMeter:
-    """Translates the few times and durations of events, so that checkers judge one clock."""
+    """Translates the few times and durations of events, so that checkers judge one common clock."""
 
     def __init__(self, meter: Meter, machine: Machine, drain_s: float) -> None:
         self._meter = meter
@@ -126,7 +126,7 @@ class SkewedMeter:
         sent_at, until = fields["sent_at"], fields["sent_at"] + fields["ttl"] - fields["margin"]
         fields["sent_at"] = self._machine.reached(sent_at)
         if until < inf:
-            # Their sum must be the very moment at which the guard changes its mind (L3).
+            # Their sum must be exactly the time at which the guard begins to fail (L3).
             fields["ttl"] = self._machine.reached(until) - fields["sent_at"]
             fields["margin"] = 0.0
 
@@ -153,7 +153,7 @@ class ManualClock:
         return timer
 
     def advance(self, seconds: float, *, timers: bool = True) -> None:
-        """Let time pass with what falls due; `timers=False` leaves timers late, as a freeze."""
+        """Advance time and run what is due; `timers=False` leaves timers late, as a freeze does."""
         end = self._now + seconds
         while timers and (due := [timer for timer in self._timers if timer.when <= end]):
             timer = min(due, key=lambda timer: timer.when)

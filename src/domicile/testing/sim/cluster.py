@@ -1,8 +1,8 @@
 """A whole cluster in one process and virtual time.
 
-Every node is a simulated process with its own event loop; the store and the journal are servers
-behind a network with delays and faults; the test itself talks to the cluster as a client. The
-same seed gives the same history, event for event.
+Tests use it. Every node is a simulated process with its own event loop. The store and the journal
+are servers behind a network with delays and faults. The test itself is a client of the cluster. The
+same seed must give the same history, event for event.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ START_S = 60.0
 class Sim(SimFaults):
     """The cluster as a test sees it. Nodes are numbered from 0.
 
-    `homes` says which of the entities a node can be home to, for those that are not to all.
+    `homes` names, for nodes that cannot be home to all entities, those to which they can.
     """
 
     def __init__(
@@ -120,15 +120,15 @@ class Sim(SimFaults):
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Nothing to hand over: a simulated cluster just ends."""
+        """A simulated cluster ends without handing over."""
 
     def close(self) -> None:
-        """End the world; nothing of it runs afterwards."""
+        """End the simulated world; nothing of it runs afterwards."""
         self.history.closed = True
         self.world.close()
 
     def settled(self) -> bool:
-        """Every shard of every role is served by a process that lives and has opened it."""
+        """Whether every shard of every role is served by a live process that has opened it."""
         for role in {entity_type(kind).role: None for kind in self._entities}:
             for number in range(self.settings.shards):
                 shard = ShardKey(role, number)
@@ -145,7 +145,7 @@ class Sim(SimFaults):
     # operations
 
     def start(self, node: int, *, version: str | None = None) -> None:
-        """Start a process in a slot whose process is gone; another incarnation."""
+        """Start a process in a slot whose process is gone; it is another incarnation."""
         process = self._slot(node)
         if process.up:
             raise SimulationError(f"node {node} is running: crash or stop it first")
@@ -154,7 +154,7 @@ class Sim(SimFaults):
         self._launch(process)
 
     def add(self, *, version: str = "", capacity: float = 1.0, candidate: bool = True) -> int:
-        """Start one more node; its number."""
+        """Start one more node; returns its number."""
         process = SimNode(len(self.nodes), candidate)
         process.version, process.capacity = version, capacity
         self.nodes.append(process)
@@ -184,7 +184,7 @@ class Sim(SimFaults):
     # questions
 
     def entry(self, shard: ShardKey) -> Entry:
-        """What the store says of a shard now."""
+        """The stored entry of a shard now."""
         item = self.servers.store.peek(block_key(shard.role, shard.shard // BLOCK_SIZE))
         if item is None:
             return Entry()
@@ -224,7 +224,7 @@ class Sim(SimFaults):
     # inside
 
     def node_id(self, node: int) -> str:
-        """What the node in a slot calls itself."""
+        """The node id of the node in a slot."""
         return self._slot(node).name
 
     def _outbound(self) -> Outbound:
@@ -289,7 +289,7 @@ class Sim(SimFaults):
 
 
 class _Operator:
-    """The operator's way to the store: what it knew before a rewind does not matter to it."""
+    """The operator's access to the store: what it knew before a rewind does not matter."""
 
     def __init__(self, store: RemoteStore) -> None:
         self.get, self.list, self.watch = store.get, store.list, store.watch
@@ -298,7 +298,7 @@ class _Operator:
         self._commit = store.commit
 
     async def commit(self, conditions: Sequence[Condition], writes: Sequence[Write]) -> Outcome:
-        """As `Store.commit`; a write that meets another history is tried anew."""
+        """As `Store.commit`; a write that meets another history is tried again."""
         try:
             return await self._commit(conditions, writes)
         except StoreRewound:

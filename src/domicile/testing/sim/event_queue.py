@@ -1,6 +1,6 @@
 """What is due in a simulated world, and when: the queue under `World` and its `SimLoop`s.
 
-Only `domicile.testing.sim.loop` calls this. Order depends on nothing but time and the order of
+Only `domicile.testing.sim.loop` calls this. The order must depend only on time and on the order of
 scheduling.
 """
 
@@ -22,7 +22,7 @@ _SWEEP_MIN = 256
 
 
 class Handle:
-    """Something due on a loop: what `call_soon`, `call_at` and `World.call_at` return."""
+    """A callback due on a loop: what `call_soon`, `call_at` and `World.call_at` return."""
 
     __slots__ = ("args", "callback", "context", "due_at", "loop", "queued")
 
@@ -37,7 +37,7 @@ class Handle:
         self.queued = False
 
     def cancel(self) -> None:
-        """Make it not happen."""
+        """Prevent the callback."""
         if self.callback is not None:
             self.callback = None
             self.args = ()
@@ -45,7 +45,7 @@ class Handle:
                 self.loop.agenda.timer_cancelled()
 
     def failed(self, callback: Callable[..., object], error: BaseException) -> None:
-        """It raised: its loop reports that."""
+        """The callback raised: its loop reports that."""
         message = f"Exception in callback {callback!r}"
         self.loop.call_exception_handler({"message": message, "exception": error, "handle": self})
 
@@ -54,7 +54,7 @@ class Handle:
         return self.callback is None
 
     def when(self) -> float:
-        """The virtual time it is due, for timers."""
+        """The virtual time at which a timer is due."""
         return self.due_at
 
     def get_loop(self) -> SimLoop:
@@ -74,7 +74,7 @@ Entry = tuple[float, int, Handle]
 
 
 class Agenda:
-    """What is due in a world, and when. Shared by the world and its loops; nobody else's."""
+    """What is due in a world, and when. Only the world and its loops use it."""
 
     def __init__(self) -> None:
         self.now = START_S
@@ -91,7 +91,7 @@ class Agenda:
     def collect_due(self, outside: SimLoop) -> None:
         """Make ready what is due by now; the timers of frozen processes wait for the thaw.
 
-        What is due outside of all processes happens right here.
+        Callbacks outside of all processes run here at once.
         """
         timers, now = self.timers, self.now
         while timers and timers[0][0] <= now:
@@ -124,7 +124,7 @@ class Agenda:
         return timers[0][0] if timers else inf
 
     def timer_cancelled(self) -> None:
-        """Count it; once most timers are cancelled ones, sweep them out (I6)."""
+        """Count a cancelled timer; once most are cancelled, remove them (I6)."""
         self._stale += 1
         if self._stale > _SWEEP_MIN and self._stale * 2 > len(self.timers):
             self._keep([entry for entry in self.timers if entry[2].callback is not None])
@@ -146,7 +146,7 @@ class Agenda:
         return taken
 
     def _keep(self, entries: list[Entry]) -> None:
-        # In place: the scheduler and every loop hold on to this very list.
+        # In place: the scheduler and every loop refer to this list.
         self.timers[:] = entries
         heapify(self.timers)
         self._stale = sum(entry[2].callback is None for entry in entries)

@@ -1,6 +1,6 @@
 """What a test can do to a simulated cluster: the faults among the verbs of `Sim`.
 
-Base of `Sim`, which owns everything that is broken here. Each verb notes what it did in the
+Base of `Sim`, which owns everything that a fault breaks. Each verb must note what it did in the
 history, so that checkers know when the cluster was disturbed.
 """
 
@@ -37,7 +37,7 @@ class SimFaults(Verbs):
         self.network.kill(process.name)
 
     def freeze(self, node: int) -> None:
-        """SIGSTOP: it stands still while its sockets fill and its lease runs out."""
+        """SIGSTOP: the process stops while its sockets fill and its lease runs out."""
         process = self._up(node)
         assert process.loop is not None
         self.note_fault("freeze", process)
@@ -65,7 +65,7 @@ class SimFaults(Verbs):
         self.store.cut = False
 
     def block(self, one: int, other: int) -> None:
-        """Nothing passes from one node to another, though it does the other way round.
+        """Nothing passes from one node to another; the other direction works.
 
         -1 is the test's own client.
         """
@@ -90,25 +90,25 @@ class SimFaults(Verbs):
         process.store.cut = True
 
     def linger(self, one: int, other: int, lingers_s: float) -> None:
-        """Break the connections between two nodes, which the end that accepted notices late.
+        """Break the connections between two nodes; the accepting end notices it late.
 
-        What was under way on the old connection then arrives after what the new one brings.
+        Packets under way on the old connection then arrive after those of the new one.
         """
         self.note_fault("linger", self._slot(one))
         self.network.linger(self._slot(one).name, self._slot(other).name, lingers_s)
 
     def duplicate(self, one: int, other: int) -> int:
-        """Have the connections between two nodes repeated, as by a middlebox; how many."""
+        """Repeat the connections between two nodes, as a middlebox might; returns how many."""
         self.note_fault("duplicate", self._slot(one))
         return self.network.duplicate(self._slot(one).name, self._slot(other).name)
 
     # the store as a whole
 
     def store_outage(self, *, running: bool = False) -> None:
-        """Nobody reaches the store until `store_back`.
+        """No process reaches the store until `store_back`.
 
-        Its process is down, so nothing expires meanwhile; one that is still `running` is only
-        out of reach, and leases run out.
+        Its process is down, so nothing expires meanwhile. With `running` it is only out of reach,
+        and leases run out.
         """
         self.note_fault("outage")
         self.servers.outage(running=running)
@@ -121,14 +121,14 @@ class SimFaults(Verbs):
     def rewind(self, seconds: float) -> float:
         """The store loses its newest commits, as when a backup is put back (S5).
 
-        It goes back by at least so many seconds, to the newest backup that is old enough; by how
-        many is returned. Everybody has to find that out, and begin again.
+        It goes back by at least so many seconds, to the newest backup that is old enough; returns
+        by how many. Every process has to notice that and begin again.
         """
         self.note_fault("rewind")
         return self.servers.rewind(seconds)
 
     def compact(self) -> None:
-        """The store forgets all changes so far: a watch from before must list again."""
+        """The store drops all changes so far: a watch from before must list again."""
         self.servers.store.compact(self.servers.store.revision)
 
     def raise_fence(self, shard: ShardKey) -> None:
@@ -143,7 +143,7 @@ class SimFaults(Verbs):
     # clocks
 
     def step_store_clock(self, seconds: float) -> None:
-        """Set the store's wall clock forward, or back if negative (S4). No fault for anybody."""
+        """Set the store's wall clock forward, or back if negative (S4). This is not a fault."""
         self.servers.wall_s += seconds
         self.history.event("stepped", node=None, by=seconds)
 
@@ -153,11 +153,11 @@ class SimFaults(Verbs):
         self.history.event("stepped", node=node, by=seconds)
 
     def skew(self, node: int, offset_s: float = 0.0, rate: float = 1.0) -> None:
-        """Give a node's machine clocks of its own, from the next process on that it runs.
+        """Give a node's machine clocks of its own, from its next process on.
 
         The clock of leases shows `offset_s` more than the world's, and runs at `rate` (A1: within
-        0.1 % of 1); the wall clock is ahead by as much. Leases can't outlive a process, so a
-        running one must be stopped or crashed first: its clock never jumps (A2).
+        0.1 % of 1); the wall clock is ahead by as much. A process's clock never jumps (A2), so a
+        running process must be stopped or crashed first.
         """
         process = self._slot(node)
         if process.up:
@@ -170,12 +170,12 @@ class SimFaults(Verbs):
     # slow ways
 
     def slow(self, node: int, extra_s: float) -> None:
-        """Whatever comes from or goes to a node takes this much longer; 0 ends it."""
+        """Everything from and to a node takes this much longer; 0 ends it."""
         self.note_fault("slow" if extra_s else "fast", self._slot(node))
         self.network.slow(self._slot(node).name, extra_s)
 
     def slow_way(self, one: int, other: int, extra_s: float) -> None:
-        """What goes from one node to another takes this much longer; 0 ends it."""
+        """Everything from one node to another takes this much longer; 0 ends it."""
         self.note_fault("slow" if extra_s else "fast", self._slot(one))
         self.network.slow_way(self._slot(one).name, self._slot(other).name, extra_s)
 
@@ -196,7 +196,7 @@ class SimFaults(Verbs):
         return process
 
     def note_fault(self, fault: str, process: SimNode | None = None) -> None:
-        """Tell the checkers that something was done to the cluster."""
+        """Tell the checkers of a fault."""
         self.history.event(
             "fault",
             fault=fault,

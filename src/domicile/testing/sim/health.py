@@ -1,4 +1,7 @@
-"""Proof of death in a simulated cluster: what a kernel's file locks show on one machine (L6)."""
+"""Proof of death in a simulated cluster: what a kernel's file locks show on one machine (L6).
+
+The simulator gives a `SimHealth` to each process. It must never call a live process dead.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from domicile.testing.sim.loop import SimLoop
 
 
 class SimLocks:
-    """Who holds which incarnation's lock, for all processes of a world."""
+    """Which process holds which incarnation's lock, for all processes of a world."""
 
     def __init__(self) -> None:
         self._held: dict[Incarnation, SimLoop | None] = {}
@@ -30,7 +33,7 @@ class SimHealth:
         self._held[incarnation] = self._loop
 
     def let_go(self, incarnation: Incarnation, *, gone: bool = True) -> None:
-        """As `Health.let_go`: a lock that is there and that nobody holds is proof."""
+        """As `Health.let_go`: a lock that exists and that no process holds is proof."""
         if gone:
             self._held.pop(incarnation, None)
         elif incarnation in self._held:

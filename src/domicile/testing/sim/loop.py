@@ -1,11 +1,11 @@
 """Virtual time: many simulated processes in one real one, on one clock and one scheduler.
 
-A `World` owns the clock, the seed and everything that is due. A `SimLoop` is the event loop of
-one simulated process; asyncio's own tasks, futures, timeouts and task groups run on it. The
-harness creates processes and freezes, thaws or kills them; the simulated network and servers use
-`World.call_at` and `SimLoop.post`. Nothing here may read a real clock, do real I/O, or let the
-order of callbacks depend on anything but the order in which they were scheduled: the same seed
-runs alike on every Python and under every hash seed.
+A `World` owns the clock, the seed and everything that is due. A `SimLoop` is the event loop of one
+simulated process; asyncio's own tasks, futures, timeouts and task groups run on it. The harness
+creates processes and freezes, thaws or kills them; the simulated network and servers use
+`World.call_at` and `SimLoop.post`. Nothing here may read a real clock or do real I/O. The order of
+callbacks must depend only on the order in which they were scheduled: the same seed runs alike on
+every Python and under every hash seed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _REPORTED_TASKS = 20
 
 
 class Deadlock(SimulationError):
-    """The main coroutine can not, or does not, go on. The message shows who waits where."""
+    """The main coroutine cannot, or does not, go on. The message shows which task waits where."""
 
 
 class SimLoop(asyncio.AbstractEventLoop):
@@ -68,7 +68,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._enqueue(Handle(self, callback, (), self.context.copy()))
 
     def freeze(self) -> None:
-        """Like SIGSTOP: nothing of this process runs; what arrives piles up."""
+        """Like SIGSTOP: nothing of this process runs; arriving I/O is kept."""
         if self.frozen or self.dead:
             return
         self.frozen = True
@@ -76,14 +76,14 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._enqueue = self._parked.append
 
     def thaw(self) -> None:
-        """Like SIGCONT: what was ready goes first, then the piled-up I/O, then due timers."""
+        """Like SIGCONT: what was ready runs first, then the kept I/O, then due timers."""
         if not self.frozen or self.dead:
             return
         self.frozen = False
         self._enqueue = self._ready.append
         self._ready.extend(self._parked)
         self._parked.clear()
-        # Timers join at the start of the next round, behind all of the above, as in a selector
+        # Timers follow at the start of the next round, behind all of the above, as in a selector
         # loop: a fence that relies on a timer alone is late (I1).
         for entry in self.late:
             if not entry[2].cancelled():
@@ -197,7 +197,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     # Errors.
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Report an error nobody awaits."""
+        """Report an error that no task awaits."""
         if self.dead:
             return
         if self._exception_handler is None:
@@ -231,7 +231,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Ignored."""
 
     def is_running(self) -> bool:
-        """Whether the world is being driven and this process lives."""
+        """Whether the world runs and this process is alive."""
         return self.agenda.running and not self.dead
 
     def is_closed(self) -> bool:
@@ -281,11 +281,11 @@ class World:
 
     @property
     def errors(self) -> list[tuple[str, dict[str, Any]]]:
-        """Errors that nobody awaited: the process's name and what asyncio says of it."""
+        """Errors that no task awaited: the process's name and asyncio's context."""
         return self._agenda.errors
 
     def stream(self, name: str) -> Random:
-        """A generator of its own for one purpose: the same seed and name, the same numbers."""
+        """A random generator for one purpose: the same seed and name give the same numbers."""
         return Random(f"domicile {self.seed} {name}")
 
     def process(self, name: str) -> SimLoop:
@@ -297,7 +297,7 @@ class World:
         return loop
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Handle:
-        """Run something outside of all processes: no fault of a process stops it.
+        """Run a callback outside of all processes: no fault of a process stops it.
 
         At the same time it comes before what processes do, in the order of these calls.
         """
@@ -307,7 +307,7 @@ class World:
     def run(
         self, main: Coroutine[Any, Any, T], loop: SimLoop, *, stuck_after_s: float = 300.0
     ) -> T:
-        """Drive everything until `main`, a coroutine of `loop`, is done; its result.
+        """Run everything until `main`, a coroutine of `loop`, is done; returns its result.
 
         Raises `Deadlock` when nothing is left to happen, when `main` was not resumed for
         `stuck_after_s` (sleeping is fine), or when callbacks keep coming while time stands still.
@@ -347,7 +347,7 @@ class World:
         for loop in everyone:
             loop.kill()
         self._agenda.closed = True
-        # A coroutine that awaits in a finally block protests when it is closed. Nobody cares now.
+        # A coroutine that awaits in a finally block raises when it is closed. That is ignored now.
         reported, sys.unraisablehook = sys.unraisablehook, _say_nothing
         log = logging.getLogger("domicile")
         muted, log.disabled = log.disabled, True
@@ -356,7 +356,8 @@ class World:
                 warnings.simplefilter("ignore", RuntimeWarning)
                 for loop in everyone:
                     _bury(loop)
-                # Where nobody else collects, all that the run left is in the youngest generation.
+                # If the garbage collector is disabled, everything from the run is in the youngest
+                # generation.
                 gc.collect(2 if gc.isenabled() else 0)
         finally:
             sys.unraisablehook, log.disabled = reported, muted
@@ -446,8 +447,7 @@ class _Generators:
 
     def __init__(self, agenda: Agenda) -> None:
         self._agenda = agenda
-        # By id, as weak references are gone when the hook runs; an id that is used again is
-        # noted again.
+        # By id, because weak references are gone when the hook runs; a reused id is noted again.
         self._owners: dict[int, SimLoop | None] = {}
 
     def begun(self, generator: AsyncGenerator[Any, Any]) -> None:
@@ -460,7 +460,7 @@ class _Generators:
 
 
 def _bury(loop: SimLoop) -> None:
-    """Let go of all that a process left."""
+    """Drop everything that a process left."""
     buried, loop.buried = loop.buried, []
     asyncio._set_running_loop(loop)
     try:

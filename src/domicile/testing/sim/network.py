@@ -1,9 +1,9 @@
 """The network of a simulated cluster: connections with latency, and verbs that break them.
 
-`SimNetwork` stands outside of all processes. A packet reaches a process through `SimLoop.post`,
-so that it piles up while the process is frozen, as in a full socket. All chance comes from one
-seeded generator, and everything is kept in the order it was made. Harnesses call the verbs;
-processes see a `Transport` only.
+`SimNetwork` is outside of all processes. A packet reaches a process through `SimLoop.post`, so it
+is kept while the process is frozen, as in a full socket. All chance comes from one seeded
+generator, and everything is kept in the order in which it was made. Harnesses call the verbs;
+processes see only a `Transport`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LATENCY_MAX_S = 0.002
 DIAL_TIMEOUT_S = 3.0
 KEPT_PACKETS = 4
 CUT_NOTICED_S = 0.2
-"""After a cut, each end learns of it within this time."""
+"""Seconds within which each end notices a cut."""
 
 
 class SimNetwork:
@@ -30,9 +30,9 @@ class SimNetwork:
 
     def __init__(self, world: World, history: History, random: Random) -> None:
         self.jitter_s = 0.0
-        """Added to the longest time that a packet takes."""
+        """Seconds added to the longest time that a packet takes."""
         self.skew_s = 0.0
-        """Some ways between two hosts take up to this much longer than others, always."""
+        """Some paths between two hosts always take up to this many seconds longer than others."""
         self._ways: dict[tuple[str, str], float] = {}
         self.world = world
         self.history = history
@@ -55,7 +55,7 @@ class SimNetwork:
         """Hosts of different sides no longer reach each other, in place of any earlier sides.
 
         Packets are held, as retransmissions are, and flow after `heal` if the connection still
-        stands. Hosts that are not named reach everyone.
+        exists. Hosts that are not named reach all others.
         """
         self._sides = {host: number for number, side in enumerate(sides) for host in side}
         self._resume()
@@ -73,7 +73,7 @@ class SimNetwork:
     def cut(self, one: str, other: str) -> None:
         """Break all connections between two hosts.
 
-        Each end learns it at its own moment within 200 ms. Of the packets under way in each
+        Each end notices it at its own time within 200 ms. Of the packets under way in each
         direction some first ones arrive, late, before that; the rest is lost.
         """
         for wire in list(self._wires.values()):
@@ -81,9 +81,9 @@ class SimNetwork:
                 wire.cut()
 
     def linger(self, one: str, other: str, lingers_s: float) -> None:
-        """Break all connections between two hosts, which those that accepted them notice late.
+        """Break all connections between two hosts; the accepting ends notice it late.
 
-        The dialling end learns it within 200 ms and dials again; what it had sent on the old
+        The dialling end notices it within 200 ms and dials again. What it had sent on the old
         connection arrives over the whole time, so also after what it sends on the new one.
         """
         for wire in list(self._wires.values()):
@@ -93,8 +93,8 @@ class SimNetwork:
     def duplicate(self, one: str, other: str) -> int:
         """Repeat the beginning and the newest packets of what was dialled between two hosts.
 
-        They arrive once more on a connection of their own, as from a middlebox that replays a
-        flow; what comes back over it reaches nobody. How many connections were repeated.
+        They arrive once more on a connection of their own, as from a middlebox that replays a flow;
+        answers on it are dropped. Returns how many connections were repeated.
         """
         if self._nobody is None:
             self._nobody = self.world.process("nobody")
@@ -153,15 +153,16 @@ class SimNetwork:
         return address
 
     def unlisten(self, address: str) -> None:
-        """Nobody accepts there any more."""
+        """The listener at an address has stopped."""
         self._listeners.pop(address, None)
 
     def listener(self, address: str) -> _Listener | None:
-        """Who accepts at an address."""
+        """The listener at an address, if any."""
         return self._listeners.get(address)
 
     def dial(self, loop: SimLoop, host: str, address: str, handler: ConnectionHandler) -> _End:
-        """Try to connect; the dialling end, which stands only once its handler is told so."""
+        """Try to connect; returns the dialling end, which is open only once its handler is told
+        so."""
         self._made += 1
         wire = self._wires[self._made] = _Wire(self, self._made, self._random, address)
         near = wire.between(host, address.rpartition(":")[0])
@@ -171,7 +172,7 @@ class SimNetwork:
         return near
 
     def discard(self, number: int) -> None:
-        """A connection that neither end uses any more."""
+        """Forget a connection that neither end uses any more."""
         self._wires.pop(number, None)
 
     def _resume(self) -> None:
@@ -215,7 +216,7 @@ class SimTransport:
             self.track(self._network.dial(self._loop, self._host, address, handler))
 
     async def close(self) -> None:
-        """Stop accepting and close every connection, without a word to this end's handlers."""
+        """Stop accepting and close every connection; this end's handlers are not called."""
         self.closed = True
         for address in self._addresses:
             self._network.unlisten(address)
@@ -241,7 +242,7 @@ class _Tracked:
         self.closed = handler.closed
 
     def opened(self, connection: Connection) -> None:
-        """The connection stands."""
+        """The connection is open."""
         if self._transport.closed:
             connection.close()
         else:
@@ -249,32 +250,32 @@ class _Tracked:
             self._handler.opened(connection)
 
     def guard(self) -> bool:
-        """What the handler itself says."""
+        """The guard of the handler itself."""
         return self._handler.guard()
 
 
 class _Deaf:
-    """The handler of a connection that nobody listens to."""
+    """The handler of a connection whose packets are dropped."""
 
     def opened(self, connection: Connection) -> None:
-        """The connection stands."""
+        """The connection is open."""
 
     def received(self, data: bytes) -> None:
-        """Something came back."""
+        """A packet came back."""
 
     def receiving(self) -> None:
-        """Something is coming back."""
+        """A packet is coming back."""
 
     def closed(self, reason: str) -> None:
-        """The connection is over."""
+        """The connection has ended."""
 
     def guard(self) -> bool:
-        """Whatever arrives may arrive."""
+        """Always true."""
         return True
 
 
 class _Packet(NamedTuple):
-    """Something under way: `dial`, `open`, `data` or `close`."""
+    """A packet under way: `dial`, `open`, `data` or `close`."""
 
     kind: str
     text: str = ""
@@ -292,7 +293,7 @@ class _Wire:
         self.ends: tuple[_End, ...] = ()
 
     def between(self, near_host: str, far_host: str) -> _End:
-        """Make both ends; the dialling one."""
+        """Make both ends; returns the dialling one."""
         near, far = _End(self, near_host), _End(self, far_host)
         near.pipe, far.pipe = _Pipe(self.network, near, far), _Pipe(self.network, far, near)
         near.peer, far.peer = far, near
@@ -300,7 +301,7 @@ class _Wire:
         return near
 
     def joins(self, one: str, other: str) -> bool:
-        """Whether it stands between two hosts, either way round."""
+        """Whether it is between two hosts, in either direction."""
         hosts = tuple(end.host for end in self.ends)
         return hosts in ((one, other), (other, one))
 
@@ -336,7 +337,7 @@ class _End:
         self._handler: ConnectionHandler | None = None
 
     def attach(self, loop: SimLoop, handler: ConnectionHandler) -> None:
-        """Whose end this is."""
+        """Give this end its process and handler."""
         self._loop = loop
         self._handler = handler
 
@@ -350,18 +351,18 @@ class _End:
             self.pipe.push(_Packet("data", data=data))
 
     def close(self) -> None:
-        """Stop. The other end learns it after the packets under way."""
+        """Close. The other end is told after the packets under way."""
         self.give_up("closed by the peer")
 
     def give_up(self, reason: str) -> None:
-        """Be over, without a word to this end's handler; the other end learns the reason."""
+        """End without calling this end's handler; the other end gets the reason."""
         if not self.over:
             self.over = True
             self.pipe.push(_Packet("close", reason))
             self._wire.settle()
 
     def arrive(self, packet: _Packet) -> None:
-        """The network delivers; nothing happens before the process turns to it."""
+        """The network delivers a packet; the process handles it when it runs next."""
         if packet.kind == "dial":
             self._accept(packet.text)
         elif self._loop is not None:
@@ -417,10 +418,10 @@ class _End:
 
 
 class _Pipe:
-    """One direction of a connection: first in, first out, later than it was sent.
+    """One direction of a connection: first in, first out, with latency.
 
-    Each packet has one arrival; an arrival that finds the way blocked is made up for later.
-    Arrivals take the packet at the head, so that nothing overtakes.
+    Each packet has one arrival; an arrival on a blocked path is made up for later. Arrivals take
+    the packet at the head, so that nothing overtakes.
     """
 
     def __init__(self, network: SimNetwork, source: _End, target: _End) -> None:
@@ -434,20 +435,20 @@ class _Pipe:
         self._generation = 0
 
     def push(self, packet: _Packet) -> None:
-        """Send a packet on its way."""
+        """Send a packet."""
         if not self._broken:
             self._packets.append(packet)
             self._expect()
 
     def resume(self) -> None:
-        """The way may be free again: make up for missed arrivals."""
+        """The path may be free again: make up for missed arrivals."""
         if self._stalled and self._network.reaches(self._source.host, self._target.host):
             stalled, self._stalled = self._stalled, 0
             for _ in range(stalled):
                 self._expect()
 
     def break_off(self, until: float, random: Random) -> None:
-        """Some first packets arrive at moments before `until`; the rest, and later ones, do not."""
+        """Some first packets arrive at times before `until`; the rest, and later ones, do not."""
         if self._broken:
             return
         self._broken = True

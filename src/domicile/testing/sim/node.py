@@ -1,6 +1,6 @@
-"""One node of a simulated cluster: a slot, on a machine of its own, that processes come and go in.
+"""One node of a simulated cluster: a slot, on a machine of its own, for one process after another.
 
-Made by the simulator; campaigns and tests look at it.
+Made by the simulator; campaigns and tests read it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from domicile.testing.sim.loop import SimLoop
 
 
 class SimNode:
-    """One node of a simulated cluster: a slot that processes come and go in."""
+    """One node of a simulated cluster: a slot that has one process after another."""
 
     def __init__(self, index: int, candidate: bool, *, manager: bool = False) -> None:
         self.index = index
@@ -37,7 +37,7 @@ class SimNode:
 
     @property
     def up(self) -> bool:
-        """Whether its process lives, frozen or not."""
+        """Whether its process is alive, frozen or not."""
         return self.loop is not None and not self.loop.dead and not self.done
 
     @property

@@ -1,10 +1,10 @@
 """Keeps the real world out of a simulation.
 
 `sandbox()` makes the interpreter refuse sockets, threads, child processes and blocking sleeps in
-the current thread: in virtual time each of them is a mistake that would otherwise show as a seed
-that does not replay. `World.run` enters it; tests may too. It must never affect other threads,
-nor this one outside of the `with` block. `LOOP_REFUSALS` says what a simulated process's event
-loop refuses by itself.
+the current thread. In virtual time each of them is a mistake that would otherwise show as a seed
+that does not replay. `World.run` enters it; tests may too. It must never affect other threads, nor
+this one outside of the `with` block. `LOOP_REFUSALS` says what a simulated process's event loop
+refuses by itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 
 class SimulationError(Exception):
-    """The simulated program did something that virtual time cannot host."""
+    """The simulated program did something that is impossible in virtual time."""
 
 
 _NETWORK = "use the simulated network: a transport made for the sim"
@@ -48,7 +48,7 @@ _installed: list[bool] = []
 
 
 def _audit(event: str, _args: tuple[Any, ...]) -> None:
-    # Called for every audited event of the interpreter, for good: hooks cannot be removed.
+    # Called for every audited event of the interpreter from now on: hooks cannot be removed.
     if _depth_by_thread and event in _REFUSED and get_ident() in _depth_by_thread:
         what, instead = _REFUSED[event]
         raise SimulationError(
@@ -57,7 +57,7 @@ def _audit(event: str, _args: tuple[Any, ...]) -> None:
 
 
 def _guard(module: ModuleType, name: str, event: str) -> None:
-    """Stand in for an audit event that this version of Python does not raise yet."""
+    """Replaces an audit event that this version of Python does not raise yet."""
     real = getattr(module, name)
 
     @wraps(real)
@@ -80,7 +80,7 @@ def _install() -> None:
 
 @contextmanager
 def sandbox() -> Generator[None, None, None]:
-    """Refuse real I/O in this thread for the length of the block. May be nested."""
+    """Refuse real I/O in this thread within the block. May be nested."""
     if not _installed:
         _install()
     thread = get_ident()

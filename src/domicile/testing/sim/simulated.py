@@ -42,7 +42,7 @@ class Decorator(Protocol):
 
 
 def run_simulation(sim: Sim, body: Callable[[Sim], Coroutine[Any, Any, None]]) -> None:
-    """One whole run: start, body, verdict. Raises what the body or a checker says."""
+    """One whole run: start, body, verdict. Raises the error of the body or of a checker."""
 
     async def main() -> None:
         async with sim:
@@ -56,7 +56,7 @@ def run_simulation(sim: Sim, body: Callable[[Sim], Coroutine[Any, Any, None]]) -
 
 
 def judge(sim: Sim) -> None:
-    """Raise `InvariantBroken` if the checkers object, or the first error that nobody caught."""
+    """Raise `InvariantBroken` if the checkers object, or the first error that no code caught."""
     violations = check(sim.history)
     if violations:
         raise InvariantBroken("\n".join(str(violation) for violation in violations[:5]))
@@ -84,14 +84,13 @@ def simulated(
 ) -> Decorator:
     """Run an async test in a simulated cluster of `nodes`, with seeds 0 … `seeds` - 1.
 
-    The parameter named `sim` (else the first) gets the cluster; the others stay pytest
-    fixtures. Works on methods too. `rough=True` adds small seeded faults all the time: broken
-    connections, broken watches, lost replies of the store, uneven delays. `locks=True` has
-    crashes proved at once, as on the embedded store; without it leases have to run out.
-    `candidates` are the nodes that may coordinate, `managers` processes that do nothing else, which
-    are numbered after the nodes; `strategy` is the coordinator's; `settings` and `resources` are
-    those of every node. `homes` are the entities of nodes that are not to be home to all, by
-    number.
+    The parameter named `sim` (else the first) gets the cluster; the others stay pytest fixtures.
+    Works on methods too. `rough=True` adds small seeded faults all the time: broken connections,
+    broken watches, lost replies of the store, uneven delays. With `locks=True` crashes are proved
+    at once, as on the embedded store; without it leases have to run out. `candidates` are the nodes
+    that may coordinate. `managers` are processes that do nothing else, numbered after the nodes.
+    `strategy` is the coordinator's; `settings` and `resources` are those of every node. `homes`
+    names, by node number, the entities of nodes that cannot be home to all.
     """
 
     if nodes < 1 or seeds < 1:

@@ -1,4 +1,4 @@
-"""Tasks of a simulated world: numbered, watched, described and let go of.
+"""Tasks of a simulated world: numbered, watched, described and dropped.
 
 Only `domicile.testing.sim.loop` calls this. Nothing here resumes a task.
 """
@@ -79,7 +79,7 @@ def stack_of(task: asyncio.Task[Any]) -> list[str]:
 
 
 def abandon(thing: object) -> None:
-    """Let go of what a dead process left without a trace in logs or warnings."""
+    """Drop what a dead process left, without a trace in logs or warnings."""
     if isinstance(thing, tuple):
         for part in cast("tuple[object, ...]", thing):
             abandon(part)

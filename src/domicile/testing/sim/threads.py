@@ -1,4 +1,7 @@
-"""Users' blocking functions in a simulated process: virtual time has no threads."""
+"""Users' blocking functions in a simulated process: virtual time has no threads.
+
+The simulator gives it to every node. It must start no thread.
+"""
 
 from __future__ import annotations
 

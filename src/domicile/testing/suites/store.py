@@ -1,14 +1,14 @@
-"""What every store must do (S1, S2, S3, S5, S7), also while things go wrong.
+"""What every store must do (S1, S2, S3, S5, S7), also while there are faults.
 
 For authors of stores: derive `class TestMine(StoreContract)` and define `open`, which yields a
-`Stores`: a way to make clients of one empty store, and verbs that do to it what can really happen
-to it. The scenarios use nothing else. Let a verb do the real thing where that is possible (stop the
-server, hold its lock, cut the connection); only then does the suite say something of the store.
+`Stores`: it makes clients of one empty store, and has verbs for what can really happen to that
+store. The scenarios use nothing else. Let a verb do the real thing if possible (stop the server,
+hold its lock, cut the connection); only then does the suite prove something about the store.
 
 - `client`, `advance`, `compact`: always needed.
 - `outage`, `restore`: the store can't be written to. Reads may fail or go on.
 - `lose_next_reply`: a commit that happens, now or soon, and whose caller is not told.
-- `slow`: commits take their time, as on a busy disk or network.
+- `slow`: commits take longer, as on a busy disk or network.
 - `break_watches`: connections of one client that break while the store is well.
 """
 
@@ -47,7 +47,7 @@ class Stores(Protocol):
     """One empty store and what a test may do to it."""
 
     def client(self, by: str) -> Store:
-        """Another process's way to it."""
+        """A client of the store, as in another process."""
         ...
 
     async def advance(self, seconds: float) -> None:
@@ -55,23 +55,24 @@ class Stores(Protocol):
         ...
 
     async def compact(self, revision: int) -> None:
-        """Forget the changes up to a revision."""
+        """Drop the changes up to a revision."""
         ...
 
     async def outage(self) -> None:
-        """From now on nobody can write: calls end in time with `StoreUnavailable` or `Unknown`."""
+        """From now on no client can write: calls end in time with `StoreUnavailable` or
+        `Unknown`."""
         ...
 
     async def restore(self) -> None:
-        """The outage is over."""
+        """End the outage."""
         ...
 
     async def lose_next_reply(self, client: Store) -> None:
-        """The next commit of this client happens, but the client doesn't learn it."""
+        """The next commit of this client happens, but the client is not told."""
         ...
 
     async def slow(self, seconds: float) -> None:
-        """From now on a commit takes at least that long; less than a call may take."""
+        """From now on a commit takes at least that many seconds; less than a call may take."""
         ...
 
     async def break_watches(self, client: Store) -> None:
@@ -83,13 +84,13 @@ class StoreContract(ABC):
     """Derive a test class from this and define `open`."""
 
     ttl_s: float = 5.0
-    """The ttl that leases ask for. A store on real time may want it small."""
+    """The ttl in seconds that leases ask for. A store on real time may want it small."""
 
     patience_s: float = 10.0
-    """How long, in real time, one scenario may take."""
+    """Seconds of real time that one scenario may take."""
 
     slow_s: float = 0.05
-    """How slow `Stores.slow` is asked to be."""
+    """Seconds that `Stores.slow` is given."""
 
     @abstractmethod
     def open(self) -> AbstractAsyncContextManager[Stores]:
@@ -409,7 +410,7 @@ class StoreContract(ABC):
             with pytest.raises(StoreUnavailable):
                 await store.renew("l")
             await stores.restore()
-            # Requests may still be under way: what holds is that each is done whole or not at all.
+            # Requests may still be under way; each of them must be done whole or not at all.
             assert await put(store, b"after", b"") > last
             listing = await store.list(b"")
             found = {item.key: item for item in listing.items}
@@ -531,7 +532,7 @@ class StoreContract(ABC):
 
 
 class Follower:
-    """A watch that is started again where it broke, as callers must."""
+    """A watch that is started again where it broke, as callers must do."""
 
     def __init__(self, store: Store, seen: int) -> None:
         self.seen: list[int] = []
@@ -539,7 +540,7 @@ class Follower:
         self._from = seen
 
     async def follow(self, count: int) -> None:
-        """Until that many commits were seen."""
+        """Follow until that many commits were seen."""
         while len(self.seen) < count:
             with suppress(StoreUnavailable):
                 async for changes in self._store.watch(b"", self._from):
@@ -551,7 +552,7 @@ class Follower:
 
 
 async def put(store: Store, key: bytes, value: bytes, lease: str | None = None) -> int:
-    """Write one key; the revision of it."""
+    """Write one key; returns its revision."""
     outcome = await store.commit([], [Put(key, value, lease)])
     assert isinstance(outcome, Committed)
     return outcome.revision
