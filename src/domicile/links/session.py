@@ -32,8 +32,8 @@ rest is made."""
 
 MANY_MESSAGES = 1_024
 """The same after such an early write. A connection hands only the first packet of a turn to the
-kernel at once (`Connection.send`), so later frames wait for the end of the turn anyway, and a
-larger frame costs less."""
+kernel at once (`Connection.send`). Later frames wait for the end of the turn anyway, and a larger
+frame costs less."""
 
 UNSPOKEN = "link.unspoken"
 """Counts messages that were dropped because the protocol of their link does not have them

@@ -309,8 +309,8 @@ class OutgoingCalls:
         """The shards of the callers that wait behind a chain's handlers, as far as those run on
         this node.
 
-        A handler in a draining shard may wait for a message that is queued behind another one, and
-        that other message may ask back into the draining shard. Then both must finish before it is
+        A handler in a draining shard may wait for a message that is queued behind another one. That
+        other message may ask back into the draining shard. Then both must finish before it is
         empty.
         """
         for caller in chain:

@@ -270,8 +270,8 @@ class Reading:
 
         One guard allows one start, one resumption, or the replies of one frame. In between only
         that same message is noted, on its way to its start. So only the first event of a process
-        after a pause can be such an event, and it comes as soon as the machine lets the process
-        run. Renewals prove nothing: another thread may note them.
+        after a pause can be such an event. It comes as soon as the machine lets the process run.
+        Renewals prove nothing: another thread may note them.
         """
         for ends in wakings.values():
             ends.sort(reverse=True)

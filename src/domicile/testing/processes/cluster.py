@@ -81,7 +81,7 @@ class Processes(RealFaults):
 
     `store` is the URL of a store that is empty and that other processes can reach; without it the
     cluster has an embedded one of its own. A store that is no SQLite file has no log of commits, so
-    there is no `history`, and it can't be stalled, cut off, slowed down or filled.
+    there is no `history`. It can't be stalled, cut off, slowed down or filled.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Processes(RealFaults):
         """The URL of the store, for further nodes and clients."""
         return self._given_store or sqlite_url((self._disk or self.directory) / STORE)
 
-    # the cluster's life
+    # start and end
 
     async def __aenter__(self) -> Self:
         """Start every node and the test's own client; returns once all shards are served."""

@@ -178,7 +178,7 @@ class _Passage:
         try:
             await asyncio.get_running_loop().sock_connect(sock, there)
         except OSError:
-            sock.close()  # nobody listens behind this gate now
+            sock.close()  # no process listens behind this gate now
             return
         reader, writer = await asyncio.open_connection(sock=sock)
         self._inner = writer

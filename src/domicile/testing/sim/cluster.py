@@ -97,7 +97,7 @@ class Sim(SimFaults):
             self.servers.remote_store(self.loop, "operator", self.servers.store_faults("operator"))
         )
 
-    # the cluster's life
+    # start and end
 
     async def __aenter__(self) -> Self:
         """Start every node and the test's own client; returns once all shards are served."""

@@ -167,7 +167,7 @@ class SimFaults(Verbs):
             )
         process.machine = Machine(offset_s, rate, offset_s)
 
-    # slow ways
+    # slow paths
 
     def slow(self, node: int, extra_s: float) -> None:
         """Everything from and to a node takes this much longer; 0 ends it."""
