@@ -25,6 +25,8 @@ which lends a worker and hands each request to the `ShardHost` of its shard. The
 
 `_serve` is the long way, for a message that needs more than its handler: an entity that must start
 first (`activation`), a key, or a refusal. Before every resumption the turn checks the lease (L3).
+A keyed ask has a unit of work (`ports.work`): what it staged is stored before the turn sends a
+message or answers (I4).
 
 **Back.** `Runtime.answer` sends a `Reply` to the link that the message came from. A `Begun` tells
 the sender in batches what has started. `OutgoingCalls.on_reply` resolves the future, and `ask`

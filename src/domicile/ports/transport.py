@@ -13,10 +13,10 @@ from domicile.core.ids import Incarnation, LinkKey
 from domicile.core.wire import Flush, Request, ToOwner, ToSender
 
 RequestTakers = dict[type[Any], Callable[[LinkKey, Any], object]]
-"""Who takes which kind of message from processes that dialled this one."""
+"""By message type: what handles messages from processes that dialled this one."""
 
 AnswerTakers = dict[type[Any], Callable[[Incarnation, Any], object]]
-"""Who takes which kind of message from processes that this one dialled."""
+"""By message type: what handles messages from processes that this one dialled."""
 
 
 class Connection(Protocol):

@@ -190,7 +190,7 @@ class Turn(msgspec.Struct, eq=False):
     expires_at: float
     """Until when its caller waits for it."""
     work: UnitOfWork | None = None
-    """What it owes the journal: set while a keyed handler of a durable entity runs."""
+    """Its staged events: set while a keyed handler of a durable entity runs."""
     active: bool = True
     began: bool = False
     cancel_reason: str = ""

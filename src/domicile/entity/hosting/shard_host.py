@@ -87,7 +87,8 @@ class ShardHost(Execution):
         self._carry_out(self.owner.see(entry))
 
     def outrun(self, epoch: int) -> None:
-        """J1, J2: a journal has seen a newer claim; this home must be given a newer epoch."""
+        """J1, J2: a journal has seen a newer claim than this home's, so the shard needs a newer
+        epoch."""
         self._floor = max(epoch, self._floor)
         self._carry_out(self.owner.happen(OwnerEvent.OUTRUN))
 
@@ -130,7 +131,7 @@ class ShardHost(Execution):
             turn.answered = True
 
     def repeat_released(self) -> None:
-        """H10: until the record's epoch is newer, the control plane hears it again."""
+        """H10: tell the control plane again, until the record has a newer epoch."""
         owner = self.owner
         entry = owner.entry
         if self.runtime.carrier.handing_over(self.shard):
@@ -141,7 +142,7 @@ class ShardHost(Execution):
 
     @property
     def unsettled(self) -> bool:
-        """Whether this shard keeps a leaving node from going (H14)."""
+        """Whether this node must not leave yet because of this shard (H14)."""
         owner, runtime = self.owner, self.runtime
         return unfinished(
             owner.entry, owner.me, owner.phase, owner.epoch,

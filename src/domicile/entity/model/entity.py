@@ -206,7 +206,7 @@ class Entity:
         return work() if context is None else await context.run_blocking(name, work)
 
     def __domicile_work__(self, key: str) -> UnitOfWork:
-        """The unit of work of a keyed ask; for durable entities to define."""
+        """The unit of work of a keyed ask. Durable entities override it."""
         raise NotImplementedError(f"{type(self).__name__} keeps no journal")
 
     @classmethod

@@ -108,7 +108,7 @@ class OutgoingCalls:
         """Send and wait for the outcome."""
         turn = current_turn.get()
         if turn is not None and turn.active and turn.work is not None:
-            # What a keyed handler has persisted commits before anyone else hears of it (I4).
+            # What a keyed handler has persisted commits before another entity learns of it (I4).
             await turn.work.flush()
         timeout_s = call.timeout_s
         if timeout_s is None:

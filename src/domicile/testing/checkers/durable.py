@@ -10,7 +10,7 @@ from domicile.testing.history import Event, History
 def check_durable(history: History) -> list[Violation]:
     """I4: `acked` follows the append, stays in the journal, and a key or value is stored once.
 
-    A batch is what it was settled as: there, or never written, also not later (J4).
+    A batch keeps the state as which it was settled: stored, or never written, also not later (J4).
     """
     name = read(history).name
     found = Findings("I4")

@@ -144,8 +144,8 @@ def _judge_asks(
     for event in history.of("submit", "write", "outcome", "claim", "append", "settle"):
         fields = event.fields
         if event.kind in ("claim", "append", "settle"):
-            # S5: after a rewind a journal may know a newer epoch, and after its fence was raised; a
-            # home finds out once, on first use, and then it must be dropped.
+            # S5: after a rewind, or after its fence was raised, a journal may know a newer epoch. A
+            # home notices that once, at first use; then it must be dropped.
             home = (fields["role"], fields["shard"], fields["epoch"], fields["owner"])
             if is_fenced(event) and home not in outrun:
                 outrun[home] = None

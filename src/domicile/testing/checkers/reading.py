@@ -159,7 +159,7 @@ class Reading:
         self.rewound_at: float | None = None
         """When the store last went back to an earlier state (S5)."""
         self.is_raised = False
-        """Whether somebody raised a fence of the journal above the store's epoch (J2)."""
+        """Whether a fence of the journal was raised above the store's epoch (J2)."""
         self.slack_s = history.slack_s if isinstance(history, RealHistory) else 0.0
         """How late timers may be: not at all in virtual time."""
         self.rest_of_turn: dict[int, float] = {}

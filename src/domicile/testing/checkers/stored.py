@@ -11,8 +11,8 @@ from domicile.testing.history import History
 def check_stored_first(history: History) -> list[Violation]:
     """I3: `told`, `open` and `draining` follow the commit of exactly that entry.
 
-    A home whose claim or write its journal refused may drain by itself: it must be given another
-    epoch (J1, J2).
+    A home whose claim or write was refused by its journal may drain on its own decision: it needs
+    another epoch (J1, J2).
     """
     reading = read(history)
     found = Findings("I3")

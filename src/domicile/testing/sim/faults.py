@@ -132,10 +132,10 @@ class SimFaults(Verbs):
         self.servers.store.compact(self.servers.store.revision)
 
     def raise_fence(self, shard: ShardKey) -> None:
-        """The journal's fence of a shard is raised above the store's epoch, as by an operator.
+        """Raise the journal's fence of a shard above the store's epoch, as an operator might.
 
-        Its home finds out with its next write: nothing is committed, and the shard must be given a
-        newer epoch (J2).
+        Its home notices that with its next write: nothing is committed, and the shard needs a newer
+        epoch (J2).
         """
         self.note_fault("raised fence")
         self.servers.raise_fence(shard)
