@@ -143,7 +143,7 @@ soak: setup ## hours of load with a fault every few seconds: nothing may grow (H
 	$(PY) -m proving.benchmarks.soak --hours $(HOURS) $(ARGS)
 
 docs: setup ## redraw the diagrams from the transition tables
-	$(PY) docs/generate.py
+	PYTHONPATH=. $(PY) docs/generate.py
 
 lock: setup ## compile the requirement files anew
 	$(COMPILE) 3.11 requirements/uv.in -o requirements/uv.txt
