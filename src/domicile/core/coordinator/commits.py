@@ -1,8 +1,9 @@
-"""What a coordinator commits: drafts of blocks, evictions, removals, and keys that are done with.
+"""What a coordinator commits: drafts of blocks, evictions, removals, deletions of obsolete keys.
 
-Called by the coordinator only. Each commit is conditional on the leader's revision, one per key at
-a time; whatever becomes of it, the watch shows it, so an outcome only ends the wait. A block whose
-commit was refused is not tried again until the watch brings the reason: it would be refused again.
+Only the coordinator calls this module. Each commit is conditional on the leader's revision, and
+each key has at most one open commit. The watch shows every commit, so an outcome only ends the
+wait. After a refused commit the block waits until the watch shows the reason; an earlier commit
+would be refused again. Nothing here may write without the leader's condition (C1).
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ from domicile.core.state.txn import (
 
 @dataclass(frozen=True, slots=True)
 class ForgetDeaths:
-    """A shard's deaths are long ago: it starts over (DX-20)."""
+    """A shard's owner deaths are too old to count: its count goes back to 0 (DX-20)."""
 
     shard: ShardKey
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """One commit to a block: what it needs, what it writes, and who should hear of it."""
+    """One commit to a block: its conditions, its writes, and the nodes to tell about it."""
 
     txn: str
     block: BlockKey
@@ -73,7 +74,7 @@ def draft(
     txn: str,
     floors: Mapping[ShardKey, int] | None = None,
 ) -> Draft:
-    """As many of a block's decisions as fit into one commit (S7), with C4's conditions."""
+    """A commit of as many of a block's decisions as fit (S7), with the conditions of C4."""
     stored = view.blocks.get(block)
     key = block.key
     base = At(key, stored.revision) if stored and stored.revision else Absent(key)
@@ -97,13 +98,13 @@ def draft(
         if old.owner not in (NOBODY, new.owner):
             tells[old.owner, decision.shard] = index
     value = encode_block(Block(txn, tuple(entries)))
-    # I3: two decisions may concern one shard, and only what came of both is stored.
+    # I3: two decisions may concern one shard; only the entry after both is stored.
     told = tuple([(to, shard, entries[index]) for (to, shard), index in tells.items()])
     return Draft(txn, block, tuple(conditions), (Put(key, value), *deletes), tuple(entries), told)
 
 
 def _needs(decision: Decision | ForgetDeaths, old: Entry) -> dict[Condition, None]:
-    """C4's conditions of one new owner; moves and reverts rest on the block's revision."""
+    """C4's conditions for one new owner; moves and reverts need only the block's revision."""
     if isinstance(decision, Quarantine):
         return {Absent(node_key(old.owner)): None}
     if not isinstance(decision, Own):
@@ -117,7 +118,7 @@ def _needs(decision: Decision | ForgetDeaths, old: Entry) -> dict[Condition, Non
 def _releases(
     view: ClusterView, decision: Decision | ForgetDeaths, old: Entry
 ) -> dict[Write, None]:
-    """The release key that a new owner's entry makes obsolete; older ones are swept."""
+    """The release key that a new owner's entry makes obsolete; `sweep` deletes older ones."""
     report = OwnerReport(old.owner, decision.shard, old.epoch)
     if not isinstance(decision, Own) or report not in view.releases:
         return {}
@@ -145,14 +146,14 @@ def _changed(view: ClusterView, decision: Decision | ForgetDeaths, old: Entry, f
 
 
 HOLD_S = 0.2
-"""How soon a chore that was done or refused may be tried again."""
+"""Seconds before the same key may have its next housekeeping commit, after any outcome."""
 
 SWEEP = b""
-"""The key under which sweeping counts as one chore."""
+"""The key under which `Housekeeping` counts a sweep."""
 
 
 class Housekeeping:
-    """Which chores are under way, by the key they are about."""
+    """The open housekeeping commits, by the key that they write."""
 
     def __init__(self, leader: At) -> None:
         self._leader = leader
@@ -160,7 +161,7 @@ class Housekeeping:
         self._after: dict[bytes, float] = {}
 
     def done(self, txn: str, now: float) -> bool:
-        """An outcome came; True if it was one of these."""
+        """A commit has an outcome; True if it was a commit of this class."""
         for key, mine in self._busy.items():
             if mine == txn:
                 del self._busy[key]
@@ -169,7 +170,7 @@ class Housekeeping:
         return False
 
     def evict(self, view: ClusterView, node: Incarnation, txn: str, now: float) -> Commit | None:
-        """Mark a node that nobody reaches (C6); it stops by itself when it sees that (L1)."""
+        """Mark a node that the members do not reach (C6); the node stops when it sees that (L1)."""
         record = view.nodes[node]
         value = encode_record(msgspec.structs.replace(record, status="evicted"))
         return self._begin(view, node, Put(node_key(node), value, node_lease(node)), txn, now)
@@ -177,11 +178,12 @@ class Housekeeping:
     def remove_dead(
         self, view: ClusterView, node: Incarnation, txn: str, now: float
     ) -> Commit | None:
-        """Remove an evicted node's record once it must have stopped (C5)."""
+        """Remove an evicted node's record after the time in which the node must stop (C5)."""
         return self._begin(view, node, Delete(node_key(node)), txn, now)
 
     def sweep(self, view: ClusterView, txn: str, now: float, rewind_over: bool) -> Commit | None:
-        """Delete reports about epochs that are over, clearances that were heeded, and so on."""
+        """Delete reports about past epochs, clearances of shards that are no longer quarantined,
+        and the mark of a rewind that is over."""
         if not self._free(SWEEP, now):
             return None
         obsolete = [release_key(*report) for report in view.releases if _is_over(view, report)]
@@ -225,27 +227,27 @@ class _Hold(NamedTuple):
 
 
 class CommitBackoff:
-    """What is held back, and until when at the latest."""
+    """Blocks that wait after a refused commit, and until when at the latest."""
 
     def __init__(self) -> None:
         self._holds: dict[BlockKey, _Hold] = {}
 
     @property
     def times(self) -> list[float]:
-        """When holds run out."""
+        """When each wait ends."""
         return [hold.until for hold in self._holds.values()]
 
     def refused(self, made: Draft, key: bytes, until: float) -> None:
-        """A commit met a key that was not as expected."""
+        """The store refused a commit, because `key` was not as the condition says."""
         refused = tuple(one for one in made.conditions if one.key == key)
         self._holds[made.block] = _Hold(until, refused)
 
     def expire(self, now: float) -> None:
-        """Forget those whose time is over."""
+        """Forget the blocks whose wait is over."""
         self._holds = {block: hold for block, hold in self._holds.items() if now < hold.until}
 
     def held(self, block: BlockKey, view: ClusterView, now: float) -> bool:
-        """Whether a block waits: the picture still shows what the refused commit rested on."""
+        """Whether a block waits: the view still satisfies the condition that the store refused."""
         hold = self._holds.get(block)
         if hold is None:
             return False

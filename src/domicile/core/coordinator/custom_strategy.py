@@ -1,8 +1,9 @@
-"""A user's allocation function as the coordinator sees it: asked, waited for, never relied upon.
+"""A user's allocation function as the coordinator sees it: open questions and known answers.
 
-Called by the coordinator, which turns questions into effects. The function runs elsewhere and
-always has an answer in bounded time, if only that it failed; a failed one leaves every shard
-where it is and the homeless to the default strategy.
+The coordinator calls this module and turns its questions into effects. The function runs in
+`control`, which answers in bounded time, if necessary with a failure. After a failure every shard
+stays where it is, and shards without a home go where the default strategy says. Nothing here calls
+the user's function.
 """
 
 from __future__ import annotations
@@ -16,42 +17,42 @@ from domicile.core.placement.strategies import Situation
 from domicile.settings import Settings
 
 CUSTOM = "custom"
-"""The strategy is a user's function: it is consulted, and its advice is part of the view."""
+"""Name of a strategy that is a user's function. Its answer becomes part of the plan's input."""
 
 
 class CustomStrategy:
-    """What was asked and answered, by role; one question at a time for each."""
+    """Questions and answers by role; each role has at most one open question."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._asked: dict[str, Situation] = {}
         self._answers: dict[str, tuple[Situation, Mapping[int, str]]] = {}
         self._fresh: dict[str, None] = {}
-        """Roles whose answer no round of balancing has used yet."""
+        """Roles whose answer no balancing round has used yet."""
         self._served: dict[str, None] = {}
-        """Roles done with in this round, which goes on while others wait for their answer."""
+        """Roles that have used an answer in this round. The round lasts until no role waits."""
 
     @property
     def waiting(self) -> bool:
-        """Whether some question is open."""
+        """Whether any question is open."""
         return bool(self._asked)
 
     def advised(self, asked: Situation, wanted: Mapping[int, str] | None) -> None:
-        """An answer, or None for a failure."""
+        """Take an answer to a question; None means that the function failed."""
         if self._asked.get(asked.role) == asked:
             del self._asked[asked.role]
             self._answers[asked.role] = (asked, {} if wanted is None else dict(wanted))
             self._fresh[asked.role] = None
 
     def consult(self, view: PlanInput, now: float) -> tuple[list[Situation], PlanInput]:
-        """Questions to ask now, and the view with the answers that are known."""
+        """Questions to ask now, and the view with the answers that are known and still valid."""
         questions: list[Situation] = []
         roles: dict[str, RoleInput] = {}
         for role, part in view.roles.items():
             present = plan.situation(view, role, now, self._settings)
             answered = self._answers.get(role)
             known = answered is not None and _stands(answered[0], present)
-            # What it knows besides the situation may have changed: each round asks it anew.
+            # The function may use data outside the situation, so each round asks it again.
             due = view.balance and role not in self._served
             if answered is not None and known and (role in self._fresh or not due):
                 roles[role] = replace(part, advice=answered[1])
@@ -70,10 +71,8 @@ class CustomStrategy:
 
 
 def _stands(asked: Situation, present: Situation) -> bool:
-    """Whether an answer is still one: nothing changed, but that shards left who may not receive.
-
-    Who departs does so in stages, each by the same answer.
-    """
+    """Whether an answer still holds. Shards may have moved since, from a node that may not receive
+    to one that may: a departing node empties in stages, and all stages use the same answer."""
     if asked == present:
         return True
     seated = {seat.node: None for seat in asked.seats}

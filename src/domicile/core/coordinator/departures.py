@@ -1,20 +1,24 @@
 """How nodes leave without gaps: how fast they empty, and when each of them may go (H14). Pure.
 
-**How fast.** The coordinator asks `DrainPacing` about what the planner wants, before it commits any
-of it. Once the store says that a shard moves, its senders hold their messages until it has its next
-home. If all shards of a node moved at once, each would be away for as long as all of them take.
-Nodes that leave together share one store and one coordinator, so they share the stages, too.
-A shard that takes long to empty does not count for long, so slow shards hold up no others. Shards
-that get no home, because every node leaves, go all at once: nobody waits for them, and the leader
-that could tell them later may be gone by then.
+The coordinator asks `DrainPacing` about the planner's decisions before it commits any of them. A
+leaving process (`incarnation.shutdown`) asks the other functions. Nothing here commits, sends or
+reads a clock.
 
-Nodes that leave together announce it together, but not in the very same moment. What the first of
-them gave to the second would have to move once more: so it serves on for a moment.
+**How fast.** While a shard moves, its senders hold their messages until the shard has its next
+home. If all shards of a node moved at once, each shard would be away as long as all of them take.
+Nodes that leave together share one store and one coordinator, so they share the stages. A shard
+that takes long to empty counts only for `STAGE_S`, so slow shards do not delay the others. If every
+node leaves, the shards get no home and all move at once: no sender waits for a home, and the leader
+may be gone later.
+
+Nodes that stop together announce it milliseconds apart. A shard that the first node gave to the
+second would have to move again, so the first node serves for `GATHER_S` longer.
 
 **When it may go.** A node that leaves asks, in this order: is each of its shards finished
 (`unfinished`); if its time is over, may it take more (`may_overstay`); must it stay for nodes that
-leave with it (`must_stay`). Nodes let go of their shards by the word of a coordinator: if the last
-eligible leader went first, they would wait for their deadline and stop nothing.
+leave with it (`must_stay`). A node releases its shards when a coordinator says so. If the last
+eligible leader left first, the other leaving nodes would wait until their deadline and stop no
+entity.
 """
 
 from __future__ import annotations
@@ -30,45 +34,45 @@ from domicile.core.state.shardmap import Entry
 from domicile.settings import Settings
 
 STAGE = 16
-"""So many shards may be on the move at a time, and more only of those that are slow."""
+"""Shards that may move at the same time. Slow shards do not count (`STAGE_S`)."""
 
 STAGES = 8
-"""Where very many leave, this part of what is left moves at a time, and never less than half of
-what it was in the beginning: so all of them begin within less than twice so many times `STAGE_S`,
-however slow they are."""
+"""With very many shards, 1 / `STAGES` of those that are left move at a time, and at least half as
+many as in the first stage. So all begin within 2 * `STAGES` * `STAGE_S`, however slow they are."""
 
 STAGE_S = 0.1
-"""Who has not released a shard after this time is slow."""
+"""A shard that is not released this many seconds after its move began is slow."""
 
 GATHER_S = 0.05
-"""So long who departs keeps its shards, for others may be about to say that they depart, too."""
+"""Grace period before a departing node's first shard moves: other nodes may announce their own
+departure milliseconds later, and a shard must not move to one of them."""
 
 NEVER = float("inf")
 
 
 def late_s(settings: Settings) -> float:
-    """How much later than its node began to leave a shard may have ended (H10, H14).
+    """Seconds beyond `drain_deadline_s` that a leaving node's last shard may need (H10, H14).
 
-    Its stage comes late, perhaps after a wait for a newcomer (SM-14), and has its whole deadline
-    from there on; half as much time as all stages take is for what it does at its end.
+    A shard's deadline starts with its own stage. That stage may come after the wait for a new node
+    (SM-14) and all other stages; half as much time again is for what the shard does at its end.
     """
     return settings.heard_s + GATHER_S + 3 * STAGES * STAGE_S
 
 
 class DrainPacing:
-    """What moves away from departing nodes, and since when."""
+    """The shards that move away from departing nodes, and since when."""
 
     def __init__(self) -> None:
         self._since: dict[ShardKey, float] = {}
         self._most = 0
-        """How many shards those who depart had at the most."""
+        """The largest number of shards that the departing nodes had together."""
         self.at = NEVER
-        """When more may move although nothing happened; never if nothing was held back."""
+        """When more shards may move even without an event; `NEVER` if no decision was held back."""
 
     def pace(
         self, view: PlanInput, decisions: Iterable[Decision], now: float
     ) -> tuple[Decision, ...]:
-        """Those decisions that may be carried out now."""
+        """The decisions that may be carried out now."""
         self.at = NEVER
         leaving = departing(view.nodes, view.drains)
         before, self._since = self._since, {}
@@ -153,12 +157,12 @@ leave too."""
 def must_stay(
     members: ClusterView, me: Incarnation, role: str, *, leads: bool, since: float, now: float
 ) -> bool:
-    """Whether `me`, which leaves since then, has to see others off.
+    """Whether `me`, which leaves since `since`, must stay until the other leaving nodes are empty.
 
-    Only if nobody stays who could lead; then it is for whoever leads, and while nobody does for all
-    who could, until one of them has won. A leader that leaves, too, may have made up its mind
-    before it knew of `me`: so that is not relied upon at once. `role` is the one that leads, if not
-    all do.
+    Only if no eligible leader stays. Then the acting leader must stay; while there is none, every
+    eligible node must stay until one of them has won. A leader that leaves too may have decided
+    before it knew of `me`, so for `TOGETHER_S` `me` does not rely on it. `role` is the role that
+    may lead; empty if every node may.
     """
     others = [record for node, record in members.nodes.items() if node != me]
     mine = members.nodes.get(me)
@@ -167,7 +171,7 @@ def must_stay(
     early = now < since + TOGETHER_S
     if not leads and not eligible(mine, role, leaving=True):
         return False
-    # Who has just won may see its own name before it knows.
+    # A node that has just won may see its own name in the store before `leads` is true.
     if not leads and members.leader is not None and members.leader.incarnation != me:
         leader = members.nodes.get(members.leader.incarnation)
         if not (early and leader is not None and leader.status == "leaving"):
@@ -178,8 +182,8 @@ def must_stay(
 
 
 def _waiting(members: ClusterView, me: Incarnation) -> bool:
-    """Whether another that leaves waits for a coordinator's word: to begin to empty a shard, or to
-    have its next home stored. What goes to nobody it empties by itself."""
+    """Whether another leaving node still needs a coordinator: to start emptying a shard, or to
+    store its next home. A shard that moves to `NOBODY` needs none: its node empties it alone."""
     leavers = {
         node: record
         for node, record in members.nodes.items()

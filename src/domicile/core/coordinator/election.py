@@ -1,7 +1,7 @@
-"""Who may become coordinator, and when to try (C1).
+"""Which nodes may become coordinator, and when they try (C1).
 
-Called by the elected control plane. The store decides who wins; ranks only keep candidates from
-trying all at once. Nobody is ever pre-empted.
+The elected control plane calls this module. The store decides which candidate wins; ranks only keep
+candidates from trying at the same time. No candidate ever displaces an acting leader.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from domicile.core.ids import Incarnation
 from domicile.core.state.records import NodeRecord
 
 RANK_STEP_S = 0.2
-"""C1: how long each rank leaves to the one before it."""
+"""C1: seconds that a candidate waits for each candidate with a lower rank."""
 
 
 def eligible(record: NodeRecord, role: str = "", *, leaving: bool = False) -> bool:
-    """Whether a node may lead: it wants to, it is staying (or `leaving` is no matter), and it has
-    the role that may lead."""
+    """Whether a node may lead: it is a candidate, it has the role that may lead, and it is up. With
+    `leaving`, a node that leaves may lead too."""
     here = record.status == "up" or (leaving and record.status == "leaving")
     return record.candidate and here and (not role or role in record.roles)
 
 
 def rank(me: Incarnation, candidates: Mapping[Incarnation, int]) -> int | None:
-    """The place among candidates by create revision of their record; None if not among them."""
+    """The place of `me` among the candidates, ordered by the create revision of their records.
+    None if `me` is not a candidate."""
     if me not in candidates:
         return None
     mine = (candidates[me], me)
@@ -33,7 +34,7 @@ def rank(me: Incarnation, candidates: Mapping[Incarnation, int]) -> int | None:
 def campaign_at(
     me: Incarnation, candidates: Mapping[Incarnation, int], absent_since: float | None
 ) -> float | None:
-    """When to try for the leader key, seen absent since then; None: not now."""
+    """When to try for the leader key, which is absent since `absent_since`; None: not now."""
     place = rank(me, candidates)
     if place is None or absent_since is None:
         return None

@@ -1,6 +1,7 @@
 """What goes into a coordinator and what comes out of it: events and effects, all frozen.
 
-Made by the shells in `control` (events) and by `coordinator` (effects). Data only.
+The driver in `control` makes the events, `machine` makes the effects. Data only: nothing here
+decides.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """One later commit, as the watch brings it."""
+    """One later commit, as the watch delivers it."""
 
     changes: Changes
 
 
 @dataclass(frozen=True, slots=True)
 class ReleasedBy:
-    """An owner is done with an epoch, finally (H10); a journal has seen epochs up to `floor`."""
+    """An owner has finished an epoch, finally (H10). A journal has seen epochs up to `floor`."""
 
     owner: Incarnation
     shard: ShardKey
@@ -50,14 +51,14 @@ class RevertAsked:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A node answered, or said anything else."""
+    """A node answered, or sent any other message."""
 
     node: Incarnation
 
 
 @dataclass(frozen=True, slots=True)
 class CommitDone:
-    """What became of a `Commit`."""
+    """The outcome of a `Commit`."""
 
     txn: str
     outcome: Outcome
@@ -73,12 +74,12 @@ class Reread:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The time of the latest `Arm` has come."""
+    """The time of the latest `Arm` is reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswered:
-    """A member tried to reach a node that the leader lost (C6)."""
+    """A member tried to reach a node that the leader cannot reach (C6)."""
 
     voter: Incarnation
     node: Incarnation
@@ -87,12 +88,12 @@ class ProbeAnswered:
 
 @dataclass(frozen=True, slots=True)
 class StoreReturned:
-    """The store answers again after it was away (C8)."""
+    """The store answers again after an outage (C8)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StrategyAnswered:
-    """What a user's function said to a `AskStrategy`; None: it failed or took too long."""
+    """The answer of a user's function to `AskStrategy`; None: it failed or took too long."""
 
     situation: Situation
     wanted: Mapping[int, str] | None
@@ -109,7 +110,7 @@ CoordinatorEvent = DriverEvent | ClusterEvent
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Ask the store; answer with `CommitDone`."""
+    """Commit this to the store; answer with `CommitDone`."""
 
     txn: str
     conditions: tuple[Condition, ...]
@@ -126,7 +127,7 @@ class ReadBack:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Push a stored entry to a node (C3)."""
+    """Send a stored entry to a node (C3)."""
 
     to: Incarnation
     shard: ShardKey
@@ -135,7 +136,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class AskProbe:
-    """Ask a member whether it reaches a node; answered by `ProbeAnswered`, or not at all."""
+    """Ask a member whether it reaches a node. `ProbeAnswered` may follow, or nothing."""
 
     voter: Incarnation
     node: Incarnation
@@ -143,14 +144,14 @@ class AskProbe:
 
 @dataclass(frozen=True, slots=True)
 class AskStrategy:
-    """Ask the user's function; answer with `StrategyAnswered`, in bounded time whatever it does."""
+    """Ask the user's function; answer with `StrategyAnswered` in bounded time in every case."""
 
     situation: Situation
 
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """Leads no longer; this object is spent."""
+    """This leadership is over; its `Coordinator` object takes no more events."""
 
     reason: str
 

@@ -1,8 +1,9 @@
-"""Whom a leader reaches, and what follows for those it does not (C5, C6).
+"""Which nodes a leader reaches, and what follows for the nodes that it does not reach (C5, C6).
 
-Called by the coordinator. Silence alone evicts nobody: at least half of the other members must
-fail to reach a node too. A leader that itself reaches under half of the members gives up. It
-only says what is due; every removal is a commit under the leader's revision.
+The coordinator calls this module. Silence alone evicts no node: at least half of the other members
+must fail to reach the node too. A leader that reaches under half of the members resigns. This
+module only says what is due. It never removes anything: a removal is a commit under the leader's
+revision.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from domicile.core.state.records import NodeRecord
 from domicile.settings import CLOCK_DRIFT, Settings
 
 MOST_PROBED = 32
-"""I6: silent nodes that are asked about at one look; the others have their turn later."""
+"""I6: silent nodes that one look asks about; later looks ask about the others."""
 
 VOTE_S = 3.0
-"""How long a member's word about a node counts."""
+"""Seconds for which a member's vote about a node counts."""
 
 GIVE_UP = 1.5
-"""A leader reaching under half resigns after this many times `evict_after_s`, so that records of
-the dead have run out by then."""
+"""A leader that reaches under half of the members resigns after `GIVE_UP` * `evict_after_s`. By
+then the records of dead nodes have expired."""
 
 
 UNREACHED = "it reaches under half of the members"
-"""Why a leader resigns that should not campaign again soon."""
+"""The reason of a leader that resigns and should not campaign again soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +36,15 @@ class EvictionSteps:
     """What follows from silence now."""
 
     probes: tuple[tuple[Incarnation, Incarnation], ...] = ()
-    """Pairs of (voter, node): ask the one whether it reaches the other."""
+    """Pairs of (voter, node): ask the voter whether it reaches the node."""
     evict: tuple[Incarnation, ...] = ()
     remove: tuple[Incarnation, ...] = ()
-    """Evicted so long ago that they have stopped, whatever happened to them (C5)."""
+    """Nodes that were evicted so long ago that they have stopped in every case (C5)."""
     resign: bool = False
 
 
 class Eviction:
-    """One leadership's view of who answers. Times are of its own clock."""
+    """One leadership's view of which nodes answer. All times are of its own clock."""
 
     def __init__(self, me: Incarnation, settings: Settings) -> None:
         self._me, self._settings = me, settings
@@ -55,11 +56,11 @@ class Eviction:
 
     @property
     def pace_s(self) -> float:
-        """How often to look: also while a vote that was asked for at the last look still counts."""
+        """Seconds between two looks: short enough that a vote from the last look still counts."""
         return min(self._settings.evict_after_s / 4, VOTE_S / 2)
 
     def voted(self, voter: Incarnation, node: Incarnation, reached: bool, now: float) -> None:
-        """A member's word about a node it was asked about."""
+        """A member says whether it reaches a node that the leader asked about."""
         if node in self._known_since and voter in self._known_since:
             self._votes.setdefault(node, {})[voter] = (reached, now)
 
@@ -90,10 +91,11 @@ class Eviction:
         evict: list[Incarnation] = []
         asked = 0
         for node, silent_s in silent.items():
-            # C9: without a lease it would stop only if it read that; whoever is silent may not.
+            # C9: a node without a lease stops only if it reads the eviction, and a silent node may
+            # not read it.
             if silent_s < self._settings.evict_after_s / 2 or nodes[node].ttl_s >= RECORD_FOREVER_S:
                 continue
-            # It has said why it is silent, and ends by itself if that lasts too long (DX-10).
+            # DX-10: the node itself reported a blocked loop, and it ends if that lasts too long.
             if nodes[node].stalled:
                 continue
             others = [other for other in staying if other not in (self._me, node)]
@@ -108,7 +110,7 @@ class Eviction:
 
     def _notice(self, nodes: Mapping[Incarnation, NodeRecord], now: float) -> None:
         self._known_since = {node: self._known_since.get(node, now) for node in nodes}
-        # C5: counted from when this leadership saw it committed; the next one waits afresh.
+        # C5: counted from when this leadership saw the eviction; the next leadership starts anew.
         self._evicted_at = {
             node: self._evicted_at.get(node, now)
             for node, record in nodes.items()
@@ -118,7 +120,7 @@ class Eviction:
         self._probed_at = {node: at for node, at in self._probed_at.items() if node in nodes}
 
     def _agreed(self, node: Incarnation, others: list[Incarnation], now: float) -> bool:
-        """Whether at least half of the other members can't reach it either (C6)."""
+        """Whether at least half of the other members cannot reach the node either (C6)."""
         votes = self._votes.get(node, {})
         fresh = [votes[other] for other in others if other in votes]
         against = sum(not reached and now - at <= VOTE_S for reached, at in fresh)

@@ -1,8 +1,8 @@
 """The acting coordinator: a machine from events to effects (C2-C8, H12, S1).
 
-Driven by the shells in `control`; one object is one leadership. It commits what the planner
-wants under C4's conditions, one commit per block at a time, and tells nodes only what is stored
-(I3). It never reads a clock or a store, and once it has resigned it says nothing more.
+The driver in `control` calls it; one object is one leadership. The machine commits what the planner
+wants under C4's conditions, with one open commit per block. It tells nodes only what is stored
+(I3). It never reads a clock or a store, and after it has resigned it returns no effects.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ from domicile.core.state.txn import At, Changes, Committed, Conflict, Item, List
 from domicile.settings import Settings
 
 BATCH_S = 0.005
-"""H12: how long the first release waits for others."""
+"""H12: seconds that the first release waits for more releases."""
 
 LISTEN_S = 0.5
-"""How long a new leader waits to hear from everybody before it places anything (C7)."""
+"""Seconds that a new leader waits to hear from all nodes before it places any shard (C7)."""
 
 NEVER = float("inf")
 
 REPORTS = (KeyFamily.RELEASE, KeyFamily.STARTED)
-"""Keys of what owners say."""
+"""Families of keys in which owners leave their reports."""
 
 CROWDS = (KeyFamily.BLOCK, *REPORTS)
-"""Keys that change many at a time; the map only by the leader's own hand."""
+"""Families of which many keys change within milliseconds. Only the leader itself changes blocks."""
 
 
 class Coordinator:
@@ -109,7 +109,7 @@ class Coordinator:
         self._batch_at = self._armed_at = self._patience_ends_at = NEVER
 
     def step(self, event: CoordinatorEvent, now: float) -> tuple[CoordinatorEffect, ...]:
-        """Take one event; what is to be done, in order."""
+        """Take one event; return what the driver must do, in order."""
         if self._over:
             return ()
         effects: list[CoordinatorEffect] = []
@@ -151,7 +151,7 @@ class Coordinator:
 
     @property
     def doing(self) -> str:
-        """Which of its steps it is at, in a few words."""
+        """What the machine does at the moment, in a few words."""
         if not self._listed:
             return "listing"
         if self._drafts:
@@ -165,9 +165,9 @@ class Coordinator:
     # events
 
     def _hear(self, node: Incarnation, now: float) -> bool:
-        """Whether hearing this node is news."""
+        """Whether this node was silent before, so that a plan may change."""
         if self._listed and node not in self._view.nodes:
-            return False  # I8: a client is given no shards, so its messages must not cost a plan
+            return False  # I8: a client gets no shards, so its messages must not cost a plan
         last = self._reports.heard_at.get(node, float("-inf"))
         self._reports.heard_at[node] = now
         if now - last <= self._settings.heard_s:
@@ -202,11 +202,11 @@ class Coordinator:
         return self._refreshed(now)
 
     def _soon(self, now: float) -> None:
-        """H12: what comes in crowds waits for one plan, for each looks at all shards."""
+        """H12: many changes wait for one plan, because each plan looks at all shards."""
         self._batch_at = min(self._batch_at, now + BATCH_S)
 
     def _refreshed(self, now: float) -> list[CoordinatorEffect]:
-        """The picture moved on: am I still the leader, has a commit of mine landed?"""
+        """The view changed: resign if another process leads; notice own commits that are stored."""
         if self._view.leader_revision != self._leader.revision:
             return self._resign("deposed")
         effects: list[CoordinatorEffect] = []
@@ -256,8 +256,8 @@ class Coordinator:
         return [ReadBack(txn, made.block.key)]
 
     def _reread(self, txn: str, item: Item | None, now: float) -> list[CoordinatorEffect]:
-        """S1. Not found is no proof that it will not land yet; the block's revision is the guard
-        of whatever is tried next, so only one of the two can."""
+        """S1. A commit that is not found may still be stored later. The next commit is conditional
+        on the block's revision, so only one of the two can succeed."""
         stored = self._view.take_block(item) if item is not None else None
         made = self._draft(txn)
         self._dirty = True
@@ -282,7 +282,7 @@ class Coordinator:
         return next((made for made in self._drafts.values() if made.txn == txn), None)
 
     def _landed(self, made: Draft, revision: int, now: float) -> list[CoordinatorEffect]:
-        """A commit is known to be stored; only now may anyone hear of it (I3)."""
+        """A commit is known to be stored; only now may the leader tell nodes about it (I3)."""
         del self._drafts[made.block]
         stored = StoredBlock(revision, made.txn, made.entries)
         self._view.take_own(made.block, stored, made.writes)
@@ -298,7 +298,7 @@ class Coordinator:
         return [Tell(to, shard, entry) for to, shard, entry in made.tells if to in nodes]
 
     def _resign(self, reason: str) -> list[CoordinatorEffect]:
-        """C1: discard memory; the next leadership starts from a listing."""
+        """C1: discard everything remembered; the next leadership starts from a listing."""
         self._over = True
         self._view, self._reports = ClusterView(follow_entries=False), Reports()
         self._drafts, self._backoff = {}, CommitBackoff()
@@ -307,7 +307,7 @@ class Coordinator:
     # decisions
 
     def _look_around(self, now: float) -> list[CoordinatorEffect]:
-        """C6: who is lost, and to whom; or is it this leader who is lost?"""
+        """C6: probe silent nodes; evict them if others agree; resign if this leader is cut off."""
         self._reach_at = now + self._eviction.pace_s
         due = self._eviction.look(self._view.nodes, self._reports.heard_at, now)
         if due.resign:
@@ -339,7 +339,7 @@ class Coordinator:
         self._balance_due = self._balance_due and self._custom_strategy.waiting
         wanted: dict[BlockKey, list[Decision | ForgetDeaths]] = {}
         found = plan(view, now, self._settings).decisions
-        # What can't be committed now takes no place in a stage from what can.
+        # A decision that cannot be committed now must not use a place in a stage.
         decisions = self._drain_pacing.pace(
             view, [one for one in found if self._ready(one, now)], now
         )
@@ -371,7 +371,7 @@ class Coordinator:
         return f"{self._me}-{self._leader.revision}-{self._txns}"
 
     def _planned_view(self, now: float) -> PlanInput:
-        """What is stored, with the drafts under way in its place, so nothing is done twice."""
+        """What is stored, with the drafts under way in its place, so no decision is made twice."""
         view = self._view
         self._reports.prune(view, now)
         self._startup_wait.at = self._owner_deaths.at = NEVER
@@ -392,7 +392,7 @@ class Coordinator:
         )  # fmt: skip
 
     def _times(self) -> list[float]:
-        """When something besides the look around falls due."""
+        """The times at which something other than `_look_around` is due."""
         times = [self._balance_at, self._batch_at, self._startup_wait.at, self._owner_deaths.at]
         times += [self._patience_ends_at, self._drain_pacing.at, *self._backoff.times]
         return [*times, self._listen_until] if self._dirty else times
@@ -406,8 +406,8 @@ class Coordinator:
 
 
 def _matters(fact: ViewChange) -> bool:
-    """Whether a fact may change a decision. A report goes because the leader heeded it, or because
-    its epoch is over; no other process of the cluster is given shards but nodes."""
+    """Whether a fact may change a decision. Deleted reports do not: the leader has used them, or
+    their epoch is over. Clients do not: only nodes get shards."""
     if isinstance(fact, NoteChanged):
         return fact.value is not None or fact.family not in REPORTS
     return not isinstance(fact, (ClientUp, ClientGone, KickWished, Unreadable))

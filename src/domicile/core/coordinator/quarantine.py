@@ -1,7 +1,8 @@
-"""How many owners each shard lost lately: what tells a poisonous shard from an unlucky one (DX-20).
+"""How many owners each shard lost recently: the sign of a poisonous shard (DX-20).
 
-Called by the coordinator. The count is stored with the shard. How recent it is only the leader's
-own clock knows: a leader removes old counts from the store, and takes those that it finds for new.
+The coordinator calls this module. The count is stored with the shard, its age is not: only the
+leader's own clock measures that. A leader removes old counts from the store, and treats the counts
+that it finds there as new. Nothing here decides to quarantine a shard: the planner does.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ NEVER = float("inf")
 
 
 class OwnerDeaths:
-    """One leadership's memory of when owners' deaths were seen."""
+    """When this leadership saw the owner deaths of each shard."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._seen: dict[tuple[str, int], tuple[int, float]] = {}
-        """By role and shard number: the epoch that a death ended, and when that was seen."""
+        """By role and shard number: the epoch of the entry with the death, and when it was seen."""
         self.at = NEVER
-        """When the next of them will be long ago."""
+        """When the next owner death becomes too old to count."""
 
     def added_to(self, part: RoleInput, view: ClusterView, role: str, now: float) -> RoleInput:
-        """A role's input with what is known of its shards' deaths, first starts and clearances."""
+        """A role's input, completed by its shards' owner deaths, first starts and clearances."""
         return replace(
             part,
             recent_deaths=self.lately(role, part.entries, now),
@@ -39,7 +40,7 @@ class OwnerDeaths:
         )
 
     def lately(self, role: str, entries: Sequence[Entry], now: float) -> dict[int, int]:
-        """Deaths of owners by shard number, as far as the newest of them is recent."""
+        """Owner deaths by shard number, of the shards whose newest death is recent."""
         recent: dict[int, int] = {}
         for number, entry in enumerate(entries):
             if not entry.deaths:
@@ -55,7 +56,7 @@ class OwnerDeaths:
 
 
 def long_ago(view: PlanInput, decisions: Sequence[Decision]) -> list[ForgetDeaths]:
-    """Shards in service whose stored deaths no longer count, and that nothing else is done to."""
+    """Serving shards whose stored deaths no longer count and that have no other decision."""
     decided = {decision.shard: None for decision in decisions}
     return [
         ForgetDeaths(ShardKey(role, number))
@@ -71,7 +72,7 @@ def long_ago(view: PlanInput, decisions: Sequence[Decision]) -> list[ForgetDeath
 
 
 def begun(words: Iterable[OwnerReport], role: str, entries: Sequence[Entry]) -> dict[int, int]:
-    """Epochs in which the present or last owner of a shard noted that its entities start."""
+    """Epochs in which the present or last owner of a shard reported that its entities start."""
     found: dict[int, int] = {}
     for word in words:
         number = word.shard.shard

@@ -1,7 +1,8 @@
-"""What nodes told the coordinator that the store does not say: who lives, who let go, who gave up.
+"""What nodes reported to the coordinator and the store does not hold: answers, releases, reverts.
 
-Called by the coordinator only. Everything here may be lost with a leadership: owners repeat a
-release until the record moves on (H10), and nodes answer the next ping.
+Only the coordinator calls this module. Everything here may be lost with a leadership: owners repeat
+a release until the shard's entry changes (H10), and nodes answer the next ping. So nothing here may
+be the only copy of a decision.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.shardmap import Entry
 
 EARLY = 16_384
-"""I6: words kept before the first listing; what is dropped will be repeated (H10)."""
+"""I6: reports of one kind that are kept. Owners repeat what is dropped (H10)."""
 
 OwnerEpoch = tuple[Incarnation, int]
 """An owner and its epoch."""
 
 
 class Reports:
-    """Words of nodes, kept while they are about the present owner and epoch of a shard."""
+    """Reports of nodes, kept while they concern the present owner and epoch of a shard."""
 
     def __init__(self) -> None:
         self.heard_at: dict[Incarnation, float] = {}
@@ -30,12 +31,12 @@ class Reports:
         self.released: dict[ShardKey, OwnerEpoch] = {}
         self.asked: dict[ShardKey, OwnerEpoch] = {}
         self.floors: dict[ShardKey, int] = {}
-        """Epochs that journals have seen beyond the stored ones (J1)."""
+        """Epochs that journals have seen and that are newer than the stored ones (J1)."""
         self._wished: dict[ShardKey, int] = {}
         self._resting: dict[ShardKey, tuple[int, float]] = {}
 
     def release(self, shard: ShardKey, word: OwnerEpoch) -> bool:
-        """Note a release; False if it is not news."""
+        """Note a release; False if it is known already or does not fit."""
         known = self.released.get(shard)
         if known == word or (known is None and len(self.released) >= EARLY):
             return False
@@ -43,7 +44,7 @@ class Reports:
         return True
 
     def floor(self, shard: ShardKey, epoch: int) -> None:
-        """Note an epoch that a journal has seen; the shard's next one must be newer (J1)."""
+        """Note an epoch that a journal has seen; the shard's next epoch must be newer (J1)."""
         if epoch and (shard in self.floors or len(self.floors) < EARLY):
             self.floors[shard] = max(epoch, self.floors.get(shard, 0))
 
@@ -53,13 +54,13 @@ class Reports:
             self.asked[shard] = word
 
     def reverted(self, shard: ShardKey, entry: Entry, until: float) -> None:
-        """A move was taken back; if its owner asked for that, the shard rests for a while."""
+        """A move was reverted. If its owner asked for that, the shard stays there until `until`."""
         if self.asked.get(shard) == (entry.owner, entry.epoch):
             del self.asked[shard]
             self._resting[shard] = (entry.epoch, until)
 
     def move(self, view: ClusterView, shard: ShardKey, to: Incarnation) -> None:
-        """A shard goes somewhere; remember if a wish is the reason."""
+        """A shard starts to move; remember whether an operator's wish is the reason."""
         record = view.nodes.get(to)
         if record is not None and view.wishes.get(shard) == record.node:
             self._wished[shard] = view.entry(shard).epoch
@@ -70,13 +71,13 @@ class Reports:
         return self._known_since
 
     def departing_since(self, view: ClusterView, now: float) -> dict[Incarnation, float]:
-        """When this leadership first saw that each of those who leave or are drained does so."""
+        """When this leadership first saw each leaving or drained node as departing."""
         leaving = departing(view.nodes, view.drains)
         self._departing_since = {node: self._departing_since.get(node, now) for node in leaving}
         return self._departing_since
 
     def prune(self, view: ClusterView, now: float) -> None:
-        """Forget what is no longer about anything stored."""
+        """Forget reports about nodes, owners and epochs that are no longer stored."""
         for node in [node for node in self.heard_at if node not in view.nodes]:
             del self.heard_at[node]
         for shard, (owner, epoch) in tuple(self.released.items()):
@@ -95,7 +96,7 @@ class Reports:
                 del self._resting[shard]
 
     def role_view(self, view: ClusterView, role: str, entries: Sequence[Entry]) -> RoleInput:
-        """One role for the planner; `entries` may be ahead of the store by drafts under way."""
+        """One role for the planner. `entries` may contain drafts that are not stored yet."""
         released = {
             release.shard.shard: release.epoch
             for release in view.releases
@@ -124,7 +125,7 @@ class Reports:
     def _moves_for_wishes(
         self, view: ClusterView, role: str, entries: Sequence[Entry]
     ) -> dict[int, int]:
-        """Epochs of moves that go where a wish names or named; removing it takes them back."""
+        """Epochs of moves to a node that a wish names or named; removing the wish reverts them."""
         wished: dict[int, int] = {}
         for shard in tuple(self._wished):
             if shard.role == role and entries[shard.shard].state != "moving":
@@ -140,7 +141,7 @@ class Reports:
 
 
 def _current(shard: ShardKey, word: OwnerEpoch, role: str, entries: Sequence[Entry]) -> bool:
-    """Whether an owner's word is about the shard's present owner and epoch (C4)."""
+    """Whether an owner's report is about the shard's present owner and epoch (C4)."""
     if shard.role != role or not 0 <= shard.shard < len(entries):
         return False
     entry = entries[shard.shard]

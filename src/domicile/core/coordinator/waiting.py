@@ -1,7 +1,7 @@
 """When a coordinator may give homes to shards whose owners are gone (C8, S5).
 
-Called by the coordinator. After a first start, a loss of most owners or a store outage, nodes
-come back one by one; whoever came first must not get everything.
+The coordinator calls this module. After a first start, a loss of most owners or a store outage,
+nodes register one by one; the first node must not get all shards. Nothing here chooses a home.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NEVER = float("inf")
 
 
 class StartupWait:
-    """One leadership's patience. Times are of its own clock."""
+    """How long one leadership waits before it places shards. All times are of its own clock."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -34,11 +34,11 @@ class StartupWait:
         self._joined_at = now
 
     def returned(self, now: float) -> None:
-        """The store answers again after an outage: registrations may follow."""
+        """The store answers again after an outage: nodes may register again soon."""
         self._joined_at = self._returned_at = now
 
     def after_rewind(self, rewound: bool, now: float) -> bool:
-        """Whether the store lost commits so lately that an owner it forgot may still run (S5)."""
+        """Whether the store lost commits so recently that a forgotten owner may still run (S5)."""
         if not rewound:
             self._rewound_at = None
             return False
@@ -58,7 +58,7 @@ class StartupWait:
         heard_at: Mapping[Incarnation, float],
         now: float,
     ) -> bool:
-        """Whether a role's shards may be given homes now; else `at` says when to ask again."""
+        """Whether a role's shards may get homes now; if not, `at` says when to ask again."""
         gone = sum(entry.owner not in nodes and entry.state != "quarantined" for entry in entries)
         lately = now - self._returned_at < self._settings.settle_max_s
         if not gone or not (lately or 2 * gone > len(entries)):
@@ -68,7 +68,7 @@ class StartupWait:
             node for node, record in nodes.items() if role in record.roles and record.status == "up"
         ]
         wanted = self._settings.min_nodes
-        # C7: one that has only just registered gets nothing before it is heard, a moment later.
+        # C7: a node that has just registered gets no shard before the leader hears it.
         if wanted > 1 and sum(node in heard_at for node in ready) >= wanted:
             return True
         first = not any(entry.epoch for entry in entries)
@@ -85,7 +85,7 @@ class StartupWait:
 
 
 def patience_ends(view: PlanInput, now: float, settings: Settings) -> float:
-    """When a departing node that may be waiting for a newcomer goes on without it."""
+    """When a departing node that waits for a new node goes on without it."""
     if not any(
         now - view.known_since.get(node, float("-inf")) <= settings.heard_s
         and not heard(view, node, now, settings.heard_s)
@@ -96,7 +96,7 @@ def patience_ends(view: PlanInput, now: float, settings: Settings) -> float:
 
 
 def silent(view: PlanInput, now: float, heard_s: float) -> bool:
-    """Whether some node has not been heard yet; a new leader gives them a moment (C7)."""
+    """Whether some node has not been heard yet; a new leader waits for it (C7)."""
     return any(
         record.status == "up" and not heard(view, node, now, heard_s)
         for node, record in view.nodes.items()
