@@ -1,7 +1,8 @@
-"""From an entity to its shard: the default, and the forms that other systems use.
+"""From an entity to its shard: the default function, and the functions of other systems.
 
-Called by senders, definitions and status. A wire contract: golden vectors in the tests hold every
-form still, on every platform and Python. Nothing here may use `hash()` or depend on a process.
+Senders, entity definitions and status call this module. The functions are a wire contract: golden
+vectors in the tests keep each result the same on every platform and Python. Nothing here may use
+`hash()` or depend on the process.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from domicile.core.ids import EntityKey
 from domicile.errors import NotExecuted
 
 ShardFunction = Callable[[str, int], int]
-"""A user's way from an entity id and the number of shards to one of them, counted from 0."""
+"""A user's function from an entity id and the number of shards to a shard, counted from 0."""
 
 FindShard = Callable[[EntityKey, int], int]
-"""How a sender finds an entity's shard: always one of that many, or `NotExecuted`."""
+"""How a sender finds an entity's shard: a number below the given count, or `NotExecuted`."""
 
 _WORD = 0xFFFF_FFFF
 _SIGN = 0x8000_0000
@@ -32,28 +33,28 @@ def shard_of(entity: EntityKey, shards: int) -> int:
 
 
 def xxh3(entity_id: str, shards: int, *, type: str = "") -> int:
-    """The default of entities, which also pass the name of their type; see `shard_of`."""
+    """The default for entities. They also pass their type name; see `shard_of`."""
     return shard_of(EntityKey(type, entity_id), shards)
 
 
 def murmur2(entity_id: str, shards: int) -> int:
-    """Where Kafka's own partitioner puts a record with this key, of that many partitions."""
+    """The partition that Kafka's own partitioner gives a record with this key."""
     return (kafka_hash(entity_id.encode()) & 0x7FFF_FFFF) % shards
 
 
 def shardcake(entity_id: str, shards: int) -> int:
-    """Shardcake's shard of an entity, counted from 0: its own number is this one plus 1."""
+    """Shardcake's shard of an entity, counted from 0. Shardcake's own number is this plus 1."""
     return shardcake_number(entity_id, shards) - 1
 
 
 def shardcake_number(entity_id: str, shards: int) -> int:
     """`abs(hash % shards) + 1` as a JVM computes it: the number that Shardcake shows, from 1."""
-    # The JVM's remainder has the sign of the dividend, so that abs() comes after it or before.
+    # The JVM's remainder has the sign of the dividend, so abs() may come before or after it.
     return abs(java_hash(entity_id)) % shards + 1
 
 
 def by_message(entity_id: str, shards: int) -> int:
-    """For a type whose shards come from its messages: only regions with a `shard_id` reach it."""
+    """For a type whose messages name the shard: only a region with a `shard_id` can send to it."""
     raise LookupError(
         "the shard of this type is not found by its id; send through "
         "region(..., entity_id=..., shard_id=...)"
@@ -66,11 +67,11 @@ NAMED: dict[str, ShardFunction] = {
     "shardcake": shardcake,
     "xxh3": xxh3,
 }
-"""The forms that every process knows, by the name that `config` holds."""
+"""The functions that every process knows, by the name that `config` holds."""
 
 
 def place_by(function: ShardFunction, name: str) -> FindShard:
-    """A type's function for its senders, who hear at once what is wrong with it (I9)."""
+    """A type's function for its senders. An error in it raises `NotExecuted` at the call (I9)."""
     if function is xxh3:
         return shard_of
 
@@ -109,7 +110,7 @@ def kafka_hash(data: bytes) -> int:
 
 
 def java_hash(text: str) -> int:
-    """`String.hashCode` of a JVM: over UTF-16 units, wrapped to 32 bits, signed."""
+    """`String.hashCode` of a JVM: over UTF-16 units, reduced to 32 bits, signed."""
     units = text.encode("utf-16-le", "surrogatepass")
     value = 0
     for start in range(0, len(units), 2):

@@ -1,6 +1,7 @@
-"""Names of things: incarnations, entities, shards, and their keys in the store.
+"""Names of things: incarnations, entities, shards and incoming links.
 
-An owner is always an incarnation, never a node id or an address (A5).
+Every other module may import it, and it imports none of them. An owner is always an incarnation,
+never a node id or an address (A5).
 """
 
 from __future__ import annotations

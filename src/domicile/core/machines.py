@@ -1,4 +1,7 @@
-"""What all machines of the core share: the shape of a transition table, and the wish for a tick."""
+"""What all machines of the core share: the form of a transition table, and the timer effect.
+
+The machines and their tables import this. Data only.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ A = TypeVar("A", bound=Enum)
 
 
 class Transition(NamedTuple, Generic[S, A]):
-    """Where an event may lead, the rule that says so, and what is done on the way.
+    """The states to which an event may lead, the rule that says so, and the action.
 
     An action is a member of an enumeration; its value is the text that the diagrams show.
     """
@@ -23,6 +26,6 @@ class Transition(NamedTuple, Generic[S, A]):
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Wants a `Tick` at that time. Replaces the one before."""
+    """Ask for a tick at this time. It replaces the time asked for before."""
 
     at: float

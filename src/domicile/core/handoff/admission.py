@@ -1,10 +1,10 @@
-"""How much mail may wait: at one node for its turn, and at one home for one sender (I6).
+"""How many messages may wait: at one node for their turn, and on their way to one home (I6).
 
-`Admission` is asked by `core.handoff.owner` about mail that cannot start at once; one for all
-shards of a node. `Outflow` is asked by `core.handoff.sender`; one for all shards that an
-incarnation writes to. Both count and compare, no more: a queue is bounded in messages, in bytes and
-in time, stays first in, first out, and what does not fit is refused before it has any effect.
-Neither knows a clock.
+`core.handoff.owner` asks `Admission` about messages that cannot start at once; a node has one for
+all its shards. `core.handoff.sender` asks `Outflow`; an incarnation has one for all shards that it
+writes to. Both only count and compare. A queue is bounded in messages, in bytes and in time, and
+stays first in, first out. A message that does not fit is refused before it has any effect. Neither
+class reads a clock.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from typing import NamedTuple
 from domicile.core.ids import Incarnation
 
 FEW = 64
-"""So many messages may wait at a node however slow it is: no estimate is made of less."""
+"""Messages that may wait at a node however slow it is; below this the wait is not estimated."""
 
 PATIENCE = 4
-"""A message may be expected to wait for this part of its time: who comes later to idle entities may
-pass it, and then it waits for twice as long."""
+"""Refuse a message whose expected wait exceeds timeout / `PATIENCE`. Later messages to idle
+entities may overtake it and double its wait; the margin allows for that."""
 
 NESTED = 2
-"""What a running handler waits for may use so many times the limits: it frees more than that."""
+"""Messages that a running handler waits for may use `NESTED` times the limits: each of them lets a
+handler end, which frees more than it uses."""
 
 
 class Bounds(NamedTuple):
-    """What may wait for its turn at one node, in messages, bytes and seconds."""
+    """How much may wait for its turn at one node, in messages, bytes and seconds."""
 
     messages: int
     size_bytes: int
@@ -36,7 +37,7 @@ class Bounds(NamedTuple):
 
 
 class Share:
-    """What one sender has waiting at a node."""
+    """How much of one sender waits at a node."""
 
     __slots__ = ("count", "size_bytes")
 
@@ -49,7 +50,7 @@ UNBOUNDED = Bounds(1 << 60, 1 << 60, 1 << 60, float("inf"))
 
 
 class Admission:
-    """The unstarted mail of one node, and whether there may be more of it."""
+    """Counts the unstarted messages of one node, and says whether one more may wait."""
 
     __slots__ = ("bounds", "count", "is_full", "job_s", "ready", "shares", "size_bytes")
 
@@ -58,21 +59,22 @@ class Admission:
         self.count = 0
         self.size_bytes = 0
         self.shares: dict[Incarnation, Share] = {}
-        """By sender, of those that have anything waiting."""
+        """By sender; only senders that have a message waiting."""
         self.ready = 0
         self.job_s = 0.0
-        """Entities that could start a message, as the shell saw it last and owners count on since;
-        and the time from one start to the next, as far as the shell knows it."""
+        """`ready`: entities that could start a message. The shell sets it, and owners add to it.
+        `job_s`: seconds from one start to the next, as the shell measures it."""
         self.is_full = False
-        """Whether as many handlers run as may; the shell's."""
+        """Whether as many handlers run as may run. The shell sets it."""
 
     def refuses(
         self, sender: Incarnation, size_bytes: int, depth: int, nested: bool, ttl_s: float
     ) -> bool:
         """Whether a message must not wait here, behind `depth` others of its entity.
 
-        Over the limits only those are refused who have at least their share of what waits, so that
-        one sender's flood does not shut out the others; over twice the limits everybody is.
+        Over the limits, only senders with at least an equal share of the waiting messages are
+        refused: many messages of one sender do not shut out the others. Over `NESTED` times the
+        limits, every sender is refused.
         """
         bounds, size = self.bounds, self.size_bytes + size_bytes
         if self.count >= NESTED * bounds.messages or size > NESTED * bounds.size_bytes:
@@ -94,21 +96,22 @@ class Admission:
         )
 
     def _wait_s(self, depth: int) -> float:
-        """How long one more message behind `depth` others will wait if all goes on like this.
+        """Expected wait, in seconds, of one more message behind `depth` others of its entity.
 
-        Who is ready gets turns in rounds, and nobody waits for longer than all that waits takes.
+        `(depth + 1) * ready * job_s`, since ready entities take turns; at most the time that all
+        waiting messages take together.
         """
         return min((depth + 1) * self.ready, self.count + 1) * self.job_s
 
     def too_heavy(self, sender: Incarnation, size_bytes: int) -> bool:
-        """Whether a sender's mail would have too many bytes, of its own or with all others'."""
+        """Whether too many bytes would wait, of this sender or of all senders together."""
         if self.size_bytes + size_bytes > NESTED * self.bounds.size_bytes:
             return True
         share = self.shares.get(sender)
         return share is not None and share.size_bytes + size_bytes > self.bounds.sender_bytes
 
     def enter(self, sender: Incarnation, size_bytes: int) -> None:
-        """A message waits from here on."""
+        """A message begins to wait."""
         self.count += 1
         self.size_bytes += size_bytes
         share = self.shares.get(sender)
@@ -118,7 +121,7 @@ class Admission:
         share.size_bytes += size_bytes
 
     def leave(self, sender: Incarnation, size_bytes: int) -> None:
-        """It has started, went back, or is dropped."""
+        """A waiting message started, was returned or was dropped."""
         self.count -= 1
         self.size_bytes -= size_bytes
         share = self.shares[sender]
@@ -129,46 +132,46 @@ class Admission:
 
 
 UNIT_BYTES = 4_096
-"""A message on its way counts as one, and once more for every so many bytes of it."""
+"""Units of one message on its way: 1 + size in bytes // `UNIT_BYTES`."""
 
 
 MOST_HOMES = 1_024
-"""Homes that are remembered; with more, those that nothing is on its way to are forgotten. Those
-whose record is gone are, at once."""
+"""Homes that are remembered. Above this, homes without a message on its way are forgotten. A home
+whose record is gone is forgotten at once."""
 
 
 @dataclass(slots=True)
 class Flow:
-    """What one incarnation has written to one home and has not heard to have started."""
+    """What one incarnation has written to one home and not yet heard to have started."""
 
     most: int
     limit: int
-    """So much may be on its way: `most`, and nothing new while the home is crowded."""
+    """Units that may be on their way: `most`, or 0 while the home is overloaded."""
     open: int = 0
 
     @property
     def paused(self) -> bool:
-        """Whether the home has said that it has too much mail."""
+        """Whether the home has said that too many messages wait there."""
         return not self.limit
 
     def pause(self) -> bool:
-        """Write nothing new for now; False if that is so already."""
+        """Write no new message for now; False if it was paused already."""
         if self.paused:
             return False
         self.limit = 0
         return True
 
     def go_on(self) -> None:
-        """Try again."""
+        """Write new messages again."""
         self.limit = self.most
 
 
 @dataclass(slots=True)
 class Outflow:
-    """All that one incarnation has sent and that has not started."""
+    """All messages that one incarnation has sent and that have not started."""
 
     most: int = 1 << 60
-    """Units on their way to one home, or held for all shards that have none at the moment."""
+    """Most units on their way to one home, or held for all shards that have no home now."""
     homes: dict[Incarnation, Flow] = field(default_factory=dict[Incarnation, Flow])
     held_bytes: int = 0
 
@@ -177,13 +180,13 @@ class Outflow:
         flow = self.homes.get(home)
         if flow is None:
             if len(self.homes) >= MOST_HOMES:
-                # A sender that is bound to one of them counts apart from here on: a looser bound.
+                # A sender that is bound to a forgotten home then counts alone: a looser bound.
                 self.homes = {name: other for name, other in self.homes.items() if other.open}
             flow = self.homes[home] = Flow(self.most, self.most)
         return flow
 
     def forget(self, home: Incarnation) -> None:
-        """It is gone, and nothing goes there any more; what is on its way counts for itself."""
+        """The home is gone: no more messages go there. Messages on their way no longer count."""
         self.homes.pop(home, None)
 
     def takes(self, home: Incarnation, size_bytes: int, nested: bool) -> bool:
@@ -197,5 +200,5 @@ class Outflow:
             most = self.most
         if (self.held_bytes + size_bytes) // UNIT_BYTES > most:
             return False
-        # However large, one alone may always go.
+        # One message alone may always go, however large it is.
         return flow is None or not flow.open or flow.open + size_bytes // UNIT_BYTES < most

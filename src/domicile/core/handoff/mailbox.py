@@ -1,6 +1,7 @@
 """Messages that wait at their owner: one mailbox per entity.
 
-Used by `core.handoff.owner` alone, which says who may enter. Nothing here decides what runs.
+Only `core.handoff.owner` uses this module, and it decides which messages enter a mailbox. Nothing
+here decides what runs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from domicile.core.ids import EntityKey, Incarnation, LinkKey
 
 
 class Queued(msgspec.Struct):
-    """One message at its owner. A shell extends it by what only the shell needs to know."""
+    """One message at its owner. The shell's subclass adds what only the shell needs."""
 
     source: LinkKey
     n: int
@@ -27,14 +28,14 @@ class Queued(msgspec.Struct):
     size_bytes: int = 0
     ttl_s: float = float("inf")
     nested: bool = False
-    """Whether a running handler waits for it."""
+    """Whether a running handler waits for this message."""
 
 
 Q = TypeVar("Q", bound=Queued)
 
 
 class Mailbox(Generic[Q]):
-    """An entity's unstarted messages and what runs of it. Exists only while there is any."""
+    """An entity's unstarted messages and running handlers. Exists only while there are any."""
 
     __slots__ = ("queue", "readers", "writer")
 
@@ -50,7 +51,7 @@ class Mailbox(Generic[Q]):
         return self.queue[0].shared or self.readers == 0
 
     def idle(self) -> bool:
-        """Nothing waits, nothing runs."""
+        """Whether nothing waits and nothing runs."""
         return not self.queue and not self.readers and not self.writer
 
 
@@ -60,9 +61,10 @@ def take_out(
     wanted: Callable[[Q, bool], bool],
     left: Callable[[Q], None],
 ) -> tuple[dict[LinkKey, list[Q]], list[Q], list[EntityKey]]:
-    """Take mail out: what goes back by link, what came on a lost link, and who may start now.
+    """Take messages out. Returns the messages to send back, by link; the messages that came on a
+    lost link; and the entities that may start a message now.
 
-    `wanted` is also told whether a message is behind the last finishing one of its mailbox.
+    The second argument of `wanted`: is the message behind the last finishing one of its mailbox?
     """
     back: dict[LinkKey, list[Q]] = {}
     lost: list[Q] = []

@@ -1,8 +1,8 @@
-"""One shard at its owner: who may enter, what is sent back, when it is over (H7–H11).
+"""One shard at its owner: what it accepts, what it returns, when its epoch is over (H7–H11).
 
 `Owner` holds the phase, the refused links and the unstarted messages. The shell feeds it entries,
-requests and flushes, runs what `start` hands out, and carries out the returned effects. It
-never forwards: a message that may not run here goes back to its sender, in order.
+requests and flushes, runs what `start` returns, and carries out the effects. An owner never
+forwards a message: a message that may not run here goes back to its sender, in order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from domicile.core.ids import EntityKey, Incarnation, LinkKey, ShardKey
 from domicile.core.state.shardmap import FREE, Entry
 
 PARKED = 4_096
-"""I6: messages of one link that may wait for a record to be read (H7)."""
+"""I6: messages of one link that may wait until a record is read (H7)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class FlushAsked:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """The entity has mail that may start."""
+    """The entity has a message that may start."""
 
     entity: EntityKey
 
@@ -51,7 +51,7 @@ class Accepted(Generic[Q]):
 
 @dataclass(frozen=True, slots=True)
 class SendBack(Generic[Q]):
-    """Return these to their link (H8, H9)."""
+    """Return these messages on their link (H8, H9)."""
 
     source: LinkKey
     messages: tuple[Q, ...]
@@ -59,7 +59,7 @@ class SendBack(Generic[Q]):
 
 @dataclass(frozen=True, slots=True)
 class AnswerFlush:
-    """Say `Flushed` (H8)."""
+    """Answer `Flushed` (H8)."""
 
     source: LinkKey
     id: int
@@ -67,7 +67,7 @@ class AnswerFlush:
 
 @dataclass(frozen=True, slots=True)
 class Refuse(Generic[Q]):
-    """The mailbox is full, or the node: tell the sender (I6)."""
+    """The mailbox or the node is full: tell the sender (I6)."""
 
     queued: Q
     by_node: bool = False
@@ -75,19 +75,19 @@ class Refuse(Generic[Q]):
 
 @dataclass(frozen=True, slots=True)
 class Discard(Generic[Q]):
-    """Mail of a lost link that will never run (H8)."""
+    """Messages of a lost link, which will never run (H8)."""
 
     messages: tuple[Q, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRecord:
-    """The sender knows more than this owner: read the shard's record (H7)."""
+    """The sender knows a newer entry than this owner: read the shard's record (H7)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseChanged:
-    """What the table said: `does` names the action for the shell."""
+    """A step of the table: `does` is the action for the shell."""
 
     phase: Phase
     epoch: int
@@ -138,7 +138,7 @@ class Owner(Generic[Q]):
 
     @property
     def released(self) -> bool:
-        """Whether the newest own epoch is over: what `Return` and `Flushed` say (H3)."""
+        """Whether the newest epoch owned here is over; `Return` and `Flushed` carry it (H3)."""
         return self.phase is Phase.RELEASED
 
     @property
@@ -147,7 +147,7 @@ class Owner(Generic[Q]):
         return self.phase is Phase.OPEN or self.phase is Phase.DRAINING
 
     def see(self, entry: Entry) -> tuple[OwnerEffect[Q], ...]:
-        """A map entry, from wherever (C3): merged if newer."""
+        """Take a map entry from any source; it counts only if it is newer (C3)."""
         if entry.change <= self.entry.change:
             return ()
         self.entry = entry
@@ -188,7 +188,7 @@ class Owner(Generic[Q]):
         if waiting is None and not self._ahead(queued):
             self._admit(queued, out)
         elif self._too_heavy(queued) or (waiting is not None and len(waiting) >= PARKED):
-            # Sent back it would soon be here again.
+            # If it were sent back, it would soon arrive again.
             out.append(Refuse(queued, by_node=True))
         elif waiting is not None:
             waiting.append(queued)
@@ -200,7 +200,7 @@ class Owner(Generic[Q]):
         return tuple(out)
 
     def clear(self, source: LinkKey, entity: EntityKey, epoch: int, change: int) -> bool:
-        """Whether a message would be admitted and start at once (H7), its entity being idle."""
+        """Whether a message would be admitted and start at once: its entity is idle (H7)."""
         return not (
             self.phase is not _OPEN
             or epoch != self.epoch
@@ -212,12 +212,12 @@ class Owner(Generic[Q]):
         )
 
     def occupy(self, source: LinkKey, entity: EntityKey, shared: bool) -> None:
-        """A message that was clear to start runs: as after `request` and `start`."""
+        """A message for which `clear` was true runs now, as after `request` and `start`."""
         self.latest[source.sender] = source.link
         mailbox = self.mailboxes.get(entity)
         if mailbox is None:
             mailbox = self.mailboxes[entity] = Mailbox()
-        # Shared ones that it asked itself may have suspended meanwhile: they are readers, too.
+        # Shared handlers that this handler asked may be suspended meanwhile: they count as readers.
         assert shared or not mailbox.readers, "an exclusive handler runs alone"
         assert not mailbox.writer, "an exclusive handler runs alone"
         if shared:
@@ -226,9 +226,9 @@ class Owner(Generic[Q]):
             mailbox.writer = True
 
     def flush(self, asked: FlushAsked) -> tuple[OwnerEffect[Q], ...]:
-        """H8: return all unstarted messages of that link, refuse it no longer, say so.
+        """H8: return all unstarted messages of that link, accept the link again, answer.
 
-        What is parked goes back, too: the record that it waits for may be long in coming.
+        Parked messages go back too: reading the record that they wait for may take long.
         """
         out: list[OwnerEffect[Q]] = []
         self.latest[asked.source.sender] = asked.source.link
@@ -239,15 +239,15 @@ class Owner(Generic[Q]):
         return tuple(out)
 
     def link_gone(self, source: LinkKey) -> None:
-        """The link's state was dropped: nothing refuses it, and its parked messages never counted
-        as accepted."""
+        """The state of a link was dropped: the link is no longer refused, and its parked messages,
+        which were never accepted, are dropped."""
         self.refused_links.pop(source, None)
         self._take_parked(source)
         if self.latest.get(source.sender) == source.link:
             del self.latest[source.sender]
 
     def start(self, entity: EntityKey) -> Q | None:
-        """The next message that may run now on this entity; it counts as started."""
+        """The next message that may run on this entity now; it then counts as started."""
         mailbox = self.mailboxes.get(entity)
         if mailbox is None or not self.admits or not mailbox.ready():
             return None
@@ -272,7 +272,7 @@ class Owner(Generic[Q]):
         return False
 
     def hold(self, entity: EntityKey) -> bool:
-        """Keep an entity that runs nothing from starting anything, until `finish`."""
+        """Keep an idle entity from starting a message, until `finish`; False if it runs one."""
         mailbox = self.mailboxes.get(entity)
         if mailbox is None:
             mailbox = self.mailboxes[entity] = Mailbox()
@@ -282,14 +282,14 @@ class Owner(Generic[Q]):
         return True
 
     def timer(self, queued: Q) -> bool:
-        """Mail of the owner to itself (`after`): only while open, never returned or refused."""
+        """The owner's message to itself (`after`): only while open, never returned or refused."""
         if self.phase is not Phase.OPEN:
             return False
         self._put(queued)
         return True
 
     def left(self, queued: Q) -> None:
-        """A message waits here no more; whoever takes one away says so."""
+        """A message no longer waits here. Every caller that takes a message away calls this."""
         self.admission.leave(queued.source.sender, queued.size_bytes)
 
     def _enter(self, queued: Q) -> None:
@@ -302,7 +302,8 @@ class Owner(Generic[Q]):
         return queued.change > self.entry.change or queued.epoch > self.entry.epoch
 
     def _admit(self, queued: Q, out: list[OwnerEffect[Q]]) -> None:
-        """H7: link not refused, right epoch, and open or (draining and finishing)."""
+        """H7: accept if the link is not refused, the epoch is right, and the shard is open, or
+        draining and the message finishing."""
         self.latest[queued.source.sender] = queued.source.link
         fits = queued.epoch == self.epoch and (
             self.phase is Phase.OPEN or (self.phase is Phase.DRAINING and queued.finishing)
@@ -344,7 +345,7 @@ class Owner(Generic[Q]):
         out: list[OwnerEffect[Q]],
         parked: Iterable[Q] = (),
     ) -> None:
-        """Send messages back to their link and refuse that link, or discard them if it is lost."""
+        """Return messages on their link and refuse that link; discard them if the link is lost."""
         back, lost, ready = take_out(self.mailboxes, self.latest, wanted, self.left)
         for queued in parked:
             back.setdefault(queued.source, []).append(queued)
@@ -356,7 +357,7 @@ class Owner(Generic[Q]):
             out.append(Discard(tuple(lost)))
 
     def _drop(self, out: list[OwnerEffect[Q]]) -> None:
-        """The shard is lost: everything unstarted goes back; the shell cancels what runs."""
+        """The shard is lost: return all unstarted messages; the shell cancels running handlers."""
         self._remove(lambda _mail, _after: True, out)
         for entity, mailbox in list(self.mailboxes.items()):
             mailbox.queue.clear()
@@ -382,20 +383,20 @@ class Owner(Generic[Q]):
 
 
 CancelledMessages = Mapping[tuple[LinkKey, int], None]
-"""The messages, by the link that they came on and their number."""
+"""Messages by the link that they came on and their number."""
 
 
 def cancel_unstarted(owner: Owner[Q], wanted: CancelledMessages) -> tuple[list[Q], list[EntityKey]]:
-    """Take unstarted messages away; these, and the entities that may start another one now.
+    """Take unstarted messages away. Returns them, and the entities that may start a message now.
 
-    One look at everything that waits, for any number of messages: an owner that is overloaded
-    hears of many at a time, and must not look at its whole queue for each.
+    One pass over all waiting messages, for any number of cancelled ones: an overloaded owner gets
+    many cancellations at a time and must not search its whole queue for each.
     """
     found: list[Q] = []
     for source, parked in list(owner.parked.items()):
         kept = [one for one in parked if not _is_among(one, wanted, found)]
         if not kept:
-            # As if nothing had come: the next message is compared with the record anew (H7).
+            # As if none had arrived: the next message is compared with the record again (H7).
             del owner.parked[source]
         elif len(kept) < len(parked):
             owner.parked[source] = deque(kept)

@@ -1,10 +1,8 @@
-"""What a sender holds, and what its machine asks of the shell: plain data beside `sender`.
+"""Messages at their sender: their data, the effects of `sender`, and the rules of order and time.
 
-In which order, and when, what waits at a sender goes out: small rules of `sender`.
-
-How long a call may take that a handler makes for its own caller: deadlines are passed down.
-
-Pure arithmetic, used where asks begin. Nothing here waits.
+`sender` uses the data and the order of sending. `nested_timeout_s` is for the code that begins an
+ask: it limits the time of a call that a handler makes for its own caller. Nothing here waits or
+reads a clock.
 """
 
 from __future__ import annotations
@@ -22,14 +20,14 @@ from domicile.core.machines import Arm
 
 
 class Home(NamedTuple):
-    """Where a shard lives, or lived."""
+    """The owner and epoch of a shard, present or past."""
 
     owner: Incarnation
     epoch: int
 
 
 class Pending(msgspec.Struct, eq=False):
-    """One message at its sender. A shell extends it by what only the shell needs to know."""
+    """One message at its sender. The shell's subclass adds what only the shell needs."""
 
     n: int
     entity: EntityKey
@@ -37,16 +35,16 @@ class Pending(msgspec.Struct, eq=False):
     chain: tuple[ShardKey, ...]
     size_bytes: int
     behind: Callable[[], Iterable[ShardKey]] | None = None
-    """Shards whose handlers wait in line behind the one that sent this, as of now (N3)."""
+    """Shards whose handlers wait, now, for the handler that sent this message (N3)."""
     urgent: bool = False
-    """Made finishing by a wave (N5), until the shard serves."""
+    """Whether a wave made this message finishing (N5); until the shard serves."""
     beyond: bool = False
-    """Written although the window was full, for a handler that waits."""
+    """Written although the window was full, because a handler waits for it."""
     to: Incarnation | None = None
     started: bool = False
     resolved: bool = False
     flow: Flow | None = None
-    """What counts it, since it was written."""
+    """The flow that counts the message, since it was written."""
 
 
 P = TypeVar("P", bound=Pending)
@@ -57,7 +55,7 @@ P = TypeVar("P", bound=Pending)
 
 @dataclass(frozen=True, slots=True)
 class WriteRequest(Generic[P]):
-    """Send this request, stamped (H2)."""
+    """Send this request, stamped with epoch and change (H2)."""
 
     pending: P
     to: Incarnation
@@ -65,7 +63,7 @@ class WriteRequest(Generic[P]):
     change: int
     finishing: bool
     open: int
-    """Unstarted at that owner, this one included."""
+    """Messages not started at that owner, this message included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ class SendFlush:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp(Generic[P]):
-    """Unknown what became of it: MaybeExecuted for an ask, `lost` for a tell (H6)."""
+    """The outcome is unknown: MaybeExecuted for an ask, `lost` for a tell (H6)."""
 
     pending: P
 
@@ -87,7 +85,7 @@ SenderEffect = WriteRequest[P] | SendFlush | GiveUp[P] | Arm
 
 
 class HoldLimits(NamedTuple):
-    """I6: what one shard may hold at one sender."""
+    """I6: how much one sender may hold for one shard."""
 
     buffer: int
     hold_bytes: int
@@ -99,21 +97,22 @@ Selects = Callable[[P], bool]
 
 FIRST_WAVE_S = 0.25
 WAVE_STEP_MAX_S = 0.5
-"""Waves never lie further apart: a long chain may need one for each of its steps (N5)."""
+"""Most seconds between two waves: a long chain may need one wave for each of its steps (N5)."""
 
 
 def number_of(pending: Pending) -> int:
-    """What a queue is ordered by (H1)."""
+    """The number by which a queue is ordered (H1)."""
     return pending.n
 
 
 def is_nested(pending: Pending) -> bool:
-    """Whether a running handler awaits it."""
+    """Whether a running handler awaits this message."""
     return pending.ask and bool(pending.chain)
 
 
 def split_prefix(queue: Sequence[P], wanted: Selects[P]) -> tuple[list[P], list[P]]:
-    """What goes out, and what stays: wanted ones, behind all others to the same entity (N4)."""
+    """What goes out, and what stays. A wanted message goes out behind all earlier messages to the
+    same entity (N4)."""
     last: dict[EntityKey, int] = {}
     for pending in queue:
         if wanted(pending):
@@ -126,7 +125,7 @@ def split_prefix(queue: Sequence[P], wanted: Selects[P]) -> tuple[list[P], list[
 
 
 def next_wave(moving_since: float, now: float) -> float:
-    """When queued asks of running handlers go to a draining shard next (N5)."""
+    """When queued asks of running handlers next go to a draining shard (N5)."""
     delay_s = FIRST_WAVE_S
     while moving_since + delay_s <= now:
         delay_s += min(delay_s, WAVE_STEP_MAX_S)
@@ -134,18 +133,19 @@ def next_wave(moving_since: float, now: float) -> float:
 
 
 SLACK = 1 / 32
-"""What remains to the handler of the time that is left, at least; and not much more than twice."""
+"""Part of the remaining time that stays with the handler: at least this, not much more than twice
+as much."""
 
 BITS = 6
-"""Of the rest, so many significant bits count."""
+"""Significant bits of a nested timeout; the others are rounded down."""
 
 
 def nested_timeout_s(timeout_s: float, left_s: float) -> float:
-    """The time that a nested ask gets: its own, but not more than its handler's caller waits.
+    """Seconds that a nested ask gets: its own timeout, but less than its handler's caller waits.
 
-    A part of what is left stays with the handler, so that it can still say so before its caller
-    gives up if its own ask runs out of time. The rest is rounded down: asks of about the same time
-    share a timer.
+    `SLACK` of the remaining time stays with the handler. So after a timeout of its own ask it can
+    still answer before its caller gives up. The rest is rounded down, so that asks with similar
+    timeouts share a timer.
     """
     if left_s >= timeout_s:
         return timeout_s

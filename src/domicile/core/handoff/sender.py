@@ -1,8 +1,8 @@
 """One shard as one sending incarnation sees it: what waits, what was written where (H1–H6, N3–N5).
 
-A sender writes to a new owner only after the old one answered its flush, or their link is lost;
-so order rests on the owners' answers alone. The shell numbers nothing and decides nothing: it
-sends what the effects say and reports what comes back.
+A sender writes to a new owner only after the old owner answered its flush, or after their link is
+lost. So order depends on the owners' answers alone. The shell must not number or decide anything:
+it sends what the effects say and reports what comes back.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Sender(Generic[P]):
         self.flow = Flow(1 << 60, 1 << 60)
         self.entry: Entry = FREE
         self.over_epoch = 0
-        """The owner said released: as moving until a newer epoch (H3)."""
+        """The owner released this epoch: treated as moving until a newer epoch comes (H3)."""
         self.state = SenderState.UNBOUND
         self.key: Home | None = None
         self.flush_id = 0
         self.last_flush = 0
         self.flush_at = 0.0
         self.seen_change = 0
-        """The newest `moving` entry that was flushed for, or seen unbound (H4)."""
+        """`change` of the newest moving entry that caused a flush, or came while unbound (H4)."""
         self.queue: list[P] = []
         self.held_bytes = 0
         self.written: dict[int, P] = {}
@@ -80,13 +80,13 @@ class Sender(Generic[P]):
     # what the shell reports
 
     def number(self) -> int:
-        """The next number of this shard: taken at call time (H1)."""
+        """The next message number of this shard, taken when the call is made (H1)."""
         n = self.next_n
         self.next_n += 1
         return n
 
     def room(self, size_bytes: int, nested: bool = False) -> bool:
-        """Whether one more message may be held, or be on its way to the home (I6)."""
+        """Whether one more message may be held here, or be on its way to the home (I6)."""
         return (
             len(self.queue) < self.limits.buffer
             and self.held_bytes + size_bytes <= self.limits.hold_bytes
@@ -120,12 +120,12 @@ class Sender(Generic[P]):
             self.flow.open += 1 + pending.size_bytes // UNIT_BYTES
 
     def submit(self, pending: P, now: float) -> tuple[SenderEffect[P], ...]:
-        """A new message, numbered and with room (H1)."""
+        """Take a new message that has its number and for which `room` was true (H1)."""
         self._hold(pending)
         return self._go_on(now)
 
     def see(self, entry: Entry, now: float) -> tuple[SenderEffect[P], ...]:
-        """A map entry, from wherever: merged if newer (H3, H4)."""
+        """Take a map entry from any source; it counts only if it is newer (H3, H4)."""
         if entry.change <= self.entry.change:
             return ()
         moving = entry.state == "moving"
@@ -140,13 +140,13 @@ class Sender(Generic[P]):
         return self._go_on(now)
 
     def look(self, now: float) -> tuple[SenderEffect[P], ...]:
-        """Something else changed: what is finishing (N3), or which nodes are up."""
+        """Something outside changed: which messages are finishing (N3), or which nodes are up."""
         return self._go_on(now)
 
     def returned(
         self, peer: Incarnation, ns: Iterable[int], entry: Entry, released: bool, now: float
     ) -> tuple[SenderEffect[P], ...]:
-        """H3: reinsert by number, merge the entry, flush."""
+        """H3: put the messages back into the queue by number, merge the entry, flush."""
         out: list[SenderEffect[P]] = []
         came_back = False
         for n in ns:
@@ -166,7 +166,7 @@ class Sender(Generic[P]):
     def flushed(
         self, peer: Incarnation, id: int, entry: Entry, released: bool, now: float
     ) -> tuple[SenderEffect[P], ...]:
-        """H5, if it answers the flush that is out."""
+        """H5, if this answers the flush that is under way."""
         out: list[SenderEffect[P]] = []
         if id == self.flush_id and self.key is not None and self.key.owner == peer:
             self._note_over(peer, released)
@@ -178,7 +178,7 @@ class Sender(Generic[P]):
         return tuple(out)
 
     def begun(self, peer: Incarnation, n: int, now: float) -> tuple[SenderEffect[P], ...]:
-        """It has started: room in the window; nothing more is owed to a tell."""
+        """A message has started: the window has room again, and a tell is done."""
         pending = self.written.get(n)
         if pending is not None and pending.to == peer and not pending.started:
             pending.started = True
@@ -187,13 +187,13 @@ class Sender(Generic[P]):
                 pending.flow.open -= 1 + pending.size_bytes // UNIT_BYTES
             if not pending.ask or pending.resolved:
                 del self.written[n]
-        # A wider window lets only what waits go on.
+        # Room in the window matters only for messages that wait.
         return self._go_on(now) if self.queue else ()
 
     def answered(
         self, peer: Incarnation, n: int, now: float
     ) -> tuple[P | None, tuple[SenderEffect[P], ...]]:
-        """A reply: the message it resolves, if any is still waiting."""
+        """A reply came. Returns the message that it resolves, if its caller still waits."""
         pending = self.written.get(n)
         if pending is None or pending.to != peer:
             return None, ()
@@ -207,7 +207,7 @@ class Sender(Generic[P]):
         return pending, effects
 
     def withdraw(self, pending: P, now: float) -> tuple[bool, tuple[SenderEffect[P], ...]]:
-        """Its caller waits no more. True: it was never written, so it never runs."""
+        """The caller of a message no longer waits. True: it was never written, so it never runs."""
         pending.resolved = True
         if pending.to is None:
             self.queue.remove(pending)
@@ -220,9 +220,10 @@ class Sender(Generic[P]):
     def link_lost(
         self, peer: Incarnation, unsent: Iterable[int], now: float
     ) -> tuple[SenderEffect[P], ...]:
-        """H6: what that peer had is unknown; what waits here stays, in order.
+        """H6: the outcome of what was written to that peer is unknown; queued messages stay, in
+        order.
 
-        `unsent` never left this process, so it cannot have run: it waits again.
+        `unsent` messages never left this process, so they cannot have run: they wait again.
         """
         out: list[SenderEffect[P]] = []
         for n in unsent:
@@ -236,7 +237,7 @@ class Sender(Generic[P]):
         return tuple(out)
 
     def departing(self, peer: Incarnation, now: float) -> tuple[SenderEffect[P], ...]:
-        """H14: the peer says goodbye: write nothing more to it, flush."""
+        """H14: the peer leaves: write no more messages to it, flush."""
         out: list[SenderEffect[P]] = []
         if self.entry.owner == peer:
             self.over_epoch = max(self.over_epoch, self.entry.epoch)
@@ -245,7 +246,7 @@ class Sender(Generic[P]):
         return tuple(out)
 
     def tick(self, now: float) -> tuple[SenderEffect[P], ...]:
-        """An armed time came: waves (N5), and a `Flushed` that is overdue (H6)."""
+        """An armed time is reached: send a wave (N5), give up an overdue flush (H6)."""
         out: list[SenderEffect[P]] = []
         if self.state is SenderState.FLUSHING and now >= self.flush_at + self.limits.hold_timeout_s:
             assert self.key is not None
@@ -257,13 +258,15 @@ class Sender(Generic[P]):
                 pending.urgent = pending.urgent or (pending.ask and bool(pending.chain))
         out.extend(self._go_on(now))
         if self.state is SenderState.FLUSHING:
-            # A wave may have come before it, and only one time is armed.
+            # A wave may have been armed before this, and only one time is armed.
             out.append(Arm(self.flush_at + self.limits.hold_timeout_s))
         return tuple(out)
 
     def refused(self) -> tuple[P, ...]:
-        """What waits for a quarantined shard, which gets no home soon: resolved, and gone from here
-        (DX-20). What was written may have run, and stays until its owner's answer or end."""
+        """Take out all queued messages of a quarantined shard, which gets no home soon (DX-20).
+
+        Written messages may have run: they stay until their owner answers or ends.
+        """
         if self.entry.state != "quarantined" or not self.queue:
             return ()
         messages = tuple(self.queue)
@@ -274,13 +277,13 @@ class Sender(Generic[P]):
         return messages
 
     def waiting(self) -> bool:
-        """Whether anything is queued, or written but neither started nor returned (H14)."""
+        """Whether a message is queued, or written but neither started nor returned (H14)."""
         return bool(self.queue) or self.open > 0
 
     # decisions
 
     def finishing(self, pending: P) -> bool:
-        """N3, N5: a draining shard waits for this one, as far as is known here."""
+        """N3, N5: whether a draining shard waits for this message, as far as this process knows."""
         if not pending.ask:
             return False
         if pending.urgent or any(map(self._drains, pending.chain)):
@@ -291,7 +294,8 @@ class Sender(Generic[P]):
         return shard == self.shard or self.is_moving(shard)
 
     def _home(self) -> Home | None:
-        """The home that may be written to: none while free, gone, or released by its owner."""
+        """The home that may be written to. None while the shard is free, its owner is not up, or
+        its owner released it."""
         entry = self.entry
         if entry.state in _HOMELESS or entry.epoch <= self.over_epoch:
             return None
@@ -300,7 +304,7 @@ class Sender(Generic[P]):
         return Home(entry.owner, entry.epoch)
 
     def _go_on(self, now: float) -> tuple[SenderEffect[P], ...]:
-        """H4, then H2 or N4, as far as they go."""
+        """Flush if needed (H4), then write what may be written now (H2 or N4)."""
         out: list[SenderEffect[P]] = []
         home = self._home()
         moving = self.entry.state == "moving"
@@ -323,8 +327,8 @@ class Sender(Generic[P]):
         return next_wave(self.moving_since, now)
 
     def _write_heads(self, home: Home, now: float, out: list[SenderEffect[P]]) -> None:
-        """H2, as far as the window goes; but what a running handler awaits never waits for it:
-        the window may be full of mail that waits for that very handler."""
+        """H2: write until the window is full. Messages that a running handler awaits go out anyway:
+        the window may be full of messages that wait for that very handler."""
         count = min(len(self.queue), max(0, self.limits.window - self.open))
         heads = self.queue[:count]
         del self.queue[:count]
@@ -342,7 +346,7 @@ class Sender(Generic[P]):
         now: float,
         out: list[SenderEffect[P]],
     ) -> None:
-        """N4: a wanted message goes out behind all queued ones to the same entity."""
+        """N4: a wanted message goes out behind all earlier queued ones to the same entity."""
         goes, self.queue[:] = split_prefix(self.queue, wanted)
         for pending in goes:
             pending.beyond = self.open >= self.limits.window
@@ -363,7 +367,7 @@ class Sender(Generic[P]):
         out.append(WriteRequest(pending, home.owner, home.epoch, change, finishing, self.open))
 
     def _take(self, happening: SenderEvent, now: float, out: list[SenderEffect[P]]) -> None:
-        """One step of the table, with what it does."""
+        """Take one step of the table, and do its action."""
         transition = TRANSITIONS[self.state, happening]
         self.state = transition.to[0]
         if happening is SenderEvent.MOVING:
@@ -380,7 +384,7 @@ class Sender(Generic[P]):
             self.flush_id = 0
 
     def _close(self, pending: P) -> None:
-        """Written, and known to have started or not to start there."""
+        """A written message has started, or is known not to start there: it no longer counts."""
         self.open -= 1
         if pending.flow is not None:
             pending.flow.open -= 1 + pending.size_bytes // UNIT_BYTES
@@ -398,7 +402,7 @@ class Sender(Generic[P]):
             insort(self.queue, pending, key=number_of)
 
     def _take_back(self, pending: P) -> None:
-        """Written, but certain not to have run."""
+        """A written message has certainly not run: queue it again unless it is resolved."""
         del self.written[pending.n]
         self._close(pending)
         pending.to = None

@@ -1,7 +1,8 @@
-"""The hand-off protocol as two tables: a shard's phase at an owner, a sender's bond to an owner.
+"""The hand-off protocol as two tables: a shard's phase at an owner, a sender's state to an owner.
 
-The machines in `owner` and `sender` take every step from here; the docs draw them from here.
-A (state, event) pair that is missing would be a bug: the tests assert that none is.
+The machines in `owner` and `sender` look up every step here, and the docs draw their diagrams from
+these tables. A missing (state, event) pair would be a bug: the tests assert that none is missing.
+Data only: nothing here acts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from domicile.core.machines import Transition
 
 
 class Phase(Enum):
-    """What a shard is to this incarnation."""
+    """The state of a shard at this incarnation."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -21,7 +22,7 @@ class Phase(Enum):
 
 
 class OwnerEvent(Enum):
-    """What can happen to a phase. Entries are classified against the newest own epoch."""
+    """What can happen to a phase. Entries are compared with the newest epoch owned here."""
 
     SERVING_NEWER = "serving(me), newer epoch"
     SERVING_SAME = "serving(me), own epoch"
@@ -51,7 +52,7 @@ class OwnerAction(Enum):
 
 
 DROPS = (OwnerAction.REOPEN, OwnerAction.DROP, OwnerAction.DROP_AND_RELEASE)
-"""Actions after which nothing of the epoch before may run, wait or be resident (I1)."""
+"""Actions after which nothing of the previous epoch may run, wait or be resident (I1)."""
 
 _P = Transition[Phase, OwnerAction]
 _NONE = OwnerAction.NOTHING
@@ -102,7 +103,7 @@ OWNER_TRANSITIONS: dict[tuple[Phase, OwnerEvent], Transition[Phase, OwnerAction]
 
 
 class SenderState(Enum):
-    """What ties a sender to an owner."""
+    """Whether a sender may have messages at an owner."""
 
     UNBOUND = "unbound"
     BOUND = "bound"
@@ -110,7 +111,7 @@ class SenderState(Enum):
 
 
 class SenderEvent(Enum):
-    """What can happen to a bond."""
+    """What can happen to a sender's state."""
 
     WRITE = "head of the queue may be written"
     MISMATCH = "record no longer matches the bond"
