@@ -1,8 +1,8 @@
-"""Whether a node whose event loop may be blocked renews its lease, and what it says of itself.
+"""Whether a node with a blocked event loop renews its lease, and what its record says about it.
 
-Asked by the thread that renews beside the loop (`membership.thread_renewer`), which acts on the
-answers. A blocking call must cost no shard, and a loop that is dead must lose them: so renewals go
-on for `stall_limit_s` after the loop last turned, and not a moment longer. It must never read a
+The thread renewer (`membership.thread_renewer`) asks these functions and acts on the answers. A
+blocking call must cost no shard, and a loop that never returns must lose its shards. So renewals
+continue until `stall_limit_s` after the loop last turned, and not longer. Nothing here reads a
 clock.
 """
 
@@ -11,26 +11,27 @@ from __future__ import annotations
 from enum import Enum
 
 BEAT_S = 1.0
-"""The longest time between two looks whether a loop turns."""
+"""Most seconds between two checks whether a loop turns."""
 
 LOOKS = 8
-"""How many times the renewing thread looks at the loop before a leader may evict its node (C6)."""
+"""Times the thread renewer checks the loop before a leader may evict its node (C6)."""
 
 STILL = 1 / 3
-"""The part of `evict_after_s` after which a node says that it stands still: before a leader asks
-others about it, which is at half of it."""
+"""Part of `evict_after_s` after which a node's record says that its loop is blocked. A leader asks
+other members about a silent node at 1/2, which is later."""
 
 
 RESTS, MOST_RESTS = 40, 200
-"""How often a loop rests at a time, and for one renewal: a store that does not answer must not hold
-up the loop, too."""
+"""Pauses of the loop in one go, and pauses for one renewal. The limit keeps a store that does not
+answer from delaying the loop."""
 
 LATE_S = 0.1
-"""A renewal that is not acknowledged so long after it was due may wait for the interpreter."""
+"""Seconds after its due time from which a renewal is late. Its thread may be waiting for the
+interpreter lock."""
 
 
 class Step(Enum):
-    """What the renewing thread does now."""
+    """What the thread renewer does now."""
 
     WAIT = "wait"
     RENEW = "renew"
@@ -39,16 +40,16 @@ class Step(Enum):
 
 
 def beat_s(evict_after_s: float, stall_limit_s: float) -> float:
-    """How old the last sign of a healthy loop may be; well below all that silence leads to."""
+    """Most seconds since the last sign that a healthy loop turns; well below all limits on it."""
     return min(BEAT_S, evict_after_s / LOOKS, stall_limit_s / 4)
 
 
 def step(
     *, now: float, turned_at: float, due: float, valid_until: float, stall_limit_s: float
 ) -> Step:
-    """Renew, or not. `turned_at` is when the loop last showed that it turns."""
+    """Whether to renew now. `turned_at` is when the loop last showed that it turns."""
     if now >= valid_until:
-        # As on the loop: past the own deadline nothing is renewed, whatever the store says (L1).
+        # As on the loop: after the own deadline nothing is renewed, whatever the store says (L1).
         return Step.LAPSED
     if now - turned_at >= stall_limit_s:
         return Step.STALLED
@@ -62,15 +63,15 @@ def next_look(now: float, due: float, valid_until: float, evict_after_s: float) 
 
 
 def rests(now: float, due: float, rested: int) -> int:
-    """How often a loop that turns should rest now to make room for the thread that renews, if it
-    did so `rested` times for this renewal."""
+    """How many pauses a loop that turns should make now, so that the thread renewer can run. The
+    loop has already made `rested` pauses for this renewal."""
     return min(RESTS, MOST_RESTS - rested) if now >= due + LATE_S else 0
 
 
 def stands_still(now: float, turned_at: float, evict_after_s: float) -> bool:
-    """Whether to say in the own record that the loop is blocked.
+    """Whether the node's own record should say that its loop is blocked.
 
-    Peers do not reach such a node, yet it is no hostage (C6): it renews by its own choice, stops
-    that by itself, and nothing else frees its shards before.
+    Peers do not reach such a node, but a leader must not evict it (C6): it renews on purpose, stops
+    renewing by itself, and until then keeps its shards.
     """
     return now - turned_at >= evict_after_s * STILL

@@ -1,9 +1,9 @@
-"""Whom to look at, and when, to find the dead: shells ask the health port and remove records (L6).
+"""Which incarnations to probe, and when, and what to commit after a death is proved (C5, L6).
 
-Called by `domicile.membership.death_watch` only. A look costs as much as it has incarnations in it,
-so what ends every few milliseconds, a client, must not cause looks at everybody (I8).
-
-What to commit once an incarnation is proved dead (C5): it must not wait for its lease.
+Only `domicile.membership.death_watch` calls this module; it asks the health port and removes
+records. The cost of a probe round grows with the incarnations in it. Clients may end every few
+milliseconds, so the end of a client must not cause a round over all incarnations (I8). A dead
+incarnation's record is removed at once: it must not wait for its lease. Nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ from domicile.core.state.keys import LEADER_KEY, client_key, dead_key, node_key
 from domicile.core.state.txn import At, Condition, Delete, Present, Put, Write
 
 PROBE_S = 1.0
-"""How often everybody is looked at."""
+"""Seconds between two full probe rounds."""
 
 SOON_S = (0.0, 0.01, 0.05, 0.1)
-"""When to look again once a connection broke: sockets and locks of a dead process go one by one."""
+"""Pauses before the rounds after a connection broke. The sockets and locks of a dead process
+disappear one by one, so one round is not enough."""
 
 PARTED_S = (0.05, 0.2)
-"""When to look at a client after its connection broke, if its record is still there by then: most
-have just left."""
+"""Pauses before probing a client whose connection broke. Most clients have just left, and their
+record is gone by then."""
 
 LOOKS = 1 + len(SOON_S)
 
 EARLY_S = 0.01
-"""How much before its time a look at everybody may come: who waited need not wait once more."""
+"""A full probe round may start this many seconds early, so that a slightly early wake-up does not
+wait a whole period."""
 
 CLIENTS_AT_ONCE = 32
-"""Of how many clients a look at everybody consists; the next one goes on behind them. All nodes do
-that, each from elsewhere, and a client is home to nothing: its lease ends it in any case."""
+"""Clients in one full round; the next round continues with the following ones. Every node does this
+from another starting point. A client has no shards, and its lease ends it in any case."""
 
 
 class ProbeSchedule:
-    """One node's looks. All nodes are looked at each time; clients in turn, and suspects."""
+    """One node's probe schedule: each round has all nodes, the next few clients, and suspects."""
 
     def __init__(self, me: Incarnation) -> None:
         self._me = me
@@ -48,18 +50,18 @@ class ProbeSchedule:
         self._suspects: dict[Incarnation, None] = {}
 
     def alarm(self) -> None:
-        """A connection to a node broke, or somebody found one dead: there may be more of them."""
+        """A connection to a node broke, or a node was found dead: more nodes may be dead."""
         self._alarmed = LOOKS
         self._rests = len(SOON_S)
 
     def suspect(self, client: Incarnation) -> None:
-        """A client seems to be dead, which says something of that client alone."""
+        """A client seems to be dead; that is no sign of other deaths."""
         self._suspects[client] = None
 
     def due(
         self, nodes: Iterable[Incarnation], clients: Mapping[Incarnation, object], now: float
     ) -> list[Incarnation]:
-        """Whom to look at now."""
+        """The incarnations to probe now."""
         found: dict[Incarnation, None] = {}
         if self._alarmed or now >= self._round_at - EARLY_S:
             self._alarmed = max(0, self._alarmed - 1)
@@ -72,7 +74,7 @@ class ProbeSchedule:
         return list(found)
 
     def next_rest_s(self, now: float) -> float:
-        """How long to wait for the next look, unless something happens."""
+        """Seconds until the next round, unless something happens before."""
         left_s = 0.0 if self._suspects else max(0.0, self._round_at - now)
         if not self._rests:
             return left_s
@@ -90,15 +92,15 @@ class ProbeSchedule:
 def removal(
     members: ClusterView, dead: Incarnation, evidence: str, lease: str
 ) -> tuple[tuple[Condition, ...], tuple[Write, ...]]:
-    """Remove a dead incarnation's record, and the leader key if it held that.
+    """The commit that removes a dead incarnation's record, and the leader key if it was the leader.
 
-    The evidence is stored in the same commit, under the lease of who found it.
+    It also stores the evidence, under the lease of the node that found the death.
     """
     key = node_key(dead) if dead in members.nodes else client_key(dead)
     conditions: list[Condition] = [Present(key)]
     writes: list[Write] = [Delete(key), Put(dead_key(dead), evidence.encode(), lease)]
     if members.leader is not None and members.leader.incarnation == dead:
-        # A killed leader must not delay its own replacement.
+        # The lease of a dead leader must not delay the next election.
         conditions.append(At(LEADER_KEY, members.leader_revision))
         writes.append(Delete(LEADER_KEY))
     return tuple(conditions), tuple(writes)

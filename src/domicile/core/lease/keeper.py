@@ -1,8 +1,8 @@
-"""When a lease is renewed: the pace that members and leaders share (L1).
+"""When a lease is renewed: the schedule that members and leaders share (L1).
 
-A `LeaseKeeper` decides when the next renewal is due, from what became of the last one. A task
-(`membership.task_renewer`) or a thread (`membership.thread_renewer`) acts on it. Until when the
-lease is valid is not decided here but by `core.lease.lease.Lease`. It must never read a clock.
+A `LeaseKeeper` decides when the next renewal is due, from the result of the last one. A task
+(`membership.task_renewer`) or a thread (`membership.thread_renewer`) acts on it. How long the lease
+is valid is decided by `core.lease.lease.Lease`, not here. Nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import Enum
 from random import Random
 
 JITTER = 0.1
-"""A renewal comes up to this part of `renew_s` sooner or later, so that processes that began
+"""A renewal comes up to this part of `renew_s` sooner or later, so that processes that started
 together do not ask the store together."""
 
 RETRY = 1 / 4
@@ -19,7 +19,7 @@ RETRY = 1 / 4
 
 
 class Renewal(Enum):
-    """What became of one renewal."""
+    """The result of one renewal."""
 
     ACKNOWLEDGED = "the store renewed the lease: it is valid for longer, counted from the call"
     REFUSED = "the lease, or what it stood for, is gone: its holder is over, nothing is repeated"
@@ -27,10 +27,10 @@ class Renewal(Enum):
 
 
 class LeaseKeeper:
-    """The pace of one lease's renewals. `since` is the moment from which the first one counts.
+    """The schedule of one lease's renewals. The time to the first one counts from `since`.
 
-    A member's next renewal counts from when the last one was sent. A leader's (`from_answer`)
-    counts from the answer, and its repetitions have a jitter as well.
+    For a member, the time to the next renewal counts from when the last one was sent. For a leader
+    (`from_answer`) it counts from the answer, and its retries have a jitter too.
     """
 
     __slots__ = ("_from_answer", "_random", "_renew_s", "away_since", "due")
@@ -42,7 +42,7 @@ class LeaseKeeper:
         self.due = since + renew_s * self._jitter()
         """When to renew next."""
         self.away_since: float | None = None
-        """When the first renewal without an answer was sent, since the last acknowledged one."""
+        """When the first unanswered renewal after the last acknowledged one was sent."""
 
     def ended(self, renewal: Renewal, sent_at: float, now: float) -> None:
         """A renewal that was sent at `sent_at` has ended now."""

@@ -1,10 +1,10 @@
 """How long one incarnation may act: the arithmetic of its lease (L1, L4, L5) and its states.
 
-The member or leadership that renews the lease feeds it. What runs handlers asks it before every
-turn (L3), a leadership before every step.
-`TRANSITIONS` is the whole machine: `Lease` looks every step up there, and the documentation
-draws its diagram from it. It must never read a clock, and never count validity from the moment
-an answer arrived: the store may have started the ttl as early as the call was sent.
+The member or leadership that renews the lease feeds it. The code that runs handlers asks it before
+every turn (L3), a leadership before every step. `TRANSITIONS` is the whole machine: `Lease` looks
+up every step there, and the documentation draws its diagram from it. It must never read a clock,
+and never count validity from the arrival of an answer: the store may have started the ttl as early
+as the call was sent.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from math import inf
 from domicile.core.machines import Transition
 
 FOREVER_S = inf
-"""The ttl that counts under `fencing = "health"`: only a refusal ends such an incarnation (C9)."""
+"""The ttl that counts under `fencing = "health"`: only a refusal ends the incarnation (C9)."""
 
 RECORD_FOREVER_S = 3_155_760_000.0
 """The ttl in the record of a node without a lease: a hundred years. A leader waits that long before
-it removes an evicted record by time alone (C5), so it never does; stored as text, so not `inf`."""
+it removes an evicted record by time alone (C5), so it never does. Not `inf`, because it is stored
+as text."""
 
 
 class LeaseState(Enum):
-    """Where an incarnation stands."""
+    """The state of an incarnation's lease."""
 
     UNREGISTERED = "unregistered"
     HELD = "held"
@@ -59,7 +60,7 @@ _HELD = LeaseState.HELD
 _FENCED = LeaseState.FENCED
 _ENDED = LeaseState.ENDED
 
-# Of two targets the first holds if the new deadline lies ahead, else the second.
+# Of two targets, the first applies if the new deadline is in the future, otherwise the second.
 TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], Transition[LeaseState, LeaseAction]] = {
     (_UNREGISTERED, LeaseEvent.GRANTED): Transition((_HELD, _UNREGISTERED), "L1", EXTEND),
     (_UNREGISTERED, LeaseEvent.ACKNOWLEDGED): Transition((_UNREGISTERED,), "L1", IGNORE),
@@ -100,11 +101,11 @@ class Lease:
         self.state = LeaseState.UNREGISTERED
         self.valid_until = -inf
         self.reason = ""
-        """Why it was fenced; empty before."""
+        """Why the lease was fenced; empty before that."""
 
     @property
     def hard_until(self) -> float:
-        """Until then cancelled handlers may clean up; past it none is ever resumed (L4)."""
+        """Until when cancelled handlers may clean up; after it no handler is resumed (L4)."""
         return self.valid_until + self._stop_budget_s
 
     def valid(self, now: float) -> bool:
@@ -124,15 +125,15 @@ class Lease:
     def acknowledged(self, sent_at: float, ttl_s: float, now: float) -> bool:
         """The store confirmed a renewal sent at `sent_at`; True if it counts.
 
-        One that comes past the deadline, before anyone noticed, counts too: the store had
-        renewed the lease all along. Once fenced, nothing counts (L5).
+        An answer after the deadline counts too if no guard has noticed the deadline yet: the store
+        had renewed the lease in time. After a fence no answer counts (L5).
         """
         late = self.state is LeaseState.HELD and now >= self.valid_until
         event = LeaseEvent.LATE_ACKNOWLEDGED if late else LeaseEvent.ACKNOWLEDGED
         return self._extend(event, sent_at, ttl_s, now)
 
     def refused(self, now: float, reason: str) -> None:
-        """The store refused a renewal, or the record is gone or evicted: over at once (L1)."""
+        """The store refused a renewal, or the record is gone or evicted: fence at once (L1)."""
         self._stop(LeaseEvent.REFUSED, now, reason)
 
     def check(self, now: float) -> LeaseState:
@@ -163,5 +164,5 @@ class Lease:
         if transition.does is FENCE:
             self.reason = reason
         if transition.does is not IGNORE:
-            # A fence ahead of the deadline brings the hard deadline forward too (L4).
+            # A fence before the deadline makes the hard deadline earlier too (L4).
             self.valid_until = min(self.valid_until, now)

@@ -1,8 +1,8 @@
 """How many shards each node should have: pure arithmetic over counts and capacities.
 
-Called by the planner only. Knows nothing of epochs, leases or the store, and never decides when
-something may happen, only where it should go. Ties go to whoever comes first in the given order.
-Everything here costs about (nodes + shards handled) x log(nodes).
+Only the planner calls this module. It knows nothing about epochs, leases or the store. It never
+decides when a shard may move, only where it should go. In a tie the first node in the given order
+wins. Every function costs about (nodes + shards handled) x log(nodes).
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from typing import TypeVar
 N = TypeVar("N", bound=str)
 
 ULP = 1e-9
-"""Capacities are fractions: what differs by less than this is taken as equal."""
+"""Capacities are fractions: values that differ by less than this count as equal."""
 
 INTAKE = 2.0
 """While versions are mixed a node takes up to this many times its fair share (SM-14)."""
 
 
 def round_limit(shards: int, relative: float, absolute: int) -> int:
-    """How many balancing moves may be under way at once: the lower of both, at least one."""
+    """Balancing moves that may be under way at once: `min(shards * relative, absolute)`, at least
+    one."""
     return max(1, min(int(shards * relative + ULP), absolute))
 
 
 def receiver_limit(limit: int, share: float) -> int:
-    """How many of them one node may be receiving, so that a newcomer is not swamped."""
+    """How many of those moves one node may receive, so that a new node is not overloaded."""
     return max(1, ceil(limit * share - ULP))
 
 
 def intake(shards: int, capacity: Mapping[N, float], units: float) -> dict[N, int]:
-    """How many shards each node may have while versions are mixed, of `units` in all."""
+    """How many shards each node may have while versions are mixed; `units` is all capacity."""
     return {
         node: max(1, int(INTAKE * shards * one / units + ULP)) for node, one in capacity.items()
     }
@@ -49,10 +50,11 @@ def place(
 ) -> dict[int, N]:
     """A node for each shard: the least loaded per unit of capacity after receiving it.
 
-    `capacity` names the receivers in order. A preferred receiver is taken while it stays within
-    its fair share (C8), so that a node which once held everything does not get it all back.
-    `most` bounds what a node may have in the end; shards beyond that are left out. `marked`
-    counts shards like these on each node: they go where the fewest are, whatever the load.
+    `capacity` names the receivers in order. A preferred receiver is chosen while it stays within
+    its fair share (C8), so that a node which once held all shards does not get all of them back.
+    `most` limits how many shards a node may have in the end; shards beyond that are left out.
+    `marked` counts suspect shards on each node: the given shards go where the fewest are, whatever
+    the load.
     """
     if not capacity:
         return {}
@@ -88,7 +90,7 @@ def _preferred(
     prefer: Mapping[int, N],
     limit: Mapping[N, int],
 ) -> dict[int, N]:
-    """Shards that go where they are preferred to, within fair shares; counted into `load`."""
+    """Shards that go to their preferred node, within fair shares; `load` is updated."""
     total, units = sum(load.values()) + len(shards), fsum(capacity.values())
     share = {
         node: min(limit[node], ceil(total * one / units - ULP)) for node, one in capacity.items()
@@ -110,17 +112,17 @@ def least_shards(
     room: Mapping[N, int],
     movable: Mapping[N, int],
 ) -> tuple[tuple[N, N], ...]:
-    """Balancing moves as (giver, receiver), the fewest that even out shards per unit of capacity.
+    """Balancing moves as (giver, receiver): the fewest that make shards per unit of capacity even.
 
-    A shard moves only if its receiver then has less than its giver had, so never for a
-    difference of one. The whole way to balance is computed first and `limit` and `room` (per
-    receiver) choose a part of it: any part leaves no more to do than the rest.
+    A shard moves only if the receiver then has less than the giver had, so never for a difference
+    of one. All moves to full balance are computed first; `limit` and `room` (per receiver) select a
+    part of them. After any part, the remaining moves are still enough.
     """
     load = {node: owned.get(node, 0) for node in capacity}
     left = {node: movable.get(node, 0) for node in capacity}
     spare = dict(room)
     moves: list[tuple[N, N]] = []
-    # A heap's item counts only while the load in it is the node's load.
+    # An item of a heap is valid only while its load equals the node's load.
     givers = [
         (-load[node] / capacity[node], order, load[node], node)
         for order, node in enumerate(capacity)
@@ -140,7 +142,7 @@ def least_shards(
         if not givers or not takers:
             break
         (_, given, _, giver), (_, taken, _, receiver) = givers[0], takers[0]
-        # Compared as products: a quotient's last digit must not make a difference of one a move.
+        # Products, not quotients: a rounding error must not cause a move for a difference of one.
         after, before = (load[receiver] + 1) * capacity[giver], load[giver] * capacity[receiver]
         if giver == receiver or after >= before * (1 - ULP):
             break

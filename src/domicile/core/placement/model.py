@@ -1,6 +1,6 @@
-"""What a plan is made from and what it consists of: views and decisions, all frozen.
+"""The input and the output of a plan, all frozen, and small questions about the input.
 
-Views are made by the coordinator, decisions by `plan`. Data only.
+The coordinator makes the input, `plan` makes the decisions. Nothing here decides or remembers.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ class RoleInput:
     released: Mapping[int, int] = field(default_factory=dict[int, int])
     """Epochs that their owners released (H10), for the current owner and epoch only."""
     asked: Mapping[int, int] = field(default_factory=dict[int, int])
-    """Epochs for which the owner asked to take a move back (H10)."""
+    """Epochs for which the owner asked to revert a move (H10)."""
     wished: Mapping[int, int] = field(default_factory=dict[int, int])
     """Epochs of moves under way whose reason is a wish."""
     resting_until: Mapping[int, float] = field(default_factory=dict[int, float])
-    """Shards that could not be emptied in time: not to be tried again before."""
+    """For shards that could not be emptied in time: when they may be tried again."""
     recent_deaths: Mapping[int, int] = field(default_factory=dict[int, int])
-    """How many owners a shard lost lately, before the present one."""
+    """How many owners a shard lost recently, before the present one."""
     begun: Mapping[int, int] = field(default_factory=dict[int, int])
-    """Epochs in which the owner noted that entities of a suspected shard start."""
+    """Epochs in which the owner reported that entities of a suspect shard start."""
     cleared: tuple[int, ...] = ()
     """Quarantined shards that an operator wants in service again."""
     advice: Mapping[int, str] | None = None
     """Where a user's function wants shards: node ids. None: the named strategy decides."""
     undecided: bool = False
-    """A user's function is still at it: nothing is placed or balanced for the moment."""
+    """A user's function has not answered yet: no shard is placed or balanced for now."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """All that a plan depends on."""
+    """Everything that a plan depends on."""
 
     me: Incarnation
     nodes: Mapping[Incarnation, NodeRecord]
@@ -55,16 +55,17 @@ class PlanInput:
     balance: bool = False
     strategy: str = "least_shards"
     target: str = ""
-    """The version that operators want; empty: the newest that is there."""
+    """The version that operators want; empty: the newest that is present."""
     known_since: Mapping[Incarnation, float] = field(default_factory=dict[Incarnation, float])
-    """When each record was first seen; one that is missing is no newcomer."""
+    """When each record was first seen. A node that is missing here is not new."""
     departing_since: Mapping[Incarnation, float] = field(default_factory=dict[Incarnation, float])
-    """When each departing node was first seen to be one; one that is missing is so for long."""
+    """When each departing node was first seen as departing. A node that is missing here has been
+    departing for a long time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """A shard without a home gets an owner; `gone`: because the old one's record is gone (X)."""
+    """A shard without a home gets an owner. `gone`: because the old owner's record is gone (X)."""
 
     shard: ShardKey
     owner: Incarnation
@@ -74,7 +75,7 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A shard's owner shall empty it for another."""
+    """A shard's owner must empty it for another node."""
 
     shard: ShardKey
     to: Incarnation
@@ -82,14 +83,14 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Revert:
-    """A move is taken back."""
+    """A move is cancelled; the shard stays with its owner."""
 
     shard: ShardKey
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """A shard that lost too many owners gets no home before an operator says so (DX-20)."""
+    """A shard that lost too many owners gets no home until an operator clears it (DX-20)."""
 
     shard: ShardKey
     deaths: int
@@ -109,12 +110,12 @@ class Plan:
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """Everything, the most urgent first."""
+        """All decisions, the most urgent first."""
         return (*self.quarantines, *self.owns, *self.moves, *self.reverts)
 
 
 def heard(view: PlanInput, node: Incarnation, now: float, heard_s: float) -> bool:
-    """Whether a node was heard lately (C7); this process always hears itself."""
+    """Whether a node was heard within `heard_s` (C7); this process always hears itself."""
     return node == view.me or now - view.heard_at.get(node, float("-inf")) <= heard_s
 
 
@@ -127,8 +128,8 @@ def fresh(
 ) -> bool:
     """Whether a node of the target version has just registered and was not heard yet (SM-14).
 
-    What a departing node gave to others meanwhile would have to move once more. Those who leave
-    count among the versions: the last of the old ones waits, too.
+    A shard that a departing node gave to another node now would have to move again. Leaving nodes
+    count among the versions, so the last node of the old version waits too.
     """
     if not versions.mixed(one.version for one in view.nodes.values() if role in one.roles):
         return False
@@ -142,10 +143,10 @@ def fresh(
 
 
 def patient(view: PlanInput, now: float, settings: Settings) -> dict[Incarnation, float]:
-    """Departing nodes that may wait for such a newcomer, and until when.
+    """Departing nodes that may wait for a new node of the target version, and until when.
 
-    The time is one for all newcomers: one that crashes and registers anew, under whatever name,
-    gets no time of its own.
+    All new nodes share this time: a node that crashes and registers again, under any name, does not
+    extend it.
     """
     ends = {node: since + settings.heard_s for node, since in view.departing_since.items()}
     return {node: end for node, end in ends.items() if now < end}
@@ -159,7 +160,7 @@ def emptying(
     now: float,
     settings: Settings,
 ) -> Mapping[Incarnation, None]:
-    """Those of the departing nodes that wait for no newcomer (SM-14)."""
+    """The departing nodes that do not wait for a new node (SM-14)."""
     if not leaving or not fresh(view, role, willing, now, settings):
         return leaving
     waiting = patient(view, now, settings)
@@ -178,14 +179,15 @@ def departing(
 
 
 def receives(record: NodeRecord, role: str) -> bool:
-    """Whether a node could be home to shards of a role at all: it stays, and has room."""
+    """Whether a node could be home to shards of a role: it has the role, is up, has capacity."""
     return role in record.roles and record.status == "up" and record.capacity > 0
 
 
 def stranded(view: PlanInput, role: str) -> list[int]:
-    """Shards on their way from one leaver to another while nobody stays who could have them (H14).
+    """Shards that move from one leaving node to another while no node stays that could have them
+    (H14).
 
-    Emptied for nobody they are no death to whoever comes next (DX-20).
+    They should move to `NOBODY` instead: then the next owner does not count an owner death (DX-20).
     """
     nodes, entries = view.nodes, view.roles[role].entries
     if any(receives(record, role) for record in nodes.values()):
@@ -201,9 +203,9 @@ def stranded(view: PlanInput, role: str) -> list[int]:
 
 
 def fallen(part: RoleInput, homeless: Iterable[int]) -> dict[int, Incarnation]:
-    """Shards that may be what their owner died of, and that owner (DX-20).
+    """Shards that may have caused the death of their owner, and that owner (DX-20).
 
-    Not those that were emptied for nobody: their owner left in an orderly way (H14).
+    Not shards that moved to `NOBODY`: their owner left normally (H14).
     """
     owners: dict[int, Incarnation] = {}
     for shard in homeless:

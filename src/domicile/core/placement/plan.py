@@ -1,7 +1,7 @@
 """What should change in the shard map, given what is known: owners, moves, reverts, quarantines.
 
-Called by the coordinator. A plan is only a wish: what may be committed, and under which
-conditions, is the coordinator's matter (C4). Never looks at the store, never remembers.
+The coordinator calls this module. A plan is a proposal: the coordinator decides what may be
+committed, and under which conditions (C4). A plan never reads the store and remembers nothing.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ from domicile.core.state.shardmap import Entry
 from domicile.settings import Settings
 
 SUSPICIOUS = 2
-"""Deaths after which a shard is kept apart from other suspects, or one fewer than is allowed."""
+"""Owner deaths after which a shard is suspect and is placed apart from other suspects; at most
+`poison_deaths - 1`."""
 
 TOGETHER = 2
-"""How many times as many deaths it takes while several owners go at once, as in an outage of the
-store: a culprit takes one at a time."""
+"""Multiplier on `poison_deaths` while several owners die together, e.g. in a store outage: a
+poisonous shard kills one owner at a time."""
 
 MOST_CAPACITY = 1e6
-"""I6: a record's capacity counts up to this, so that no sum of them overflows."""
+"""I6: a record's capacity counts up to this, so that no sum of capacities overflows."""
 
 
 def plan(view: PlanInput, now: float, settings: Settings) -> Plan:
@@ -56,12 +57,12 @@ def plan(view: PlanInput, now: float, settings: Settings) -> Plan:
 
 
 def situation(view: PlanInput, role: str, now: float, settings: Settings) -> Situation:
-    """What a user's function is asked with: where shards are or go, and who may receive."""
+    """The argument of a user's function: where shards are or go, and which nodes may receive."""
     return _Round(view, role, now, settings).situation()
 
 
 class _Round:
-    """One role's plan in the making. `_load` is what nodes will have once all is done."""
+    """One role's plan while it is made. `_load`: shards that each node has after the plan."""
 
     def __init__(self, view: PlanInput, role: str, now: float, settings: Settings) -> None:
         self._view, self._role, self._now, self._settings = view, role, now, settings
@@ -71,8 +72,8 @@ class _Round:
         self._willing = {
             node: record for node, record in up.items() if record.node not in view.drains
         }
-        # A drained node is better than no home at all, but only where nobody else exists:
-        # one that is merely silent will be heard soon or lose its record.
+        # A drained node is better than no home, but only if no other node exists: a node that is
+        # only silent will be heard soon or lose its record.
         pool = self._willing or up
         self._open = {
             node: _capacity(record)
@@ -151,9 +152,9 @@ class _Round:
         self._load[node] = self._load.get(node, 0) + count
 
     def _ask_strategy(self) -> Callable[[int], Incarnation | None]:
-        """Where a shard belongs, if that node may receive now; None: wherever the load is least.
+        """Where a shard belongs, if that node may receive now; None: on the least loaded node.
 
-        Strategies by name know silent nodes too: a pause of two seconds must not shift ranges.
+        Named strategies count silent nodes too: a pause of two seconds must not shift ranges.
         """
         ids = self._target_ids
         advice = self._part.advice
@@ -165,13 +166,13 @@ class _Round:
         found = strategies.wanted(
             self._view.strategy, self._role, len(self._part.entries), tuple(seats.items())
         )
-        # While versions are mixed places change with each node: only the load counts (SM-14).
+        # While versions are mixed, places change with each new node: only the load counts (SM-14).
         if found is None or self._mixed:
             return lambda shard: None
         return lambda shard: ids.get(found[shard])
 
     def _wish(self, shard: int) -> Incarnation | None:
-        """The node that an operator wants, if it can receive; its version is their matter."""
+        """The node that an operator wants, if it can receive, whatever its version is."""
         if not self._willing:
             return None
         return self._open_ids.get(self._part.wishes.get(shard, ""))
@@ -184,10 +185,10 @@ class _Round:
         return self._part.wishes.get(shard) == owner.node
 
     def _judge(self) -> tuple[dict[int, int], list[Quarantine]]:
-        """Deaths that the homeless count, and those with too many of them (DX-20).
+        """Owner deaths of each shard without a home, and the shards with too many (DX-20).
 
-        Beyond suspicion a death counts only if entities of the shard had begun to start: whoever
-        merely lived beside the culprit is not condemned with it.
+        For a shard that is one death from quarantine, a death counts only if entities of the shard
+        had begun to start. So a shard that only shared a node with the poisonous one is safe.
         """
         deaths: dict[int, int] = {}
         quarantines: list[Quarantine] = []
@@ -205,8 +206,8 @@ class _Round:
         return deaths, quarantines
 
     def _place(self, deaths: Mapping[int, int]) -> list[Own]:
-        """Homes for the homeless: where wished, where the move was going, where the strategy
-        says, where it was (C8). Suspects go apart from each other, the worst first (DX-20)."""
+        """Homes for shards that have none: by wish, by the move under way, by the strategy, by the
+        last owner (C8). Suspect shards go apart from each other, most deaths first (DX-20)."""
         chosen: dict[int, Incarnation] = {}
         prefer: dict[int, Incarnation] = {}
         rest: list[int] = []
@@ -239,7 +240,7 @@ class _Round:
         self._add(node, 1)
 
     def _take_wanted(self, chosen: dict[int, Incarnation], shard: int) -> bool:
-        """Choose where the strategy wants a shard, if it wants it somewhere with room."""
+        """Choose the node that the strategy wants for a shard, if there is one and it has room."""
         node = self._wanted(shard)
         if node is None or (self._most and self._load.get(node, 0) >= self._most[node]):
             return False
@@ -252,7 +253,8 @@ class _Round:
         prefer: Mapping[int, Incarnation] | None = None,
         marked: Mapping[Incarnation, int] | None = None,
     ) -> dict[int, Incarnation]:
-        """The least loaded nodes; what exceeds the intake of a version goes to the others."""
+        """Choose the least loaded nodes. Shards beyond the intake of the target version go to
+        nodes of other versions."""
         placed = place(shards, self._load, self._targets, prefer, most=self._most, marked=marked)
         if len(placed) < len(shards):
             others = {n: one for n, one in self._open.items() if n not in self._targets}
@@ -262,7 +264,7 @@ class _Round:
         return placed
 
     def _suspects(self) -> dict[Incarnation, int]:
-        """How many shards under suspicion each node has."""
+        """How many suspect shards each node has."""
         counts: dict[Incarnation, int] = {}
         for shard, count in self._part.recent_deaths.items():
             if count >= self._suspicious and shard < len(self._part.entries):
@@ -299,7 +301,7 @@ class _Round:
         if self._receivers:
             chosen |= self._spread(rest)
         for shard in () if self._willing else rest:
-            # Nobody to give it to: it is drained all the same before its owner goes (H14).
+            # No node can receive the shard: it is drained anyway before its owner leaves (H14).
             if self._view.nodes[self._part.entries[shard].owner].status == "leaving":
                 chosen[shard] = NOBODY
         chosen |= dict.fromkeys(model.stranded(self._view, self._role), NOBODY)
@@ -322,7 +324,8 @@ class _Round:
         return moves
 
     def _take_back(self) -> list[Revert]:
-        """Moves whose owner gave up, or whose reason is gone while the owner stays."""
+        """Reverts of moves whose owner asked for it, or whose reason is gone while the owner
+        stays."""
         reverts: list[Revert] = []
         for shard in self._moving:
             entry = self._part.entries[shard]
@@ -343,7 +346,7 @@ class _Round:
         return unwished or entry.to not in self._willing
 
     def _balance(self, decided: Mapping[int, None]) -> list[Move]:
-        """A limited step towards where shards belong, between heard nodes only."""
+        """A limited number of moves towards balance, between heard nodes only."""
         entries, settings = self._part.entries, self._settings
         limit = round_limit(len(entries), settings.balance_limit, settings.balance_shards)
         room = dict.fromkeys(self._receivers, receiver_limit(limit, settings.balance_receiver))
@@ -374,8 +377,8 @@ class _Round:
         return moves
 
     def _fixed(self, shard: int) -> bool:
-        """Whether balancing leaves a shard alone: it rests, is at its wish, or one death from
-        quarantine."""
+        """Whether balancing must not move a shard: it rests after a revert, an operator wants it
+        where it is, or it is one death from quarantine."""
         part = self._part
         return bool(
             (part.resting_until and self._resting(shard))

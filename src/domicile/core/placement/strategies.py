@@ -1,7 +1,7 @@
-"""Where shards should be: strategies by name, and what a user's own function gets and gives.
+"""Where shards should be: strategies by name, and the types of a user's own function.
 
-Called by the planner, and by the coordinator's shell for a user's function. A strategy is pure:
-it says where shards belong, never when they may go there (C4), nor how many at once.
+The planner calls the named strategies; `control` calls a user's function. A strategy is pure: it
+says where shards belong, never when they may move there (C4) or how many at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Situation:
 
     role: str
     homes: tuple[str, ...]
-    """Of each shard by number: the node id of its home, or where it is going; "" if none."""
+    """Node ids by shard number: the home of each shard, or where it moves to; "" if none."""
     seats: tuple[Seat, ...]
     """Nodes that may receive, the oldest first."""
 
@@ -45,7 +45,7 @@ Strategy = Callable[[Situation], WantedHomes | Awaitable[WantedHomes]]
 """A user's own function, plain or async."""
 
 PLACES = ("consistent_ring", "ranges")
-"""Strategies that know each shard's place from the nodes alone."""
+"""Strategies that compute each shard's place from the nodes alone."""
 
 NAMES = ("least_shards", *PLACES)
 
@@ -57,7 +57,7 @@ MOST_POINTS = 16_384
 
 
 def check_strategy(strategy: object) -> None:
-    """Refuse what is neither the name of a strategy nor a function."""
+    """Raise `ConfigError` unless this is the name of a strategy or a function."""
     if callable(strategy) or strategy in NAMES:
         return
     close = get_close_matches(strategy, NAMES, n=1) if isinstance(strategy, str) else []
@@ -72,10 +72,10 @@ def check_strategy(strategy: object) -> None:
 def wanted(
     name: str, role: str, shards: int, seats: tuple[tuple[str, float], ...]
 ) -> tuple[str, ...] | None:
-    """The node id of each shard's place, by number; None if the strategy has no opinion.
+    """The node id of each shard's place, by number; None if the strategy names no places.
 
-    `seats` are node ids, none twice, with capacities. Kept, since membership changes rarely: the
-    same question is asked at each plan.
+    `seats` are node ids, none twice, with capacities. Results are cached: membership changes
+    rarely, and every plan asks the same question.
     """
     if not seats:
         return None
@@ -89,9 +89,9 @@ def wanted(
 def _ring(role: str, shards: int, seats: tuple[tuple[str, float], ...]) -> tuple[str, ...]:
     """Each shard belongs to the next point clockwise.
 
-    A node's points depend on its own id and capacity alone, so whoever joins only takes and
-    whoever leaves only gives. Hashes are a contract between versions of coordinators: a change
-    would move nearly every shard.
+    A node's points depend on its own id and capacity alone. So a node that joins only takes shards,
+    and a node that leaves only gives them. Hashes are a contract between versions of coordinators:
+    a change would move nearly every shard.
     """
     digest = xxhash.xxh3_64_intdigest
     owner: dict[int, str] = {}
@@ -112,8 +112,8 @@ def _ring(role: str, shards: int, seats: tuple[tuple[str, float], ...]) -> tuple
 def _ranges(shards: int, seats: tuple[tuple[str, float], ...]) -> tuple[str, ...]:
     """One range of shard numbers per node, by capacity, in the order of node ids.
 
-    Not in the order of age: a node that restarts under its id then finds its range again, where
-    a new last place would shift everybody's.
+    Not in the order of age: a node that restarts under its id gets its range again. With the order
+    of age it would be last, and all ranges would shift.
     """
     ordered = sorted(seats)
     sums = list(accumulate(capacity for _, capacity in ordered))

@@ -1,9 +1,9 @@
-"""Which of two versions is newer, and which versions may receive shards while several are there.
+"""Which of two versions is newer, and which versions may receive shards while several are present.
 
-Called by the planner, and for what operators ask for. A version is a text of the application's
-own: whole numbers, PEP 440 or ISO times, all that are present read as one kind. Where they are not
-of one kind nothing is newer than anything else. Empty versions are versions too: equal to each
-other, newer than none.
+The planner and operators' commands call this module. A version is a text of the application: a
+whole number, a PEP 440 version or an ISO time. All versions that are present are read as one kind;
+if they are not of one kind, none is newer than another. Empty versions are equal to each other and
+newer than none. Nothing here raises for a text that it cannot read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _KINDS: tuple[Callable[[str], _Ordered], ...] = (_whole, Version, _time)
 
 
 def ranks(versions: Iterable[str]) -> dict[str, int] | None:
-    """Each version's place from oldest to newest, equal ones at the same; None: not of one kind."""
+    """The rank of each version, the oldest first; equal versions have the same rank. None: the
+    versions are not of one kind."""
     texts = tuple(dict.fromkeys(versions))
     if len(texts) <= 1:
         return dict.fromkeys(texts, 0)
@@ -71,10 +72,10 @@ def mixed(versions: Iterable[str]) -> bool:
 
 
 def target_versions(present: Iterable[str], stored: str = "") -> tuple[str, ...]:
-    """Of the versions that are present, those whose nodes may receive.
+    """The present versions whose nodes may receive shards.
 
-    With a stored target the ones equal to it, else the newest. All of them where that names none,
-    since a shard must have a home, or where nothing says which is newer.
+    With a stored target: the versions equal to it; without: the newest. All versions if that
+    selects none, since a shard must have a home, or if nothing says which version is newer.
     """
     texts = tuple(dict.fromkeys(present))
     if stored:
