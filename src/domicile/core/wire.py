@@ -1,7 +1,8 @@
-"""What travels between incarnations, as typed arrays (msgpack). Never pickled.
+"""The messages between incarnations, as typed arrays (msgpack). Never pickled.
 
-A link is dialled by the sender of requests: `ToOwner` messages go out on it, `ToSender`
-messages come back on it. Within a link nothing overtakes.
+Links, incarnations and the entity runtime use these types. The sender of requests dials the link:
+`ToOwner` messages go out on it, `ToSender` messages come back on it. Messages of one link never
+overtake each other. Data only. The encoding is a contract between versions of the wire protocol.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from domicile.core.ids import Incarnation
 from domicile.core.state.shardmap import Count, Entry
 
 MOST_MESSAGES = 65_536
-"""I6: messages of one frame, several times what any link puts into one."""
+"""I6: most messages in one frame; several times what a link puts into one frame."""
 
 MOST_NUMBERS = 1 << 20
-"""Messages that one answer may be about: as many as a window can be made wide."""
+"""Most messages that one answer may name: the largest possible window."""
 
 MOST_CALLERS = 4_096
-"""Handlers of one chain; `Settings.chain` is far below (N1)."""
+"""Most handlers in one chain; `Settings.chain` is far below (N1)."""
 
 Name = Annotated[Incarnation, msgspec.Meta(max_length=64)]
 Short = Annotated[str, msgspec.Meta(max_length=1_024)]
 Numbers = Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_NUMBERS)]
 Proof = Annotated[bytes, msgspec.Meta(max_length=128)]
-"""Of as many secrets as a token may have while it is being changed."""
+"""Room for the proofs of all secrets that a token may have while it is changed."""
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e300)]
-"""No time that is none: comparing with it would put a loop's timers out of order."""
+"""Finite and not negative: a NaN from a peer would corrupt the order of the loop's timers."""
 
 
 class Wire(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", gc=False):
@@ -37,7 +38,7 @@ class Wire(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", gc=Fa
 
 
 class CallingTurn(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A handler that waits for the call carrying it (N1)."""
+    """A handler that waits for the call whose chain names it (N1)."""
 
     role: str
     shard: Count
@@ -47,7 +48,7 @@ class CallingTurn(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Request(Wire, frozen=True, tag="q"):
-    """A tell or ask, stamped with the home that the sender believes in (H2)."""
+    """A tell or ask, stamped with the epoch and change that the sender knows (H2)."""
 
     role: str
     shard: Count
@@ -64,11 +65,11 @@ class Request(Wire, frozen=True, tag="q"):
     chain: Annotated[tuple[CallingTurn, ...], msgspec.Meta(max_length=MOST_CALLERS)] = ()
     key: str = ""
     trace: str = ""
-    """The W3C trace context of whoever sent it, if it is traced."""
+    """The W3C trace context of the sender, if the call is traced."""
 
 
 class Cancel(Wire, frozen=True, tag="x"):
-    """The caller waits no more for its request: do not start it."""
+    """The caller no longer waits for its request: do not start it."""
 
     role: str
     shard: Count
@@ -76,14 +77,16 @@ class Cancel(Wire, frozen=True, tag="x"):
 
 
 def weight_bytes(body: bytes, *texts: str) -> int:
-    """About what a message weighs on the wire: ids are as long as an application makes them."""
+    """Approximate size of a message on the wire. It includes ids, whose length the application
+    chooses."""
     return len(body) + sum(
         [len(text) if text.isascii() else len(text.encode(errors="replace")) for text in texts]
     )
 
 
 class Flush(Wire, frozen=True, tag="f"):
-    """Return all my unstarted mail of this shard, then answer `Flushed` (H4). Request lane."""
+    """Return all unstarted messages that this sender has at this shard, then answer `Flushed` (H4).
+    It travels in order with requests."""
 
     role: str
     shard: Count
@@ -91,17 +94,17 @@ class Flush(Wire, frozen=True, tag="f"):
 
 
 class Goodbye(Wire, frozen=True, tag="g"):
-    """The owner at the other end leaves: stop writing to it, flush, acknowledge (H14)."""
+    """The owner that sends this leaves: write no more messages to it, flush, acknowledge (H14)."""
 
 
 class GoodbyeAck(Wire, frozen=True, tag="ga"):
-    """Nothing more will be written to the leaving node by the sender of this."""
+    """The process that sends this will write no more messages to the leaving node (H14)."""
 
 
 class Released(Wire, frozen=True, tag="rel"):
-    """To the leader: this epoch of the shard is over here, finally (H10).
+    """To the leader: the owner has finished this epoch of the shard, finally (H10).
 
-    `floor`: an epoch that a journal has seen, so the next must be newer (J1).
+    `floor`: an epoch that a journal has seen; the shard's next epoch must be newer (J1).
     """
 
     role: str
@@ -111,7 +114,7 @@ class Released(Wire, frozen=True, tag="rel"):
 
 
 class AskRevert(Wire, frozen=True, tag="rev"):
-    """To the leader: a balancing move missed its drain deadline, take it back (H10)."""
+    """To the leader: a balancing move missed its drain deadline; revert it (H10)."""
 
     role: str
     shard: Count
@@ -119,7 +122,8 @@ class AskRevert(Wire, frozen=True, tag="rev"):
 
 
 class Told(Wire, frozen=True, tag="t"):
-    """From the leader: a stored entry (C3). Merged if newer, so it can only repeat history."""
+    """From the leader: a stored entry (C3). It is merged only if it is newer, so repeating it is
+    harmless."""
 
     role: str
     shard: Count
@@ -127,19 +131,19 @@ class Told(Wire, frozen=True, tag="t"):
 
 
 class Ping(Wire, frozen=True, tag="pi"):
-    """Are you there? (C7)"""
+    """Ask the receiver for a `Pong` (C7)."""
 
     id: int
 
 
 class Suspect(Wire, frozen=True, tag="su"):
-    """To the leader: this node does not answer its sender (SM-08)."""
+    """To the leader: the named node does not answer the process that sends this (SM-08)."""
 
     node: Name
 
 
 class Probe(Wire, frozen=True, tag="pr"):
-    """From the leader: can you reach that node? Answered by `Probed` (C6)."""
+    """From the leader: try to reach this node, and answer with `Probed` (C6)."""
 
     node: Name
 
@@ -152,7 +156,7 @@ class Probed(Wire, frozen=True, tag="pd"):
 
 
 class Carried(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The fields of one entity, taken along on a planned move."""
+    """The fields of one entity that a planned move carries."""
 
     type: str
     id: str
@@ -160,9 +164,9 @@ class Carried(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Carry(Wire, frozen=True, tag="ca"):
-    """From the old owner to the next: fields of a shard's entities, of that epoch (DX-13).
+    """From the old owner to the next: fields of a shard's entities in this epoch (DX-13).
 
-    Answered by `CarryTaken`.
+    The next owner answers with `CarryTaken`.
     """
 
     role: str
@@ -189,7 +193,7 @@ ToOwner = (
 
 
 class ReplyStatus(IntEnum):
-    """What became of an ask (I9)."""
+    """The outcome of an ask (I9)."""
 
     OK = 0
     FAILED = 1
@@ -201,7 +205,7 @@ class ReplyStatus(IntEnum):
 
 
 class Reply(Wire, frozen=True, tag="a"):
-    """The outcome of one message. Tells get one only if they were refused."""
+    """The outcome of one message. A tell gets a reply only if it was refused."""
 
     role: str
     shard: Count
@@ -211,8 +215,8 @@ class Reply(Wire, frozen=True, tag="a"):
 
 
 class Begun(Wire, frozen=True, tag="b"):
-    """These messages began to run, so they no longer count against the window: shards and numbers
-    of one role, each number with its own shard."""
+    """These messages of one role began to run, so they no longer count against the window.
+    `shards[i]` is the shard of message `ns[i]`."""
 
     role: str
     shards: Numbers
@@ -220,7 +224,7 @@ class Begun(Wire, frozen=True, tag="b"):
 
 
 class Return(Wire, frozen=True, tag="r"):
-    """These messages did not run and never will here; the entry says why (H3)."""
+    """These messages did not run and will never run at this owner; the entry says why (H3)."""
 
     role: str
     shard: Count
@@ -230,7 +234,7 @@ class Return(Wire, frozen=True, tag="r"):
 
 
 class Flushed(Wire, frozen=True, tag="fd"):
-    """Everything written before that `Flush` has started or was returned (H5)."""
+    """Every message written before the `Flush` with this id has started or was returned (H5)."""
 
     role: str
     shard: Count
@@ -240,13 +244,13 @@ class Flushed(Wire, frozen=True, tag="fd"):
 
 
 class Pong(Wire, frozen=True, tag="po"):
-    """I am here."""
+    """The answer to `Ping`."""
 
     id: int
 
 
 class CarryTaken(Wire, frozen=True, tag="ct"):
-    """That `Carry` is kept here until the shard opens."""
+    """The next owner keeps the fields of the `Carry` with this id until the shard opens."""
 
     id: int
 
@@ -257,7 +261,8 @@ Message = ToOwner | ToSender
 
 
 class Hello(Wire, frozen=True, tag="h"):
-    """The dialler's first word on a connection: which link this is, new or resumed, and how far."""
+    """The dialler's first packet on a connection: the link, whether it is new or resumed, and the
+    last frame received."""
 
     cluster: Short
     sender: Name
@@ -268,31 +273,32 @@ class Hello(Wire, frozen=True, tag="h"):
     resume: bool
     received: Count
     protocol: Count = 1
-    """The oldest protocol that the dialler speaks; one that knows only one asks for that."""
+    """The oldest protocol that the dialler speaks."""
     newest: Count = 0
-    """The newest one; 0 from a dialler that speaks no other than `protocol`."""
+    """The newest protocol that the dialler speaks; 0 if it speaks only `protocol`."""
     proof: Proof = b""
-    """That the dialler knows the cluster's token, for this hello alone (DX-07)."""
+    """Proof that the dialler knows the cluster's token; valid for this hello alone (DX-07)."""
 
 
 class Welcome(Wire, frozen=True, tag="w"):
-    """The accepter's answer: it has everything up to `received`; resend the rest."""
+    """The accepter's answer: it has all frames up to `received`; the dialler resends the rest."""
 
     received: Count
     protocol: Count = 1
-    """What this link speaks: the newest protocol that both ends know."""
+    """The protocol of this link: the newest that both ends know."""
     proof: Proof = b""
-    """That the accepter knows the token, too, for that hello alone."""
+    """Proof that the accepter knows the token too; valid for that hello alone."""
 
 
 class Refused(Wire, frozen=True, tag="n"):
-    """The accepter's answer: this link cannot be resumed, or this is not the right door."""
+    """The accepter's answer: the link cannot be opened or resumed; `reason` says why."""
 
     reason: str
 
 
 class Frame(Wire, frozen=True, tag="m"):
-    """Numbered messages of one loop turn; `ack` is cumulative. No messages: a bare ack (`no` 0)."""
+    """Messages of one loop turn, under the number `no`. `ack` is cumulative. A frame without
+    messages only acknowledges (`no` is 0)."""
 
     no: Count
     ack: Count

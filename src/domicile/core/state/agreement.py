@@ -1,7 +1,8 @@
 """What the members of a cluster must agree on, and what to tell a process that does not fit.
 
-Members ask before they register, links when they greet each other. A rule says why not, as a text
-or a `ConfigError`, or what all agree on from now on. No rule reads or writes the store.
+A member calls these rules before it registers, a link when it is opened. A rule returns why a
+process cannot join, as a text, or raises `ConfigError`, or returns what all agree on from now on.
+No rule reads or writes the store.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def common_protocol(one: tuple[int, int], other: tuple[int, int]) -> int:
 
 
 def no_common_protocol(here: tuple[int, int], there: tuple[int, int]) -> str:
-    """What to tell a process that nobody here can talk to."""
+    """What to tell a process that shares no wire protocol with this one."""
     return (
         f"wire protocols {here[0]} to {here[1]} are spoken here and {there[0]} to {there[1]} by "
         "the other end: none is common. Neighbouring versions understand each other, so update "
@@ -28,7 +29,7 @@ def no_common_protocol(here: tuple[int, int], there: tuple[int, int]) -> str:
 
 
 def mismatch(name: str, known: TypeRecord, own: TypeRecord) -> str:
-    """Why a process cannot take part with its definition of a type; empty if it can (RG-24)."""
+    """Why a process cannot join with its definition of a type; empty if it can (RG-24)."""
     if known.role != own.role:
         return (
             f"entity type {name!r} belongs to role {known.role!r} in this cluster, to {own.role!r} "
@@ -45,18 +46,18 @@ def mismatch(name: str, known: TypeRecord, own: TypeRecord) -> str:
 
 
 def agreed_tokens(known: tuple[str, ...], own: tuple[str, ...]) -> tuple[str, ...]:
-    """The fingerprints to keep when a node joins that has one of the `known`, if there are any.
+    """The fingerprints to store when a node joins that has one of the `known` ones, or the first.
 
-    A node with several is in the middle of a change and says what all may have; one with the
-    newest alone ends that change; one that has not heard of it changes nothing.
+    A node with several tokens is part of a change: its tokens are stored. A node with only the
+    newest token ends the change. A node with only an old token changes nothing.
     """
     return own if not known or len(own) > 1 or own == known[:1] else known
 
 
 def foreign_token(known: tuple[str, ...], own: tuple[str, ...], *, inhabited: bool) -> str:
-    """Why a process cannot take part with its token; empty if it can (DX-07).
+    """Why a process cannot join with its token; empty if it can (DX-07).
 
-    `inhabited`: nodes are there now. A cluster without any takes on the first token it gets.
+    `inhabited`: nodes are registered now. A cluster without nodes takes the first token it gets.
     """
     if known and not own:
         return (
@@ -84,7 +85,7 @@ def agreed_config(
     types: Mapping[str, TypeRecord],
     tokens: tuple[str, ...],
 ) -> ConfigRecord | None:
-    """What `config` must be so that this member fits in; an error if it cannot."""
+    """What `config` must be so that this member can join; `ConfigError` if it cannot."""
     if config is None:
         config = ConfigRecord({})
         if not shards and not types and not tokens:

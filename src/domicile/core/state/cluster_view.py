@@ -1,9 +1,10 @@
-"""What the store holds, as one class that members, leaders, operators and status all read by.
+"""What the store holds, as one class for members, leaders, operators and status.
 
-Whoever lists and watches the store feeds a `ClusterView` and acts on the facts that it returns.
-It decides nothing and must never guess (C2, I3): what it holds was in the store at `revision`, or
-is an own commit or an entry that was stored before somebody told of it. Unreadable values are left
-out; every commit is conditional, so a gap here can cost time but never a second owner.
+The code that lists and watches the store feeds a `ClusterView` and acts on the facts that it
+returns. A view decides nothing and must never guess (C2, I3): all its contents are stored. They
+were in the store at `revision`, or are an own commit, or an entry that another process sent after
+it was stored. Unreadable values are left out. Every commit is conditional, so a gap here can cost
+time but never cause a second owner.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class NodeChanged:
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """A node's record is gone, so that incarnation never acts again (C4 X)."""
+    """A node's record is gone, so its incarnation never acts again (C4 X)."""
 
     incarnation: Incarnation
     record: NodeRecord
@@ -84,14 +85,14 @@ class ClientGone:
 
 @dataclass(frozen=True, slots=True)
 class LeaderChanged:
-    """Another coordinator acts, or none."""
+    """Another coordinator acts now, or none."""
 
     record: LeaderRecord | None
 
 
 @dataclass(frozen=True, slots=True)
 class EntryChanged:
-    """A shard's entry is newer than what was known."""
+    """A shard's entry is newer than the entry known before."""
 
     shard: ShardKey
     entry: Entry
@@ -99,14 +100,14 @@ class EntryChanged:
 
 @dataclass(frozen=True, slots=True)
 class ConfigSeen:
-    """What every member agrees on, at first sight and whenever it grows."""
+    """What every member agrees on: told when first seen and whenever it changes."""
 
     record: ConfigRecord
 
 
 @dataclass(frozen=True, slots=True)
 class KickWished:
-    """An operator wants the running handlers of an entity ended (DX-09)."""
+    """An operator wants to end the running handlers of an entity (DX-09)."""
 
     shard: ShardKey
     entity: EntityKey
@@ -115,14 +116,14 @@ class KickWished:
 
 @dataclass(frozen=True, slots=True)
 class BlockChanged:
-    """A block is stored anew or was removed. Told to a leader in place of its entries (C2)."""
+    """A block was written or removed. A leader gets this fact instead of its entries (C2)."""
 
     block: BlockKey
 
 
 @dataclass(frozen=True, slots=True)
 class NoteChanged:
-    """What an operator wishes or an owner reported: there with a value, or gone (None)."""
+    """An operator's wish or an owner's report: present with a value, or gone (None)."""
 
     family: KeyFamily
     name: Any
@@ -131,7 +132,7 @@ class NoteChanged:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A key or value that makes no sense; it changed nothing here."""
+    """A key or value that cannot be read; it did not change the view."""
 
     key: bytes
     why: str
@@ -157,7 +158,7 @@ _UNREAD = len(_RANKS)
 
 
 class StoredBlock(NamedTuple):
-    """A block as stored. Revision 0: it was removed, its epochs go on all the same (I1)."""
+    """A block as stored. Revision 0: the block was removed, but its epochs stay valid (I1)."""
 
     revision: int
     txn: str
@@ -165,46 +166,47 @@ class StoredBlock(NamedTuple):
 
 
 class ClusterView:
-    """What the store holds. `load` starts over from a listing, `apply` carries it forward; both
-    return what is new: vanished things first, then in the order of `KeyFamily`.
+    """What the store holds. `load` starts again from a listing, `apply` takes one later commit.
+    Both return what is new: removed keys first, then changes in the order of `KeyFamily`.
 
-    Of the map it keeps two things. `blocks` are the blocks as stored, ordered by their revisions
-    (C2): on them rest a leader's and an operator's conditions. `map` has the newest entry of each
-    shard that this process heard of, also from a leader or a Return, ordered by `change` (C3). A
-    leader has no use for `map` and follows no entries: it is told of blocks instead.
+    Of the map it keeps two forms. `blocks` are the blocks as stored, ordered by their revisions
+    (C2): the conditions of leaders and operators use them. `map` has the newest known entry of each
+    shard, also from a leader or a Return, ordered by `change` (C3). A leader does not need `map`
+    and follows no entries: it gets facts about blocks instead.
     """
 
     def __init__(self, *, follow_entries: bool = True) -> None:
         self.revision = 0
         self.nodes: dict[Incarnation, NodeRecord] = {}
-        """In the order of their creation. It stays the same dict: others hold on to it."""
+        """In the order of creation. Always the same dict object, because others keep it."""
         self.created: dict[Incarnation, int] = {}
-        """Create revision of each node's record: the age by which candidates rank (C1)."""
+        """Create revision of each node's record; it ranks candidates by age (C1)."""
         self.node_revisions: dict[Incarnation, int] = {}
         self.clients: dict[Incarnation, ClientRecord] = {}
         self.leader: LeaderRecord | None = None
         self.leader_revision = 0
-        """Revision of the leader key, whether its record is readable or not; 0: absent (C1)."""
+        """Revision of the leader key, even if its record is unreadable; 0: absent (C1)."""
         self.config: ConfigRecord | None = None
         self.config_revision = 0
         self.shards: dict[str, int] = {}
-        """How many shards each role of the config has, sorted."""
+        """How many shards each role of the config has, sorted by role."""
         self.blocks: dict[BlockKey, StoredBlock] = {}
         self.map = ShardMap()
         self.drains: dict[str, bool] = {}
         """Node ids that an operator wants empty, as keys."""
         self.wishes: dict[ShardKey, str] = {}
-        """Node ids that an operator wants as homes."""
+        """Node ids that an operator wants as homes, by shard."""
         self.releases: dict[OwnerReport, int] = {}
-        """Releases that owners left in the store, with the epochs that journals have seen."""
+        """Releases that owners stored, with the epochs that journals have seen."""
         self.floors: dict[ShardKey, int] = {}
-        """Such epochs, if there are any. They outlive their releases, until a listing (J1)."""
+        """The epochs above that are not 0. They are kept after their releases, until a listing
+        (J1)."""
         self.started: dict[OwnerReport, bool] = {}
-        """Owners' notes that entities of a shard under suspicion start, as keys (DX-20)."""
+        """Owners' reports that entities of a suspect shard start, as keys (DX-20)."""
         self.clearances: dict[ShardKey, bool] = {}
         """Quarantined shards that an operator wants in service again, as keys (DX-20)."""
         self.kicks: dict[tuple[ShardKey, EntityKey], int] = {}
-        """Wishes to end handlers that were passed on, with their revisions."""
+        """Wishes to end handlers that were already returned as facts, with their revisions."""
         self._target: dict[None, str] = {}
         self._rewound: dict[None, bool] = {}
         self._notes: dict[KeyFamily, dict[Any, Any]] = {
@@ -216,26 +218,26 @@ class ClusterView:
             KeyFamily.TARGET: self._target,
             KeyFamily.REWOUND: self._rewound,
         }
-        """The families whose keys are a name and a value, and nothing more to this view."""
+        """The families that this view keeps as names with values, without other rules."""
         self._follow_entries = follow_entries
         self._types: dict[str, tuple[str, ...]] = {}
 
     @property
     def target(self) -> str:
-        """The version that operators want; empty: none is said."""
+        """The version that operators want; empty: none is stored."""
         return self._target.get(None, "")
 
     @property
     def rewound(self) -> bool:
-        """Whether some process found that the store lost commits (S5)."""
+        """Whether a process has found that the store lost commits (S5)."""
         return bool(self._rewound)
 
     # what the store says
 
     def load(self, listing: Listing) -> list[ViewChange]:
-        """Start over from a listing of the store (C2); what it lacks has vanished.
+        """Start again from a listing of the store (C2); what it lacks is gone.
 
-        A listing that is older than what is known says nothing.
+        A listing that is older than the view is ignored.
         """
         if listing.revision < self.revision:
             return []
@@ -245,8 +247,8 @@ class ClusterView:
             item = present.get(node_key(incarnation))
             if item is not None and item.created != created:
                 changes.append(Change(item.key, None))
-        # The listing alone says which blocks there are and of which revisions, also after a store
-        # went back (S5). Only own commits that came after it are newer (S1).
+        # Only the listing says which blocks exist and their revisions, also after a store went back
+        # (S5). Only own commits after the listing are newer (S1).
         for block, stored in self.blocks.items():
             if stored.revision <= listing.revision:
                 self.blocks[block] = stored._replace(revision=0)
@@ -255,13 +257,13 @@ class ClusterView:
         return self._take(listing.revision, changes)
 
     def apply(self, changes: Changes) -> list[ViewChange]:
-        """Take what one commit changed; nothing if that is known already (C2)."""
+        """Take what one commit changed; nothing if the commit is known already (C2)."""
         if changes.revision <= self.revision:
             return []
         return self._take(changes.revision, changes.changes)
 
     def take_own(self, block: BlockKey, stored: StoredBlock, writes: Iterable[Write]) -> None:
-        """Take an own commit that is known to be stored, before the watch brings it (I3, S1)."""
+        """Take an own commit that is known to be stored, before the watch delivers it (I3, S1)."""
         assert not self._follow_entries, "a process learns of entries, not of blocks"
         self._put_block(block, stored)
         for write in writes:
@@ -269,7 +271,7 @@ class ClusterView:
                 self.releases.pop(KeyFamily.RELEASE.parse(write.key), None)
 
     def take_block(self, item: Item) -> StoredBlock | None:
-        """Take a block that was read (S1); what it says, if it is readable."""
+        """Take a block that was read (S1); return it, or None if it is unreadable."""
         assert not self._follow_entries, "a process learns of entries, not of blocks"
         try:
             block, stored = parse_block_key(item.key), _stored(item)
@@ -279,7 +281,7 @@ class ClusterView:
         return stored
 
     def _put_block(self, block: BlockKey, stored: StoredBlock) -> bool:
-        """From the watch, a read or an own commit; False if it is not newer."""
+        """Take a block from the watch, a read or an own commit; False if it is not newer."""
         known = self.blocks.get(block)
         if known is not None and stored.revision <= known.revision:
             return False
@@ -288,11 +290,11 @@ class ClusterView:
 
     @staticmethod
     def contradiction(listing: Listing, known: Mapping[ShardKey, Entry]) -> str:
-        """What a listing says that can't be if the store kept all it showed before (S5).
+        """What in a listing proves that the store lost commits (S5); empty if nothing does.
 
-        `known` is the map as it was when the listing was asked for. Whatever was known then had
-        been stored before it was told (I3), so no listing is behind it, and no change means two
-        things. What was learned since may well be newer than the listing.
+        `known` is the map at the time when the listing was requested. All of it had been stored
+        before (I3), so no listing can be older, and one `change` cannot have two entries. Entries
+        learned after the request may be newer than the listing.
         """
         for item in listing.items:
             if classify(item.key) is not KeyFamily.BLOCK:
@@ -344,7 +346,7 @@ class ClusterView:
     # the map as stored
 
     def knows(self, shard: ShardKey) -> bool:
-        """Whether the config has such a shard."""
+        """Whether the config has this shard."""
         return 0 <= shard.shard < self.shards.get(shard.role, 0)
 
     def entry(self, shard: ShardKey) -> Entry:
@@ -354,7 +356,7 @@ class ClusterView:
         return stored.entries[index] if stored and index < len(stored.entries) else FREE
 
     def entries(self, block: BlockKey) -> tuple[Entry, ...]:
-        """A block's stored entries, as many as the config wants."""
+        """A block's stored entries, filled with `FREE` up to the number in the config."""
         stored = self.blocks.get(block)
         entries = stored.entries if stored else ()
         missing = self.size(block) - len(entries)
@@ -366,12 +368,12 @@ class ClusterView:
         return max(0, min(BLOCK_SIZE, left))
 
     def role_blocks(self, role: str) -> list[BlockKey]:
-        """All blocks that a role's map consists of, stored or not."""
+        """All blocks of a role's map, stored or not."""
         return [BlockKey(role, number) for number in range(block_count(self.shards[role]))]
 
     @property
     def moving(self) -> bool:
-        """Whether some shard moves."""
+        """Whether any shard moves."""
         blocks = (block for role in self.shards for block in self.role_blocks(role))
         return any(entry.state == "moving" for block in blocks for entry in self.entries(block))
 
@@ -390,7 +392,7 @@ class ClusterView:
     # one key after the other
 
     def _keys(self) -> list[bytes]:
-        """The keys of all that is held here, except the map's."""
+        """The keys of everything in this view, except the map's."""
         named: dict[KeyFamily, Iterable[Any]] = {
             KeyFamily.NODE: self.nodes,
             KeyFamily.CLIENT: self.clients,
@@ -497,7 +499,7 @@ class ClusterView:
         if item is None:
             self.kicks.pop(name, None)
         elif self.kicks.get(name) != item.revision:
-            # A listing shows again what the watch has shown: each is passed on once.
+            # A listing repeats what the watch has shown: each wish becomes one fact.
             facts.append(KickWished(*name, item))
             self.kicks[name] = item.revision
 
@@ -505,7 +507,7 @@ class ClusterView:
         revision = 0 if item is None else item.revision
         if revision == self.leader_revision:
             return
-        # C1: the revision alone deposes the leader before, also if the record is unreadable.
+        # C1: the new revision alone deposes the former leader, even if the record is unreadable.
         self.leader_revision, self.leader = revision, None
         try:
             if item is not None:
@@ -517,7 +519,7 @@ class ClusterView:
         before = self.config
         self.config = None if item is None else KeyFamily.CONFIG.decode(item.value)
         self.config_revision = 0 if item is None else item.revision
-        # Nobody removes a config. Should it happen, the leader goes on with the roles it knows.
+        # No process removes a config. If it is removed anyway, the leader keeps the known roles.
         if self.config is not None and self.config != before:
             self.shards = dict(sorted(self.config.shards.items()))
             facts.append(ConfigSeen(self.config))
@@ -539,7 +541,7 @@ class ClusterView:
             value = notes[name] = family.decode(item.value)
             if family is KeyFamily.RELEASE and value:
                 self.floors[name.shard] = value
-        # An operator who repeats a wish is heard again, although nothing differs.
+        # An operator who repeats a wish causes a new fact, although the value is the same.
         if value != before or (item is not None and item.revision == revision):
             facts.append(NoteChanged(family, name, value))
 

@@ -1,9 +1,9 @@
 """Every kind of key that the store holds, as one table: how it is made, parsed and decoded.
 
-The cluster view reads by this table; everybody who writes makes keys with the functions here. A
-new kind of key is one entry in `KeyFamily` and, if processes must know it, one field in
-`cluster_view.ClusterView`. The bytes are a contract between versions: they never change, and a
-prefix is never reused for anything else.
+The cluster view reads by this table; every module that writes makes its keys with the functions
+here. A new kind of key is one entry in `KeyFamily` and, if processes must know it, one field in
+`cluster_view.ClusterView`. The bytes are a contract between versions: they must never change, and
+no prefix is reused for another kind.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ AUDIT = b"audit/"
 STUCK = b"stuck/"
 KICK = b"kick/"
 REWOUND_KEY = b"rewound"
-"""There while some process found that the store lost commits, and takeovers wait (S5)."""
+"""Present while takeovers wait because a process found that the store lost commits (S5)."""
 
 
 class BlockKey(NamedTuple):
@@ -51,12 +51,12 @@ class BlockKey(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """Where it is stored."""
+        """The key under which the block is stored."""
         return block_key(self.role, self.number)
 
 
 class OwnerReport(NamedTuple):
-    """An owner's epoch of a shard, about which it left a release (H10) or a first start (DX-20)."""
+    """A shard's owner and epoch: the subject of a release (H10) or of a first start (DX-20)."""
 
     owner: Incarnation
     shard: ShardKey
@@ -72,63 +72,63 @@ def block_of(shard: ShardKey) -> BlockKey:
 
 
 def node_key(incarnation: Incarnation) -> bytes:
-    """Where a node's record lives."""
+    """The key of a node's record."""
     return NODES + incarnation.encode()
 
 
 def node_lease(incarnation: Incarnation) -> str:
-    """The lease that a node's record is attached to."""
+    """The lease to which a node's record is attached."""
     return f"node-{incarnation}"
 
 
 def client_key(incarnation: Incarnation) -> bytes:
-    """Where a client's record lives."""
+    """The key of a client's record."""
     return CLIENTS + incarnation.encode()
 
 
 def dead_key(incarnation: Incarnation) -> bytes:
-    """Where the proof of an incarnation's death lives (C5)."""
+    """The key of the proof of an incarnation's death (C5)."""
     return DEAD + incarnation.encode()
 
 
 def drain_key(node_id: str) -> bytes:
-    """Where the wish to empty a node lives."""
+    """The key of an operator's wish to empty a node."""
     return DRAIN + node_id.encode()
 
 
 def wish_key(shard: ShardKey) -> bytes:
-    """Where an operator's wish for a shard's home (a node id) lives."""
+    """The key of an operator's wish for a shard's home (a node id)."""
     return WISH + _shard_text(shard)
 
 
 def clearance_key(shard: ShardKey) -> bytes:
-    """Where an operator's wish to end a shard's quarantine lives."""
+    """The key of a clearance: an operator's wish to end a shard's quarantine."""
     return CLEARANCE + _shard_text(shard)
 
 
 def release_key(incarnation: Incarnation, shard: ShardKey, epoch: int) -> bytes:
-    """Where an owner that cannot reach the leader leaves its release (H10)."""
+    """The key of a release that an owner stores because it cannot reach the leader (H10)."""
     return RELEASE + _report_text(incarnation, shard, epoch)
 
 
 def started_key(incarnation: Incarnation, shard: ShardKey, epoch: int) -> bytes:
-    """Where an owner notes that entities of a shard under suspicion start (DX-20)."""
+    """The key of an owner's report that entities of a suspect shard start (DX-20)."""
     return STARTED + _report_text(incarnation, shard, epoch)
 
 
 def stuck_key(incarnation: Incarnation) -> bytes:
-    """Where a node says which of its handlers have run for too long (DX-09)."""
+    """The key of a node's report about handlers that have run for too long (DX-09)."""
     return STUCK + incarnation.encode()
 
 
 def kick_key(shard: ShardKey, entity: EntityKey) -> bytes:
-    """Where an operator's wish to end the handlers of an entity lives (DX-09)."""
+    """The key of an operator's wish to end the handlers of an entity (DX-09)."""
     names = (shard.role, str(shard.shard), entity.type, entity.id)
     return KICK + "/".join(quote(name, safe="", errors="replace") for name in names).encode()
 
 
 def block_key(role: str, block: int) -> bytes:
-    """Where a block lives in the store."""
+    """The key of a block of the shard map."""
     return MAP + f"{role}/{block:05d}".encode()
 
 
@@ -178,21 +178,21 @@ def _parse_block(text: str) -> BlockKey:
 
 
 def _decode_floor(value: bytes) -> int:
-    """The epoch that a journal has seen, if the owner that let go knows one (J1); else 0."""
+    """The epoch that a journal has seen, if the releasing owner knows one (J1); otherwise 0."""
     return int(value) if value else 0
 
 
 def _present(_: bytes) -> bool:
-    """For keys that say all by being there."""
+    """For keys without a value: their presence is the information."""
     return True
 
 
 class KeyFamily(Enum):
     """The kinds of keys: the prefix or the one exact key, how to make and parse a key, and how to
-    decode its value. What only one room can decode stays `bytes` here.
+    decode its value. A value that only one package can decode stays `bytes` here.
 
-    The order is that in which a view takes what one commit changed: members before the leader
-    and the map's entries, which name them.
+    A view takes the changes of one commit in this order: members come before the leader and the
+    map's entries, which name members.
     """
 
     NODE = (NODES, node_key, Incarnation, partial(decode_record, kind=NodeRecord))
@@ -220,20 +220,20 @@ class KeyFamily(Enum):
         decode: Callable[[bytes], Any],
     ) -> None:
         self.prefix = prefix
-        """What all keys of the family begin with; the whole key if there is only one."""
+        """The start of all keys of the family; the whole key if the family has one key."""
         self._make, self._parse, self.decode = make, parse, decode
 
     def __repr__(self) -> str:
         return f"KeyFamily.{self.name}"
 
     def key(self, name: Any = None) -> bytes:
-        """The key of what has this name; a family of one exact key knows no names."""
+        """The key for this name; a family of one exact key has no names."""
         return self.prefix if self._make is None else self._make(name)
 
     def parse(self, key: bytes) -> Any:
-        """The inverse of `key`; `ValueError` for one that `key` would write in another way.
+        """The inverse of `key`; `ValueError` for a key that `key` would write in another way.
 
-        Who deletes what has a name must hit the very key that the name was read from.
+        A caller that deletes by name must delete exactly the key from which the name was read.
         """
         if self._parse is None:
             return None
@@ -247,7 +247,7 @@ _BY_PREFIX = {family.prefix: family for family in KeyFamily}
 
 
 def classify(key: bytes) -> KeyFamily | None:
-    """The family of a key; None for a key that nobody here writes."""
+    """The family of a key; None for a key that this version does not know."""
     return _BY_PREFIX.get(key[: key.find(b"/") + 1] or key)
 
 

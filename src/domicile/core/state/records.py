@@ -1,4 +1,7 @@
-"""What processes say of themselves in the store: node, client, leader and config records."""
+"""The records that processes keep in the store: node, client, leader and config.
+
+Every package may import it. Data only: the rules about records are in `agreement`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from domicile.core.ids import Incarnation
 
 
 class NodeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A node, under its own lease. `status` is "evicted" only by the leader's hand (C6)."""
+    """A node, under its own lease. Only the leader sets `status` to "evicted" (C6)."""
 
     node: str
     incarnation: Incarnation
@@ -24,39 +27,39 @@ class NodeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     status: str = "up"
     """"up", "leaving" (wants to be emptied, receives nothing) or "evicted"."""
     protocols: tuple[int, int] = (1, 1)
-    """The oldest and newest wire protocol that it speaks (DX-19)."""
+    """The oldest and the newest wire protocol that the node speaks (DX-19)."""
     stalled: bool = False
-    """It says of itself that its event loop is blocked, and renews on for a while (DX-10)."""
+    """The node reports that its event loop is blocked; it renews for a limited time (DX-10)."""
 
 
 class ClientRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A client, under its own lease, so that the loss of a link to it is defined too."""
+    """A client, under its own lease, so that the loss of a link is defined for clients too."""
 
     incarnation: Incarnation
 
 
 class LeaderRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The acting coordinator. The revision of this key guards all that it writes (C1)."""
+    """The acting coordinator. All its commits are conditional on the revision of this key (C1)."""
 
     incarnation: Incarnation
     node: str
 
 
 class TypeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An entity type: the role whose shards it lives in, and how its shard is found."""
+    """An entity type: the role whose shards hold its entities, and how their shard is found."""
 
     role: str
     shard_id: str = "xxh3"
 
 
 class ConfigRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What every member must agree on: shards per role, and where the entities of a type are."""
+    """What every member must agree on: shards per role, and the shards of each entity type."""
 
     shards: dict[str, int]
     hash: str = "xxh3"
     types: dict[str, TypeRecord] = {}
     tokens: tuple[str, ...] = ()
-    """Fingerprints of the secrets that are good in this cluster, the newest first (DX-07)."""
+    """Fingerprints of the secrets that are valid in this cluster, the newest first (DX-07)."""
 
 
 Record = TypeVar("Record", NodeRecord, ClientRecord, LeaderRecord, ConfigRecord)

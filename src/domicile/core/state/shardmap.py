@@ -1,8 +1,9 @@
-"""Who is home to which shard: entries with epochs, stored in blocks of 64.
+"""Which node is home to which shard: entries with epochs, stored in blocks of 64.
 
-`change` numbers every change of one entry and never goes back, so two entries of a shard are
-ordered by it alone, wherever they came from (watch, leader, Return). The leader raises it in
-commits that are conditional on the block's revision, so no two entries share a number.
+`change` numbers every change of one entry and never goes back. So two entries of a shard are
+ordered by it alone, whatever their source is (watch, leader, Return). The leader raises it in
+commits that are conditional on the block's revision, so no two entries share a number. Only the
+leader makes new entries; all other code compares and merges them.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ ShardState = Literal["free", "serving", "moving", "quarantined"]
 
 
 MAX_COUNT = (1 << 62) - 1
-"""No number that is counted up from 1 gets here, and one more still fits into 64 bits."""
+"""No counter that starts at 1 reaches this, and this plus one still fits into 64 bits."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One shard's place. Free: nobody ever owned it. Moving: `owner` drains, `to` is the wish.
-    Quarantined: its last owners died with it, and it gets no home before an operator says so."""
+    """One shard's place. Free: it never had an owner. Moving: `owner` empties it for `to`.
+    Quarantined: several owners in a row died; it gets no home until an operator clears it."""
 
     owner: Incarnation = NOBODY
     epoch: Count = 0
@@ -36,29 +37,29 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     to: Incarnation = NOBODY
     change: Count = 0
     previous: str = ""
-    """Node id of the last owner, preferred after a restart of everything (C8)."""
+    """Node id of the last owner, preferred after a restart of the whole cluster (C8)."""
     deaths: Count = 0
-    """How many owners in a row it lost to their deaths, as far as those were close together."""
+    """Owners in a row that died with this shard, at short intervals."""
 
 
 FREE = Entry()
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """64 entries as stored under one key. `txn` finds a commit of unknown outcome (S1)."""
+    """64 entries as stored under one key. `txn` identifies a commit of unknown outcome (S1)."""
 
     txn: str
     entries: tuple[Entry, ...]
 
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True):
-    """A block as stored. Names are the same in many entries, so entries hold their numbers."""
+    """A block as stored. Many entries have the same names, so entries hold numbers of names."""
 
     txn: str
     incarnations: bytes
-    """16 bytes each, numbered from 1; 0 is nobody."""
+    """16 bytes each, numbered from 1; 0 is `NOBODY`."""
     names: tuple[str, ...]
-    """All other names, numbered on."""
+    """All other names; their numbers follow those of the incarnations."""
     rows: tuple[Annotated[tuple[Count, ...], msgspec.Meta(max_length=7)], ...]
     """Owner, epoch, change, previous, state, to, deaths, without zeros at the end."""
 
@@ -69,7 +70,7 @@ _decoder = msgspec.msgpack.Decoder(_Packed)
 
 
 def encode_block(block: Block) -> bytes:
-    """The stored form of a block. An entry that nobody ever changed is an empty row."""
+    """The stored form of a block. An entry that was never changed is an empty row."""
     used: dict[str, None] = {}
     for entry in block.entries:
         used[entry.owner] = used[entry.previous] = used[entry.to] = None
@@ -93,9 +94,9 @@ def encode_block(block: Block) -> bytes:
 
 @lru_cache(maxsize=16)
 def decode_block(value: bytes) -> Block:
-    """A block from its stored form. Blocks are frozen, so one is shared by all who read it.
+    """A block from its stored form. Blocks are frozen, so all readers share one object.
 
-    They do so one right after the other; whatever is kept for longer is of the past.
+    Readers decode the same value shortly after each other; older values are not needed again.
     """
     packed = _decoder.decode(value)
     digits = packed.incarnations.hex()
@@ -133,7 +134,7 @@ def block_count(shards: int) -> int:
 
 
 class ShardMap:
-    """A process's cached view. Entries only ever get newer; unknown shards are `FREE`."""
+    """A process's cached map. Entries only become newer; unknown shards are `FREE`."""
 
     __slots__ = ("_entries",)
 
@@ -141,7 +142,7 @@ class ShardMap:
         self._entries: dict[ShardKey, Entry] = {}
 
     def get(self, shard: ShardKey) -> Entry:
-        """The newest entry known."""
+        """The newest known entry."""
         return self._entries.get(shard, FREE)
 
     def merge(self, shard: ShardKey, entry: Entry) -> bool:
@@ -154,9 +155,9 @@ class ShardMap:
     def merge_block(
         self, role: str, number: int, entries: tuple[Entry, ...], before: tuple[Entry, ...] = ()
     ) -> list[tuple[ShardKey, Entry]]:
-        """Take a whole block's entries; what changed, in shard order.
+        """Take the entries of a whole block; return what changed, in shard order.
 
-        `before` are those that were taken last of this block: only what differs is looked at.
+        `before` are the entries taken last from this block: only entries that differ are merged.
         """
         changed: list[tuple[ShardKey, Entry]] = []
         if len(before) != len(entries):

@@ -1,4 +1,7 @@
-"""What can be asked of a store in one commit, and what can come of it (S1, S7)."""
+"""What one commit can ask of a store, and which outcomes it can have (S1, S7).
+
+Every store and every caller of a store uses these types. Data only: nothing here talks to a store.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """Condition: the key exists, at whatever revision."""
+    """Condition: the key exists, at any revision."""
 
     key: bytes
 
@@ -36,7 +39,8 @@ Condition = At | Absent | Present
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write a value; with a lease it disappears with that lease (never with an epoch in it, S6)."""
+    """Write a value. With a lease, the key disappears with that lease; a value with an epoch is
+    never leased (S6)."""
 
     key: bytes
     value: bytes
@@ -45,7 +49,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove a key; removing an absent one is no error."""
+    """Remove a key; removing an absent key is not an error."""
 
     key: bytes
 
@@ -69,7 +73,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """It may have happened. Read again and look for the own transaction id."""
+    """The writes may have happened. The caller reads again and looks for its transaction id."""
 
 
 Outcome = Committed | Conflict | Unknown
@@ -110,7 +114,7 @@ class Changes:
 
 
 def check_limits(conditions: Sequence[Condition], writes: Sequence[Write]) -> None:
-    """`ValueError` for a commit that is too big for some store (S7)."""
+    """Raise `ValueError` for a commit that is too big for some store (S7)."""
     operations = len(conditions) + len(writes)
     if operations > MAX_OPERATIONS:
         raise ValueError(
