@@ -1,7 +1,8 @@
 """Settings from environment variables and TOML files, and the token from the environment.
 
-`Node`, `Manager`, `connect` and the command line call it where no settings or no token are given.
-The values themselves, their defaults and their checks are in `settings`.
+`Node`, `Manager`, `connect` and the command line call it if no settings or no token are given. The
+values, their defaults and their checks are in `settings`. This module must not be imported by the
+core, because it reads files and the environment.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ _TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no
 _PREFIX = "DOMICILE_"
 
 _OTHERS = ("SETTINGS", "STORE", "TOKEN", "SEED", "FULL")
-"""Variables that are no settings: of the command line, of processes and of the tests."""
+"""Variables that are not settings: of the command line, of processes and of the tests."""
 
 _FOREIGN = re.compile(r"^TEST_|(^|_)(SERVICE_(HOST|PORT)|PORT)(_|$)")
-"""The tests' own ones, and what Kubernetes sets for a service of this name."""
+"""Variables of the tests, and variables that Kubernetes sets for a service named "domicile"."""
 
 _told: dict[str, None] = {}
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
-    """Settings from `DOMICILE_<NAME>` variables, and below them from a TOML file.
+    """Settings from `DOMICILE_<NAME>` variables and from a TOML file; a variable wins.
 
-    `DOMICILE_SETTINGS` names the file; see `from_toml`. What neither gives keeps its default.
-    Names that mean nothing are logged, once each.
+    `DOMICILE_SETTINGS` names the file; see `from_toml`. A setting that neither gives keeps its
+    default. Each unknown variable name is logged once.
     """
     source = os.environ if environ is None else environ
     values: dict[str, Any] = {}
@@ -72,7 +73,7 @@ def from_toml(path: str | Path) -> Settings:
 
 
 def token_of(token: str | None, environ: Mapping[str, str] | None = None) -> str:
-    """The token that a process has: its own, else `DOMICILE_TOKEN`; raises `ConfigError`."""
+    """The token of a process: the given one, or `DOMICILE_TOKEN`; raises `ConfigError`."""
     if token is None:
         token = (os.environ if environ is None else environ).get("DOMICILE_TOKEN", "")
     secrets = secrets_of(token)
@@ -86,7 +87,7 @@ def token_of(token: str | None, environ: Mapping[str, str] | None = None) -> str
 
 
 def _warn_of_strangers(source: Mapping[str, str], names: list[str]) -> None:
-    """A name that nobody reads is most likely a mistyped one, and its value silently lost."""
+    """A variable that no setting reads is probably mistyped, and its value would be lost."""
     known = [*(name.upper() for name in names), *_OTHERS]
     for variable in sorted(source):
         prefix, found, name = variable.partition(_PREFIX)

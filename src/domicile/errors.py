@@ -6,19 +6,19 @@
     ├── NotExecuted          it did not run and never will: safe to retry
     │   ├── Unavailable      no home could be reached in time, or none exists
     │   ├── Overloaded       a bounded queue is full (I6)
-    │   ├── CallCycle        the target waits for this very call (N2)
+    │   ├── CallCycle        the target already waits for this call (N2)
     │   └── CallTooDeep      more than 16 handlers wait on each other (N1)
-    ├── MaybeExecuted        it may have run: retry only with a key, or look first
-    ├── HandlerFailed        it ran and raised, or ran out of its own time
-    ├── Rejection            it ran and said no: subclass it, it crosses the wire as itself
+    ├── MaybeExecuted        it may have run: retry only with a key, or check first
+    ├── HandlerFailed        it ran and raised, or exceeded its own time limit
+    ├── Rejection            it ran and refused: the caller gets the subclass that was raised
     ├── Fenced               this process lost the shard: nothing was committed
     ├── ConfigError          a setting or a definition is wrong; nothing was started
     └── StoreError           the coordination store did not do what was asked
         ├── StoreUnavailable it could not be reached in time
-        ├── StoreRewound     its history went back: everything known is void (S5)
-        └── WatchCompacted   the wanted revision is gone: list again
+        ├── StoreRewound     it lost commits: everything known from it is invalid (S5)
+        └── WatchCompacted   it no longer keeps the wanted revision: list again
 
-May be imported from anywhere; imports nothing.
+Every module may import this one; it imports no other module of Domicile.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class NotExecuted(DomicileError):
 
 
 class Unavailable(NotExecuted):
-    """No home for the key could be reached before the deadline, or there is none."""
+    """No home of the entity could be reached before the deadline, or none exists."""
 
 
 class Overloaded(NotExecuted):
-    """A bounded queue on the way is full (I6). Slow down, then retry."""
+    """A bounded queue on the way is full (I6). Send more slowly, then retry."""
 
 
 class CallCycle(NotExecuted):
@@ -51,21 +51,21 @@ class CallTooDeep(NotExecuted):
 
 
 class MaybeExecuted(DomicileError):
-    """The message was handed over and its outcome is unknown. It may have run."""
+    """The message was sent and its outcome is unknown. It may have run."""
 
 
 class HandlerFailed(DomicileError):
-    """The handler ran and raised something other than a `Rejection`, or ran out of time.
+    """The handler ran and raised something other than a `Rejection`, or exceeded its time limit.
 
-    Where it was raised is in `remote_traceback`, and shown with the error's own traceback.
+    `remote_traceback` says where it was raised; the error's own traceback shows it too.
     """
 
     remote_traceback: str = ""
-    """The application's own frames at the handler's home, one a line, the innermost last."""
+    """The application's own frames at the handler's home, one per line, the innermost last."""
 
 
 class Rejection(DomicileError):
-    """A handler's deliberate "no". Subclass it; subclasses cross the wire as themselves.
+    """A handler's deliberate refusal. Subclass it: the caller gets an instance of the subclass.
 
     The wire name is `name=` of the class statement, else the qualified name. Only the
     positional arguments travel, so a subclass must be constructible from `self.args`.
@@ -79,7 +79,7 @@ class Rejection(DomicileError):
         cls.wire_name = name or cls.__qualname__
         known = Rejection.registry.get(cls.wire_name)
         modules = [cls.__module__] if known is None else [known.__module__, cls.__module__]
-        # A program run as a script may be imported by its own name, too: that is one class.
+        # A program that runs as a script may also be imported by name: that is the same class.
         if known is not None and modules[0] != modules[1] and "__main__" not in modules:
             raise ConfigError(
                 f"{known.__module__} and {cls.__module__} both define a rejection that is called "
@@ -106,8 +106,9 @@ class StoreUnavailable(StoreError):
 
 
 class StoreRewound(StoreError):
-    """The store's history went back; everything known from it is void (S5)."""
+    """The store lost commits; everything known from it is invalid (S5)."""
 
 
 class WatchCompacted(StoreError):
-    """Changes since the wanted revision are no longer kept; list again and watch from there."""
+    """The store no longer keeps the changes since the wanted revision; list again and watch from
+    there."""

@@ -1,7 +1,7 @@
-"""Limits and timings, with the defaults of the rules, validated when they are made (L2).
+"""Limits and timings, with the defaults of the rules, checked when they are made (L2).
 
-Every limit that a rule names has its default here. `config` reads them from the environment and
-from files; this module is pure, so that the core may import it. Imports errors only.
+Every limit that a rule names has its default here. `config` reads the values from the environment
+and from files. This module is pure, so that the core may import it; it imports only `errors`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ CLOCK_DRIFT = 0.001
 """A1: clock rates differ by at most this fraction (rho)."""
 
 FENCINGS = ("lease", "health")
-"""What frees the shards of a node that is silent: see `Settings.fencing`."""
+"""What frees the shards of a silent node: its expired lease, or a proof of its death (C9)."""
 
 MAY_BE_ZERO = ("compress_bytes", "residents")
 """Limits that 0 switches off."""
 
 PLAIN: dict[Any, type] = {"str": str, "bool": bool}
-"""Types of fields that are no numbers, by their annotation."""
+"""Types of fields that are not numbers, by their annotation."""
 
 _SAID: dict[Any, str] = {"str": "a text", "bool": "True or False"}
 
@@ -55,7 +55,7 @@ class Settings:
     settle_s: float = 0.5
     settle_max_s: float = 3.0
     heard_s: float = 2.0
-    # a loop that stands still, handlers that take long
+    # a blocked event loop, slow handlers
     stall_limit_s: float = 30.0
     slow_s: float = 0.1
     stuck_s: float = 2.0
@@ -86,7 +86,7 @@ class Settings:
     linger_s: float = 5.0
     link_frames: int = 256
     compress_bytes: int = 0
-    # who may connect
+    # which processes may connect
     tls_cert: str = ""
     tls_key: str = ""
     tls_ca: str = ""
@@ -135,12 +135,12 @@ class Settings:
 
     @property
     def stop_budget_s(self) -> float:
-        """How long after the deadline cancelled handlers may still clean up (L4)."""
+        """Seconds after the deadline in which cancelled handlers may still clean up (L4)."""
         return self.margin_s / 2
 
 
 def _derive(ttl_s: float) -> dict[str, float]:
-    """L2's defaults for a ttl."""
+    """The default timings of L2 for a ttl."""
     margin_s = max(0.6, ttl_s / 6)
     renew_s = min(ttl_s / 4, (ttl_s - margin_s) / 3)
     return {

@@ -1,7 +1,8 @@
 """Threads for users' functions that block or hang: daemons, so that none keeps a process alive.
 
-Owned by what calls such functions. A function that never comes back keeps its thread, so there is
-a limit on threads, and a choice of what happens when all of them are at work.
+The object that calls such functions owns them. A function that never returns keeps its thread. So
+the number of threads is limited, and the owner chooses what happens when all of them are busy. The
+event loop must never wait for one of these threads to end.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from typing import TypeVar
 T = TypeVar("T")
 
 KEEP_S = 5.0
-"""How long a thread without work waits for more before it ends."""
+"""Seconds that a thread without work waits for more before it ends."""
 
 
 class ThreadsBusy(Exception):
-    """All threads are at work, perhaps on functions that never come back."""
+    """All threads are busy, perhaps with functions that never return."""
 
 
 class DaemonThreads:
-    """Implements `Threads`. A function waits while all are busy, or is refused if `waits` is off.
+    """Implements `Threads`. While all threads are busy a function waits, or is refused if `waits`
+    is False.
 
-    A process that joins anew goes on with the same one, so that functions that never come back stay
-    within its number.
+    A process that rejoins the cluster keeps the same object, so that functions that never return
+    stay within the limit.
     """
 
     def __init__(self, most: int, name: str, *, waits: bool = True) -> None:
@@ -36,15 +38,15 @@ class DaemonThreads:
         self._lock = threading.Lock()
         self._threads = 0
         self._free = 0
-        """Threads without work, less the jobs that none has taken up yet."""
+        """Threads without work, minus jobs that no thread has taken yet."""
 
     async def run(self, work: Callable[[], T]) -> T:
-        """As `Threads.run`; `ThreadsBusy` if it would have to wait and must not."""
+        """As `Threads.run`; `ThreadsBusy` if the function would wait and `waits` is False."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
         def report(set_outcome: Callable[[], None]) -> None:
-            # The loop may be closed by now, and the future given up.
+            # The loop may be closed by now, or the future cancelled.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(lambda: None if done.done() else set_outcome())
 
@@ -71,7 +73,7 @@ class DaemonThreads:
         return await done
 
     def rest(self) -> None:
-        """End the threads that have nothing to do. The next job starts one again."""
+        """End the threads that have no work. The next job starts a thread again."""
         with self._lock:
             for _ in range(self._free):
                 self._jobs.put(None)

@@ -1,8 +1,8 @@
-"""Work that is done once for all who need it at the same time.
+"""Work that is done once for all callers that need it at the same time.
 
-Used where entities start and where durable ones recover. It holds no outcome: what the work leaves
-behind is for its users to look at, and so is whether to try again. It calls nothing, so that a
-handler's stack shows no frame of it.
+The start of entities and the recovery of durable entities use it. It holds no outcome: each caller
+checks the result of the work itself, and decides whether to try again. It must not call the work,
+so that a handler's stack shows no frame of this module.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 
 
 class SingleFlight:
-    """The first one who joins does the work and lands; those who join meanwhile wait for that."""
+    """The first caller of `join` does the work and calls `land`; later callers wait for that."""
 
     __slots__ = ("_waiters",)
 
@@ -19,7 +19,7 @@ class SingleFlight:
         self._waiters: list[asyncio.Future[None]] | None = None
 
     def join(self) -> asyncio.Future[None] | None:
-        """What to await while another one is at work; None: the caller does it, and must `land`."""
+        """What to await while another caller works. None: this caller works, and must `land`."""
         if self._waiters is None:
             self._waiters = []
             return None
@@ -28,7 +28,7 @@ class SingleFlight:
         return waiter
 
     def land(self) -> None:
-        """The work is over, done, failed or cancelled: those who wait look for themselves."""
+        """The work is done, failed or cancelled: wake the callers that wait."""
         waiters, self._waiters = self._waiters or [], None
         for waiter in waiters:
             if not waiter.done():

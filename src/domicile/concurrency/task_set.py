@@ -1,7 +1,7 @@
 """Tasks that one object owns: it begins them at any time and ends them together.
 
-Anything above the core may use it. A set never swallows what a task raises: a task that fails
-outside `close` is reported by its loop, or by the task group that the set was given.
+Any module above the core may use it. A set never swallows what a task raises: the event loop, or
+the task group that the set was given, reports a task that fails outside `close`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class TaskSet(Generic[T]):
-    """The running tasks of one owner, in the order in which they began. A task that ends leaves.
+    """The running tasks of one owner, in the order in which they began. Ended tasks are removed.
 
     `name` is the name of all its tasks. Without a `group` they are tasks of the running loop.
     """
@@ -40,12 +40,12 @@ class TaskSet(Generic[T]):
         return task
 
     def cancel(self) -> None:
-        """Ask all of them to end, and wait for none."""
+        """Cancel all tasks, and wait for none."""
         for task in tuple(self._tasks):
             task.cancel()
 
     async def close(self) -> None:
-        """Cancel all of them and wait until they have ended."""
+        """Cancel all tasks and wait until they have ended."""
         tasks = tuple(self._tasks)
         self.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

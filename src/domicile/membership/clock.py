@@ -1,7 +1,7 @@
-"""The machine's own clock, for leases: it runs on while the machine is suspended (A2).
+"""The machine's own clock, for leases: it also counts time while the machine is suspended (A2).
 
-Nodes and clients outside the simulator use it. It must never be `loop.time()`, which stands
-still during suspension on Linux and would let a stale owner believe in its lease.
+Nodes and clients outside the simulator use it. It must never be `loop.time()`: on Linux that clock
+stops during suspension, and a stale owner would take its lease for valid.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _elapsed() -> Callable[[], float]:
         # Windows runs clients only; none of them is ever home to a shard.
         return time.monotonic
     else:
-        # On macOS this one counts sleep, unlike `time.monotonic`.
+        # On macOS this clock counts sleep, unlike `time.monotonic`.
         clock = time.CLOCK_MONOTONIC
     return partial(time.clock_gettime, clock)
 
@@ -32,7 +32,7 @@ class SystemClock:
     """Implements `domicile.ports.clock.Clock` on the running event loop."""
 
     def __init__(self, elapsed: Callable[[], float] | None = None) -> None:
-        # Asked before every message, so without a detour.
+        # Called before every message, so it is the C function itself, without a wrapper.
         self.now = _elapsed() if elapsed is None else elapsed
         """Seconds since boot, suspended time included."""
 
@@ -46,7 +46,7 @@ class SystemClock:
 
 
 class _Timer:
-    """A loop timer that checks the clock it was set by, and waits again if it is early."""
+    """A loop timer that checks its own clock when it fires, and waits again if it is early."""
 
     __slots__ = ("_callback", "_clock", "_handle", "_loop", "_when")
 
@@ -58,7 +58,7 @@ class _Timer:
         self._handle = self._arm()
 
     def cancel(self) -> None:
-        """Make it not happen."""
+        """Prevent the callback."""
         self._handle.cancel()
 
     def _arm(self) -> asyncio.TimerHandle:

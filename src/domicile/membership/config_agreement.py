@@ -1,7 +1,7 @@
 """The `config` that all members of a cluster agree on.
 
-Only `domicile.membership.member` calls it. It must never write `config` unconditionally: two
-members that join at once with different roles both end up in it.
+Only `domicile.membership.member` calls it. It must never write `config` unconditionally: if two
+members with different roles join at the same time, `config` must have both roles.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ NO_TYPES: Mapping[str, TypeRecord] = {}
 
 
 def check_protocols(members: ClusterView, own: tuple[int, int]) -> None:
-    """`ConfigError` if a registered node speaks no wire protocol that this process does (DX-19).
+    """`ConfigError` if a registered node and this process share no wire protocol (DX-19).
 
-    Links refuse each other as well; here it is known before anybody counts on this process.
+    Links would refuse each other too; this check comes before this process registers.
     """
     for node in members.nodes.values():
         if not common_protocol(own, node.protocols):
@@ -49,10 +49,11 @@ async def agree_on_config(
     *,
     hosts: bool = True,
 ) -> None:
-    """See to it that `config` holds these roles and types; `ConfigError` if it says otherwise.
+    """Make `config` hold these roles and types; `ConfigError` if it contradicts them.
 
-    `tokens` are fingerprints of what this process has; only one that `hosts` may change them.
-    Starts from what was listed. `StoreUnavailable` only once the incarnation is over.
+    `tokens` are fingerprints of this process's tokens; only a process that `hosts` may change those
+    in `config`. Starts from the last listing. `StoreUnavailable` only after the incarnation is
+    over.
     """
     config, revision = members.config, members.config_revision
     failures = 0

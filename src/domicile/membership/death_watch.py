@@ -1,7 +1,7 @@
 """Looks for incarnations that are proved dead and removes their records (C5, C9, L6).
 
-Run by every node that has a health port. It must never act on anything but `DEAD`: silence,
-errors and missing proof are no proof. A health port that raises stops nothing here.
+Every node that has a health port runs it. It must act only on the verdict `DEAD`: silence, errors
+and missing proof do not prove a death. A health port that raises does not stop the watch.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from domicile.settings import Settings
 log = logging.getLogger("domicile")
 
 EVIDENCE_S = 86_400.0
-"""How long evidence is kept where its finder has no lease to attach it to."""
+"""Seconds for which evidence is kept if its finder has no lease to attach it to."""
 
 
 def check_fencing(settings: Settings, health: Health | None) -> None:
-    """Raise `ConfigError` if a node with these settings needs proof of deaths and has none (C9)."""
+    """Raise `ConfigError` if a node with these settings needs a health port and has none (C9)."""
     if settings.fencing == "health" and health is None:
         raise ConfigError(
             "fencing='health' frees a node's shards only on proof that its process can never run "
@@ -40,7 +40,7 @@ def check_fencing(settings: Settings, health: Health | None) -> None:
 
 
 def let_go(health: Health, incarnation: Incarnation, *, gone: bool) -> None:
-    """Tell a health port that an incarnation has stopped; what it raises stops nothing."""
+    """Tell a health port that an incarnation has stopped; errors of the port are only logged."""
     try:
         health.let_go(incarnation, gone=gone)
     except Exception:
@@ -48,7 +48,7 @@ def let_go(health: Health, incarnation: Incarnation, *, gone: bool) -> None:
 
 
 class DeathWatch:
-    """One node's look-out for dead peers."""
+    """One node's search for dead incarnations."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class DeathWatch:
         self._woken = asyncio.Event()
 
     def look_soon(self) -> None:
-        """There is a sign of a death: look at everybody."""
+        """There is a sign of a death: start a full probe round."""
         self._lookout.alarm()
         self._woken.set()
 
@@ -87,12 +87,13 @@ class DeathWatch:
             self._look_at(incarnation, PARTED_S)
 
     def suspect(self, incarnation: Incarnation) -> None:
-        """Somebody gets no answer from it (SM-08): if it is dead, remove its record at once."""
+        """A member gets no answer from this incarnation (SM-08): if it is dead, remove its record
+        at once."""
         if self._known(incarnation) and self._verdict(incarnation) is Verdict.DEAD:
             self.look_soon()
 
     async def run(self) -> None:
-        """Until cancelled, or this incarnation may act no more."""
+        """Probe until cancelled, or until this incarnation may no longer act."""
         while self._guard():
             for incarnation in self._due():
                 if self._verdict(incarnation) is Verdict.DEAD:
@@ -100,7 +101,7 @@ class DeathWatch:
             await self._rest()
 
     def _look_at(self, client: Incarnation, after_s: tuple[float, ...]) -> None:
-        """Later, and only if it has not left by then: most do, and that must cost nothing (I8)."""
+        """Probe a client later, if it has not left by then: most have, at no cost here (I8)."""
         at = self._clock.now() + after_s[0]
         self._clock.call_at(at, lambda: self._look_now(client, after_s[1:]))
 
@@ -156,11 +157,11 @@ class DeathWatch:
         try:
             outcome = await self._calls.bounded(self._remove(dead, evidence))
         except StoreError:
-            return  # the next look tries again
+            return  # the next round tries again
         if isinstance(outcome, Committed):
             self._buried[dead] = None
             if record is None:
-                # Nobody needs the proof any more; that of a node serves a store put back, too (S5).
+                # A client's proof is not needed any more. A node's is: the store may go back (S5).
                 let_go(self._health, dead, gone=True)
             self._meter.count("node.dead")
             if record is None:

@@ -1,17 +1,16 @@
 """One incarnation's right to act: its lease and its own record, and what ends it (L1, L3, L5).
 
-Base of `domicile.membership.member.Member`, which feeds it what the store says of both. A node may
-be renewed by a thread beside its event loop (`membership.thread_renewer`), so that a blocked loop
-keeps its shards for a while (DX-10). Then two threads change the lease and the own record, both
-only under `_lock`: without it a renewal that was looked at before a fence could be counted after
-it, and bring a dead incarnation back (L5). What belongs to the loop must never be called in the
-other thread.
+It is the base of `domicile.membership.member.Member`, which feeds it what the store says about
+both. The thread renewer (`membership.thread_renewer`) may renew for a node, so that a node with a
+blocked loop keeps its shards for a limited time (DX-10). Then two threads change the lease and the
+own record, both only under `_lock`. Without the lock, a renewal that was checked before a fence
+could count after the fence, and a fenced incarnation would act again (L5). The other thread must
+never call what belongs to the loop.
 
-Reading takes no lock, for guards are on every message's path. `Lease.valid` reads the state, then
-the deadline, each of them whole (they are single references). Whatever falls between the two reads,
-an extension or a fence, the answer is that of the moment just before or after it, and a guard can
-never know more than that. So a fence from the other thread is seen by the very next guard, also if
-the loop was blocked meanwhile.
+Reading takes no lock, because every message passes a guard. `Lease.valid` reads the state, then the
+deadline; each read is atomic (a single reference). If an extension or a fence happens between the
+two reads, the answer is that of the moment just before or just after it; no guard can know more. So
+the next guard sees a fence from the other thread, even if the loop was blocked meanwhile.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ from domicile.settings import Settings
 
 
 class MemberEvents(Protocol):
-    """What the owner of a member hears. Called on its event loop, except `on_renewed`; must not
-    block.
+    """The callbacks of a member's owner. The member calls them on its event loop, except
+    `on_renewed`. They must not block.
 
-    Of each listing or change the facts come first, then the raw form. Nothing but the end of
-    the current call follows `on_fenced`.
+    For each listing or change the facts come first, then the raw form. After `on_fenced` no other
+    callback follows.
     """
 
     def on_fact(self, fact: ViewChange) -> None:
-        """Something in the cluster is new."""
+        """Something in the cluster changed."""
         ...
 
     def on_listing(self, listing: Listing) -> None:
@@ -59,16 +58,16 @@ class MemberEvents(Protocol):
         ...
 
     def on_renewed(self) -> None:
-        """The lease now runs until `Member.lease.valid_until`. Perhaps called in another thread."""
+        """The lease is valid until `Member.lease.valid_until`. May be called in another thread."""
         ...
 
     def on_fenced(self, reason: str) -> None:
-        """This incarnation is over: stop everything, then `revoke` (L4, L5). Called once."""
+        """This incarnation is over: stop everything, then call `revoke` (L4, L5). Called once."""
         ...
 
 
 class LeaseHolder(Generic[R]):
-    """What guards compare and renewals move on. `R` is the type of the own record."""
+    """What guards compare and renewals extend. `R` is the type of the own record."""
 
     def __init__(
         self,
@@ -91,7 +90,7 @@ class LeaseHolder(Generic[R]):
         self.lease_id = kind.lease_id(self.incarnation)
         self.lease = Lease(settings.margin_s, settings.stop_budget_s)
         self.rewound = False
-        """Whether it was fenced because the store lost commits (S5)."""
+        """Whether this incarnation was fenced because the store lost commits (S5)."""
         self._endless = settings.fencing == "health"
         self._over = asyncio.Event()
         self._calls = MemberStoreCalls(store, settings.op_timeout_s, random, self._over)
@@ -103,31 +102,31 @@ class LeaseHolder(Generic[R]):
 
     @property
     def record(self) -> R:
-        """The own record as last stored; a node's names the granted ttl (C5)."""
+        """The own record as last stored; a node's record names the granted ttl (C5)."""
         return self._record
 
     def guard(self) -> bool:
-        """Whether this incarnation may act now; the first time it may not, it is fenced (L3)."""
+        """Whether this incarnation may act now. The first time it may not, fence it (L3)."""
         now = self._clock.now()
         if self.lease.valid(now):
             return True
         with self._lock:
             state = self.lease.check(now)
         if state is LeaseState.HELD:
-            # An acknowledgement came between the two looks; late as it is, it counts (L1).
+            # An acknowledgement came between the two reads: it is late, but it counts (L1).
             return True
         self._meter.count("guard.refused")
         self._notice()
         return False
 
     def fence(self, reason: str) -> None:
-        """End this incarnation now (L5). Does nothing if it is fenced or has left already."""
+        """End this incarnation now (L5). Does nothing if it is already fenced or has left."""
         with self._lock:
             self.lease.refused(self._clock.now(), reason)
         self._notice()
 
     def _notice(self) -> None:
-        """Tell of a fence, if there is one: on the loop, whose guards see it before that."""
+        """If fenced, notify the owner on its event loop. Guards already refuse before that."""
         if self.lease.state is LeaseState.FENCED:
             self._on_loop(self._fenced)
 
@@ -135,7 +134,7 @@ class LeaseHolder(Generic[R]):
         if threading.get_ident() == self._home or self._loop is None:
             callback()
             return
-        with suppress(RuntimeError):  # the loop is closed, and nobody there to be told
+        with suppress(RuntimeError):  # the loop is closed, so there is no owner to notify
             self._loop.call_soon_threadsafe(callback)
 
     def _fenced(self) -> None:
@@ -164,12 +163,12 @@ class LeaseHolder(Generic[R]):
         self._events.on_renewed()
 
     def _watch_deadline(self) -> None:
-        # A timer alone is late after a pause; it only serves a process that is idle (L3).
+        # After a pause a timer alone is late; the timer only serves an idle process (L3).
         self._deadline = None
         if self.guard() and self.lease.valid_until < FOREVER_S:
             self._deadline = self._clock.call_at(self.lease.valid_until, self._watch_deadline)
 
-    # Also called by the thread that renews beside the loop
+    # Also called by the thread renewer
 
     def own(self) -> tuple[R, int]:
         """The own record as last stored, and its revision."""
@@ -177,7 +176,7 @@ class LeaseHolder(Generic[R]):
             return self._record, self._own_revision
 
     def kept(self, sent_at: float, kept: Kept, floor: int) -> Renewal:
-        """A renewal was answered. Refused, and fenced: the lease or the own record is gone (L1)."""
+        """A renewal was answered. If the lease or the own record is gone: fence, `REFUSED` (L1)."""
         if kept.ttl_s is None:
             self.fence("the store refused the renewal: the lease is gone")
             return Renewal.REFUSED
@@ -198,11 +197,11 @@ class LeaseHolder(Generic[R]):
                 return
             self._record, self._own_revision = record, revision
         if threading.get_ident() == self._home:
-            # Only here: the loop may still have a listing to look at that was read before (S5).
+            # Only on the loop: it may still have to check a listing that was read before (S5).
             self._calls.newest = max(self._calls.newest, revision)
 
     def lapsed(self) -> None:
-        """The deadline has passed: fenced, if nobody has noticed that yet (L4)."""
+        """The deadline has passed: fence, if no guard has noticed that yet (L4)."""
         with self._lock:
             self.lease.check(self._clock.now())
         self._notice()
@@ -213,13 +212,13 @@ class LeaseHolder(Generic[R]):
         self.fence(f"store rewound: {error}")
 
     def tally(self, name: str) -> None:
-        """Count something, on the loop: meters need not be of use to other threads."""
+        """Count something, on the loop: a meter need not be thread-safe."""
         self._on_loop(lambda: self._meter.count(name))
 
     def _check_own(self, item: Item | None, floor: int) -> bool:
-        """Take the own record as just read; False, and fenced, if it no longer stands (L1).
+        """Take the own record as just read; if it is gone or evicted, fence and return False (L1).
 
-        `floor` is the revision at which it was known to stand before the read was asked for.
+        `floor` is the revision at which the record was known before the read was requested.
         """
         record = self._own(item)
         if item is None or record is None:
@@ -247,8 +246,8 @@ class LeaseHolder(Generic[R]):
         return record
 
     def _count_ttl(self, ttl_s: float) -> float:
-        # A leader waits for the ttl in the record before it removes an evicted node (C5), so a
-        # store that extends a lease beyond that (S2) must not lengthen the validity here.
+        # A leader waits for the ttl in the record before it removes an evicted node (C5). A store
+        # may extend a lease beyond that (S2); the validity here must not become longer.
         if self._endless:
             return FOREVER_S
         return min(ttl_s, self.kind.longest_ttl_s(self._record))

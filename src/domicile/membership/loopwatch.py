@@ -1,11 +1,12 @@
-"""A thread that watches one event loop: whether it turns, and what holds it up.
+"""A thread that watches one event loop: whether it turns, and which handler blocks it.
 
-Made by a node's life, for real time only: never in the simulator. It asks the loop to call back,
-rarely while nothing runs, and reads what runs without a lock. From `turned_at` the renewal beside
-the loop (`membership.thread_renewer`) learns that a loop is blocked; a handler that holds it for
-longer than `slow_s` is named in the log. It must never change anything, nor wait for the loop.
+A node's incarnation makes it, for real time only: never in the simulator. The thread asks the loop
+to call back, rarely while nothing runs, and reads without a lock which handler runs. The thread
+renewer (`membership.thread_renewer`) learns from `turned_at` that a loop is blocked. The log names
+a handler that blocks the loop for longer than `slow_s`. The thread must never change anything, nor
+wait for the loop.
 
-It needs the GIL like any thread: a C function that keeps that to itself for long holds it up, too.
+It needs the GIL like any thread: a C function that keeps the GIL for long delays this thread too.
 """
 
 from __future__ import annotations
@@ -30,20 +31,21 @@ from domicile.settings import Settings
 log = logging.getLogger("domicile")
 
 KEPT = 16
-"""How many reports are kept for people to look at."""
+"""Reports that are kept for people to read."""
 
 QUIET_S = 10.0
-"""How long nothing more is said about a handler that was reported."""
+"""Seconds between two reports about the same handler."""
 
 SAY_S = 1.0
-"""After which time a report does not wait for the end any more."""
+"""Seconds after which a report is made although the loop is still blocked."""
 
 IDLE = 2
-"""How many times `slow_s` lie between two looks while nothing runs: each costs a wake-up. What
-holds the loop for one `slow_s` more than that is always seen, what is shorter not every time."""
+"""Seconds between two looks while nothing runs: `IDLE * slow_s`; each look costs a wake-up. A block
+longer than `(IDLE + 1) * slow_s` is always seen, a shorter one not every time."""
 
 LATE = 4
-"""How many times too late a look is if this thread did not run itself."""
+"""A look is late if it comes more than `LATE * slow_s` after the last one: then this thread itself
+did not run."""
 
 STOP_S = 1.0
 
@@ -54,7 +56,7 @@ _OURS = (
 
 
 class RunningHandler(NamedTuple):
-    """What runs: a handler of an entity."""
+    """A handler of an entity that runs now."""
 
     type: str
     id: str
@@ -62,30 +64,30 @@ class RunningHandler(NamedTuple):
 
 
 NO_HANDLER = RunningHandler("", "", "")
-"""Something that is no handler of this node: a hook, a task of the program around it."""
+"""Something that is not a handler of this node: a hook, or a task of the application."""
 
 UNNAMED = RunningHandler("?", "?", "?")
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The loop was held up, or is still."""
+    """The loop was blocked, or still is."""
 
     at: datetime
     handler: RunningHandler
     held_s: float
     where: str
-    """File, line and name of the function that the handler was in when it was looked at."""
+    """File, line and name of the function in which the handler was at that time."""
     over: bool
-    """Whether the loop turned again by then; otherwise it went on for longer than `held_s`."""
+    """Whether the loop turns again. If not, the block lasts longer than `held_s`."""
 
 
 class LoopWatch:
-    """The watch of the loop that it is started on. `running` is what runs now, or None.
+    """Watches the loop on which it is started. `running` returns what runs now, or None.
 
-    `stuck` hears of what has held the loop for `stuck_s`: what it is, since when, and the loop's
-    thread (DX-09). All functions are called in the thread, while the loop goes on; they must only
-    read.
+    `stuck` is called for what has blocked the loop for `stuck_s`: its arguments are the running
+    object, the start time and the loop's thread (DX-09). The watching thread calls all functions
+    while the loop runs; they must only read.
     """
 
     def __init__(
@@ -107,9 +109,9 @@ class LoopWatch:
         self._slow_s = settings.slow_s
         self._beat_s = beat_s(settings.evict_after_s, settings.stall_limit_s)
         self.reports: deque[Held] = deque(maxlen=KEPT)
-        """The newest reports, the newest last."""
+        """The latest reports, the newest last."""
         self.lag_s = 0.0
-        """How long the loop took to call back when it was last asked."""
+        """Seconds the loop took for its last callback."""
         self._turned_at = clock.now()
         self._asked_at: float | None = None
         """Set by the thread when it asks the loop to call back, cleared by the loop."""
@@ -122,13 +124,13 @@ class LoopWatch:
         self._failed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._home = 0
-        # A lock that is let go of at the end: to wait for it costs half of what an event does.
+        # A lock that `stop` releases: waiting for it costs half as much as for an event.
         self._over = threading.Lock()
         self._over.acquire()
         self._thread = threading.Thread(target=self._run, name="domicile-loop-watch", daemon=True)
 
     def turned_at(self) -> float:
-        """When the loop last showed that it turns. While it does, that is not long ago."""
+        """When the loop last showed that it turns; recent while the loop is healthy."""
         return self._turned_at
 
     def start(self) -> None:
@@ -138,7 +140,7 @@ class LoopWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no more; the thread is gone when this returns."""
+        """End the thread; it has ended when this returns."""
         if self._over.locked():
             self._over.release()
         if self._thread.is_alive():
@@ -151,8 +153,8 @@ class LoopWatch:
             except Exception:
                 if self._loop is None or self._loop.is_closed():
                     return
-                # Once: it may fail at each look. If none shows that the loop turns, the loop counts
-                # as blocked, and the lease runs out: better than never.
+                # Log once: every look may fail. If no look shows that the loop turns, the loop
+                # counts as blocked and the lease expires; otherwise it might never expire.
                 if not self._failed:
                     log.exception("a look at the event loop failed", extra=self._tags)
                 self._failed = True
@@ -164,7 +166,7 @@ class LoopWatch:
 
     def _look(self) -> None:
         now, asked_at, running = self._clock.now(), self._asked_at, self._running()
-        # If this thread was late by itself, the whole process was stopped or starved.
+        # If this thread itself is late, the whole process was stopped or had no CPU.
         late = now - self._looked_at > LATE * self._slow_s
         self._looked_at = now
         if asked_at is None:
@@ -175,14 +177,14 @@ class LoopWatch:
                 self._asked_at = now
                 self._post(self._turned)
         elif late or running is not self._suspect:
-            # In one turn of a busy loop many handlers run, and none of them holds it alone.
+            # In one turn of a busy loop many handlers run, and none of them blocks it alone.
             self._released(now)
             self._suspect, self._since = running, now
         elif now - self._since >= self._slow_s:
             self._hold(now, asked_at)
 
     def _turned(self) -> None:
-        """On the loop: it turns."""
+        """Called on the loop: it turns."""
         now, asked_at = self._clock.now(), self._asked_at
         self.lag_s = 0.0 if asked_at is None else now - asked_at
         self._turned_at = now
@@ -194,7 +196,7 @@ class LoopWatch:
             handler = self._name(suspect)
             where = where_in(sys._current_frames().get(self._home))  # pyright: ignore[reportPrivateUsage]
             if self._asked_at != asked_at or self._running() is not suspect:
-                return  # it went on meanwhile, and the stack may be of something else
+                return  # the loop turned meanwhile, so the stack may belong to other code
             held_s = now - self._since
             self._caught = Held(self._clock.wall(), handler, held_s, where, over=False)
             self._post(self._count)
@@ -211,7 +213,7 @@ class LoopWatch:
         try:
             stuck(suspect, self._since, self._home)
         except Exception:
-            # As with a name: the lease hangs on this thread.
+            # As in `_name`: an error here must not end this thread, on which the lease depends.
             log.exception("what holds the event loop can't be told", extra=self._tags)
 
     def _name(self, suspect: object | None) -> RunningHandler:
@@ -220,12 +222,13 @@ class LoopWatch:
         try:
             return self._describe(suspect)
         except Exception:
-            # It is read while the loop goes on. A name is not worth the lease that hangs on this.
+            # The loop runs while this reads, so it may fail. The lease depends on this thread, so
+            # the error must not end it.
             log.debug("what holds the event loop can't be named", exc_info=True)
             return UNNAMED
 
     def _released(self, at: float) -> None:
-        """What was caught holds the loop no more."""
+        """The handler that was found no longer blocks the loop."""
         caught, said = self._caught, self._said
         self._caught, self._said, self._told_stuck = None, False, False
         if caught is None:
@@ -270,9 +273,9 @@ def _text(held: Held) -> str:
 
 
 def where_in(frame: FrameType | None) -> str:
-    """The place in the user's code that a stack is in: the function that the library called.
+    """The place in the user's code of a stack: the function that the library called.
 
-    What that one called in turn, a driver or the standard library, says less.
+    The functions that it called in turn (a driver, the standard library) say less.
     """
     if frame is None:
         return "?"

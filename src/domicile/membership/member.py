@@ -1,15 +1,15 @@
-"""One incarnation's standing in the cluster: registration, renewal, and its view of the store.
+"""One incarnation as a member of the cluster: registration, renewal, and its view of the store.
 
-A node or client owns one `Member` per incarnation, runs its `run()` as a task, and compares
-`guard()` before every turn, resumption and flush (L3). It must never renew, register or act
-again once fenced: a fence ends the incarnation (L5). What it sees in the store goes to the
-owner's `MemberEvents`, in the store's order, from within the watch.
+A node or client owns one `Member` per incarnation, runs its `run()` as a task, and asks `guard()`
+before every turn, resumption and flush (L3). After a fence a member must never renew, register or
+act again: a fence ends the incarnation (L5). What it sees in the store goes to the owner's
+`MemberEvents`, in the store's order, from within the watch.
 
-Under `fencing = "health"` it has no deadline and works on while the store is away: it is over
-only once it reads that its record is gone or evicted (C9, I7).
+Under `fencing = "health"` it has no deadline and continues during a store outage. It ends only when
+it reads that its record is gone or evicted (C9, I7).
 
-A node on a store that can be asked from any thread is renewed beside the loop, so that a blocked
-loop keeps its shards for a while (DX-10).
+If the store can be called from any thread, the thread renewer renews for a node, so that a node
+with a blocked loop keeps its shards for a limited time (DX-10).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from domicile.settings import Settings
 class Member(LeaseHolder[R]):
     """One incarnation of a node, a client or another holder of a record under a lease.
 
-    `join`, then `run` until fenced or left. `kind` says what is special about the record.
+    `join`, then `run` until fenced or left. `kind` says what differs between kinds of records.
 
     `turned_at` says when the event loop last turned; without it the loop itself renews.
     """
@@ -82,9 +82,9 @@ class Member(LeaseHolder[R]):
         self._sent_at = 0.0
         self._may_stand = False
         self._unsure = False
-        """Whether a write of the own record may still arrive, however late (S1)."""
+        """Whether a write of the own record may still reach the store later (S1)."""
         self.asked = False
-        """Whether the store was ever asked for a lease, so that it may have one."""
+        """Whether this member ever asked the store for a lease, so that the store may have one."""
         self._registration: Registration = (
             Unleased(self._calls)
             if kind.hosts and self._endless
@@ -93,21 +93,21 @@ class Member(LeaseHolder[R]):
 
     @property
     def map(self) -> ShardMap:
-        """Who is home to which shard, as far as known here."""
+        """The newest entry of each shard that this process knows."""
         return self.members.map
 
     @property
     def revision(self) -> int:
-        """The store revision up to which everything was seen."""
+        """The store revision up to which this member has seen all changes."""
         return self.members.revision
 
     # Joining and leaving
 
     async def join(self, listen: Callable[[], Awaitable[str]] | None = None) -> bool:
-        """Read the store, agree on `config`, register. Waits out outages of the store.
+        """Read the store, agree on `config`, register. Waits while the store is unavailable.
 
-        `listen` opens a node's port before it registers, and gives its address (SM-02).
-        False if the incarnation was fenced before it stood: begin again with a new one.
+        `listen` opens a node's port before it registers, and returns its address (SM-02). False if
+        the incarnation was fenced before it was registered: begin again with a new incarnation.
         Raises `ConfigError` if this process does not fit the cluster.
         """
         try:
@@ -127,8 +127,8 @@ class Member(LeaseHolder[R]):
             if not self._over.is_set():
                 self._watch_deadline()
             if failures:
-                # The store may have gone back meanwhile, and another caller in this process be
-                # the one that was told.
+                # The store may have lost commits meanwhile, and another caller in this process may
+                # have got that error.
                 await self._relist()
         except StoreRewound as error:
             self.went_back(error)
@@ -138,15 +138,15 @@ class Member(LeaseHolder[R]):
         return not self._over.is_set()
 
     async def _register(self) -> bool:
-        """One try; True once the record stands and the lease is held."""
+        """One try; True if the record is stored and the lease is held."""
         sent_at = self._clock.now()
         try:
             if not self._may_stand:
                 self.asked = True
                 ttl_s = await self._registration.take()
             else:
-                # The record may have stood and expired; peers then count this incarnation as
-                # gone for good, so it must not stand up again (A5).
+                # The record may have been stored and have expired. Peers then take this
+                # incarnation as ended, so it must not register again (A5).
                 renewed = await self._registration.keep()
                 if renewed is None:
                     self.fence("the lease ran out before registration was confirmed")
@@ -179,7 +179,7 @@ class Member(LeaseHolder[R]):
     async def rewrite(self, change: Callable[[R], R]) -> bool:
         """Change the own record under the same lease; `change` may be applied several times.
 
-        False if fenced meanwhile, or if the store took longer than a drain may (I6).
+        False if fenced meanwhile, or if the store took longer than `drain_deadline_s` (I6).
         """
         assert self._own_revision, "join first"
         try:
@@ -213,9 +213,9 @@ class Member(LeaseHolder[R]):
         return False
 
     async def leave(self) -> bool:
-        """Give the lease back, once everything has stopped (H14); as `revoke` otherwise."""
+        """Give the lease back, after everything has stopped (H14). If fenced, only `revoke`."""
         if self.lease.state in (LeaseState.UNREGISTERED, LeaseState.HELD):
-            # The guard closes before the store can free the shards.
+            # The guard must refuse before the store can free the shards.
             with self._lock:
                 self.lease.left(self._clock.now())
             self._finish()
@@ -223,10 +223,10 @@ class Member(LeaseHolder[R]):
         return await self.revoke()
 
     async def revoke(self) -> bool:
-        """Have the own record gone, after a fence and after everything stopped (L5).
+        """Remove the own record, after a fence and after everything stopped (L5).
 
-        False if the store did not answer in a few tries. A lease then runs out by itself; without
-        one others must learn that this incarnation is dead (`Health.let_go`).
+        False if the store did not answer in a few tries. A lease then expires; without a lease,
+        others must learn that this incarnation is dead (`Health.let_go`).
         """
         assert self.lease.state is not LeaseState.HELD, "revoking before the stop makes two homes"
         with self._lock:
@@ -256,12 +256,12 @@ class Member(LeaseHolder[R]):
                 for task in tasks:
                     task.cancel()
         finally:
-            # Also when cancelled at any point: no thread outlives its member.
+            # Also after a cancellation: no thread may outlive its member.
             if beside is not None:
                 beside.stop()
 
     def _beside(self) -> ThreadRenewer[R] | None:
-        """The thread that renews, if there can be one."""
+        """The thread renewer, if this member can have one."""
         store, turned_at = self._store, self._turned_at
         lease = self._registration.lease
         if lease is None or turned_at is None or not isinstance(store, OffersThreads):
@@ -275,7 +275,7 @@ class Member(LeaseHolder[R]):
         )  # fmt: skip
 
     async def _keep_giving_way(self, beside: ThreadRenewer[R]) -> None:
-        """See that a loop that is never idle does not keep the thread from renewing."""
+        """Make sure that a loop which is never idle does not keep the thread from renewing."""
         while not self._over.is_set():
             again_at = beside.give_way()
             await asyncio.sleep(again_at - self._clock.now())
@@ -309,7 +309,7 @@ class Member(LeaseHolder[R]):
         return self.kept(sent_at, kept, floor)
 
     async def _keep(self) -> Kept:
-        """Renew, then read the own record: only one that stands counts (L1)."""
+        """Renew, then read the own record: a renewal counts only if the record exists (L1)."""
         ttl_s = await self._registration.keep()
         return Kept(ttl_s, None if ttl_s is None else await self._store.get(self._key))
 
@@ -394,7 +394,7 @@ class Member(LeaseHolder[R]):
 
 
 async def _close(watch: AsyncIterator[Changes]) -> None:
-    # The port asks for no more than an iterator; one that holds a connection may offer this.
+    # The port asks only for an iterator; an iterator that holds a connection may offer this.
     close: Callable[[], Awaitable[None]] | None = getattr(watch, "aclose", None)
     if close is not None:
         await close()

@@ -1,8 +1,8 @@
-"""What a member must know of its own record, for each kind of record that stands under a lease.
+"""What a member must know about its own record, for each kind of record under a lease.
 
-A `Member` is given one kind and asks it everything that differs between records. Nodes and clients
-have theirs here; another holder of a lease brings its own. A kind must never talk to the store,
-read a clock or keep anything: threads beside the loop call it, too.
+A `Member` gets one kind and asks it about everything that differs between records. The kinds of
+nodes and clients are here; another holder of a lease brings its own. A kind must never call the
+store, read a clock or keep state: the thread renewer calls it too.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ ProcessRecord = NodeRecord | ClientRecord
 
 
 class RecordKind(ABC, Generic[R]):
-    """One kind of record. What is not abstract suits a holder that is home to nothing."""
+    """One kind of record. The defaults fit a holder that has no shards."""
 
     hosts = False
-    """Whether the holder may be home to shards. Its record then needs no lease where only proof
-    of death frees shards (C9), and the holder may change the cluster's tokens (DX-07)."""
+    """Whether the holder may be home to shards. Its record then needs no lease if only proof of
+    death frees shards (C9), and the holder may change the cluster's tokens (DX-07)."""
 
     @abstractmethod
     def incarnation(self, record: R) -> Incarnation:
-        """Whose record it is."""
+        """The incarnation that holds the record."""
 
     @abstractmethod
     def key(self, incarnation: Incarnation) -> bytes:
-        """Where the record lives."""
+        """The key of the record."""
 
     @abstractmethod
     def lease_id(self, incarnation: Incarnation) -> str:
@@ -50,30 +50,30 @@ class RecordKind(ABC, Generic[R]):
 
     @abstractmethod
     def decode(self, value: bytes) -> R:
-        """A record from its stored form; raises `msgspec.MsgspecError` if there is none in it."""
+        """A record from its stored form; raises `msgspec.MsgspecError` if it cannot be read."""
 
     def check(self, record: R, members: ClusterView) -> None:
         """Raise `ConfigError` if the holder does not fit into the cluster."""
         return
 
     def listening(self, record: R, address: str) -> R:
-        """The record of a holder that can be reached at an address."""
+        """The record with the address at which its holder can be reached."""
         return record
 
     def granted(self, record: R, ttl_s: float) -> R:
-        """The record as it is stored first: it may name the ttl that others count on (C5)."""
+        """The record as it is first stored: it may name the ttl that a leader waits for (C5)."""
         return record
 
     def longest_ttl_s(self, record: R) -> float:
-        """The longest ttl that the holder may count on, whatever the store grants later (C5)."""
+        """The longest ttl that the holder may count with, whatever the store grants later (C5)."""
         return inf
 
     def evicted(self, record: R) -> str:
-        """Why the holder must end, though its record is still there; empty if it need not (L1)."""
+        """Why the holder must end although its record exists; empty if it need not end (L1)."""
         return ""
 
     def stalled(self, record: R, stalled: bool) -> R:
-        """The record of a holder that says whether its event loop is blocked (DX-10)."""
+        """The record with the report whether the holder's event loop is blocked (DX-10)."""
         return record
 
 
@@ -103,7 +103,7 @@ class NodeKind(RecordKind[NodeRecord]):
         return decode_record(value, NodeRecord)
 
     def check(self, record: NodeRecord, members: ClusterView) -> None:
-        """SM-28: nobody takes the node id of a running node to serve other roles."""
+        """SM-28: a process must not use the node id of a running node that serves other roles."""
         other = members.clash(record)
         if other is not None:
             raise ConfigError(
@@ -121,7 +121,7 @@ class NodeKind(RecordKind[NodeRecord]):
         return msgspec.structs.replace(record, ttl_s=ttl_s)
 
     def longest_ttl_s(self, record: NodeRecord) -> float:
-        """As `RecordKind.longest_ttl_s`: what the record names."""
+        """As `RecordKind.longest_ttl_s`: the ttl in the record."""
         return record.ttl_s
 
     def evicted(self, record: NodeRecord) -> str:
@@ -134,7 +134,7 @@ class NodeKind(RecordKind[NodeRecord]):
 
 
 class ClientKind(RecordKind[ClientRecord]):
-    """A client's record. A client is home to nothing, and a dead one must not stay in the store."""
+    """A client's record. A client has no shards, and a dead client's record must not stay."""
 
     def incarnation(self, record: ClientRecord) -> Incarnation:
         """As `RecordKind.incarnation`."""
@@ -160,7 +160,7 @@ class ClientKind(RecordKind[ClientRecord]):
 def kind_of(record: ProcessRecord) -> RecordKind[ProcessRecord]:
     """The kind of a node's or client's record."""
     kind = NodeKind() if isinstance(record, NodeRecord) else ClientKind()
-    # A member is given its kind together with its record, and never changes to the other one.
+    # A member gets its kind together with its record, and never changes to the other kind.
     return cast("RecordKind[ProcessRecord]", kind)
 
 

@@ -1,9 +1,9 @@
-"""How a member's record stands in the store: under a lease, or without one (C9).
+"""How a member's record is kept in the store: under a lease, or without one (C9).
 
-Only `domicile.membership.member` uses it. Under a lease the record goes when renewals stay away.
-Without one it stays until its holder removes it or somebody proves that the holder can never run
-again; so whoever stops must remove it, and must never claim to have done so while a write of the
-record may still arrive.
+Only `domicile.membership.member` uses it. A record under a lease disappears when renewals stop. A
+record without a lease stays until its holder removes it, or another node proves that the holder can
+never run again. So a holder that stops must remove its record. It must never report the record as
+removed while a write of the record may still reach the store.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ REMOVE_TRIES = 3
 
 
 class Registration(Protocol):
-    """The right by which a record stands. Calls are single tries unless they say otherwise."""
+    """What keeps a record in the store. Each call is a single try unless it says otherwise."""
 
     @property
     def lease(self) -> str | None:
-        """What the record is attached to."""
+        """The lease to which the record is attached."""
         ...
 
     async def take(self) -> float:
-        """Before the record is written: the ttl that the store gives."""
+        """Called before the record is written; returns the ttl that the store grants."""
         ...
 
     async def keep(self) -> float | None:
@@ -35,19 +35,19 @@ class Registration(Protocol):
         ...
 
     def recorded(self, ttl_s: float) -> float:
-        """The ttl that the record shall name (C5)."""
+        """The ttl to write into the record (C5)."""
         ...
 
     async def remove(self, key: bytes, revision: int, unsure: bool) -> bool:
-        """Have the record gone, in a few tries; True once it is and can't come back.
+        """Remove the record, in a few tries; True if it is gone and cannot come back.
 
-        `revision` is where it was last seen (0: never); `unsure`: a write of it may be under way.
+        `revision`: of the record when last seen (0: never). `unsure`: a write may be under way.
         """
         ...
 
 
 class Leased:
-    """A record that goes when its lease does."""
+    """A record that disappears with its lease."""
 
     def __init__(self, calls: MemberStoreCalls, lease: str, ttl_s: float) -> None:
         self._calls, self._ttl_s = calls, ttl_s
@@ -63,11 +63,11 @@ class Leased:
         return await self._calls.bounded(self._calls.store.renew(self._lease))
 
     def recorded(self, ttl_s: float) -> float:
-        """As `Registration.recorded`: what was granted."""
+        """As `Registration.recorded`: the granted ttl."""
         return ttl_s
 
     async def remove(self, key: bytes, revision: int, unsure: bool) -> bool:
-        """As `Registration.remove`: a write that comes later finds its lease gone."""
+        """As `Registration.remove`: a later write fails, because its lease is gone."""
         for attempt in range(1, REMOVE_TRIES + 1):
             try:
                 await self._calls.bounded(self._calls.store.revoke(self._lease))
@@ -82,7 +82,7 @@ class Leased:
 
 
 class Unleased:
-    """A record that stays until it is removed. To hold it costs nothing but looking at it (L1)."""
+    """A record that stays until it is removed. Its holder does not renew; it only reads it (L1)."""
 
     def __init__(self, calls: MemberStoreCalls) -> None:
         self._calls = calls
@@ -97,7 +97,7 @@ class Unleased:
         return FOREVER_S
 
     def recorded(self, ttl_s: float) -> float:
-        """As `Registration.recorded`: no leader's patience may outlast this node."""
+        """As `Registration.recorded`: so long that no leader removes the record by time alone."""
         return RECORD_FOREVER_S
 
     async def remove(self, key: bytes, revision: int, unsure: bool) -> bool:
@@ -110,7 +110,7 @@ class Unleased:
                     return not unsure
                 item = await self._calls.bounded(self._calls.store.get(key))
             except StoreRewound:
-                # The store that is there now may hold the record, too: look again.
+                # The store in its present state may hold the record too: read it again.
                 revision = 0
             except StoreUnavailable:
                 if attempt < REMOVE_TRIES:

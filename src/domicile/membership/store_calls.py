@@ -1,8 +1,8 @@
-"""Calls to the store that end in time: the one place that puts a deadline on them.
+"""Calls to the store that end in time: the only module that puts a deadline on them.
 
-`StoreCalls` is for everybody above the stores: members, leaders, and what an incarnation writes
-besides. `MemberStoreCalls` adds what a member needs to wait out an outage. Neither may ever
-report a write without an answer as done or as failed: its outcome is unknown (S1).
+`StoreCalls` is for all callers above the stores: members, leaders, and the store tasks of an
+incarnation. `MemberStoreCalls` adds what a member needs to wait until an outage ends. Neither may
+ever report a write without an answer as done or as failed: its outcome is unknown (S1).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from domicile.ports.store import Store
 BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 0.5
 TELLING_FAILURES = 5
-"""Failed reads in a row after which the log says why: once, not at each."""
+"""Failed reads in a row after which the log says why; it says so once."""
 
 log = logging.getLogger("domicile")
 
@@ -28,14 +28,14 @@ T = TypeVar("T")
 
 
 class StoreCalls:
-    """Store calls of one caller. Each takes at most `op_timeout_s`, and fails with `StoreError`."""
+    """Store calls of one caller. Each takes at most `op_timeout_s` and fails with `StoreError`."""
 
     def __init__(self, store: Store, op_timeout_s: float) -> None:
         self.store = store
         self._op_timeout_s = op_timeout_s
 
     async def bounded(self, call: Awaitable[T]) -> T:
-        """Await a call, or several in one; `StoreUnavailable` if that takes too long."""
+        """Await one call, or several as one awaitable; `StoreUnavailable` if it takes too long."""
         try:
             async with asyncio.timeout(self._op_timeout_s):
                 return await call
@@ -45,7 +45,7 @@ class StoreCalls:
             ) from error
 
     async def try_commit(self, conditions: Sequence[Condition], writes: Sequence[Write]) -> Outcome:
-        """One commit, `Unknown` in place of any error: the caller reads again (S1)."""
+        """One commit; `Unknown` instead of any error: the caller reads again (S1)."""
         try:
             return await self.bounded(self.store.commit(conditions, writes))
         except StoreError:
@@ -55,7 +55,7 @@ class StoreCalls:
 class MemberStoreCalls(StoreCalls):
     """Store calls of one incarnation, which repeats reads until it is over.
 
-    A store that lost commits (`StoreRewound`) is never waited out: it ends the incarnation (S5).
+    `StoreRewound` is never retried: a store that lost commits ends the incarnation (S5).
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class MemberStoreCalls(StoreCalls):
     ) -> None:
         super().__init__(store, op_timeout_s)
         self.newest = 0
-        """The highest revision that the store ever showed this incarnation (S5)."""
+        """The highest revision that this incarnation has seen from the store (S5)."""
         self._random = random
         self._over = over
 
     async def read(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Read until it works; `StoreUnavailable` only once the incarnation is over."""
+        """Read until it succeeds; `StoreUnavailable` only after the incarnation is over."""
         failures = 0
         while True:
             try:
@@ -82,7 +82,7 @@ class MemberStoreCalls(StoreCalls):
             await self.pause(failures)
 
     async def commit(self, condition: Condition, put: Put) -> Outcome:
-        """One conditional write. No answer is `Unknown`: the caller reads again (S1)."""
+        """One conditional write; `Unknown` if there is no answer: the caller reads again (S1)."""
         try:
             outcome = await self.bounded(self.store.commit([condition], [put]))
         except StoreUnavailable:
@@ -92,6 +92,6 @@ class MemberStoreCalls(StoreCalls):
         return outcome
 
     async def pause(self, failures: int) -> None:
-        """Wait a little before trying again, longer the more often it failed."""
+        """Wait before the next try; the wait grows with the number of failures."""
         most_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(failures, 8))
         await asyncio.sleep(self._random.uniform(BACKOFF_MIN_S, most_s))

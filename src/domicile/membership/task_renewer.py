@@ -1,7 +1,8 @@
 """Renews a lease from a task of the event loop: a member's or a leadership's (L1).
 
-The holder says what an answer means, and must refuse to renew once it is over. A node on a store
-that can be asked from any thread is renewed by `membership.thread_renewer` instead (DX-10).
+Members and leaderships run it as a task. The lease holder says what an answer means, and must
+refuse to renew after its end. For a node whose store can be called from any thread,
+`membership.thread_renewer` renews instead (DX-10).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ async def keep_renewing(
     stands: Callable[[], bool],
     renew: Callable[[float], Awaitable[Renewal]],
 ) -> None:
-    """Renew while the holder stands.
+    """Renew while `stands` is true.
 
-    `renew` asks the store once, given the time of the call. It extends the validity, or ends the
-    holder, before it returns.
+    `renew` asks the store once; its argument is the time of the call. Before it returns, it extends
+    the validity or ends the holder.
     """
     while stands():
         await asyncio.sleep(max(0.0, keeper.due - clock.now()))

@@ -1,14 +1,14 @@
-"""A thread that renews a node's lease beside the event loop (L1, DX-10).
+"""A thread that renews a node's lease even while the event loop is blocked (L1, DX-10).
 
-Made by `domicile.membership.member` alone, for stores that can be asked from any thread. Of the
-loop it knows one thing: when it last turned. Once that is longer ago than `stall_limit_s` it renews
-no more, and the lease runs out. It must never call what belongs to the loop: what it learns goes to
-the `LeaseHolder`, whose methods for it take a lock, and from there to the guards (L3).
+Only `domicile.membership.member` makes it, for stores that can be called from any thread. It knows
+only when the loop last turned. After `stall_limit_s` without a turn it stops renewing, and the
+lease expires. It must never call what belongs to the loop: it passes its results to the
+`LeaseHolder`, whose methods take a lock, and the guards read them there (L3).
 
-A busy loop can keep a thread from running. CPython hands its lock over when a thread has waited for
-it for 5 ms in one go; a loop that lets go of it for the instant of each system call, several times
-in that time, starts the wait anew each time and takes the lock back before the other one is awake.
-So the loop calls `give_way` whenever a renewal is late, and rests until it is through.
+A busy loop can keep a thread from running. CPython gives the interpreter lock to another thread
+after that thread has waited 5 ms without a break. A loop releases the lock for a moment at each
+system call. Each release restarts the 5 ms, and the loop takes the lock back before the other
+thread is awake. So the loop calls `give_way` if a renewal is late, and pauses until it is done.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ log = logging.getLogger("domicile")
 T = TypeVar("T")
 
 STOP_S = 1.0
-"""I6: how long a loop waits for the end of a thread that never waits for anything itself."""
+"""I6: most seconds that a loop waits for the end of this thread, which never waits long itself."""
 
 REST_S = 0.0005
-"""How long one rest of the loop is."""
+"""Seconds of one pause of the loop."""
 
 AGAIN_S = 0.05
-"""How soon the loop looks again."""
+"""Least seconds until the loop checks again."""
 
 
 class ThreadRenewer(Generic[R]):
-    """The thread. `start` it once registered; `stop` ends it and may be called at any time."""
+    """The thread. `start` it after registration; `stop` ends it and may be called at any time."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ThreadRenewer(Generic[R]):
         self._rested = 0
         self._rested_for = 0.0
         self._bell = threading.Event()
-        # A daemon: a process that never ran its loop to an end can still exit.
+        # A daemon: a process that did not finish its loop can still exit.
         self._thread = threading.Thread(target=self._run, name=f"domicile-{lease}", daemon=True)
 
     def start(self) -> None:
@@ -86,14 +86,14 @@ class ThreadRenewer(Generic[R]):
         self._thread.start()
 
     def stop(self) -> None:
-        """Renew no more; the thread is gone when this returns. It waits for no store."""
+        """Stop renewing; the thread has ended when this returns. It does not wait for the store."""
         self._over = True
         self._bell.set()
         if self._thread.is_alive():
             self._thread.join(STOP_S)
 
     def give_way(self) -> float:
-        """For the loop: rest for a moment if the renewal is late. When to ask this again."""
+        """Called by the loop: pause if the renewal is late. Returns when to call this again."""
         due = self._keeper.due
         if due != self._rested_for:
             self._rested_for, self._rested = due, 0
@@ -110,15 +110,15 @@ class ThreadRenewer(Generic[R]):
                 if not self._act():
                     return
             except Exception:
-                # It counts for nothing (L1), but the next one may go well; if none does, the lease
-                # runs out and a new life begins (L5).
+                # This renewal does not count (L1), but the next may succeed. If none does, the
+                # lease expires and a new incarnation begins (L5).
                 log.exception("a renewal of lease %s failed, it is tried again", self._lease)
                 now = self._clock.now()
                 self._keeper.ended(Renewal.UNANSWERED, now, now)
                 self._wait(self._keeper.due - self._clock.now())
 
     def _act(self) -> bool:
-        """One look at the clock and the loop; False when there is nothing left to renew."""
+        """Check the clock and the loop once; False if there is nothing left to renew."""
         settings, now = self._settings, self._clock.now()
         match step(
             now=now,
@@ -145,8 +145,8 @@ class ThreadRenewer(Generic[R]):
         return True
 
     def _renew(self, sent_at: float) -> Renewal:
-        # What a read finds is compared with what was stored when it was asked for: meanwhile the
-        # loop may have rewritten the record.
+        # The record that is read is compared with the revision at the time of the request: the
+        # loop may rewrite the record meanwhile.
         _, floor = self._standing.own()
         try:
             kept = self._answer(self._store.keep(self._lease, self._key))
@@ -159,7 +159,7 @@ class ThreadRenewer(Generic[R]):
         return self._standing.kept(sent_at, kept, floor)
 
     def _say_whether_it_turns(self) -> None:
-        """C6: peers that get no answer must know whether this node is a hostage or just busy."""
+        """C6: tell peers that get no answer whether this node's loop is blocked."""
         record, revision = self._standing.own()
         still = stands_still(self._clock.now(), self._turned_at(), self._settings.evict_after_s)
         said = self._standing.kind.stalled(record, still)
@@ -173,7 +173,7 @@ class ThreadRenewer(Generic[R]):
         except StoreRewound as error:
             self._standing.went_back(error)
             return
-        # Otherwise the next renewal reads what is stored, and it is tried again.
+        # Otherwise the next renewal reads the stored record, and the thread tries again.
         if isinstance(outcome, Committed):
             self._standing.stands(said, outcome.revision)
 
@@ -197,7 +197,7 @@ class ThreadRenewer(Generic[R]):
             log.warning("the event loop turns again: lease %s is renewed again", self._lease)
 
     def _answer(self, future: Future[T]) -> T:
-        """What the store says in time; `StoreUnavailable` if it says nothing, or at `stop`."""
+        """The store's answer; `StoreUnavailable` if there is none in time, or after `stop`."""
         future.add_done_callback(lambda _: self._bell.set())
         deadline = self._clock.now() + self._settings.op_timeout_s
         while not (future.done() or self._over):
@@ -206,7 +206,7 @@ class ThreadRenewer(Generic[R]):
                 break
             self._wait(left_s)
         if not future.done():
-            # It is known to nobody what becomes of it, so it counts for nothing (L1).
+            # The outcome of the call is unknown, so the call does not count (L1).
             raise StoreUnavailable("the store did not answer in time; it is asked again")
         return future.result()
 
