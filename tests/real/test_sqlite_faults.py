@@ -362,7 +362,7 @@ def test_a_thread_that_stumbles_goes_on(
             await put(store, b"k", b"%d" % number)
             assert (await store.list(b"")).revision == last + number + 1
         assert not shaken.where
-        assert "stumbled and goes on" in caplog.text
+        assert "failed and continues" in caplog.text
 
     run(tmp_path / "store.db", scenario)
 

@@ -1,1 +1,10 @@
-"""Coordination stores: implementations of `domicile.ports.store`. `memory` is the reference."""
+"""Where is the cluster's shared state kept? Implementations of `domicile.ports.store`.
+
+- `memory`      the reference store: one process, nothing survives it
+- `sqlite`      the embedded store: the processes of one machine share a file
+- `namespace`   the part of a store that belongs to one cluster
+- `storetime`   a store's own time, made from a wall clock (S4)
+- `file_locks`  proof of death for the processes of one machine (L6)
+
+A store knows keys, values, revisions and leases. It must know nothing about shards or nodes.
+"""

@@ -1,10 +1,10 @@
-"""Proof of death on one machine: a file lock that each incarnation holds while its process lives.
+"""Proof of death on one machine: a file lock that each incarnation holds while its process runs.
 
-The kernel lets go of the lock when the process ends, however it ends, so whoever can take it knows
-that the incarnation can never run again (L6). The lock is `flock`, which belongs to the open file:
-POSIX locks of two users in one process gave a false DEAD. Used beside the embedded store, on a
-local disk; the loop may call it. Nothing here may take an exclusive lock on a file that an owner
-could still want.
+The kernel releases the lock when the process ends, however it ends. So a process that can take the
+lock knows that the incarnation can never run again (L6). The lock is `flock`, which belongs to the
+open file: with POSIX locks, two users in one process caused a false DEAD. Backends of the embedded
+store use it, on a local disk; the event loop may call it. Nothing here may take an exclusive lock
+on a file that an owner could still want to lock.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from domicile.errors import StoreUnavailable
 from domicile.ports.health import Verdict
 
 SWEEP_AFTER_S = 86_400.0
-"""How long a proof of death stays after it was first seen: the record that it frees, which has no
-lease under `fencing = "health"`, may be that of a cluster that is not running now (C9)."""
+"""Seconds for which a proof of death is kept after it was first seen. Under `fencing = "health"`
+records have no lease, and the dead incarnation's record may belong to a cluster that is not running
+now (C9)."""
 
 SWEPT_AT_ONCE = 32
 LISTED_AT_ONCE = 4_096
-"""I6: of how many files a sweep reads the names, and how many of them it looks at, whatever has
-piled up. Each begins elsewhere, and those it removes make room for others to be read."""
+"""I6: a sweep reads the names of `LISTED_AT_ONCE` files and checks `SWEPT_AT_ONCE` of them, however
+many exist. Each sweep begins at another name. Removed files make room for others in the listing."""
 
 _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 _READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
@@ -42,7 +43,7 @@ class FileLocks:
     """Implements `domicile.ports.health.Health` by files in a directory, one per incarnation."""
 
     def __init__(self, directory: Path) -> None:
-        # As the store's file: this process may change its directory.
+        # Absolute, as the store's path: this process may change its working directory.
         self._directory = directory.absolute()
         self._held: dict[Incarnation, int] = {}
         _all.add(self)
@@ -59,7 +60,7 @@ class FileLocks:
                 "store's processes keep their locks; make what is above it writable for this user, "
                 "or name another path for the store"
             ) from error
-        # Locked before it has its name: nobody can find it unlocked while its owner lives.
+        # Locked before it has its name: no process finds it unlocked while its owner runs.
         path = self._directory / incarnation
         draft = self._directory / f".{incarnation}.{secrets.token_hex(4)}"
         descriptor = -1
@@ -84,11 +85,11 @@ class FileLocks:
                 "process has died; see that its disk has room and can lock files"
             ) from error
         self._held[incarnation] = descriptor
-        # Names are random, so each incarnation sweeps at another place.
+        # Names are random, so each incarnation sweeps other files.
         self.sweep(after=incarnation)
 
     def let_go(self, incarnation: Incarnation, *, gone: bool = True) -> None:
-        """As `Health.let_go`: a file that stays behind unlocked is the proof."""
+        """As `Health.let_go`: an unlocked file that is left is the proof."""
         descriptor = self._held.pop(incarnation, None)
         if descriptor is None:
             if gone and self.verdict(incarnation) is Verdict.DEAD:
@@ -100,7 +101,7 @@ class FileLocks:
                 if gone:
                     (self._directory / incarnation).unlink()
                 else:
-                    # Still the file that was made, but no longer a word about this process.
+                    # Still a valid lock file, but it no longer names this process.
                     os.ftruncate(descriptor, 0)
                     os.pwrite(descriptor, b"%d\n" % os.fstat(descriptor).st_ino, 0)
         finally:
@@ -108,7 +109,7 @@ class FileLocks:
 
     def verdict(self, incarnation: Incarnation) -> Verdict:
         """As `Health.verdict`. A missing or foreign lock file proves nothing."""
-        # Where a file system makes POSIX locks of these, a probe would drop this process's own.
+        # If a file system turns `flock` into POSIX locks, a probe would drop this process's own.
         if any(incarnation in locks._held for locks in _all):
             return Verdict.ALIVE
         return self._probe(f"{self._directory}/{incarnation}")
@@ -119,11 +120,11 @@ class FileLocks:
         try:
             pid = path.read_text(encoding="ascii").split()[1]
         except (OSError, ValueError, IndexError):
-            return f"the lock on {path} can be taken: whoever held it has stopped for good"
+            return f"the lock on {path} can be taken: its holder has stopped permanently"
         return f"the lock on {path} can be taken: process {pid}, which held it, has ended"
 
     def age_s(self, incarnation: Incarnation) -> float | None:
-        """As `TellsAge.age_s`: the file is made when an incarnation begins, never written to."""
+        """As `TellsAge.age_s`: the file is made when an incarnation begins, and not changed."""
         try:
             made = (self._directory / incarnation).stat().st_mtime
         except OSError:
@@ -131,9 +132,9 @@ class FileLocks:
         return max(0.0, time.time() - made)
 
     def sweep(self, older_than_s: float = SWEEP_AFTER_S, *, after: str = "") -> int:
-        """Remove lock files of those who were found dead long ago; how many.
+        """Remove lock files of incarnations that were found dead long ago; return how many.
 
-        Looks at a few only, those whose names come after `after` and then the first ones.
+        Checks only a few files: those whose names come after `after`, then the first ones.
         """
         limit = time.time() - older_than_s
         removed = 0
@@ -166,10 +167,10 @@ class FileLocks:
         except OSError:
             return Verdict.UNKNOWN
         try:
-            # Shared, so that probes do not hide the dead from one another.
+            # Shared, so that two probes at the same time both see a dead incarnation.
             _lock(descriptor, shared=True)
             made = os.read(descriptor, 64).split()
-            # A copy of a lock file can be locked by anyone: only the file that was made counts.
+            # Any process can lock a copy of a lock file: only the original file counts.
             original = made[:1] == [b"%d" % os.fstat(descriptor).st_ino]
             return Verdict.DEAD if original else Verdict.UNKNOWN
         except BlockingIOError:
@@ -180,14 +181,14 @@ class FileLocks:
             os.close(descriptor)
 
     def _close_in_child(self) -> None:
-        # Closed, not unlocked: unlocking would take the lock from the parent, too.
+        # Closed, not unlocked: unlocking would also release the parent's lock.
         descriptors, self._held = list(self._held.values()), {}
         for descriptor in descriptors:
             os.close(descriptor)
 
 
 def _lock(descriptor: int, *, shared: bool) -> None:
-    """Take a lock or raise `BlockingIOError`; without locks nobody is ever judged dead."""
+    """Take a lock or raise `BlockingIOError`. Without file locks no verdict is ever DEAD."""
     try:
         import fcntl
     except ImportError as error:

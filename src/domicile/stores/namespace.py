@@ -1,4 +1,7 @@
-"""One cluster's part of a store that several clusters share: its keys carry the cluster's name."""
+"""One cluster's part of a store that several clusters share: its keys begin with the cluster name.
+
+The backends wrap every store in a `Namespace`. Callers never see the prefix.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from domicile.ports.store import OffersThreads, Store, ThreadedStore
 
 
 def check_cluster(name: str) -> None:
-    """Raise `ConfigError` unless a cluster's name is one: keys of a store begin with it and `/`."""
+    """Raise `ConfigError` for an invalid cluster name: keys of a store begin with it and `/`."""
     if not name or "/" in name or not name.isprintable():
         raise ConfigError(
             f"cluster={name!r} is no name for a cluster: write at least one character and no /, "
@@ -33,7 +36,7 @@ def check_cluster(name: str) -> None:
 
 
 class Namespace:
-    """Implements `Store` on another one. Revisions and leases are those of the whole store."""
+    """Implements `Store` on another store. Revisions and leases are those of the whole store."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
@@ -84,7 +87,7 @@ class Namespace:
             )
 
     def beside(self, prefix: bytes = b"") -> ThreadedStore | None:
-        """As `OffersThreads.beside`, if the whole store has one."""
+        """As `OffersThreads.beside`, if the whole store offers it."""
         store = self._store
         return store.beside(self._prefix + prefix) if isinstance(store, OffersThreads) else None
 

@@ -364,7 +364,7 @@ def test_a_lock_file_that_was_let_go_of_is_proof(tmp_path: Path) -> None:
     assert other.verdict(A) is Verdict.ALIVE
     mine.let_go(A, gone=False)
     assert other.verdict(A) is Verdict.DEAD
-    assert "whoever held it has stopped for good" in other.evidence(A)
+    assert "its holder has stopped permanently" in other.evidence(A)
     assert other.sweep() == 0, "proof stays for a while after it was first seen"
     assert other.verdict(A) is Verdict.DEAD
     assert other.sweep(older_than_s=-60.0) == 1

@@ -110,7 +110,7 @@ class Eviction:
 
     def _notice(self, nodes: Mapping[Incarnation, NodeRecord], now: float) -> None:
         self._known_since = {node: self._known_since.get(node, now) for node in nodes}
-        # C5: counted from when this leadership saw the eviction; the next leadership starts anew.
+        # C5: counted from when this leadership saw the eviction; the next one starts again.
         self._evicted_at = {
             node: self._evicted_at.get(node, now)
             for node, record in nodes.items()

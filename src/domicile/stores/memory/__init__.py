@@ -1,1 +1,1 @@
-"""The reference store: one process, in memory."""
+"""The reference store, in one process's memory: what must every other store do?"""

@@ -1,7 +1,8 @@
 """The items and leases of a memory store. Every change is one commit in its log.
 
-Only `domicile.stores.memory.store` calls this. Leases run on a clock that never jumps or, like
-those of a store without one, on store time made from a wall clock (S4).
+Only `domicile.stores.memory.store` calls this module. Leases run on a clock that never jumps, or on
+store time made from a wall clock, as in a store without such a clock (S4). Nothing here may change
+an item without a commit in the log.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from domicile.stores.memory.log import MemoryLog
 from domicile.stores.storetime import StoreTime
 
 TICK_S = 0.2
-"""S4: how often store time is advanced when nothing else does it; below one `MAX_TICK_S`."""
+"""S4: seconds after which store time advances if no call advances it; less than `MAX_TICK_S`."""
 
 SOON_S = 1e-6
-"""The shortest wait for a lease's end: rounding must not make it none at all."""
+"""The shortest wait for a lease's end: rounding must not make it 0."""
 
 
 @dataclass(slots=True)
 class StoredLease:
-    """A timed right. Alive while `now < deadline`."""
+    """A timed right. Valid while `now < deadline`."""
 
     id: str
     ttl_s: float
@@ -89,7 +90,7 @@ class Data:
     def commit(
         self, by: str, conditions: Sequence[Condition], writes: Sequence[Write]
     ) -> Committed | Conflict:
-        """As `Store.commit`. Writes that change nothing raise no revision."""
+        """As `Store.commit`. A commit that changes nothing does not raise the revision."""
         check_limits(conditions, writes)
         self.expire_due()
         conflict = self._conflict(conditions, writes)
@@ -144,9 +145,9 @@ class Data:
     # time
 
     def expire_due(self) -> float:
-        """End what has run out (S3): before every answer, because the timer may be late.
+        """End the expired leases (S3), before every answer, because the timer may be late.
 
-        The time now, on the clock that leases are counted in.
+        Returns the time now, on the clock of the leases.
         """
         now = self._now()
         if now < self._due_at:
@@ -155,17 +156,18 @@ class Data:
         due.sort(key=lambda lease: lease.deadline)
         for lease in due:
             self._end(lease)
-        # A renewal leaves an early end standing: it finds nothing due and looks for the next.
+        # A renewal does not change `_due_at`. So this may find no expired lease, and then only
+        # computes the next end.
         self._due_at = min([lease.deadline for lease in self._leases.values()], default=inf)
         self._arm()
         return now
 
     def halt(self) -> None:
-        """The store's process stops: time stands still, nothing expires."""
+        """The store's process stops: its time stops, and no lease expires."""
         self._halted = True
 
     def go_on(self) -> None:
-        """It runs again; of the time in between store time counts one tick (S4)."""
+        """The store's process runs again. Store time counts one tick for the time between (S4)."""
         if self._halted:
             self._halted = False
             self.expire_due()
@@ -207,7 +209,7 @@ class Data:
         return Snapshot(self._log.revision, now, dict(self._items), tuple(leases))
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Hold what a snapshot held, leases with the time they had left then."""
+        """Go back to a snapshot. Each lease gets the remaining time that it had then."""
         later_s = self._now() - snapshot.now
         self._items = dict(snapshot.items)
         self._leases = {

@@ -1,7 +1,8 @@
-"""The newest commits of a memory store, and who waits for the next one.
+"""The newest commits of a memory store, and the watches that wait for the next one.
 
-Only `domicile.stores.memory.store` and its data call this. A history has an id: what is cut off by
-a rewind belongs to no history any more, and whoever knew it is told so (S5).
+Only `domicile.stores.memory.store` and its data call this module. A history has a number. Commits
+that a rewind removes no longer belong to any history, and clients of the old history get
+`StoreRewound` (S5). Nothing here knows items or leases.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from domicile.errors import StoreRewound, WatchCompacted
 
 
 class Waiting(Protocol):
-    """A watch that has seen everything so far."""
+    """A watch that has seen all commits so far."""
 
     @property
     def owner(self) -> object:
-        """The client it belongs to."""
+        """The client of the watch."""
         ...
 
     def skips(self, changes: Sequence[Change], revision: int) -> bool:
-        """Whether a commit is of no concern to it."""
+        """Whether a commit does not concern the watch."""
         ...
 
 
@@ -34,7 +35,7 @@ class MemoryLog:
     def __init__(self, kept_commits: int) -> None:
         self.revision = 0
         self.history = 1
-        """The number of this history: one more after each rewind."""
+        """The number of this history; each rewind adds one."""
         self._kept_commits = kept_commits
         self._commits: deque[Changes] = deque()
         self._waiting: dict[Waiting, asyncio.Future[None]] = {}
@@ -55,7 +56,7 @@ class MemoryLog:
             self._commits.popleft()
 
     def rewind(self, revision: int) -> None:
-        """Another history, which shares the commits up to a revision with this one."""
+        """Begin another history, which shares the commits up to a revision with this one."""
         while self._commits and self._commits[-1].revision > revision:
             self._commits.pop()
         self.revision = revision
@@ -85,7 +86,7 @@ class MemoryLog:
         return self.revision
 
     async def wait(self, watch: Waiting) -> None:
-        """Until a commit touches what a watch that has seen all is for, or `wake`."""
+        """Wait until a commit concerns the watch, or until `wake`."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[watch] = waiter
         try:
@@ -94,12 +95,12 @@ class MemoryLog:
             del self._waiting[watch]
 
     def wake(self, owner: object) -> None:
-        """Let the watches of a client look again."""
+        """Make the watches of a client look again."""
         for watch, waiter in self._waiting.items():
             if watch.owner is owner and not waiter.done():
                 waiter.set_result(None)
 
 
 def under(prefix: bytes, changes: Sequence[Change]) -> tuple[Change, ...]:
-    """Those changes that are of keys with a prefix."""
+    """The changes whose keys have a prefix."""
     return tuple([change for change in changes if change.key.startswith(prefix)])

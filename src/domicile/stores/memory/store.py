@@ -1,4 +1,4 @@
-"""The reference store: everything in one process's memory, nothing survives it.
+"""The reference store: everything in one process's memory; nothing survives the process.
 
 Simulations, tests and single-process programs share one `MemoryStore` and give each process a
 `client` of it. It must never answer in a way that a store over a network could not.
@@ -20,10 +20,10 @@ KEPT_COMMITS = 10_000
 
 
 class MemoryStore:
-    """A store that processes share. `client(by)` is one process's face of it.
+    """A store that processes share. `client(by)` is one process's interface to it.
 
-    The last `kept_commits` commits can be watched from; older ones are compacted away. With a
-    `wall` clock in seconds leases run on store time made from it (S4), and `clock` only ticks.
+    A watch may start at any of the last `kept_commits` commits; older commits are compacted. With a
+    `wall` clock in seconds, leases run on store time made from it (S4); `clock` only gives ticks.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class MemoryStore:
         self._data = Data(clock, NoMeter() if meter is None else meter, self._log, wall)
 
     def client(self, by: str) -> Store:
-        """A face of this store for one process, which `commit` events name `by`.
+        """An interface to this store for one process; `commit` events name the process `by`.
 
-        It belongs to the present history: after a `rewind` all that it says is `StoreRewound`,
-        and the process needs another one.
+        It belongs to the present history: after a `rewind` every call raises `StoreRewound`, and
+        the process needs another client.
         """
         return _Client(self._data, self._log, by)
 
     def peek(self, key: bytes) -> Item | None:
-        """What a key holds now, for tests and tools in the same process."""
+        """The item of a key now, for tests and tools in the same process."""
         return self._data.get(key)
 
     @property
@@ -69,7 +69,7 @@ class MemoryStore:
         self._data.restore(snapshot)
 
     def halt(self) -> None:
-        """Stop as if the server were down: store time stands still and nothing expires."""
+        """Stop as if the server were down: store time stops and no lease expires."""
         self._data.halt()
 
     def go_on(self) -> None:
@@ -78,7 +78,7 @@ class MemoryStore:
 
 
 class _Watch:
-    """An iterator without a task: what it has not seen yet stays in the store's log."""
+    """An iterator without a task: commits that it has not seen yet stay in the store's log."""
 
     def __init__(self, client: _Client, prefix: bytes, seen: int) -> None:
         self.owner = client
@@ -106,7 +106,7 @@ class _Watch:
                 self._waits = False
 
     def skips(self, changes: Sequence[Change], revision: int) -> bool:
-        """Whether a commit is of no concern: it then counts as seen, and may be compacted."""
+        """Whether a commit does not concern this watch: it then counts as seen."""
         if self._seen != revision - 1 or under(self._prefix, changes):
             return False
         self._seen = revision
@@ -114,7 +114,7 @@ class _Watch:
 
 
 class _Client:
-    """One process's face of a `MemoryStore`. Implements `Store`."""
+    """One process's interface to a `MemoryStore`. Implements `Store`."""
 
     def __init__(self, data: Data, log: MemoryLog, by: str) -> None:
         self.log = log

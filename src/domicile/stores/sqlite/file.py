@@ -1,9 +1,9 @@
 """One thread's connection to the embedded store's file, and what its errors mean.
 
-A connection belongs to the thread that uses it. After an error it is dropped and made anew by the
-next use, so a store recovers by itself once the cause is gone. Nothing here may open and close the
-file by other means than SQLite: that would drop the locks SQLite holds in this process. Used by
-`domicile.stores.sqlite.store` alone.
+Only `domicile.stores.sqlite` uses it. A connection belongs to the thread that uses it. After an
+error the connection is dropped, and the next use opens another; so a store recovers when the cause
+is gone. Nothing here may open and close the file except through SQLite: that would drop the locks
+that SQLite holds in this process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from domicile.stores.sqlite.schema import APPLICATION_ID, FORMAT, STATE, TABLES
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 BUSY_S = 0.001
-"""How long the first wait for a taken lock is; a later one up to five times that."""
+"""Seconds of the first wait for a lock that is taken; later waits are up to five times longer."""
 RETRY_S = 0.01
 WAL_LIMIT_BYTES = 16 * 1024 * 1024
 
@@ -35,7 +35,7 @@ Row = tuple[Any, ...]
 
 
 class Database:
-    """A connection, cut down to what is used here."""
+    """A connection, reduced to the calls that are used here."""
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
         flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
@@ -45,13 +45,13 @@ class Database:
         self._raw.set_busy_handler(self._busy)
 
     def run(self, sql: str, values: Sequence[object] | Mapping[str, object] = ()) -> None:
-        """Statements without a result."""
+        """Run statements that have no result."""
         self._raw.execute(sql, values)
 
     def rows(
         self, sql: str, values: Sequence[object] = (), *, most: int = sys.maxsize, same: int = 0
     ) -> list[Row]:
-        """The rows of one statement; past `most` only those that equal the last in column `same`.
+        """The rows of one statement: `most`, and then those that equal the last in column `same`.
 
         One statement sees one state of the file.
         """
@@ -70,15 +70,15 @@ class Database:
         return row
 
     def pragma(self, name: str, value: object = None) -> object:
-        """Set or ask for a setting of SQLite."""
+        """Set or read a setting of SQLite."""
         return self._raw.pragma(name) if value is None else self._raw.pragma(name, value)
 
     def wait_for_locks(self, until: float) -> None:
-        """Until when of `time.monotonic` a statement waits for a lock."""
+        """Set until when (by `time.monotonic`) a statement waits for a lock."""
         self._until = until
 
     def _busy(self, tries: int) -> bool:
-        """Asked by SQLite when a lock is taken: whether to try again."""
+        """SQLite asks this when a lock is taken: whether to try again."""
         left_s = self._until - time.monotonic()
         if left_s <= 0:
             return False
@@ -98,26 +98,27 @@ class Database:
         return bool(self._raw.in_transaction)
 
     def close(self) -> None:
-        """Close it, whatever it is in the middle of."""
-        # The last one to close copies the -wal file into the database; if that fails, it stays.
+        """Close the connection, even within a transaction."""
+        # The last connection copies the -wal file into the database; if that fails, it stays.
         with suppress(apsw.Error):
             self._raw.close(True)
 
 
 class CommitUnknown(Exception):
-    """A write failed at a point where it may have happened, now or after a crash (S1)."""
+    """A write failed, but it may have been stored, or may be after a crash (S1)."""
 
 
 class Known:
-    """What this process knows of the file: which history, and how far it has come (S5).
+    """What this process knows about the file: its history and its newest revision (S5).
 
-    `generation` counts the rewinds. Whoever asked before one was noticed is told of it.
+    `generation` counts the rewinds. A call that began before a rewind was noticed gets
+    `StoreRewound`.
     """
 
     def __init__(self, path: Path, rewound: Callable[[], None]) -> None:
         self.generation = 0
         self.opened = False
-        """Whether it was ever a sound store: then what is wrong with it now may pass."""
+        """Whether the file was ever a valid store: then a fault of it may be temporary."""
         self.history: str | None = None
         self.revision = 0
         self._path = path
@@ -125,12 +126,12 @@ class Known:
         self._lock = threading.Lock()
 
     def now(self) -> tuple[str, int]:
-        """The history and its revision, to compare with what a statement finds."""
+        """The known history and revision, to compare with what a statement finds."""
         with self._lock:
             return self.history or "", self.revision
 
     def check(self, generation: int) -> None:
-        """`StoreRewound` for what was asked before the last rewind was noticed."""
+        """`StoreRewound` for a call that began before the last rewind was noticed."""
         if generation != self.generation:
             raise StoreRewound(
                 f"the store {self._path} was replaced, deleted or put back to an older state; "
@@ -138,7 +139,7 @@ class Known:
             )
 
     def saw(self, history: str, revision: int, floor: int) -> None:
-        """A connection read this; `floor` is what was known before it began to read."""
+        """A connection read this state; `floor` is the revision known before it began to read."""
         with self._lock:
             self.opened = True
             if self.history is None:
@@ -149,7 +150,7 @@ class Known:
         self.rewind(self.generation, f"it is at revision {revision} after {floor}")
 
     def rewind(self, generation: int, why: str) -> NoReturn:
-        """Take note that history went back; raises `StoreRewound`."""
+        """Note that the store lost commits; raises `StoreRewound`."""
         with self._lock:
             if generation == self.generation:
                 self.generation += 1
@@ -161,19 +162,19 @@ class Known:
 
 
 class Handle:
-    """A connection that opens when it is first needed, and again after it was dropped."""
+    """A connection that is opened at its first use, and again after it was dropped."""
 
     def __init__(self, path: Path, known: Known, prepare: str = "") -> None:
         self.connection: Database | None = None
         self.generation = 0
-        """How many rewinds were known when it was opened."""
+        """How many rewinds were known when the connection was opened."""
         self._path = path
         self._known = known
         self._prepare = prepare
         self._beside: tuple[tuple[int, int] | None, ...] = ()
 
     def use(self, deadline: float) -> Database:
-        """The connection, which waits for locks until a deadline of `time.monotonic`."""
+        """The connection, which waits for locks until a deadline (by `time.monotonic`)."""
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise StoreUnavailable(
@@ -197,8 +198,8 @@ class Handle:
     def check_place(self) -> None:
         """`StoreRewound` if the open files are no longer those at the path.
 
-        Commits live in the -wal file first: without it, whoever opens the store next does not see
-        them, and both would go on, each with a history of its own (I1).
+        Commits are first in the -wal file. Without it, the next process to open the store does not
+        see them, and each process would continue with a history of its own (I1).
         """
         if self.connection is None:
             return
@@ -213,13 +214,14 @@ class Handle:
         self._known.rewind(self.generation, why)
 
     def drop_old(self) -> None:
-        """Close a connection from before the last rewind: SQLite shares its -shm file."""
+        """Close a connection that was opened before the last rewind: SQLite would share its -shm
+        file with new connections."""
         if self.generation != self._known.generation:
             self.drop()
 
     def _look_beside(self) -> tuple[tuple[int, int] | None, ...]:
-        # No generator: the tuple that CPython makes of one breaks if another thread calls
-        # gc.get_objects() meanwhile, as tools that look for leaks do.
+        # Not from a generator: CPython's tuple of a generator breaks if another thread calls
+        # gc.get_objects() meanwhile, as leak detectors do.
         return _identity(f"{self._path}-wal"), _identity(f"{self._path}-shm")
 
     def drop(self) -> None:
@@ -258,7 +260,7 @@ class Handle:
             except apsw.Error as error:
                 if connection is not None:
                     connection.close()
-                # While another process makes the file, SQLite does not always wait by itself.
+                # While another process creates the file, SQLite does not always wait.
                 if isinstance(error, apsw.BusyError) and time.monotonic() < deadline:
                     time.sleep(RETRY_S)
                     continue
@@ -288,7 +290,7 @@ class Handle:
             connection.run(self._prepare)
         _, floor = self._known.now()
         history, revision, *_ = connection.one(STATE)
-        # From its first read on, a connection keeps others from removing these as the last user.
+        # After its first read, a connection prevents others from removing these files at close.
         self._beside = self._look_beside()
         if None in self._beside:
             raise StoreUnavailable(
@@ -299,7 +301,7 @@ class Handle:
 
 
 def _check_kind(connection: Database, path: Path) -> None:
-    # In one reading transaction: another process may be making the tables right now.
+    # In one reading transaction: another process may be creating the tables now.
     connection.run("BEGIN")
     application = connection.pragma("application_id")
     (tables,) = connection.one("SELECT count(*) FROM sqlite_schema")
@@ -315,7 +317,7 @@ def _check_kind(connection: Database, path: Path) -> None:
 
 
 def _create(connection: Database) -> None:
-    # Several statements in one transaction, unlike all later writes (S9): nobody works yet.
+    # Several statements in one transaction, unlike all later writes (S9): no store is open yet.
     connection.run("BEGIN IMMEDIATE")
     try:
         if connection.pragma("application_id") == 0:
@@ -333,7 +335,7 @@ def _create(connection: Database) -> None:
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    # Not opened: closing it again would drop this process's locks on it.
+    # The file is not opened: closing it again would drop this process's locks on it.
     try:
         found = os.stat(path)
     except OSError:
@@ -342,7 +344,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def boot_id() -> str:
-    """Which boot of the machine this is: its clock starts anew with each (S4)."""
+    """The id of the machine's present boot: its clock starts from 0 at each boot (S4)."""
     try:
         return BOOT_ID.read_text(encoding="ascii").strip()
     except OSError as error:
@@ -354,12 +356,12 @@ def boot_id() -> str:
 
 def elapsed_s() -> float:
     """Seconds since boot, suspended time included (A2); one clock for all processes."""
-    # Elsewhere `boot_id` refuses before this is asked.
+    # On other systems `boot_id` raises before this is called.
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def explain(error: apsw.Error, path: Path, waited_s: float, *, opened: bool) -> Exception:
-    """An error of SQLite as an error of ours, saying what happened and what to do."""
+    """The error of Domicile for an error of SQLite: what happened and what to do."""
     if isinstance(error, apsw.BusyError | apsw.LockedError):
         return StoreUnavailable(
             f"the store {path} stayed locked for {waited_s:.1f} s: another process is stopped or "

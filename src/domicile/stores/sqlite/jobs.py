@@ -1,7 +1,7 @@
-"""What the embedded store's two threads do with its file: one writes, one reads and looks out.
+"""What the embedded store's two threads do with its file: one writes, one reads and finds changes.
 
-Every method runs in its thread, and none touches the event loop. Used by
-`domicile.stores.sqlite.store` alone.
+Only `domicile.stores.sqlite` uses it. Every method runs in its own thread and must never touch the
+event loop.
 """
 
 from __future__ import annotations
@@ -48,27 +48,28 @@ from domicile.stores.sqlite.threads import FileNotifier, ring_file
 log = logging.getLogger("domicile")
 
 BATCH_ROWS = 256
-"""About how many changes are read at once; if there are more, each watch reads for itself."""
+"""About how many changes are read at once; if there are more, each watch reads them itself."""
 
 MOST_COMMITS = 32
 MOST_BYTES = 256 * 1024
-"""How much goes to the disk in one transaction: a process that stops in it holds up all (S9)."""
+"""Most commits and bytes in one transaction: a process that is stopped in it delays all others
+(S9)."""
 
 TOGETHER_S = 0.5
-"""How far apart commits may have been asked for that go together, if the first has time enough."""
+"""Most seconds between the deadlines of commits that go together."""
 
 LOOK_S = 0.02
-"""How often watches look for changes where the system does not tell of writes to the file."""
+"""Seconds between two looks for changes if the system does not report writes to the file."""
 
 IDLE_LOOK_S = 1.0
-"""How often they look although the system told of none."""
+"""Seconds between two looks for changes if the system reports writes but has reported none."""
 
 BELL = "-bell"
-"""What the name of the file ends with that is written to after each commit. Not the -wal file: a
-renewal is written there, too, and would wake every process for each lease of every other (I8)."""
+"""Suffix of the file that is written after each commit, so that other processes notice it. Not the
+-wal file: renewals go there too, and each would wake every process (I8)."""
 
 
-# Errors that say that the statement did nothing. After others the disk may hold the commit (S1).
+# After these errors the statement did nothing. After others the disk may hold the commit (S1).
 _REFUSALS = (
     apsw.BusyError,
     apsw.CantOpenError,
@@ -92,7 +93,7 @@ class Result(NamedTuple):
 
 
 class CommitJob(NamedTuple):
-    """A commit as the writing thread gets it; those that wait side by side go together."""
+    """A commit as the writing thread gets it; neighbours in the queue may go together."""
 
     ops: str
     data: bytes
@@ -101,12 +102,15 @@ class CommitJob(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """What it hands to the file: keys, values and the names of leases."""
+        """Bytes that the commit gives to the file: keys, values and the names of leases."""
         return len(self.ops) + len(self.data)
 
     def joins(self, others: Sequence[CommitJob]) -> bool:
-        """Whether it may go with those before it: not with one that came too late or whose end,
-        which all share, comes much before its own, nor so that the file is locked for long (S9)."""
+        """Whether this commit may go together with the commits before it.
+
+        All share the first deadline, so that must not be over or much earlier than its own. The
+        sum must be small, so that the file is not locked for long (S9).
+        """
         first = others[0]
         left_s = first.deadline - time.monotonic()
         return (
@@ -119,17 +123,17 @@ class CommitJob(NamedTuple):
 
 
 class WatchedChanges(NamedTuple):
-    """What a watch finds: changes, and the revision up to which these are all."""
+    """What a watch finds: changes, and the revision up to which they are complete."""
 
     changes: list[Changes]
     upto: int
 
 
 class News(NamedTuple):
-    """What a look found: all changes between two revisions, or None: too many to say.
+    """What a look found: all changes between two revisions; None if there are too many.
 
-    The file forgot those up to `trimmed`. `generation` counts the rewinds that were known to who
-    looked (S5).
+    The file has deleted the changes up to `trimmed`. `generation` counts the rewinds that the
+    reader knew (S5).
     """
 
     since: int
@@ -140,18 +144,18 @@ class News(NamedTuple):
 
 
 class ReaderEvents(Protocol):
-    """Who is told by the reading thread. Each call returns at once."""
+    """The callbacks of the reading thread. Each call returns at once."""
 
     def changed(self, news: News) -> None:
         """There are commits since the last look."""
         ...
 
     def broken(self, error: StoreError) -> None:
-        """The file can't be read."""
+        """The file cannot be read."""
         ...
 
     def expire(self) -> Future[Result]:
-        """A lease is due; `StoreUnavailable` if that can't be written now."""
+        """A lease has expired; `StoreUnavailable` if that cannot be written now."""
         ...
 
 
@@ -178,12 +182,12 @@ class StoreWriter:
         self._elapsed = elapsed
 
     def run(self, name: str, fields: dict[str, object], generation: int, deadline: float) -> Result:
-        """One write that is no commit."""
+        """One write that is not a commit."""
         (result,) = self._call(name, fields, OUTCOME, (), generation, deadline)
         return result
 
     def commit(self, commits: Sequence[CommitJob]) -> list[Result]:
-        """Commits of one generation, one after the other, and one wait for the disk."""
+        """Commits of one generation, one after the other, with one wait for the disk."""
         ops, data = together([(one.ops, one.data) for one in commits])
         deadline = min(one.deadline for one in commits)
         fields: dict[str, object] = {"ops": ops, "data": data}
@@ -229,18 +233,18 @@ class StoreWriter:
                 raise raised from error
             raise CommitUnknown(str(raised)) from error
         results = [Result(*row) for row in connection.rows(outcome, parameters)]
-        # Written to a file that was replaced meanwhile, it is lost (S5).
+        # If the file was replaced meanwhile, this write is lost (S5).
         self.handle.check_place()
         newest = results[-1].revision
         known.saw(history, newest, floor)
-        # Leases alone concern nobody, but whoever writes may find something expired, which is a
-        # commit (S3).
+        # A change of a lease alone concerns no watch. But any write may find an expired lease, and
+        # its end is a commit (S3).
         if newest > floor and self._hurried(connection, floor):
             ring_file(self._bell)
         return results
 
     def _hurried(self, connection: Database, since: int) -> bool:
-        """Whether others should hear at once of what was committed after a revision."""
+        """Whether other processes should notice the commits after a revision at once."""
         if not self._unhurried:
             return True
         prefix = self._unhurried
@@ -284,13 +288,13 @@ class StoreReader:
         self._expiry_at = 0.0
 
     def get(self, key: bytes, generation: int, deadline: float) -> tuple[bool, Item | None]:
-        """Whether something is due, and the item."""
+        """Whether a lease has expired, and the item."""
         rows = self._rows(GET, (key,), generation, deadline)
         due = self._is_due(rows[0])
         return due, None if rows[0][5] is None else Item(*rows[0][5:9])
 
     def list(self, prefix: bytes, generation: int, deadline: float) -> tuple[bool, Listing]:
-        """Whether something is due, and the items."""
+        """Whether a lease has expired, and the items."""
         rows = self._rows(*ranged(LIST, prefix), generation, deadline)
         items = tuple([Item(*row[5:9]) for row in rows if row[5] is not None])
         return self._is_due(rows[0]), Listing(rows[0][1], items)
@@ -313,7 +317,7 @@ class StoreReader:
         return WatchedChanges(changes, changes[-1].revision if changes else revision)
 
     def between(self, bell: FileNotifier, modified: bool) -> float | None:
-        """Look for changes if watches wait; for how long not to look again."""
+        """Look for changes if watches wait; return the seconds until the next look."""
         if not self.watched:
             return None
         if modified:
@@ -328,14 +332,14 @@ class StoreReader:
         except (StoreError, ConfigError) as error:
             self._broken(error)
         except Exception as error:
-            # Without this thread nothing would be read any more, so it begins afresh.
+            # Without this thread no read would be answered, so it continues with a new connection.
             log.exception("looking for changes in the store %s failed", self._path)
             self.handle.drop()
             self._broken(error)
         return self._rest_s()
 
     def _look(self, bell: FileNotifier) -> None:
-        """Tell of changes since the last look, and have expired what is due."""
+        """Report changes since the last look, and let expired leases end."""
         patience_s = LOOK_S if self.handle.connection is not None else self._op_timeout_s
         connection = self.handle.use(time.monotonic() + patience_s)
         if connection is not self._listens_to:
@@ -344,7 +348,7 @@ class StoreReader:
         version = connection.pragma("data_version")
         if version != self._version:
             since, (_, floor) = self._looked_at, self._known.now()
-            # The first time only the state is of interest: no commit has so high a revision.
+            # The first time only the state is needed: no commit has so high a revision.
             query = ranged(LOG, b"", since if since >= 0 else sys.maxsize)
             rows = connection.rows(*query, most=BATCH_ROWS, same=6)
             self.handle.check_place()
@@ -361,7 +365,7 @@ class StoreReader:
         self._expire_due()
 
     def _listen(self, bell: FileNotifier) -> None:
-        """See that it hears of others' writes; a file that was removed is made anew."""
+        """Make sure that the notifier watches the file; create the file again if it was removed."""
         if bell.hears(self._bell):
             return
         now = time.monotonic()
@@ -377,7 +381,7 @@ class StoreReader:
         if now < self._expiry_at or (self._expiring is not None and not self._expiring.done()):
             return
         self._expiry_at = now + LOOK_S
-        # If too many writes wait, a later look tries again: what is there can be read (I6).
+        # If too many writes wait, a later look tries again; reads still work (I6).
         with suppress(StoreUnavailable):
             self._expiring = self._lookout.expire()
 
@@ -391,7 +395,7 @@ class StoreReader:
         return rest_s
 
     def _fail(self, error: apsw.Error) -> None:
-        """Something locks even readers out: the watches end if that lasts."""
+        """A lock blocks even readers: end the watches if that lasts."""
         now = time.monotonic()
         self._failing_since = self._failing_since or now
         if now - self._failing_since > self._op_timeout_s:
@@ -434,7 +438,7 @@ class StoreReader:
 
 
 def _changes(rows: Rows) -> list[Changes]:
-    """What rows of `LOG` say, by commit."""
+    """The changes in rows of `LOG`, by commit."""
     found: dict[int, list[Change]] = {}
     for *_, at, key, value, created in rows:
         if at is not None:

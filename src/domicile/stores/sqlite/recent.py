@@ -1,8 +1,8 @@
-"""The newest commits of the embedded store, as the reading thread's looks found them.
+"""The newest commits of the embedded store, as the reading thread found them.
 
-A watch that has seen all that came before takes them from here: without that, each of a machine's
-processes would read each commit twice, once to see whom it concerns (I8). Used by
-`domicile.stores.sqlite.store` alone, on the event loop.
+A watch that has seen all earlier commits takes new ones from here. Otherwise each process of a
+machine would read each commit twice: once to find out which watches it concerns (I8), once for
+them. Only `domicile.stores.sqlite.store` uses it, on the event loop. Nothing here reads the file.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from domicile.stores.sqlite.jobs import News, WatchedChanges
 
 KEPT = 256
 KEPT_BYTES = 4 * 1024 * 1024
-"""I6: how many commits are kept here, of how many bytes at most; older ones are in the file."""
+"""I6: most commits that are kept here, and most bytes of them; older commits are in the file."""
 
 
 class Recent:
-    """All commits after one revision, up to another, of one history; none that the file forgot."""
+    """All commits of one history between two revisions, without those that the file has deleted."""
 
     def __init__(self, kept: int = KEPT, kept_bytes: int = KEPT_BYTES) -> None:
         self._kept, self._kept_bytes = kept, kept_bytes
@@ -28,7 +28,7 @@ class Recent:
         self._commits: deque[Changes] = deque()
 
     def add(self, news: News) -> None:
-        """What the next look found."""
+        """Take what the reading thread's next look found."""
         if news.changes is None or (news.since, news.generation) != (self._upto, self._generation):
             self._commits.clear()
             self._bytes = 0
@@ -49,7 +49,7 @@ class Recent:
         return len(self._commits) > self._kept or self._bytes > self._kept_bytes
 
     def after(self, prefix: bytes, seen: int, generation: int) -> WatchedChanges | None:
-        """All changes under a prefix since a revision; None if this is not known here."""
+        """All changes under a prefix after a revision; None if they are not all kept here."""
         if generation != self._generation or not self._since <= seen <= self._upto:
             return None
         found: list[Changes] = []

@@ -1,11 +1,11 @@
 """The embedded store's tables, and its writes as single SQL statements (S9).
 
 Each write is one INSERT into a view of the connection's own temp schema, whose trigger does all
-the work: SQLite takes the write lock, works and commits without handing control back to Python.
-What came of it is left in temp tables, `now` and (of commits) `outcome`, which no other connection
-can see or change. Several commits may be the rows of one such INSERT: each is judged by itself and
-gets its own revision, and the disk is waited for once.
-Used by `domicile.stores.sqlite.store` alone.
+the work: SQLite takes the write lock, works and commits without returning to Python. The trigger
+leaves the result in temp tables, `now` and (for commits) `outcome`, which no other connection can
+see or change. One INSERT may have several commits as rows: each is checked alone and gets its own
+revision, and SQLite waits for the disk once. Only `domicile.stores.sqlite` uses it. No write may
+need a second statement.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from domicile.core.state.txn import Absent, At, Condition, Put, Write
 
 APPLICATION_ID = 0x646F6D69
-"""Marks a file as a store of ours; "domi" in ASCII."""
+"""Marks a file as a store of Domicile; "domi" in ASCII."""
 
 FORMAT = 1
 
@@ -71,7 +71,7 @@ CREATE TEMP TABLE op (n INTEGER PRIMARY KEY, kind, key, value, lease, revision);
 CREATE TEMP VIEW call AS SELECT {", ".join(f"NULL AS {name}" for name in COLUMNS)};
 """
 
-# Ends the leases in `due`; what is attached to them goes in one commit.
+# Ends the leases in `due`; one commit removes the items attached to them.
 _END_DUE = """
     UPDATE now SET revision = revision + 1
         WHERE EXISTS (SELECT 1 FROM item WHERE lease IN (SELECT id FROM due));
@@ -85,9 +85,9 @@ _END_DUE = """
     DELETE FROM lease WHERE id IN (SELECT id FROM due);
 """
 
-# The history must be the known one (S5). Then time advances, never back within one boot (S4), and
-# what ran out ends before anything else is looked at (S3). Another boot voids all leases: 9e999 is
-# infinity. An OR would have every write look at every lease instead of the index.
+# The history must be the known one (S5). Then time advances; within one boot it never goes back
+# (S4). Expired leases end before anything else is read (S3). A new boot ends all leases: 9e999 is
+# infinity. With an OR, every write would scan all leases instead of using the index.
 _BEGIN = f"""
     SELECT RAISE(ABORT, 'rewound') WHERE NOT EXISTS (
         SELECT 1 FROM meta WHERE history = NEW.history AND revision >= NEW.floor);
@@ -101,7 +101,7 @@ _BEGIN = f"""
     {_END_DUE}
 """
 
-# `meta` is written only if something changed, so that a refusal costs no disk write.
+# `meta` is written only if something changed, so that a refused commit costs no disk write.
 _FINISH = """
     DELETE FROM change WHERE revision <= (SELECT revision FROM now) - NEW.kept;
     DELETE FROM txn WHERE revision <= (SELECT revision FROM now) - NEW.kept;
@@ -110,7 +110,8 @@ _FINISH = """
         FROM now WHERE meta.revision <> now.revision OR now.wrote OR now.rebooted;
 """
 
-# The first operation that fails is the conflict. Then only what changes something stays in `op`.
+# The first operation that fails is the conflict. Then `op` keeps only operations that change
+# something.
 _COMMIT = """
     DELETE FROM op;
     INSERT INTO op SELECT o.key, o.value ->> 0, substr(NEW.data, o.value ->> 1, o.value ->> 2),
@@ -230,13 +231,13 @@ COMMITS = (
 
 
 def above(prefix: bytes) -> bytes | None:
-    """The least key that is past all keys with a prefix; None if there is no such key."""
+    """The smallest key that is greater than all keys with a prefix; None if there is none."""
     head = prefix.rstrip(b"\xff")
     return head[:-1] + bytes([head[-1] + 1]) if head else None
 
 
 def ranged(query: str, prefix: bytes, *before: object) -> tuple[str, tuple[object, ...]]:
-    """A query and its parameters, held to the keys under a prefix."""
+    """A query and its parameters, limited to the keys under a prefix."""
     end = above(prefix)
     if end is None:
         return query.format(below=""), (*before, prefix)
@@ -245,7 +246,7 @@ def ranged(query: str, prefix: bytes, *before: object) -> tuple[str, tuple[objec
 
 
 def together(commits: Iterable[tuple[str, bytes]]) -> tuple[str, bytes]:
-    """Packed commits as one: JSON, and a blob of which each has a piece."""
+    """Several packed commits as one: JSON, and a blob in which each commit has a piece."""
     places: list[str] = []
     blob = bytearray()
     for ops, data in commits:
@@ -255,9 +256,9 @@ def together(commits: Iterable[tuple[str, bytes]]) -> tuple[str, bytes]:
 
 
 def packed(conditions: Sequence[Condition], writes: Sequence[Write]) -> tuple[str, bytes]:
-    """The operations of a commit as JSON, with positions of keys and values in its piece of a blob:
-    JSON can't hold bytes. By who asks, so that an error about it is the asker's alone."""
-    # A leading byte, because SQLite makes NULL of a piece of an empty blob.
+    """The operations of a commit as JSON. Keys and values, which JSON cannot hold, are positions in
+    the commit's piece of a blob. The caller packs, so that an error concerns only that caller."""
+    # A leading byte, because for SQLite a piece of an empty blob is NULL.
     data = bytearray(b"\0")
 
     def place(piece: bytes) -> tuple[int, int]:

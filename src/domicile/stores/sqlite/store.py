@@ -1,11 +1,12 @@
 """The embedded store: one SQLite file that the processes of one machine share (S1–S9).
 
-`SqliteStore` writes in one thread and reads in another; the event loop never waits for the file.
-A write is one SQL statement (S9), so a process that is stopped or killed leaves no half of it, and
-holds no lock while it waits for Python. Expiry is done by whoever notices that it is due (S3).
+`SqliteStore` writes in one thread and reads in another; the event loop never waits for the file. A
+write is one SQL statement (S9). So a process that is stopped or killed leaves no partial write, and
+holds no lock while it waits for Python. The first process that notices an expired lease ends it
+(S3).
 
-The file must be on a local disk, with its -wal and -shm files beside it, and processes must open it
-by this module only: a process that opens it with another copy of SQLite as well loses its locks. A
+The file must be on a local disk, together with its -wal and -shm files. Processes must open it only
+through this module: a process that also opens it with another copy of SQLite loses its locks. A
 `SqliteStore` must not be used in a forked child; make another one there.
 """
 
@@ -69,15 +70,15 @@ T = TypeVar("T")
 KEPT_COMMITS = 10_000
 READ_S = 5.0
 REST_S = 1.0
-"""How long after the last watch left the reading thread goes on to look for changes."""
+"""Seconds for which the reading thread still looks for changes after the last watch ended."""
 
 GRACE_S = 0.25
-"""How much longer than `op_timeout_s` a caller waits for a statement that is stuck in the disk."""
+"""Seconds beyond `op_timeout_s` that a caller waits for a statement that the disk delays."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedCommit:
-    """A commit as the file's log keeps it; `expiry` if it is the end of leases."""
+    """A commit as the file's log keeps it; `expiry`: the commit is the end of leases."""
 
     revision: int
     at: float
@@ -88,7 +89,8 @@ class QueuedCommit:
 
 
 def commits(path: Path) -> list[QueuedCommit]:
-    """The commits that a store's file still knows, oldest first. Blocks; for judges and tools."""
+    """The commits that a store's file still keeps, the oldest first. Blocks; for checkers and
+    tools."""
     found: list[QueuedCommit] = []
     database: Database | None = None
     try:
@@ -110,12 +112,12 @@ def commits(path: Path) -> list[QueuedCommit]:
 
 
 class SqliteStore:
-    """Implements `domicile.ports.store.Store` on a file. Nothing happens before the first call.
+    """Implements `domicile.ports.store.Store` on a file. It opens the file at the first call.
 
     `by` names this process in the file's log, which keeps the newest `kept_commits`. A call ends
-    within about `op_timeout_s`. `elapsed` replaces the machine's clock in tests. Commits that
-    concern keys under `unhurried` alone wake no other process: its watches find them with the next
-    one, or within a second or so, in order as ever (I8).
+    within about `op_timeout_s`. `elapsed` replaces the machine's clock in tests. Commits that only
+    concern keys under `unhurried` wake no other process: watches find them with the next commit or
+    within about a second, in order (I8).
     """
 
     def __init__(
@@ -133,8 +135,8 @@ class SqliteStore:
             raise ValueError(f"kept_commits is {kept_commits}; keep at least one commit")
         if not (isfinite(op_timeout_s) and op_timeout_s > 0):
             raise ValueError(f"op_timeout_s is {op_timeout_s}; it must be above 0")
-        # Wherever this process goes: by a relative path it would find another file there, and make
-        # one, and with it a second home for every shard (I1).
+        # Absolute: after a change of the working directory, a relative path would name another
+        # file, and with it a second home for every shard (I1).
         self._path = path = path.absolute()
         self._op_timeout_s = op_timeout_s
         self._meter = NoMeter() if meter is None else meter
@@ -161,7 +163,7 @@ class SqliteStore:
         return await self._read(partial(self._reader.list, prefix))
 
     async def commit(self, conditions: Sequence[Condition], writes: Sequence[Write]) -> Outcome:
-        """As `Store.commit`. Writes that change nothing raise no revision."""
+        """As `Store.commit`. A commit that changes nothing does not raise the revision."""
         check_limits(conditions, writes)
         operations = (*conditions, *writes)
         try:
@@ -194,7 +196,7 @@ class SqliteStore:
         return _Watch(self, prefix, from_revision, self._generation)
 
     def beside(self, prefix: bytes = b"") -> SqliteThreadedStore:
-        """As `OffersBeside.beside`: the two threads take jobs from anywhere."""
+        """As `OffersThreads.beside`: the two threads take jobs from any thread."""
         return SqliteThreadedStore(
             self._open(), self._writer, self._reader, prefix, self._generation, self._op_timeout_s
         )
@@ -204,7 +206,7 @@ class SqliteStore:
         await self._lease("compact", upto=revision)
 
     async def close(self) -> None:
-        """End the threads and the watches. Leases live on until they expire."""
+        """End the threads and the watches. Leases stay until they expire."""
         self._closed = True
         error = StoreUnavailable(f"the store {self._path} was closed; make another one")
         for watch in tuple(self._watches):
@@ -216,7 +218,7 @@ class SqliteStore:
                 await self._see_off(desk)
 
     async def _see_off(self, desk: JobThread) -> None:
-        """Until the job in hand is done and the thread is gone, unless the disk keeps it (I6)."""
+        """Wait until the thread has ended after its current job, unless the disk blocks it (I6)."""
         try:
             async with asyncio.timeout(self._op_timeout_s + GRACE_S):
                 await asyncio.wrap_future(desk.gone)
@@ -250,7 +252,7 @@ class SqliteStore:
         return result
 
     async def _read(self, read: Callable[[int, float], tuple[bool, T]]) -> T:
-        """Read; if something is due, let it expire and read again (S3)."""
+        """Read; if a lease has expired, end it and read again (S3)."""
         due, found = await self.read(read, self._generation)
         if due:
             await self._lease("expire")
@@ -258,7 +260,7 @@ class SqliteStore:
         return found
 
     async def read(self, read: Callable[[int, float], T], generation: int) -> T:
-        """Have the reading thread read; `generation` is that of when the caller began."""
+        """Read in the reading thread; `generation` is the one that the caller began with."""
         _, reader = self._open()
         deadline = time.monotonic() + self._op_timeout_s
         try:
@@ -267,7 +269,7 @@ class SqliteStore:
             raise StoreUnavailable(str(error)) from error
 
     async def _answer(self, future: Future[T]) -> T:
-        # What has begun runs to its end in its thread, whether or not anyone still waits for it.
+        # A job that has begun runs to its end in its thread, even if its caller no longer waits.
         try:
             async with asyncio.timeout(self._op_timeout_s + GRACE_S):
                 return await asyncio.wrap_future(future)
@@ -321,7 +323,7 @@ class SqliteStore:
         return started[0], started[1]
 
     def wait(self, watch: _Watch) -> None:
-        """A watch has seen all; it is told of what comes."""
+        """A watch has seen all commits; call it when there are new ones."""
         _, reader = self._open()
         self._watches[watch] = None
         if not self._reader.watched:
@@ -329,10 +331,10 @@ class SqliteStore:
             reader.nudge()
 
     def leave(self, watch: _Watch) -> None:
-        """A watch waits no more."""
+        """A watch no longer waits."""
         self._watches.pop(watch, None)
         if not (self._watches or self._resting or self._loop is None or self._loop.is_closed()):
-            # Not yet: most come back in this turn, and the reading thread need not hear of that.
+            # Later: most watches wait again in this turn, and the reading thread need not change.
             self._resting = True
             self._loop.call_later(REST_S, self._rest)
 
@@ -341,25 +343,25 @@ class SqliteStore:
         self._reader.watched = bool(self._watches)
 
     def recent(self, prefix: bytes, seen: int, generation: int) -> WatchedChanges | None:
-        """As `look`, without a reading, if the last looks tell; else None."""
+        """As `look`, but without a read, if the newest commits are known; otherwise None."""
         current = generation == self._generation
         return self._recent.after(prefix, seen, generation) if current else None
 
-    # The following four are called by the threads.
+    # The threads call the following four.
 
     def changed(self, news: News) -> None:
         """There are commits since the last look."""
         self._soon(partial(self._wake, news))
 
     def expire(self) -> Future[Result]:
-        """Something is due."""
+        """A lease has expired."""
         assert self._desks is not None
         deadline = time.monotonic() + self._op_timeout_s
         job = partial(self._writer.run, "expire", {}, self._known.generation, deadline)
         return self._desks[0].submit(job)
 
     def broken(self, error: StoreError) -> None:
-        """The file can't be read: the watches end."""
+        """The file cannot be read: end the watches."""
         self._soon(partial(self._break, error))
 
     def _noticed(self) -> None:
@@ -395,17 +397,17 @@ class SqliteStore:
         if self._desks is not None and not self._closed:
             handles = (self._writer.handle, self._reader.handle)
             for desk, handle in zip(self._desks, handles, strict=True):
-                # Where too many jobs wait, the next one of this history does it.
+                # If too many jobs wait, the next job of this history drops the connection.
                 with suppress(StoreUnavailable):
                     desk.submit(handle.drop_old)
 
     def look(self, prefix: bytes, seen: int) -> Callable[[int, float], WatchedChanges]:
-        """The reading of a watch, for `read`."""
+        """The read of a watch, as an argument for `read`."""
         return partial(self._reader.log, prefix, seen)
 
 
 class _Watch:
-    """An iterator without a task: what it has not seen yet stays in the file's log."""
+    """An iterator without a task: commits that it has not seen yet stay in the file's log."""
 
     def __init__(self, store: SqliteStore, prefix: bytes, seen: int, generation: int) -> None:
         self._store = store
@@ -436,12 +438,12 @@ class _Watch:
         return found
 
     async def _look(self) -> None:
-        """Take what is new, and if there is nothing wait until there may be something."""
+        """Take new commits; if there are none, wait until there may be some."""
         self._check()
         self._missed = False
         self._store.wait(self)
         try:
-            # The first time from the file, which knows best what it has forgotten.
+            # The first time from the file, which knows which changes it has deleted.
             found = self._recent() if self._follows else None
             if found is None:
                 found = await self._store.read(
@@ -471,7 +473,7 @@ class _Watch:
             raise type(self._error)(*self._error.args)
 
     def changed(self) -> None:
-        """Go on if that concerns this watch; else it counts as seen, and may be compacted."""
+        """Continue if new commits concern this watch; otherwise they count as seen."""
         if self._waiter is None:
             self._missed = True
             return
@@ -485,8 +487,8 @@ class _Watch:
             self._seen = found.upto
 
     def break_off(self, error: StoreError) -> None:
-        """End with an error, now and ever after: what was found is of a history that is gone (S5),
-        or is found again by the watch that takes its place."""
+        """End with an error, now and at every later call. Commits that were found are dropped: they
+        belong to a lost history (S5), or the next watch finds them again."""
         self._error = error
         self._found.clear()
         if self._waiter is not None and not self._waiter.done():

@@ -1,8 +1,9 @@
-"""The embedded store as a thread beside the event loop sees it: a lease kept while a loop is held.
+"""The embedded store for the thread renewer: it keeps a lease while the event loop is blocked.
 
-Made by `domicile.stores.sqlite.store` alone. It hands jobs to the store's two threads and never
-touches the event loop, so it works while that is blocked. It is bound to the history that was known
-when it was made: a rewind that a blocked loop has not noticed yet refuses every call (S5).
+Only `domicile.stores.sqlite.store` makes it. It gives jobs to the store's two threads. It must
+never touch the event loop, so that it works while the loop is blocked. It belongs to the history
+that was known when it was made: after a rewind every call is refused, even if a blocked loop has
+not noticed the rewind yet (S5).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ R = TypeVar("R")
 
 
 class SqliteThreadedStore:
-    """Implements `domicile.ports.store.Beside`."""
+    """Implements `domicile.ports.store.ThreadedStore`."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class SqliteThreadedStore:
         self._op_timeout_s = op_timeout_s
 
     def keep(self, lease: str, key: bytes) -> Future[Kept]:
-        """As `Beside.keep`. What ran out ends with the renewal (S3), so the read finds it gone."""
+        """As `ThreadedStore.keep`. The renewal ends expired leases (S3), so the read sees that."""
         deadline = time.monotonic() + self._op_timeout_s
         kept: Future[Kept] = Future()
 
@@ -77,7 +78,7 @@ class SqliteThreadedStore:
         return kept
 
     def rewrite(self, key: bytes, revision: int, value: bytes, lease: str) -> Future[Outcome]:
-        """As `Beside.rewrite`."""
+        """As `ThreadedStore.rewrite`."""
         deadline = time.monotonic() + self._op_timeout_s
         conditions = [At(self._prefix + key, revision)] if revision else []
         writes = [Put(self._prefix + key, value, lease)]
@@ -95,7 +96,7 @@ class SqliteThreadedStore:
                 outcome.set_exception(error)
                 return
             if not isinstance(error, CommitUnknown):
-                log.error("a write beside the event loop met something unexpected", exc_info=error)
+                log.error("a write of the thread that renews failed unexpectedly", exc_info=error)
             outcome.set_result(Unknown())
 
         def job() -> Result:
@@ -115,7 +116,7 @@ class SqliteThreadedStore:
         then: Callable[[T], None],
         failed: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """Have a job done; then go on in that thread, or fail `result`."""
+        """Give a job to a thread; call `then` in that thread, or fail `result`."""
         fail = failed or partial(_fail, result)
 
         def done(future: Future[T]) -> None:

@@ -1,7 +1,8 @@
 """The embedded store's threads: SQLite may wait for a lock or a disk, the event loop must not.
 
-A `JobThread` does one job after another. A `FileNotifier` ends its wait: for a job, for the passing
-of time, or for another process's write to a file. Used by `domicile.stores.sqlite.store` alone.
+A `JobThread` does one job after another. It waits with a `FileNotifier`, which ends the wait for a
+job, after a time, or when another process writes to a file. Only `domicile.stores.sqlite` uses it.
+Nothing here knows SQL.
 """
 
 from __future__ import annotations
@@ -29,22 +30,23 @@ P = TypeVar("P", bound="Part")
 log = logging.getLogger("domicile")
 
 MOST_JOBS = 1024
-"""I6: how many jobs may wait for a thread; past that, new ones are refused."""
+"""I6: most jobs that may wait for a thread; above this, new jobs are refused."""
 
 FEW_JOBS = 64
-"""How many may wait before it is looked whether some were given up."""
+"""Waiting jobs from which cancelled jobs are searched for and removed."""
 
 SIFT_S = 0.01
-"""How long it is not looked again after all that wait were found to be wanted."""
+"""Seconds without another search, after a search removed too few jobs."""
 
 STUMBLE_S = 0.1
-"""How long a thread rests after an error that nobody expected, for it may come again at once."""
+"""Seconds that a thread pauses after an unexpected error, because it may repeat at once."""
 
 _IN_MODIFY = 0x2
 
 
 class FileNotifier:
-    """Something to wait for. Only `ring` may be called by other threads than the waiting one."""
+    """A wait that other threads and writes to a file can end. Only the waiting thread may call it,
+    except for `ring`."""
 
     def __init__(self) -> None:
         self._out, self._in = os.pipe()
@@ -56,12 +58,12 @@ class FileNotifier:
         self._listens_to: tuple[int, int] | None = None
 
     def ring(self) -> None:
-        """End the wait, or the next one."""
-        with suppress(BlockingIOError):  # it rings already
+        """End the present wait, or the next one."""
+        with suppress(BlockingIOError):  # a wake-up is pending already
             os.write(self._in, b"\0")
 
     def wait(self, seconds: float | None) -> bool:
-        """Until `ring`, a write to the watched file (then True), or that many seconds."""
+        """Wait until `ring`, a write to the watched file (then True), or that many seconds."""
         events = self._poll.poll(None if seconds is None else seconds * 1000)
         modified = False
         for descriptor, _ in events:
@@ -77,8 +79,8 @@ class FileNotifier:
                 os.read(self._inotify, 65536)
 
     def listen(self, path: Path | None) -> bool:
-        """Wait for writes to this file from now on; False if this system can't tell of them."""
-        # First of all: if another file takes its place meanwhile, that is noticed later.
+        """Wait for writes to this file from now on; False if this system cannot report them."""
+        # First, so that `hears` later notices if another file takes its place meanwhile.
         self._listens_to = None if path is None else _identity(path)
         if self._inotify >= 0:
             self._poll.unregister(self._inotify)
@@ -89,18 +91,19 @@ class FileNotifier:
         return self._inotify >= 0
 
     def hears(self, path: Path) -> bool:
-        """Whether it is the file at this path now that it listens to."""
+        """Whether the watched file is the file that is at this path now."""
         return self._inotify >= 0 and _identity(path) == self._listens_to
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all descriptors."""
         self.listen(None)
         os.close(self._out)
         os.close(self._in)
 
 
 def ring_file(path: Path) -> None:
-    """End the waits of all processes that listen to this file; whoever cannot be told looks."""
+    """End the waits of all processes that listen to this file. Processes that cannot listen look
+    for changes regularly."""
     with suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
         try:
@@ -118,7 +121,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _inotify(path: Path) -> int:
-    """A descriptor that gets readable when a file is written to; -1 if there is no such thing."""
+    """A descriptor that becomes readable when a file is written to; -1 if there is none."""
     if sys.platform != "linux":
         return -1
     libc = ctypes.CDLL(None)
@@ -132,29 +135,29 @@ def _inotify(path: Path) -> int:
 
 
 class Part(Protocol):
-    """What may be done together with others of its kind."""
+    """A piece of work that may be done together with others of its kind."""
 
     def joins(self, others: Sequence[Any]) -> bool:
-        """Whether it may be done with these, which come before it."""
+        """Whether it may be done together with these, which come before it."""
         ...
 
 
 class Joint(NamedTuple):
-    """A job that is a part of a larger one, if others wait right behind it."""
+    """A job that may become part of a larger one, if others wait directly behind it."""
 
     part: Part
     run: Callable[[Sequence[Any]], Sequence[object]]
-    """Does parts in order; a result each."""
+    """Does parts in order; returns one result for each."""
 
 
 ThreadJob = tuple[Future[Any], Callable[[], object] | Joint]
 
 
 class JobThread:
-    """A thread that does jobs in order. `between` runs before each wait and says how long it is.
+    """A thread that does jobs in order. `between` runs before each wait and returns its length.
 
-    `between` is told whether the file that the bell listens to was written to. `end` runs last.
-    While the thread is stuck, up to `MOST_JOBS` wait for it, without those that were given up.
+    The second argument of `between`: was the watched file written to? `end` runs last. While the
+    thread is blocked, up to `MOST_JOBS` jobs wait for it, without those that were cancelled.
     """
 
     def __init__(
@@ -171,8 +174,8 @@ class JobThread:
         self._sift_after = 0.0
         self._ended = False
         self.gone: Future[None] = Future()
-        """Done once the thread touches nothing any more."""
-        self.gone.set_running_or_notify_cancel()  # whoever gives up waiting cancels nothing
+        """Done after the thread's last action."""
+        self.gone.set_running_or_notify_cancel()  # so that a waiting caller cannot cancel it
         self._lock = threading.Lock()
         # A daemon: a program that forgot to close its store can still exit.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -183,13 +186,13 @@ class JobThread:
             raise
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Have a job done; cancelling its future works until it begins."""
+        """Queue a job; its future can be cancelled until the job begins."""
         future: Future[T] = Future()
         self._put(future, job)
         return future
 
     def join_in(self, part: P, run: Callable[[Sequence[P]], Sequence[T]]) -> Future[T]:
-        """As `submit`, with those parts that wait right before and behind it."""
+        """As `submit`, together with the parts that wait directly before and behind it."""
         future: Future[T] = Future()
         self._put(future, Joint(part, run))
         return future
@@ -210,18 +213,19 @@ class JobThread:
             self.bell.ring()
 
     def _sift(self) -> None:
-        """Let go of what was given up, which a stuck thread would keep (I6); holds the lock."""
+        """Remove cancelled jobs, which a blocked thread would keep (I6). The caller holds the
+        lock."""
         now = time.monotonic()
         if len(self._jobs) >= MOST_JOBS and now < self._sift_after:
             return
         self._jobs = deque([job for job in self._jobs if not job[0].cancelled()])
         if len(self._jobs) >= MOST_JOBS:
             self._sift_after = now + SIFT_S
-        # As many again first: so a job is looked at about once, however many wait.
+        # Next at twice as many jobs: so each job is checked about once, however many wait.
         self._sift_at = min(max(FEW_JOBS, 2 * len(self._jobs)), MOST_JOBS)
 
     def nudge(self) -> None:
-        """Have `between` run soon."""
+        """Make `between` run soon."""
         with self._lock:
             if not self._ended:
                 self.bell.ring()
@@ -235,7 +239,7 @@ class JobThread:
             self.bell.ring()
 
     def join(self) -> None:
-        """Until the thread has ended; after `gone`, so that this takes no time."""
+        """Wait until the thread has ended. Call it after `gone`, so that it takes no time."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -245,8 +249,8 @@ class JobThread:
                 try:
                     modified = self._turn(modified)
                 except Exception:
-                    # Without this thread nothing would be answered any more.
-                    log.exception("the thread %s stumbled and goes on", self._thread.name)
+                    # Without this thread no job would be answered.
+                    log.exception("the thread %s failed and continues", self._thread.name)
                     time.sleep(STUMBLE_S)
             while self._jobs:
                 _do(self._jobs.popleft()[0], _refuse)
@@ -273,7 +277,7 @@ class JobThread:
             return self._jobs.popleft() if self._jobs else None
 
     def _take_joint(self, parts: Sequence[Part]) -> tuple[Future[object], Joint] | None:
-        """The next job, if it may be done with these."""
+        """The next job, if it may be done together with these."""
         with self._lock:
             if not self._jobs:
                 return None
@@ -300,7 +304,7 @@ class JobThread:
         except BaseException as error:
             futures[0].set_exception(error)
             for each in futures[1:]:
-                # Of its own: an error that is raised twice would chain its tracebacks.
+                # A copy: an error that is raised twice would chain its tracebacks.
                 each.set_exception(copy(error))
         else:
             for each, result in zip(futures, results, strict=True):
