@@ -8,8 +8,8 @@ act again: a fence ends the incarnation (L5). What it sees in the store goes to 
 Under `fencing = "health"` it has no deadline and continues during a store outage. It ends only when
 it reads that its record is gone or evicted (C9, I7).
 
-If the store can be called from any thread, the thread renewer renews for a node, so that a node
-with a blocked loop keeps its shards for a limited time (DX-10).
+If the store can be called from any thread, the thread renewer renews for a node. So a node with a
+blocked loop keeps its shards for a limited time (DX-10).
 """
 
 from __future__ import annotations

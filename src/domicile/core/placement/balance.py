@@ -51,7 +51,7 @@ def place(
     """A node for each shard: the least loaded per unit of capacity after receiving it.
 
     `capacity` names the receivers in order. A preferred receiver is chosen while it stays within
-    its fair share (C8), so that a node which once held all shards does not get all of them back.
+    its fair share (C8): a node which once held all shards must not get all of them back.
     `most` limits how many shards a node may have in the end; shards beyond that are left out.
     `marked` counts suspect shards on each node: the given shards go where the fewest are, whatever
     the load.

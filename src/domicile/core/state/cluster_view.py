@@ -316,7 +316,7 @@ class ClusterView:
                     )
         return ""
 
-    # who is there
+    # which members are registered
 
     def knows_type(self, role: str, kind: str) -> bool:
         """Whether any registered node of a role serves an entity type."""
