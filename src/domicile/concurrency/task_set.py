@@ -32,7 +32,7 @@ class TaskSet(Generic[T]):
     def spawn(
         self, work: Coroutine[Any, Any, T], context: Context | None = None
     ) -> asyncio.Task[T]:
-        """Begin a task, in a copy of the current context if it is given no other."""
+        """Begin a task, in `context` or in a copy of the current context."""
         owner = asyncio.get_running_loop() if self._group is None else self._group
         task = owner.create_task(work, name=self._name, context=context)
         self._tasks[task] = None

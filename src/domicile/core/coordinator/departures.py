@@ -123,13 +123,13 @@ def unfinished(
     handing_over: bool,
     may_place: Callable[[], bool],
 ) -> bool:
-    """Whether a shard keeps `me`, which leaves, from going.
+    """Whether `me`, which leaves, must stay because of this shard.
 
-    `entry` is what the store says of the shard; `phase` and `epoch` are those of `me` as its owner.
-    The store still names `me`, and `me` has something to release, or will have as soon as it sees
-    the entry, or hands fields over to the next home (`handing_over`). Or the next home is not
-    stored yet although it can be (`may_place`). If `me` leads and goes before that, the decision
-    goes with it; and any owner that goes before that would be taken for one that died.
+    `entry` is what the store says about the shard; `phase` and `epoch` are those of `me` as its
+    owner. The store still names `me`, and one of these holds: `me` must release the shard, now or
+    as soon as it sees the entry; `me` transfers fields to the next home (`handing_over`); the next
+    home is not stored yet although it can be (`may_place`). A leader that left before that would
+    lose the decision. Any owner that left before that would count as dead.
     """
     return entry.owner == me and (
         phase in (Phase.OPEN, Phase.DRAINING)
@@ -142,9 +142,9 @@ def unfinished(
 def may_overstay(*, draining: bool, unreleased: bool, decides: bool) -> bool:
     """Whether a node that leaves may take `late_s` beyond its drain deadline.
 
-    A shard that is being emptied has a deadline of its own, which may have begun later (H10). What
-    is `unreleased` otherwise waits for a decision, so it is waited for only if one can come
-    (`decides`).
+    A shard that is being emptied has its own deadline, which may have begun later (H10). Other
+    `unreleased` shards wait for a decision, so the node waits for them only if a coordinator can
+    decide (`decides`).
     """
     return draining or (unreleased and decides)
 

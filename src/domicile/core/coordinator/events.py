@@ -100,10 +100,10 @@ class StrategyAnswered:
 
 
 DriverEvent = Listed | Changed | CommitDone | Reread | StoreReturned | Tick
-"""What a driver feeds to any machine that decides by what the store says."""
+"""What a driver feeds to any machine that decides from the contents of the store."""
 
 ClusterEvent = ReleasedBy | RevertAsked | Heard | ProbeAnswered | StrategyAnswered
-"""What nodes and a user's function say to a coordinator."""
+"""What nodes and a user's function report to a coordinator."""
 
 CoordinatorEvent = DriverEvent | ClusterEvent
 
@@ -160,6 +160,6 @@ DriverEffect = Commit | ReadBack | Arm | Resign
 """What a driver carries out for any machine."""
 
 ClusterEffect = Tell | AskProbe | AskStrategy
-"""What only a coordinator wants."""
+"""The effects that only a coordinator has."""
 
 CoordinatorEffect = DriverEffect | ClusterEffect
