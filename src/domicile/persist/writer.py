@@ -212,8 +212,12 @@ class JournalWriter:
                 f"shard {shard.role}/{shard.shard} was opened anew under epoch {newest}; what ran "
                 f"here belongs to epoch {epoch}"
             )
+        old = self._claims.get(shard)
         claim = self._claims[shard] = ShardClaim(self, host, line)
         self._carry_out(effects)
+        if old is not None:
+            # Those who still wait for it learn that it is over.
+            old.checked()
         return claim
 
     def _carry_out(self, effects: Iterable[WriterEffect]) -> None:

@@ -240,6 +240,31 @@ def test_a_fence_of_an_epoch_that_is_over_drops_nothing() -> None:
     run(scenario)
 
 
+def test_who_waits_for_an_epoch_that_is_over_learns_it() -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        journal = Faulty(gate)
+        desk, home = Desk(journal), Home()
+        await desk.claimed(home)
+        gate.shut()
+        gone = asyncio.ensure_future(desk.write(home, "a", 0, b"1"))
+        await gate.reached()
+        gone.cancel()
+        await asyncio.wait([gone])
+        waiting = asyncio.ensure_future(desk.claimed(home))
+        await turns()
+        assert not waiting.done()
+        home.owner.epoch = 3
+        new = asyncio.ensure_future(desk.claimed(home, 3))
+        with pytest.raises(Fenced):
+            await waiting
+        assert home.outruns == []
+        gate.open()
+        await new
+
+    run(scenario)
+
+
 # lost answers
 
 
