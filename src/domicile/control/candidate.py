@@ -122,7 +122,7 @@ class Candidate:
             self.leadership.feed(event)
 
     def stop_campaigning(self) -> None:
-        """Lead on if this node does, but try no more."""
+        """Lead on if this node leads, but do not campaign again."""
         self._campaigns = False
         self._wake()
 

@@ -83,7 +83,7 @@ class Dispatcher:
             takers[type(message)](peer, message)
 
     def on_link_lost(self, peer: Incarnation, reason: str, unsent: tuple[ToOwner, ...]) -> None:
-        """A dialled link is lost for good."""
+        """A dialled link is lost: it cannot be resumed."""
         self._runtime.sending.link_lost(peer, unsent)
         if peer in self._members.nodes:
             self._control.suspect(peer)

@@ -89,7 +89,7 @@ class Observation:
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
-        """Answer no more."""
+        """Stop answering."""
         if self._server is not None:
             await self._server.close()
 

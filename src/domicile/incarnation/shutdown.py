@@ -70,7 +70,7 @@ class Shutdown:
         self._until = self._clock.now() + self._settings.linger_s
 
     async def part(self, links: LinkLayer) -> None:
-        """Say goodbye to whoever has dialled this process, also to those that have sent nothing
+        """Say goodbye to every process that dialled this one, also to those that have sent nothing
         yet, until all have heard it and all that was sent is acknowledged."""
 
         def parted() -> bool:

@@ -68,7 +68,8 @@ class Supervisor:
 
     @property
     def failed(self) -> str:
-        """What ended it for good after it had joined; empty while it lives or leaves."""
+        """Why this process stopped permanently after it had joined; empty while it runs or
+        leaves."""
         supervisor = self._supervisor
         if supervisor is None or not supervisor.done() or supervisor.cancelled():
             return ""
@@ -201,7 +202,7 @@ class Supervisor:
 
 
 def _why(error: BaseException) -> str:
-    """What happened; a group says no more than that there is something in it."""
+    """The first leaf of an exception group, as text."""
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return f"{type(error).__name__}: {error}"

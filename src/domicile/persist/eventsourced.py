@@ -239,7 +239,7 @@ class EventLog:
         return stored.reply
 
     async def recover(self) -> None:
-        """Read and fold all events, once, whoever asks first."""
+        """Read and fold all events. The first caller does it, the others wait for it."""
         landing = self._reading.join()
         if landing is not None:
             await landing
