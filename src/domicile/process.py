@@ -83,6 +83,11 @@ class Process(ABC):
         return self._cluster
 
     @property
+    def token(self) -> str:
+        """The cluster's secret, for tools that ask its nodes. Never log it."""
+        return self._token
+
+    @property
     def life(self) -> RunningIncarnation | None:
         """The current incarnation, if one is registered."""
         return self._lives.current

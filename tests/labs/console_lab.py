@@ -30,7 +30,7 @@ VARYING = (
     (re.compile(r"\brevision \d+"), "revision <n>"),
     (re.compile(r"\bepoch +\d+"), "epoch <n>"),
     (re.compile(r"\bin \d+\.\d+ ?s\b"), "in <n> s"),
-    (re.compile(r"(?<= )\d+ (?:s|min)(?= |$)"), "<age>"),
+    (re.compile(r"(?<= )\d[\d.,]* (?:ms|s|min)(?= |$)"), "<age>"),
     (re.compile(r"[─━]+"), ""),
 )
 SOON_S = 60.0

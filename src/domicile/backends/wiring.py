@@ -21,6 +21,7 @@ from domicile.ports.health import Health
 from domicile.ports.journal import Journal
 from domicile.ports.meter import Meter, NoMeter
 from domicile.ports.store import Store
+from domicile.ports.transport import Transport
 from domicile.ports.watchdog import Watchdog
 from domicile.settings import Settings
 from domicile.stores.namespace import Namespace
@@ -99,6 +100,13 @@ def open_whole_store(url: str, *, by: str, op_timeout_s: float = 5.0) -> WholeSt
     backend = store_backend(url)
     options = OpenOptions(by, store=url, op_timeout_s=op_timeout_s)
     return WholeStore(url, backend, backend.open_store(url, options), backend.health(url, options))
+
+
+def dialler(url: str, *, cluster: str, settings: Settings) -> Callable[[], Transport]:
+    """What makes the transport of a tool that asks the nodes of a cluster and takes no part."""
+    options = OpenOptions("tool", cluster, url, settings.op_timeout_s)
+    sockets = _sockets(LOOPBACK, None, settings, options.meter, proved=True)
+    return store_backend(url).transport(url, options) or sockets
 
 
 def _journal(

@@ -305,7 +305,35 @@ class Frame(Wire, frozen=True, tag="m"):
     messages: Annotated[tuple[Message, ...], msgspec.Meta(max_length=MOST_MESSAGES)]
 
 
-Packet = Hello | Welcome | Refused | Frame
+class Look(Wire, frozen=True, tag="l"):
+    """The first and only packet of a tool: it asks for an incarnation's `Figures`, and opens no
+    link."""
+
+    cluster: Short
+    receiver: Name
+    nonce: Count
+    """Chosen at random by the tool: an answer holds for one question."""
+    proof: Proof = b""
+
+
+class Figures(Wire, frozen=True, tag="lf"):
+    """The accepter's answer to `Look`: how busy this incarnation is now."""
+
+    at_s: Seconds
+    """The time on the accepter's own clock."""
+    turns: Count
+    """Handlers begun since the incarnation began."""
+    residents: Count
+    queued: Count
+    """Messages that wait for a turn."""
+    open_asks: Count
+    loop_lag_s: Seconds | None = None
+    lease_left_s: Seconds | None = None
+    """None: its lease has no end."""
+    proof: Proof = b""
+
+
+Packet = Hello | Welcome | Refused | Frame | Look | Figures
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Packet] = msgspec.msgpack.Decoder(Packet)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from domicile.core.ids import LinkKey
-from domicile.core.wire import Frame, Hello, Packet, Reply
+from domicile.core.wire import Frame, Hello, Look, Packet, Reply
 from domicile.links.machine import IncomingLink, LinkBroken
 from domicile.links.session import Session, SessionBatches, cancel
 from domicile.ports.clock import Timer
@@ -114,6 +114,7 @@ class IncomingConnection:
         callers: dict[IncomingConnection, None],
         lobby: BoundedGuests[IncomingConnection],
         admit: Callable[[IncomingConnection, Hello], None],
+        show: Callable[[IncomingConnection, Look], None],
     ) -> None:
         self.connection: Connection | None = None
         self._session = 0
@@ -121,6 +122,7 @@ class IncomingConnection:
         self._callers = callers
         self._lobby = lobby
         self._admit = admit
+        self._show = show
         self._side: IncomingSession | None = None
         self._over = False
         self._timer: Timer | None = None
@@ -167,6 +169,8 @@ class IncomingConnection:
                 self.end()
             elif self._side is None and isinstance(packet, Hello):
                 self._admit(self, packet)
+            elif self._side is None and isinstance(packet, Look):
+                self._show(self, packet)
             elif self._side is not None and isinstance(packet, Frame):
                 self._side.link.weigh(len(data))
                 self._side.received(self._session, packet)

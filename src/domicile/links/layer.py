@@ -18,8 +18,10 @@ import msgspec
 from domicile.core.ids import Incarnation, LinkKey
 from domicile.core.state.agreement import common_protocol, no_common_protocol
 from domicile.core.wire import (
+    Figures,
     Flush,
     Hello,
+    Look,
     Refused,
     Request,
     ToOwner,
@@ -32,7 +34,7 @@ from domicile.links.incoming import IncomingConnection, IncomingSession
 from domicile.links.machine import PROTOCOLS, Acceptor, OutgoingLink, protocols_of
 from domicile.links.outgoing import OutgoingSession
 from domicile.links.session import UNSPOKEN, SessionBatches
-from domicile.links.token import check_hello, prove_welcome
+from domicile.links.token import check_hello, check_look, prove_figures, prove_welcome
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
 from domicile.ports.transport import ConnectionHandler, LinkEvents, Peer, Transport
@@ -70,6 +72,7 @@ class LinkLayer(SessionBatches):
         protocols: tuple[int, int] = PROTOCOLS,
         token: str = "",
         registered: Callable[[Incarnation], bool] = lambda _: False,
+        figures: Callable[[], Figures] | None = None,
     ) -> None:
         super().__init__(clock, settings, meter, me, guard, events)
         self._token = token
@@ -83,6 +86,7 @@ class LinkLayer(SessionBatches):
         self._doors: dict[Incarnation, Acceptor] = {}
         self._callers: dict[IncomingConnection, None] = {}
         self._registered = registered
+        self._figures = figures
         self._lobby: BoundedGuests[IncomingConnection] = BoundedGuests(
             MOST_STRANGERS, MOST_OF_ONE_HOST
         )
@@ -237,7 +241,7 @@ class LinkLayer(SessionBatches):
 
     def accept(self) -> ConnectionHandler:
         """A handler for one incoming connection, for `Transport.listen`."""
-        return IncomingConnection(self, self._callers, self._lobby, self._admit)
+        return IncomingConnection(self, self._callers, self._lobby, self._admit, self._show)
 
     def _dialled(self, peer: Peer) -> OutgoingSession:
         link = OutgoingLink(
@@ -316,6 +320,24 @@ class LinkLayer(SessionBatches):
             return answer
         return msgspec.structs.replace(answer, proof=prove_welcome(self._token, hello, answer))
 
+    def _show(self, caller: IncomingConnection, look: Look) -> None:
+        """A tool asks how busy this incarnation is. It gets one answer and opens no link."""
+        unproved = bool(self._token) and not check_look(self._token, look)
+        refusal = UNPROVED if unproved else self._misdirected(look.cluster, look.receiver)
+        if unproved:
+            self.meter.count("token.refused")
+            self.complaints.about(peer_of(caller.connection), refusal)
+        if refusal or self._figures is None:
+            self._refuse(caller, Refused(refusal or "this process has no figures"))
+            return
+        figures = self._figures()
+        if self._token:
+            proof = prove_figures(self._token, look, figures)
+            figures = msgspec.structs.replace(figures, proof=proof)
+        if caller.connection is not None:
+            self.transmit(caller.connection, encode_packet(figures))
+        caller.end()
+
     def _make_room(self, sender: Incarnation) -> None:
         """I6: bound how many senders without a known record are remembered."""
         if self._registered(sender):
@@ -331,17 +353,23 @@ class LinkLayer(SessionBatches):
         if self._token and not check_hello(self._token, hello):
             self.meter.count("token.refused")
             return UNPROVED
-        if hello.cluster != self.cluster:
-            return f"this is cluster {self.cluster!r}, not {plain(hello.cluster)!r}"
-        if hello.sender == self.me:
+        if hello.cluster == self.cluster and hello.sender == self.me:
             return f"incarnation {self.me} is this one, which does not dial itself"
-        if hello.receiver != self.me:
-            return f"this is incarnation {self.me}, not {plain(hello.receiver)}"
+        misdirected = self._misdirected(hello.cluster, hello.receiver)
+        if misdirected:
+            return misdirected
         here, there = self.protocols, protocols_of(hello)
         if not common_protocol(here, there):
             return no_common_protocol(here, there)
         if self._is_gone(hello.sender):
             return f"the record of incarnation {hello.sender} is gone (I1b)"
+        return ""
+
+    def _misdirected(self, cluster: str, receiver: Incarnation) -> str:
+        if cluster != self.cluster:
+            return f"this is cluster {self.cluster!r}, not {plain(cluster)!r}"
+        if receiver != self.me:
+            return f"this is incarnation {self.me}, not {plain(receiver)}"
         return ""
 
     def _refuse(self, caller: IncomingConnection, answer: Welcome | Refused | None) -> None:

@@ -13,7 +13,7 @@ from random import Random
 
 import msgspec
 
-from domicile.core.wire import Frame, Hello, Packet, ToSender, Welcome
+from domicile.core.wire import Frame, Hello, Packet, Refused, ToSender, Welcome
 from domicile.links.machine import LinkBroken, LinkVoid, OutgoingLink
 from domicile.links.session import UNSPOKEN, Session, SessionBatches, cancel
 from domicile.links.token import check_welcome, prove_hello
@@ -95,8 +95,8 @@ class OutgoingSession(Session[OutgoingLink]):
             self._deliver(packet, self.link.take(session, packet))
         elif isinstance(packet, Welcome):
             self._welcome(session, packet)
-        elif isinstance(packet, Hello):
-            raise LinkBroken("a hello came from the accepting end")
+        elif not isinstance(packet, Refused):
+            raise LinkBroken(f"a {type(packet).__name__} came from the accepting end")
         elif self.link.resumes:
             self._lose(self, f"resume refused: {packet.reason}")
         else:

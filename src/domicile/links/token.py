@@ -11,7 +11,7 @@ import hmac
 
 import msgspec
 
-from domicile.core.wire import Hello, Welcome
+from domicile.core.wire import Figures, Hello, Look, Welcome
 from domicile.errors import ConfigError
 
 MOST_SECRETS = 4
@@ -23,6 +23,8 @@ SHORT = 16
 PROOF_BYTES = 32
 _HELLO = "domicile hello 1"
 _WELCOME = "domicile welcome 1"
+_LOOK = "domicile look 1"
+_FIGURES = "domicile figures 1"
 _FINGERPRINT = "domicile fingerprint 1"
 _FINGERPRINT_CHARS = 16
 
@@ -47,22 +49,12 @@ def prove_hello(token: str, hello: Hello) -> bytes:
     (A5). It takes each session of a sender once, and none older than one it took. So an overheard
     hello is late wherever it is repeated.
     """
-    said = _said(_HELLO, hello)
-    return b"".join(_mac(secret, said) for secret in secrets_of(token))
+    return _prove(token, _said(_HELLO, hello))
 
 
 def check_hello(token: str, hello: Hello) -> str:
     """The secret that a hello proves; empty if it is none of this token's."""
-    said = _said(_HELLO, hello)
-    proof = hello.proof[: MOST_SECRETS * PROOF_BYTES]
-    claims = [proof[at : at + PROOF_BYTES] for at in range(0, len(proof), PROOF_BYTES)]
-    known = ""
-    for secret in reversed(secrets_of(token)):
-        own = _mac(secret, said)
-        for claim in claims:
-            if hmac.compare_digest(own, claim):
-                known = secret
-    return known
+    return _check(token, _said(_HELLO, hello), hello.proof)
 
 
 def prove_welcome(token: str, hello: Hello, welcome: Welcome) -> bytes:
@@ -73,12 +65,31 @@ def prove_welcome(token: str, hello: Hello, welcome: Welcome) -> bytes:
 
 def check_welcome(token: str, hello: Hello, welcome: Welcome) -> bool:
     """Whether the answer to this very hello can be trusted; without a token every answer is."""
-    secrets = secrets_of(token)
-    said = _said(_WELCOME, hello, welcome)
-    good = not secrets
-    for secret in secrets:
-        good |= hmac.compare_digest(_mac(secret, said), welcome.proof)
-    return good
+    return not token or bool(_check(token, _said(_WELCOME, hello, welcome), welcome.proof))
+
+
+def prove_look(token: str, look: Look) -> bytes:
+    """The proof for a look: one part for each secret; empty without a token.
+
+    A process that overhears a look can repeat it, and learns how busy that incarnation is.
+    """
+    return _prove(token, _looked(_LOOK, look))
+
+
+def check_look(token: str, look: Look) -> str:
+    """The secret that a look proves; empty if it is none of this token's."""
+    return _check(token, _looked(_LOOK, look), look.proof)
+
+
+def prove_figures(token: str, look: Look, figures: Figures) -> bytes:
+    """The proof for the answer to a look: of the secret that the look has proved."""
+    secret = check_look(token, look)
+    return _mac(secret, _looked(_FIGURES, look, figures)) if secret else b""
+
+
+def check_figures(token: str, look: Look, figures: Figures) -> bool:
+    """Whether the answer to this very look can be trusted; without a token every answer is."""
+    return not token or bool(_check(token, _looked(_FIGURES, look, figures), figures.proof))
 
 
 def fingerprints(token: str, cluster: str) -> tuple[str, ...]:
@@ -87,6 +98,33 @@ def fingerprints(token: str, cluster: str) -> tuple[str, ...]:
         _mac(secret, msgspec.msgpack.encode((_FINGERPRINT, cluster))).hex()[:_FINGERPRINT_CHARS]
         for secret in secrets_of(token)
     )
+
+
+def _prove(token: str, said: bytes) -> bytes:
+    return b"".join(_mac(secret, said) for secret in secrets_of(token))
+
+
+def _check(token: str, said: bytes, proof: bytes) -> str:
+    proof = proof[: MOST_SECRETS * PROOF_BYTES]
+    claims = [proof[at : at + PROOF_BYTES] for at in range(0, len(proof), PROOF_BYTES)]
+    known = ""
+    for secret in reversed(secrets_of(token)):
+        own = _mac(secret, said)
+        for claim in claims:
+            if hmac.compare_digest(own, claim):
+                known = secret
+    return known
+
+
+def _looked(label: str, look: Look, figures: Figures | None = None) -> bytes:
+    """As `_said`, for a look and its answer."""
+    fields: list[object] = [label, look.cluster, look.receiver, look.nonce]
+    if figures is not None:
+        fields += [
+            figures.at_s, figures.turns, figures.residents, figures.queued, figures.open_asks,
+            figures.loop_lag_s, figures.lease_left_s,
+        ]  # fmt: skip
+    return msgspec.msgpack.encode(fields)
 
 
 def _said(label: str, hello: Hello, welcome: Welcome | None = None) -> bytes:

@@ -8,6 +8,7 @@ Standard output is for results; errors and logs go to standard error.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,6 +36,7 @@ from domicile.ops.console import (
     StoreOption,
     examples,
     fail,
+    figures_reader,
     find_app,
     is_away,
     print_json,
@@ -199,15 +201,20 @@ def status(
     cluster: Cluster = None,
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show it anew every second.")] = False,
+    store_only: Annotated[
+        bool, typer.Option("--store-only", help="Do not ask the nodes how busy they are.")
+    ] = False,
 ) -> None:
-    """Show nodes, clients, shards, operators' wishes and late handlers, as the store has them.
+    """Show nodes, clients, shards, operators' wishes and late handlers.
 
-    Asks no node. Exits with 0 if every shard is served, 3 if not or if there is no cluster; with
-    --watch, Ctrl-C ends it with the code of what it showed last.
+    All of it is read from the store, except how busy the nodes are: they are asked that, and get a
+    second to answer. Exits with 0 if every shard is served, 3 if not or if there is no cluster;
+    with --watch, Ctrl-C ends it with the code of what it showed last.
     """
     from domicile.ops.show import ViewPrinter, status_view
 
     url, name = which(store, app, cluster, "status")
+    figures = None if store_only else figures_reader(url, name, app)
 
     last: list[ClusterStatus] = []
 
@@ -215,6 +222,8 @@ def status(
         with ViewPrinter(watch and not as_json) as shown:
             while True:
                 seen = await reader.status()
+                if figures is not None:
+                    seen = replace(seen, nodes=await figures.add_to(seen.nodes))
                 last[:] = [seen]
                 if as_json:
                     print_json(seen)

@@ -25,6 +25,7 @@ from domicile.errors import ConfigError, DomicileError, StoreError
 
 if TYPE_CHECKING:
     from domicile.node import Node
+    from domicile.ops.figures import FiguresReader
     from domicile.ops.status import ClusterReader
 
 T = TypeVar("T")
@@ -127,6 +128,25 @@ def which(
             USAGE,
         )
     return store, cluster or "domicile"
+
+
+def figures_reader(url: str, cluster: str, target: str | None) -> FiguresReader:
+    """What asks the nodes of a cluster how busy they are, with the token and certificates of
+    `target` or of the environment."""
+    from domicile.backends.wiring import dialler
+    from domicile.ops.figures import FiguresReader
+
+    if target is not None:
+        node = find_app(target)
+        settings, token = node.settings, node.token
+    else:
+        try:
+            settings, token = config.from_environment(), config.token_of(None)
+        except ConfigError as error:
+            fail(f"wrong environment: {error}; or say --store-only and ask no node", USAGE)
+    return answered(
+        lambda: FiguresReader(dialler(url, cluster=cluster, settings=settings), cluster, token)
+    )
 
 
 def find_app(target: str) -> Node:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -22,6 +22,22 @@ from domicile.ops.stuck_seen import StuckSeen
 
 WIDE = 160
 """Columns without a terminal: lines of a file or pipe are not folded."""
+
+GAP = 2
+"""Columns between two cells of a table."""
+
+PART = "part"
+"""The column, without a title, that says which part a node takes in coordinating."""
+
+_NODE_COLUMNS = (
+    "node", "address", "status", "version", "shards", "residents", "turns/s", "queued", "lag",
+    "lease", "age", PART,
+)  # fmt: skip
+_MOST_USEFUL = (
+    "node", "status", "shards", "residents", "turns/s", "lag", "lease", "address", PART,
+    "version", "age", "queued",
+)  # fmt: skip
+"""The same columns: those at the end are left out first where the terminal is narrow."""
 
 _NUMBERED = re.compile(r".+?:\d+ ")
 _KINDS = {"waits": "waits", "runs": "holds the loop", "blocking": "in a thread"}
@@ -178,21 +194,77 @@ def _headline(status: ClusterStatus) -> Text:
 def _nodes(status: ClusterStatus) -> RenderableType:
     if not status.nodes:
         return Text("no node is registered: start one with `domicile run`", style="yellow")
-    # A column that is empty in all rows would only make the others narrow.
-    versions = any(node.version for node in status.nodes)
-    version = ["version"] if versions else []
-    table = _table("node", "address", "status", *version, "shards", "age", "")
+    parts: list[RenderableType] = [_NodeTable(status)]
+    silent: dict[str, list[str]] = {}
     for node in status.nodes:
-        table.add_row(
-            node.node,
-            node.address,
-            Text(node.status, style=_STANDING.get(node.status, "bold red")),
-            *([node.version] if versions else []),
-            "" if node.manager else _shards(node),
-            age_text(node.age_s),
-            _part(node),
+        if node.unanswered:
+            silent.setdefault(node.unanswered, []).append(node.node)
+    for reason, names in silent.items():
+        why = (
+            "no answer: it hangs, or can't be reached from here"
+            if reason == "no answer"
+            else reason
         )
-    return table
+        parts.append(Text(f"no figures of {', '.join(names)}: {why}", style="yellow"))
+    return Group(*parts)
+
+
+class _NodeTable:
+    """The nodes in as many columns as the terminal has room for; no cell is ever broken."""
+
+    def __init__(self, status: ClusterStatus) -> None:
+        self._status = status
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        nodes = self._status.nodes
+        cells = {name: [_cell(node, name) for node in nodes] for name in _NODE_COLUMNS}
+        # A column that is empty in all rows would only take room from the others.
+        used = [name for name in _NODE_COLUMNS if any(cell.plain for cell in cells[name])]
+        room = options.max_width
+        shown: list[str] = []
+        for name in sorted(used, key=_MOST_USEFUL.index):
+            room -= GAP + max(len(name), *(cell.cell_len for cell in cells[name]))
+            # Whatever the width, a row says which node it is and how it stands.
+            if room >= 0 or name in _MOST_USEFUL[:2]:
+                shown.append(name)
+        columns = [name for name in used if name in shown]
+        table = _table(*("" if name == PART else name for name in columns))
+        for column in table.columns[1:]:
+            column.no_wrap = True
+        for row in zip(*(cells[name] for name in columns), strict=True):
+            table.add_row(*row)
+        yield table
+        if PART in used and PART not in shown:
+            for part in dict.fromkeys(_part(node) for node in nodes if _part(node)):
+                names = ", ".join(node.node for node in nodes if _part(node) == part)
+                yield Text(f"{part}  {names}")
+
+
+def _cell(node: NodeSeen, name: str) -> Text:
+    """What a column shows of a node; empty if that is not known."""
+    if name == "status":
+        return Text(node.status, style=_STANDING.get(node.status, "bold red"))
+    if name in ("residents", "turns/s", "queued") and node.manager:
+        return Text("")
+    return Text(
+        {
+            "node": node.node,
+            "address": node.address,
+            "version": node.version,
+            "shards": "" if node.manager else _shards(node),
+            "residents": _number(node.residents),
+            "turns/s": _number(node.turns_per_s),
+            "queued": _number(node.queued),
+            "lag": "" if node.loop_lag_s is None else f"{node.loop_lag_s * 1000:,.0f} ms",
+            "lease": "" if node.lease_left_s is None else f"{node.lease_left_s:.1f} s",
+            "age": age_text(node.age_s),
+            PART: _part(node),
+        }[name]
+    )
+
+
+def _number(number: float | None) -> str:
+    return "" if number is None else f"{number:,.0f}"
 
 
 def _part(node: NodeSeen) -> str:
@@ -203,7 +275,7 @@ def _part(node: NodeSeen) -> str:
 
 
 def _shards(node: NodeSeen) -> str:
-    return f"{node.serving} + {node.moving} moving" if node.moving else str(node.serving)
+    return f"{node.serving} + {node.moving}" if node.moving else str(node.serving)
 
 
 def _roles(status: ClusterStatus) -> RenderableType:
@@ -217,7 +289,8 @@ def _roles(status: ClusterStatus) -> RenderableType:
 
 
 def _table(*names: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    padding = (0, GAP - 1, 0, 0)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=padding, header_style="bold")
     for name in names:
         right = name not in ("node", "address", "status", "version", "role", "")
         table.add_column(name, justify="right" if right else "left", overflow="fold")

@@ -48,6 +48,16 @@ class NodeSeen:
     serving: int
     moving: int
     age_s: float | None
+    residents: int | None = None
+    """From here on what the node itself said when it was asked; None if it was not or did not."""
+    turns_per_s: float | None = None
+    queued: int | None = None
+    open_asks: int | None = None
+    loop_lag_s: float | None = None
+    lease_left_s: float | None = None
+    """None also if its lease has no end."""
+    unanswered: str = ""
+    """Why it said nothing, if it was asked."""
 
 
 @dataclass(frozen=True, slots=True)

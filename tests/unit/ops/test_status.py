@@ -110,7 +110,7 @@ def test_json_holds_everything_and_nothing_else_is_printed(tmp_path: Path) -> No
     assert (seen["served"], seen["coordinator"], seen["store"]) == (False, "node-c", url)
     text = domicile("status", url)
     assert text.exit_code == 3
-    for words in ("3 shards are not served", "0 + 1 moving", "default/1 to node-a", "ffffffff (up"):
+    for words in ("3 shards are not served", "0 + 1", "default/1 to node-a", "ffffffff (up"):
         assert words in text.stdout
 
 
