@@ -4,7 +4,8 @@ A ```` ```console ```` block holds commands after `$ ` and their output. `domici
 `manager` stay in the background, as in terminals of their own, until killed by a later command or
 the session ends; the lines shown for it must appear in its log in that order. A question (`domicile
 status`, `domicile where`) is asked again until the answer is the one shown, within a bound. Process
-numbers, node names, ports, times, ages, revisions and epochs may differ from those on the page.
+numbers, node names, ports, times, ages, figures, revisions and epochs may differ from those on the
+page.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ VARYING = (
     (re.compile(r"\brevision \d+"), "revision <n>"),
     (re.compile(r"\bepoch +\d+"), "epoch <n>"),
     (re.compile(r"\bin \d+\.\d+ ?s\b"), "in <n> s"),
+    (re.compile(r"[\d,]+ +[\d,]+ +[\d,]+(?= +[\d,]+ ms )"), "<figures>"),
     (re.compile(r"(?<= )\d[\d.,]* (?:ms|s|min)(?= |$)"), "<age>"),
     (re.compile(r"[─━]+"), ""),
 )

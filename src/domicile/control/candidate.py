@@ -8,7 +8,6 @@ must never decide about shards itself, nor act past the validity of its own lead
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from random import Random
@@ -40,8 +39,9 @@ from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
 from domicile.settings import Settings
+from domicile.taglog import TaggedLog
 
-log = logging.getLogger("domicile")
+log = TaggedLog()
 
 REREAD_S = 0.05
 """How soon a read that failed is tried again."""

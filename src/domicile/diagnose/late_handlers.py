@@ -8,7 +8,6 @@ what is new, and leave no task or timer behind.
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import msgspec
 
@@ -37,8 +36,9 @@ from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
 from domicile.ports.store import OffersThreads, Store, ThreadedStore
 from domicile.settings import Settings
+from domicile.taglog import TaggedLog
 
-log = logging.getLogger("domicile")
+log = TaggedLog()
 
 POLL_S = 0.02
 KICK_S = 1.0

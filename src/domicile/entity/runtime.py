@@ -8,8 +8,7 @@ about order or homes: the machines of `core.handoff` do.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from random import Random
 from typing import Any, TypeVar
@@ -55,10 +54,11 @@ from domicile.ports.trace import Tracer
 from domicile.ports.transport import AnswerTakers, Links, Peer, RequestTakers
 from domicile.ports.work import Durability
 from domicile.settings import Settings
+from domicile.taglog import TaggedLog
 
 E = TypeVar("E", bound=Entity)
 
-log = logging.getLogger("domicile")
+log = TaggedLog()
 
 AnswerMessage = Reply | Begun | Return | Flushed
 
@@ -181,6 +181,8 @@ class Runtime:
         self._look = False
         self._sweeper: Timer | None = None
         self._repeater: Timer | None = None
+        self.phases_seen: Counter[Phase] = Counter()
+        """How many shards came into a phase since that was last logged."""
         self.call_offs = Cancellations(self)
         self.requests: RequestTakers = {Flush: self._on_flush, Cancel: self.call_offs.take}
         """By message type: what handles a message to this owner that is no request, local ones
@@ -547,6 +549,7 @@ class Runtime:
 
         Returns the number of handlers that ignored their cancellation (L4); they are never resumed.
         """
+        self._log_phases()
         self._cancel_timers()
         self._here_until = _NEVER
         self.sending.fail_all("this process left the cluster")
@@ -578,9 +581,20 @@ class Runtime:
     def _sweep(self) -> None:
         if self.guard():
             now = self.clock.now()
+            self._log_phases()
             self.carrier.sweep(now)
             more = self.residents.sweep(now)
             self._sweeper = self.clock.call_at(now + (0.0 if more else SWEEP_S), self._sweep)
+
+    def _log_phases(self) -> None:
+        """One line for all shards that came or went lately: a node may have thousands."""
+        seen, self.phases_seen = self.phases_seen, Counter()
+        told = [(seen[Phase.OPEN], "opened"), (seen[Phase.RELEASED], "released")]
+        parts = [f"{verb} {count} shard{'s' if count > 1 else ''}" for count, verb in told if count]
+        if parts:
+            serving = sum(host.owner.phase is Phase.OPEN for host in self.hosts.values())
+            text = "%s; this node is home to %d now"
+            log.info(text, " and ".join(parts), serving, extra={"node": self.node_id})
 
     def _trim_soon(self) -> None:
         self.loop.call_soon(self._trim)

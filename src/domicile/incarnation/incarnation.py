@@ -8,7 +8,6 @@ that was fenced begins a new one. Made by `node` and `client` only.
 from __future__ import annotations
 
 import asyncio
-import logging
 from functools import partial
 from typing import Any
 
@@ -49,8 +48,9 @@ from domicile.persist.writer import JournalWriter
 from domicile.ports.control import ControlWiring
 from domicile.ports.health import Health
 from domicile.ports.transport import Peer
+from domicile.taglog import TaggedLog
 
-log = logging.getLogger("domicile")
+log = TaggedLog()
 
 
 class RunningIncarnation:

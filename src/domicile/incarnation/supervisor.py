@@ -8,7 +8,6 @@ the process, so that its operator sees it. Only the current incarnation may be r
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ from domicile.entity.model.ref import Call
 from domicile.errors import ConfigError, StoreError, StoreRewound, Unavailable
 from domicile.incarnation.context import Backends, Identity
 from domicile.incarnation.incarnation import RunningIncarnation
+from domicile.taglog import TaggedLog
 
 MOST_FAILED = 3
 STEADY_S = 60.0
@@ -37,7 +37,7 @@ class FailureCount:
         return self._count <= MOST_FAILED
 
 
-log = logging.getLogger("domicile")
+log = TaggedLog()
 
 REJOIN_S = 1.0
 """How long a node that could not join anew waits before it tries again."""

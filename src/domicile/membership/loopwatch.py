@@ -12,7 +12,6 @@ It needs the GIL like any thread: a C function that keeps the GIL for long delay
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 import threading
@@ -27,8 +26,9 @@ from domicile.core.lease.blocked_loop import beat_s
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
 from domicile.settings import Settings
+from domicile.taglog import TaggedLog
 
-log = logging.getLogger("domicile")
+log = TaggedLog()
 
 KEPT = 16
 """Reports that are kept for people to read."""

@@ -1,7 +1,8 @@
 """Log lines for people and for machines, set up by the command line only.
 
-The library logs to `domicile` with `extra=` naming node, shard (`role/number`) and epoch, and
-never configures logging itself: a host program's own set-up must not be touched.
+The library logs to `domicile` with `extra=` naming node, shard (`role/number`) and epoch
+(`domicile.taglog`), and never configures logging itself: a host program's own set-up must not be
+touched. Here these names have a place of their own, so a message is shown without them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import msgspec
 from rich.color import ColorSystem
 from rich.console import Console
 from rich.style import Style
+
+from domicile.taglog import place_in
 
 Form = Literal["text", "json"]
 
@@ -42,9 +45,9 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, and a traceback below it if there is one."""
-        message = super().format(record)
+        place = place_in(vars(record))
+        message = super().format(record).removeprefix(f"{place}: ")
         level = _SHORT.get(record.levelname, record.levelname)
-        place = " ".join(part for part in (_text(record, "node"), _place(record)) if part)
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         stamp = f"{clock}.{int(record.msecs):03d}"
         style = _STYLES.get(record.levelno, _FAINT)
@@ -64,7 +67,7 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": record.getMessage().removeprefix(f"{place_in(vars(record))}: "),
         }
         for name in ("node", "incarnation", "shard", "epoch"):
             value = getattr(record, name, None)
@@ -89,13 +92,3 @@ def is_coloured(stream: TextIO) -> bool:
     """Whether a stream is a terminal that shows colours, and `NO_COLOR` is not set."""
     console = Console(file=stream)
     return console.is_terminal and console.color_system is not None and not console.no_color
-
-
-def _text(record: logging.LogRecord, name: str) -> str:
-    value = getattr(record, name, None)
-    return "" if value is None else str(value)
-
-
-def _place(record: logging.LogRecord) -> str:
-    shard, epoch = _text(record, "shard"), _text(record, "epoch")
-    return f"{shard}@{epoch}" if shard and epoch else shard

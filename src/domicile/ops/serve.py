@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import logging
 import signal
 from collections.abc import Callable, Generator
 from contextlib import AsyncExitStack, contextmanager
@@ -20,8 +19,9 @@ from domicile.core.state.records import NodeRecord
 from domicile.errors import ConfigError
 from domicile.ports.health import Verdict
 from domicile.process import Process
+from domicile.taglog import TaggedLog
 
-log = logging.getLogger("domicile")
+log = TaggedLog()
 
 LoopKind = Literal["auto", "asyncio", "uvloop"]
 

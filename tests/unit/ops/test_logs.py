@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from domicile.ops import logs
+from domicile.taglog import TaggedLog
 
 TAGS = {"node": "node-1", "shard": "default/17", "epoch": 4}
 
@@ -102,3 +103,14 @@ def test_colour_changes_no_words() -> None:
     dyed = logs.TextFormatter(colour=True).format(record("moved", logging.ERROR, **TAGS))
     assert "\x1b[" in dyed
     assert re.sub(r"\x1b\[[0-9;]*m", "", dyed).endswith("ERROR node-1 default/17@4  moved")
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_place_that_a_message_carries_itself_is_shown_once(form: logs.Form) -> None:
+    stream = io.StringIO()
+    logs.set_up("info", form, stream)
+    TaggedLog().info("opened %d shards", 3, extra=TAGS)
+    line = stream.getvalue()
+    assert line.count("node-1") == 1
+    assert line.count("default/17") == 1
+    assert "opened 3 shards" in line

@@ -8,7 +8,6 @@ that quarantines the shard. A shard that lost no owners needs no note.
 from __future__ import annotations
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -20,6 +19,7 @@ from domicile.core.ids import EntityKey, ShardKey
 from domicile.entity.hosting.cell import Cell, Incoming, Turn
 from domicile.entity.model.entity import Entity, make
 from domicile.errors import NotExecuted, Unavailable
+from domicile.taglog import TaggedLog
 
 if TYPE_CHECKING:
     from domicile.entity.hosting.shard_host import ShardHost
@@ -58,7 +58,7 @@ class StartNotes:
         return self._epoch == epoch
 
 
-log = logging.getLogger("domicile")
+log = TaggedLog()
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0

@@ -8,7 +8,6 @@ by `request` or `call_here` alone; everything else goes through `_serve`.
 from __future__ import annotations
 
 import asyncio
-import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from enum import Enum
@@ -28,11 +27,12 @@ from domicile.entity.model.handlers import Handler
 from domicile.entity.model.ref import Call, Route
 from domicile.entity.running.workers import Abandoned, Guarded, Handed, Worker
 from domicile.errors import Fenced, HandlerFailed, MaybeExecuted, NotExecuted, Unavailable
+from domicile.taglog import TaggedLog
 
 if TYPE_CHECKING:
     from domicile.entity.runtime import Runtime
 
-log = logging.getLogger("domicile")
+log = TaggedLog()
 
 ALARM = LinkKey(Incarnation(""), "alarm")
 

@@ -9,7 +9,6 @@ pays for one.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -42,11 +41,12 @@ from domicile.entity.model.entity import Entity
 from domicile.entity.running.workers import Abandoned, Guarded
 from domicile.errors import NotExecuted, Overloaded
 from domicile.ports.clock import Timer
+from domicile.taglog import TaggedLog
 
 if TYPE_CHECKING:
     from domicile.entity.runtime import Runtime
 
-log = logging.getLogger("domicile")
+log = TaggedLog()
 
 SELF_DRAIN_S = 0.25
 
@@ -187,7 +187,8 @@ class ShardHost(Execution):
             runtime.cancel_turns(self.shard, "the shard has a new home")
             self._forget_cells()
         if change.does is not OwnerAction.REPEAT_RELEASED:
-            log.debug("%s", change.phase.value, extra=self.tags(change.epoch))
+            log.debug("the shard is %s now", change.phase.value, extra=self.tags(change.epoch))
+            runtime.phases_seen[change.phase] += 1
             runtime.meter.event(
                 change.phase.value, inc=runtime.me, role=self.shard.role, shard=self.shard.shard,
                 epoch=change.epoch,
