@@ -527,11 +527,18 @@ class Execution(Activation):
         if status is ReplyStatus.REJECTED:
             return "rejected", status, body
         self.runtime.meter.count("handler.failed")
-        log.warning(
-            "%s failed on %s", turn.request.method, name_of(turn.entity), exc_info=error,
-            extra=self.tags(turn.epoch),
-        )  # fmt: skip
+        self._log_failure(turn, error)
         return "failed", status, body
+
+    def _log_failure(self, turn: Turn, error: BaseException) -> None:
+        method, name, tags = turn.request.method, name_of(turn.entity), self.tags(turn.epoch)
+        if isinstance(error, HandlerFailed) and error.remote_traceback:
+            # The home of the entity where it began has logged it: one traceback for a whole chain.
+            cause = str(error).partition("\n")[0]
+            text = "%s failed on %s because what it called failed: %s"
+            log.warning(text, method, name, cause, extra=tags)
+        else:
+            log.warning("%s failed on %s", method, name, exc_info=error, extra=tags)
 
     def _reply_of(self, turn: Turn, handler: Handler, value: Any) -> tuple[str, ReplyStatus, bytes]:
         """The value that a handler returned, encoded for its caller."""
