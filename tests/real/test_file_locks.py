@@ -270,3 +270,19 @@ def test_the_proof_of_a_dead_one_that_left_no_record_is_removed_and_no_other(
         assert locks.verdict(ONE) is Verdict.DEAD
         locks.let_go(ONE)
         assert list(tmp_path.iterdir()) == []
+
+
+def test_one_sweep_goes_on_where_the_last_one_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("domicile.stores.file_locks.SWEPT_AT_ONCE", 0)
+    for name in "abc":
+        dying = FileLocks(tmp_path)
+        dying.hold(Incarnation(name * 32))
+        dying.let_go(Incarnation(name * 32), gone=False)
+    monkeypatch.setattr("domicile.stores.file_locks.SWEPT_AT_ONCE", 1)
+    locks = FileLocks(tmp_path)
+    for seen in (1, 2, 3):
+        assert locks.sweep() == 0
+        found = [path for path in tmp_path.iterdir() if not path.stat().st_mode & 0o200]
+        assert len(found) == seen, "each sweep looks at another file"

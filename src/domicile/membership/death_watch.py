@@ -18,7 +18,7 @@ from domicile.core.state.txn import Committed, Conflict, Outcome
 from domicile.errors import ConfigError, StoreError
 from domicile.membership.store_calls import StoreCalls
 from domicile.ports.clock import Clock
-from domicile.ports.health import Health, Verdict
+from domicile.ports.health import Health, SweepsProofs, Verdict
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
 from domicile.settings import Settings
@@ -27,6 +27,10 @@ log = logging.getLogger("domicile")
 
 EVIDENCE_S = 86_400.0
 """Seconds for which evidence is kept if its finder has no lease to attach it to."""
+
+
+SWEEP_EVERY_S = 600.0
+"""Seconds between two sweeps of old proofs, each of which looks at a few."""
 
 
 def check_fencing(settings: Settings, health: Health | None) -> None:
@@ -70,6 +74,7 @@ class DeathWatch:
         self._buried: dict[Incarnation, None] = {}
         self._parted: dict[Incarnation, None] = {}
         self._failing = False
+        self._sweep_at = clock.now() + SWEEP_EVERY_S
         self._lookout = ProbeSchedule(me)
         self._woken = asyncio.Event()
 
@@ -98,7 +103,20 @@ class DeathWatch:
             for incarnation in self._due():
                 if self._verdict(incarnation) is Verdict.DEAD:
                     await self._bury(incarnation)
+            self._sweep()
             await self._rest()
+
+    def _sweep(self) -> None:
+        """From time to time, have old proofs of death removed that no record needs any more."""
+        now = self._clock.now()
+        if not isinstance(self._health, SweepsProofs) or now < self._sweep_at:
+            return
+        self._sweep_at = now + SWEEP_EVERY_S
+        try:
+            self._health.sweep()
+        except Exception:
+            self._meter.count("health.failed")
+            log.exception("the health port failed to remove old proofs of death")
 
     def _look_at(self, client: Incarnation, after_s: tuple[float, ...]) -> None:
         """Probe a client later, if it has not left by then: most have, at no cost here (I8)."""
@@ -160,8 +178,9 @@ class DeathWatch:
             return  # the next round tries again
         if isinstance(outcome, Committed):
             self._buried[dead] = None
-            if record is None:
-                # A client's proof is not needed any more. A node's is: the store may go back (S5).
+            if record is None or self._settings.fencing == "lease":
+                # A store that goes back (S5) may know a node again. Its lease ends by itself; a
+                # record without a lease needs the proof.
                 let_go(self._health, dead, gone=True)
             self._meter.count("node.dead")
             if record is None:

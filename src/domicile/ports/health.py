@@ -34,8 +34,8 @@ class Health(Protocol):
         """That incarnation has stopped everything permanently.
 
         `gone`: its record is gone, too. Otherwise others must judge it `DEAD` from now on, so that
-        they remove the record. A node that removed a dead client's record also calls this: the
-        proof is no longer needed.
+        they remove the record. A node that removed the record of a dead client, or of a dead node
+        that had a lease, also calls this: the proof is no longer needed.
         """
         ...
 
@@ -54,4 +54,14 @@ class TellsAge(Protocol):
 
     def age_s(self, incarnation: Incarnation) -> float | None:
         """How long ago an incarnation began; None if that is not known."""
+        ...
+
+
+@runtime_checkable
+class SweepsProofs(Protocol):
+    """A `Health` that keeps proofs of death, and can remove those that are old."""
+
+    def sweep(self) -> int:
+        """Look at a few proofs and remove the old ones; return how many. Quick: called on the event
+        loop."""
         ...

@@ -25,9 +25,9 @@ from domicile.errors import StoreUnavailable
 from domicile.ports.health import Verdict
 
 SWEEP_AFTER_S = 86_400.0
-"""Seconds for which a proof of death is kept after it was first seen. Under `fencing = "health"`
-records have no lease, and the dead incarnation's record may belong to a cluster that is not running
-now (C9)."""
+"""Seconds for which a proof of death is kept after it was first seen, unless the finder removed it
+with the record. Under `fencing = "health"` records have no lease, and the dead incarnation's record
+may belong to a cluster that is not running now (C9)."""
 
 SWEPT_AT_ONCE = 32
 LISTED_AT_ONCE = 4_096
@@ -46,6 +46,8 @@ class FileLocks:
         # Absolute, as the store's path: this process may change its working directory.
         self._directory = directory.absolute()
         self._held: dict[Incarnation, int] = {}
+        self._swept = ""
+        """The name of the file at which the last sweep ended."""
         _all.add(self)
 
     def hold(self, incarnation: Incarnation) -> None:
@@ -131,14 +133,17 @@ class FileLocks:
             return None
         return max(0.0, time.time() - made)
 
-    def sweep(self, older_than_s: float = SWEEP_AFTER_S, *, after: str = "") -> int:
+    def sweep(self, older_than_s: float = SWEEP_AFTER_S, *, after: str | None = None) -> int:
         """Remove lock files of incarnations that were found dead long ago; return how many.
 
-        Checks only a few files: those whose names come after `after`, then the first ones.
+        Checks only a few files: those whose names come after `after`, or where the last sweep
+        ended, then the first ones.
         """
         limit = time.time() - older_than_s
         removed = 0
-        for path in self._some(after):
+        some = self._some(self._swept if after is None else after)
+        self._swept = some[-1].name if some else ""
+        for path in some:
             if self.verdict(Incarnation(path.name)) is not Verdict.DEAD:
                 continue
             with suppress(OSError):

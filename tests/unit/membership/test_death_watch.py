@@ -16,7 +16,13 @@ from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.keys import LEADER_KEY, client_key, dead_key, node_key
 from domicile.core.state.records import ClientRecord, LeaderRecord, NodeRecord, encode_record
 from domicile.core.state.txn import At, Delete, Item, Listing, Present, Put
-from domicile.membership.death_watch import EVIDENCE_S, DeathWatch, check_fencing, let_go
+from domicile.membership.death_watch import (
+    EVIDENCE_S,
+    SWEEP_EVERY_S,
+    DeathWatch,
+    check_fencing,
+    let_go,
+)
 from domicile.ports.health import Health, Verdict
 from domicile.stores.file_locks import FileLocks
 from domicile.stores.memory.store import MemoryStore
@@ -127,12 +133,12 @@ class Oracle:
 class Lookout:
     """Node `b` looks out for node `a`, in a store that holds both of their records."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, oracle: Oracle | None = None) -> None:
         self.world = World(1)
         self.loop = self.world.process("test")
         self.history = History(self.world.clock)
         self.store = MemoryStore(SimClock(self.world, self.loop)).client("test")
-        self.oracle = Oracle()
+        self.oracle = oracle or Oracle()
         self.members = ClusterView()
         self.deaths = DeathWatch(
             store=self.store, health=self.oracle, clock=SimClock(self.world, self.loop),
@@ -281,7 +287,14 @@ def test_a_client_that_parts_is_looked_at_and_nobody_else(lookout: Lookout) -> N
     lookout.run(test)
 
 
-def test_a_client_that_died_is_buried_at_once_and_its_proof_let_go(lookout: Lookout) -> None:
+@pytest.mark.parametrize(
+    ("fencing", "gone"),
+    [("lease", [True, True]), ("health", [True])],
+    ids=["its lease ends", "without a lease a store that is put back needs the proof"],
+)
+def test_the_dead_are_buried_at_once_and_their_proof_let_go(fencing: str, gone: list[bool]) -> None:
+    lookout = Lookout(Settings(fencing=fencing))
+
     async def test() -> None:
         await register(lookout, C, D)
         lookout.oracle.says[C] = Verdict.DEAD
@@ -296,7 +309,38 @@ def test_a_client_that_died_is_buried_at_once_and_its_proof_let_go(lookout: Look
         lookout.deaths.parted(A)
         await asyncio.sleep(PROBE_S / 4)
         assert not await lookout.stands()
-        assert lookout.oracle.gone == [True], "that of a node is needed if the store is put back"
+        assert lookout.oracle.gone == gone
+
+    lookout.run(test)
+
+
+class Keeper(Oracle):
+    """A health port that keeps proofs."""
+
+    swept = 0
+
+    def sweep(self) -> int:
+        self.swept += 1
+        if "sweep" in self.broken:
+            raise RuntimeError("no brooms today")
+        return 0
+
+
+def test_a_node_that_runs_on_removes_old_proofs_from_time_to_time() -> None:
+    """Else they would stay until the next process starts."""
+    keeper = Keeper()
+    lookout = Lookout(Settings(), keeper)
+
+    async def test() -> None:
+        await asyncio.sleep(SWEEP_EVERY_S)
+        assert keeper.swept == 1
+        keeper.broken = ("sweep",)
+        await asyncio.sleep(SWEEP_EVERY_S)
+        assert keeper.swept == 2
+        assert lookout.history.counts["health.failed"] == 1
+        keeper.says[A] = Verdict.DEAD
+        await asyncio.sleep(2 * PROBE_S)
+        assert not await lookout.stands(), "the watch goes on"
 
     lookout.run(test)
 
