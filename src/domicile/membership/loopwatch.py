@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import selectors
 import sys
 import threading
 from collections import deque
@@ -67,6 +68,17 @@ NO_HANDLER = RunningHandler("", "", "")
 """Something that is not a handler of this node: a hook, or a task of the application."""
 
 UNNAMED = RunningHandler("?", "?", "?")
+
+STARVED = RunningHandler("", "", "nothing")
+"""Nothing holds the loop: it waits in its selector, was woken, and its thread does not run."""
+
+_LOOP_WAITS = (
+    (selectors.__file__, ("select",)),
+    (asyncio.base_events.__file__, ("run_forever", "run_until_complete", "_run_once")),
+    (asyncio.runners.__file__, ("run",)),
+)
+"""Where the innermost frame of a loop is that runs no callback. A loop written in C, as uvloop's,
+has no frames of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,15 +203,24 @@ class LoopWatch:
         self._asked_at = None
 
     def _hold(self, now: float, asked_at: float) -> None:
-        if self._caught is None:
+        if self._caught is None or self._caught.handler == STARVED:
             suspect = self._suspect
             handler = self._name(suspect)
-            where = where_in(sys._current_frames().get(self._home))  # pyright: ignore[reportPrivateUsage]
+            frame = sys._current_frames().get(self._home)  # pyright: ignore[reportPrivateUsage]
+            starved, where = waits_for_events(frame), where_in(frame)
             if self._asked_at != asked_at or self._running() is not suspect:
                 return  # the loop turned meanwhile, so the stack may belong to other code
-            held_s = now - self._since
-            self._caught = Held(self._clock.wall(), handler, held_s, where, over=False)
-            self._post(self._count)
+            if self._caught is None:
+                handler, where = (STARVED, "") if starved else (handler, where)
+                held_s = now - self._since
+                self._caught = Held(self._clock.wall(), handler, held_s, where, over=False)
+                if not starved:
+                    self._post(self._count)
+            elif not starved:
+                # It got processor time at last: what runs now is not to blame for the wait.
+                self._released(now)
+                self._since = now
+                return
         if now - self._since >= SAY_S and not self._said:
             self._caught = replace(self._caught, held_s=now - self._since)
             self._said = True
@@ -257,6 +278,12 @@ class LoopWatch:
 
 
 def _text(held: Held) -> str:
+    if held.handler == STARVED:
+        verb = "did not turn" if held.over else "has not turned"
+        return (
+            f"the event loop {verb} for {held.held_s:.2f} s, and nothing in it held it up: this "
+            "process got no processor time. Give it more, or run fewer processes on this machine"
+        )
     kind, id, handler = held.handler
     who = f"{handler} of {kind} {id!r}"
     if held.handler == NO_HANDLER:
@@ -270,6 +297,14 @@ def _text(held: Held) -> str:
         f"{who} held the event loop for {held.held_s:.2f} s, at {held.where}: nothing else ran "
         "here meanwhile. Let blocking work run in a thread, or split long work up"
     )
+
+
+def waits_for_events(frame: FrameType | None) -> bool:
+    """Whether the innermost frame of an event loop's thread is where the loop waits for events."""
+    if frame is None:
+        return False
+    code = frame.f_code
+    return any(code.co_filename == file and code.co_name in names for file, names in _LOOP_WAITS)
 
 
 def where_in(frame: FrameType | None) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import selectors
+import socket
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,9 +21,11 @@ from domicile.membership.clock import SystemClock
 from domicile.membership.loopwatch import (
     KEPT,
     NO_HANDLER,
+    STARVED,
     UNNAMED,
     LoopWatch,
     RunningHandler,
+    waits_for_events,
     where_in,
 )
 from domicile.ports.clock import Timer
@@ -217,6 +221,64 @@ def test_something_else_that_holds_the_loop_is_shown_by_its_place(
     assert handler == NO_HANDLER
     assert over
     assert "something that is not a handler held the event loop" in caplog.text
+
+
+@pytest.fixture
+def in_selector(hands: Hands) -> Iterator[Callable[[], None]]:
+    """The thread of the loop waits in its selector; what this gives lets it go on."""
+    here, there = socket.socketpair()
+    selector = selectors.DefaultSelector()
+    selector.register(there, selectors.EVENT_READ)
+    loop = threading.Thread(target=selector.select, args=(WAIT_S,))
+    loop.start()
+    assert loop.ident is not None
+    hands.watch._home = loop.ident
+    while not waits_for_events(sys._current_frames().get(loop.ident)):
+        time.sleep(0.001)
+
+    def go_on() -> None:
+        hands.watch._home = threading.get_ident()
+
+    yield go_on
+    here.send(b"x")
+    loop.join()
+    selector.close()
+    here.close()
+    there.close()
+
+
+def test_a_loop_that_gets_no_processor_time_blames_nobody(
+    hands: Hands, in_selector: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    while not hands.posted:
+        hands.look()
+    hands.look(3)
+    assert hands.held() == [], "it may turn any moment"
+    hands.turn()
+    hands.look()
+    ((handler, _, over),) = hands.held()
+    assert (handler, over) == (STARVED, True)
+    assert hands.watch.reports[0].held_s > SETTINGS.slow_s
+    assert "this process got no processor time" in caplog.text
+    assert "selectors.py" not in caplog.text
+    assert hands.meter.totals["loop.held"] == 0
+
+
+def test_what_runs_after_the_wait_is_blamed_for_its_own_time_only(
+    hands: Hands, in_selector: Callable[[], None]
+) -> None:
+    while not hands.posted:
+        hands.look()
+    hands.look(3)
+    in_selector()
+    hands.look(4)
+    hands.turn()
+    hands.look()
+    starved, blamed = hands.watch.reports
+    assert starved.handler == STARVED
+    assert blamed.handler == NO_HANDLER
+    assert blamed.where
+    assert blamed.held_s < 0.5
 
 
 def test_what_has_no_name_is_counted_all_the_same(hands: Hands) -> None:
