@@ -154,8 +154,8 @@ def test_a_key_needs_a_durable_entity() -> None:
 
 def test_options_are_validated_at_once() -> None:
     _, ledger, _ = refs()
-    for timeout_s in (0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ConfigError, match="timeout_s"):
+    for timeout_s in (0, -1.0, float("nan"), float("inf"), None, "3", True):
+        with pytest.raises(ConfigError, match="leave it out for that of the settings"):
             ledger.options(timeout_s=timeout_s)
     wrong: Any
     for wrong in ("", 7, None):
@@ -185,3 +185,10 @@ def test_a_ref_needs_an_entity_class_and_a_text_id() -> None:
         client.ref(int, "x")  # type: ignore[type-var]
     with pytest.raises(TypeError, match="must be text"):
         client.ref(Account, 7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("id", ["\ud800", "a\udcff"])
+def test_an_id_that_has_no_bytes_is_refused_before_anything_is_sent(id: str) -> None:
+    with pytest.raises(ConfigError, match=r"the id of a 'account' can't travel.* nothing was sent"):
+        RecordingClient().ref(Account, id)
+    assert RecordingClient().ref(Account, "grüße, 世界 🌍").id == "grüße, 世界 🌍"

@@ -217,3 +217,10 @@ def test_names_defined_around_a_class_are_known() -> None:
     (_, call) = client.recorder.calls[0]
     assert (call.handler.name, call.entity.id, call.place) == ("take", "x", shard_of)
     assert repr(client.region(Local, entity_id=str)) == f"Region({Local.__qualname__})"
+
+
+def test_an_id_that_has_no_bytes_is_not_sent() -> None:
+    client = RecordingClient()
+    region = client.region(Cart, entity_id=lambda message: message.cart_id)
+    with pytest.raises(NotExecuted, match="can't travel"):
+        asyncio.run(region.ask(Add("\ud800")))

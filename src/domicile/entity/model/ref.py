@@ -95,6 +95,8 @@ class Ref(Generic[E]):
     ) -> None:
         if not isinstance(id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"the id of a {kind.name!r} must be text, not {id!r}; use str(...)")
+        if not id.isascii():
+            check_encodable(id, f"the id of a {kind.name!r}")
         self._type = kind
         self._entity = EntityKey(kind.name, id)
         self._outbound = outbound
@@ -145,17 +147,16 @@ class Ref(Generic[E]):
         safe to repeat (durable entities: same key, same effect, stored reply)."""
         wait_s, name = self._timeout_s, self._key
         if timeout_s is not _KEEP:
-            if not (timeout_s > 0 and math.isfinite(timeout_s)):
-                raise ConfigError(f"options(timeout_s={timeout_s!r}) must be positive and finite")
+            if not _is_span(timeout_s):
+                raise ConfigError(
+                    f"options(timeout_s={timeout_s!r}) must be a positive, finite number of "
+                    "seconds; leave it out for that of the settings (ask_timeout_s)"
+                )
             wait_s = timeout_s
         if key is not _KEEP:
             if not isinstance(key, str) or not key:  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise ConfigError(f"options(key={key!r}) must be non-empty text")
-            try:
-                key.encode()
-            except UnicodeEncodeError as error:
-                # An error here fails one call; an error in a frame would cost the whole link.
-                raise ConfigError(f"options(key={key!r}) can't travel: {error}") from error
+            check_encodable(key, "options(key=…)")
             if not self._type.durable:
                 raise ConfigError(
                     f"options(key=…) needs an EventSourced entity, and {self._type.name!r} is not "
@@ -174,3 +175,27 @@ class Ref(Generic[E]):
 
     def __repr__(self) -> str:
         return f"Ref({self._type.cls.__qualname__}, {self.id!r})"
+
+
+def check_encodable(text: str, what: str) -> None:
+    """Raise `ConfigError` unless a text can be encoded as UTF-8.
+
+    An error here fails one call; an error in a frame would cost the whole link.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{what} can't travel: {text!r} has half of a surrogate pair at position "
+            f"{error.start}, which UTF-8 has no form for; nothing was sent. Such texts come from "
+            "bytes that were decoded with errors='surrogateescape', or from broken JSON: remove it"
+        ) from error
+
+
+def _is_span(seconds: object) -> bool:
+    return (
+        isinstance(seconds, int | float)
+        and not isinstance(seconds, bool)
+        and seconds > 0
+        and math.isfinite(seconds)
+    )

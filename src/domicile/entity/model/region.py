@@ -17,7 +17,7 @@ from domicile.core.hashing import place_by
 from domicile.core.ids import EntityKey
 from domicile.entity.model.entity import Entity, EntityType
 from domicile.entity.model.handlers import Handler
-from domicile.entity.model.ref import Call, Outbound
+from domicile.entity.model.ref import Call, Outbound, check_encodable
 from domicile.errors import ConfigError, NotExecuted
 
 E = TypeVar("E", bound=Entity)
@@ -96,6 +96,10 @@ class Region(Generic[E]):
                 f"{type(error).__name__}: {error}"
             ) from error
         if isinstance(id, str) and id:
+            try:
+                check_encodable(id, f"the id of a {name!r}")
+            except ConfigError as error:
+                raise NotExecuted(str(error)) from error
             return id
         raise NotExecuted(
             f"a {kind} names no {name!r}: entity_id gave {id!r} and not the text of an id, so "
