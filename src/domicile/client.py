@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Self
 
 from domicile import config
+from domicile.backends.registry import shown_url
 from domicile.backends.wiring import check_urls, open_backends
 from domicile.entity.model.client import Client
 from domicile.entity.model.ref import Outbound
@@ -65,6 +66,10 @@ class ConnectedClient(Client):
 
     def _outbound(self) -> Outbound:
         return self._lives
+
+    def __repr__(self) -> str:
+        where = f"{self._cluster!r} in {shown_url(self._store)}"
+        return f"<{type(self).__name__} of cluster {where}: {self._lives.standing}>"
 
 
 def connect(

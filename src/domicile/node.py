@@ -81,7 +81,8 @@ class Node(Process, Client):
         self._tracer = tracer
         if not 0 < capacity < float("inf"):
             raise ConfigError(f"capacity={capacity!r} must be a positive number")
-        durable = [kind.__name__ for kind in entities if issubclass(kind, EventSourced)]
+        kinds = [kind.cls for kind in self._catalogue.values()]
+        durable = [kind.__name__ for kind in kinds if issubclass(kind, EventSourced)]
         super().__init__(
             store, cluster=cluster, listen=listen, advertise=advertise, token=token,
             settings=settings, strategy=strategy, node_id=node_id, meter=meter, journal=journal,

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from typing import Any, ClassVar, Self
 
 from domicile import config
+from domicile.backends.registry import shown_url
 from domicile.backends.wiring import check_urls, open_backends
 from domicile.core.placement.strategies import Strategy, check_strategy
 from domicile.errors import ConfigError
@@ -96,6 +97,12 @@ class Process(ABC):
     def http_address(self) -> str:
         """Where `/metrics`, `/healthz` and `/readyz` are served now; empty if nowhere."""
         return self._observed.address
+
+    def __repr__(self) -> str:
+        name = self._node_id if self.life is None else self.life.tags["node"]
+        where = f"cluster {self._cluster!r} in {shown_url(self._store)}"
+        kind = type(self).__name__
+        return f"<{kind}{f' {name}' if name else ''} of {where}: {self._lives.standing}>"
 
     def answer_at(self, http: str) -> None:
         """Serve probes and metrics here, whatever the settings say. Before the start."""

@@ -16,6 +16,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 
 from domicile import config
+from domicile.backends.registry import shown_url
 from domicile.client import ConnectedClient, connect
 from domicile.entity.model.entity import Entity, entity_type
 from domicile.entity.model.ref import Call, Outbound, Ref
@@ -52,6 +53,12 @@ class SyncClient:
     def ref(self, kind: type[E], id: str, /) -> SyncRef[E]:
         """The address of an entity. Nothing is sent, and the entity need not exist yet."""
         return SyncRef(Ref(entity_type(kind), id, self._way), self)
+
+    def __repr__(self) -> str:
+        standing = "closed" if self._closed else "not connected"
+        if self._portal is not None and not self._closed:
+            standing = "failed" if self._portal.failed else "connected"
+        return f"<SyncClient in {shown_url(self._store)}: {standing}>"
 
     def close(self) -> None:
         """Leave the cluster and end the thread; calls under way get their answers first (H14)."""

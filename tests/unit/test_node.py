@@ -14,10 +14,12 @@ from domicile import (
     Entity,
     EventSourced,
     HandlerFailed,
+    Manager,
     Node,
     Settings,
     Unavailable,
     connect,
+    connect_sync,
     handler,
 )
 from domicile.core.hashing import shard_of
@@ -288,3 +290,57 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("DOMICILE_MAILBOX", "17")
     assert Node("memory://x").settings.mailbox == 17
     assert Node("memory://x", settings=QUICK).settings is QUICK
+
+
+@pytest.mark.parametrize(
+    ("entities", "words"),
+    [
+        (Counter, r"entities=Counter must be a list of entity classes, as in entities=\[Counter\]"),
+        (None, r"entities=None must be a list"),
+    ],
+)
+def test_entities_that_are_no_list_are_refused_with_the_right_form(
+    entities: Any, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Node("memory://no-list", entities=entities)
+
+
+def test_entities_may_be_any_iterable() -> None:
+    kinds = iter([Ledger])
+    with pytest.raises(ConfigError, match="comes without a journal"):
+        Node("sqlite:///no.db", entities=kinds)  # type: ignore[arg-type]
+
+
+def test_nodes_managers_and_clients_say_what_they_are() -> None:
+    store = "memory://said"
+
+    async def main() -> None:
+        node = Node(store, entities=[Counter], settings=QUICK, node_id="node-1")
+        client = connect(store, settings=QUICK)
+        assert repr(node) == "<Node node-1 of cluster 'domicile' in memory://said: not started>"
+        async with node, client:
+            assert repr(node) == "<Node node-1 of cluster 'domicile' in memory://said: joined>"
+            said = "<ConnectedClient of cluster 'domicile' in memory://said: joined>"
+            assert repr(client) == said
+        assert repr(node).endswith(": left>")
+        assert repr(client).endswith(": left>")
+
+    asyncio.run(main())
+    manager = Manager("memory://admin:secret@host/said", node_id="m")
+    assert repr(manager) == "<Manager m of cluster 'domicile' in memory://host/said: not started>"
+    assert repr(connect_sync("memory://said")) == "<SyncClient in memory://said: not connected>"
+
+
+def test_a_call_never_raises_before_it_is_awaited() -> None:
+    """`asyncio.gather(*(ref.ask(...) for ref in refs))` must not end in the middle."""
+
+    async def main() -> None:
+        node = Node("memory://away", entities=[Counter], settings=QUICK)
+        ref = node.ref(Counter, "c")
+        asked, told = ref.ask(Counter.add), ref.tell(Counter.add)
+        for call in (asked, told):
+            with pytest.raises(Unavailable, match="not part of a cluster now"):
+                await call
+
+    asyncio.run(main())

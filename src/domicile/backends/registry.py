@@ -135,6 +135,13 @@ def journal_backend(url: str) -> Backend:
     return _usable("journal", url, found)
 
 
+def shown_url(url: str) -> str:
+    """A URL for people to read: without the user and password that it may contain."""
+    scheme, found, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{found}{host.rpartition('@')[2]}{slash}{path}"
+
+
 def _find(url: str) -> Backend | None:
     scheme, found, _ = url.partition("://")
     if not found or not scheme:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from domicile.entity.model.ref import Call
 from domicile.errors import ConfigError, StoreError, StoreRewound, Unavailable
@@ -109,27 +109,36 @@ class Supervisor:
             await asyncio.shield(self._supervisor)
 
     def ask(self, call: Call) -> Coroutine[Any, Any, Any]:
-        """For refs."""
-        life = self.current or self._running()
-        return life.runtime.sending.ask(call)
+        """For refs. Whatever is wrong is raised by the await, never by the call."""
+        life = self.current
+        return _raised(self._away()) if life is None else life.runtime.sending.ask(call)
 
     def tell(self, call: Call) -> Coroutine[Any, Any, None]:
-        """For refs."""
-        life = self.current or self._running()
-        return life.runtime.sending.tell(call)
+        """For refs, as `ask`."""
+        life = self.current
+        return _raised(self._away()) if life is None else life.runtime.sending.tell(call)
 
-    def _running(self) -> RunningIncarnation:
-        if self.current is None:
-            if self.failed:
-                raise Unavailable(
-                    f"this process left its cluster for good after an error ({self.failed}); look "
-                    "at its log and start it anew"
-                )
-            raise Unavailable(
-                "this process is not part of a cluster now: enter it with `async with` first, or "
-                "retry soon if it is joining anew after losing its lease"
+    @property
+    def standing(self) -> str:
+        """How this process stands to its cluster, in a word or two."""
+        if self.failed:
+            return "failed"
+        if self.stopping:
+            return "leaving" if self.current is not None else "left"
+        if self.current is not None:
+            return "joined"
+        return "joining" if self.started else "not started"
+
+    def _away(self) -> Unavailable:
+        if self.failed:
+            return Unavailable(
+                f"this process left its cluster for good after an error ({self.failed}); look "
+                "at its log and start it anew"
             )
-        return self.current
+        return Unavailable(
+            "this process is not part of a cluster now: enter it with `async with` first, or "
+            "retry soon if it is joining anew after losing its lease"
+        )
 
     async def _supervise(
         self, backends: Backends, plan: Identity, joined: asyncio.Future[None]
@@ -206,3 +215,8 @@ def _why(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return f"{type(error).__name__}: {error}"
+
+
+async def _raised(error: Exception) -> NoReturn:
+    """What the caller of a message that can't be sent awaits."""
+    raise error

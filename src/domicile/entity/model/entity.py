@@ -11,7 +11,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import PurePath
 from random import Random
@@ -322,6 +322,13 @@ def entity_type(cls: type[Entity]) -> EntityType:
 def catalogue(entities: Sequence[type[Entity]]) -> dict[str, EntityType]:
     """The types of entity classes by name, fully checked: what a node can be home to."""
     types: dict[str, EntityType] = {}
+    given: object = entities
+    if not isinstance(given, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        name = getattr(given, "__name__", repr(given))
+        example = name if isinstance(given, type) else "Counter"
+        raise ConfigError(
+            f"entities={name} must be a list of entity classes, as in entities=[{example}]"
+        )
     for cls in entities:
         try:
             made = entity_type(cls)
