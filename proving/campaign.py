@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from domicile.testing.checkers import check
-from proving.coverage import report, shortfalls
+from proving.coverage import TABLES_FROM, report, shortfalls
 from proving.profile import Profile
 from proving.profiles import MIXED, PROFILES, profile_of
 from proving.seed_result import Tally
@@ -196,6 +196,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep", help="of --seed: only these strikes, such as 3,7, or none")
     parser.add_argument("--jobs", type=int, default=2, help="processes to spread them over")
     parser.add_argument("--first", action="store_true", help="stop at the first bad seed")
+    parser.add_argument(
+        "--verbose", action="store_true", help=f"tables also for fewer than {TABLES_FROM} seeds"
+    )
     parser.add_argument("--whole", action="store_true", help="do not shrink bad seeds")
     options = parser.parse_args(arguments)
     if options.seed is not None:
@@ -212,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seeds = range(first, end)
     jobs = min(options.jobs, len(seeds))
     results = run_seeds(seeds, jobs, stop_at_first=options.first, profile=options.profile)
-    print(report(results, time.monotonic() - began))
+    print(report(results, time.monotonic() - began, verbose=options.verbose))
     bad = [result for result in results if not result.ok]
     for index, result in enumerate(bad[:10]):
         print()

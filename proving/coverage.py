@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from textwrap import wrap
 from typing import Protocol
 
 from proving.profiles import PROFILES
@@ -55,6 +56,11 @@ class Judged(Protocol):
     @property
     def profile(self) -> str:
         """Of which profile."""
+        ...
+
+    @property
+    def ok(self) -> bool:
+        """Whether no promise was broken."""
         ...
 
     @property
@@ -136,8 +142,13 @@ def totals(results: Sequence[Judged]) -> tuple[Counter[str], Counter[str]]:
     return faults, struck
 
 
-def report(results: Sequence[Judged], wall_s: float) -> str:
-    """A page for people."""
+TABLES_FROM = 100
+"""From this many seeds on the tables are shown unasked: with fewer, most of their cells are
+empty."""
+
+
+def report(results: Sequence[Judged], wall_s: float, *, verbose: bool = False) -> str:
+    """A page for people: a summary that fits a screen, and with `verbose` or many seeds tables."""
     faults, struck = totals(results)
     hits: Counter[tuple[str, str]] = Counter()
     for result in results:
@@ -155,6 +166,13 @@ def report(results: Sequence[Judged], wall_s: float) -> str:
         f"seeds with a fault in a hand-off with mail in flight: "
         f"{sum(r.tally.mid_move for r in results) / count:.0%}",
         "profiles: " + ", ".join(f"{name} {seeds:,}" for name, seeds in sorted(profiles.items())),
+        f"bad seeds: {sum(not result.ok for result in results):,}",
+    ]
+    if not verbose and len(results) < TABLES_FROM:
+        most = ", ".join(f"{many:,} {name}" for name, many in faults.most_common())
+        lines += wrap(f"faults by kind: {most or 'none'}", width=100, subsequent_indent="  ")
+        return "\n".join(lines)
+    lines += [
         "",
         "faults by kind",
         *(f"  {faults[name]:>7,}  {name}" for name in kinds),

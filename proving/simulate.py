@@ -61,6 +61,9 @@ def sim(
         Path | None,
         typer.Option(show_default=False, dir_okay=False, help="Draw the timeline into this file."),
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show tables of faults also for a few seeds.")
+    ] = False,
     keep: Annotated[
         str | None,
         typer.Option(
@@ -92,7 +95,7 @@ def sim(
         if seed is not None:
             code = _one(seed, profile, keep, trace, svg)
         else:
-            code = _many(_range(seeds or DEFAULT_SEEDS), profile, jobs)
+            code = _many(_range(seeds or DEFAULT_SEEDS), profile, jobs, verbose)
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
     finally:
@@ -170,12 +173,12 @@ def _show(run: Profile, result: Result, trace: bool, svg: Path | None) -> None:
 # many seeds
 
 
-def _many(seeds: Sequence[int], profile: str, jobs: int) -> int:
+def _many(seeds: Sequence[int], profile: str, jobs: int, verbose: bool) -> int:
     from proving.coverage import report, shortfalls
 
     began = time.monotonic()
     results = _run(seeds, profile, min(jobs, len(seeds)))
-    typer.echo(report(results, time.monotonic() - began))
+    typer.echo(report(results, time.monotonic() - began, verbose=verbose))
     bad = [result for result in results if not result.ok]
     for number, result in enumerate(bad[:TOLD]):
         typer.echo("")

@@ -280,7 +280,7 @@ def test_the_report_tells_every_kind_and_step_hit_or_not() -> None:
         made_up(2, messages=1, faults=Counter(), mid_move=False),
     ]
     results[2].cpu_s = 1.5
-    page = report(results, wall_s=61.7)
+    page = report(results, wall_s=61.7, verbose=True)
     assert page.splitlines()[:3] == [
         "3 seeds in 62 s; CPU per seed: median 0.25 s, most 1.50 s",
         "messages 3,101, completed moves 30, faults 1,236",
@@ -295,6 +295,19 @@ def test_the_report_tells_every_kind_and_step_hit_or_not() -> None:
     cells = next(line for line in page.splitlines() if re.match(r" +cut +\d+ ", line)).split()
     assert cells[1 + STEPS.index("home lost")] == "79"
     assert "profiles: standard 3" in page
+
+
+def test_a_few_seeds_are_summed_up_on_one_screen() -> None:
+    results = [made_up(seed, faults=Counter(cut=2, crash=1)) for seed in range(5)]
+    results[3].violations.append("I1: two homes")
+    page = report(results, wall_s=2.0).splitlines()
+    assert len(page) < 24
+    assert "bad seeds: 1" in page
+    assert "faults by kind: 10 cut, 5 crash" in page
+    whole = report(results, wall_s=2.0, verbose=True)
+    assert whole.splitlines()[:5] == page[:5], "the summary comes first"
+    assert "faults by kind and step:" in whole
+    assert "faults by kind and step:" in report(results * 20, wall_s=2.0)
 
 
 def test_a_report_of_nothing_is_still_a_page() -> None:
