@@ -33,7 +33,11 @@ _OTHERS = ("SETTINGS", "STORE", "TOKEN", "SEED", "FULL")
 _FOREIGN = re.compile(r"^TEST_|(^|_)(SERVICE_(HOST|PORT)|PORT)(_|$)")
 """Variables of the tests, and variables that Kubernetes sets for a service named "domicile"."""
 
+MOST_TOLD = 64
+"""I6: short tokens that are remembered as warned of."""
+
 _told: dict[str, None] = {}
+_short: dict[str, None] = {}
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
@@ -77,7 +81,10 @@ def token_of(token: str | None, environ: Mapping[str, str] | None = None) -> str
     if token is None:
         token = (os.environ if environ is None else environ).get("DOMICILE_TOKEN", "")
     secrets = secrets_of(token)
-    if any(len(secret) < SHORT for secret in secrets):
+    if any(len(secret) < SHORT for secret in secrets) and token not in _short:
+        if len(_short) >= MOST_TOLD:
+            _short.clear()
+        _short[token] = None
         log.warning(
             "the token is short enough to be guessed: use one of at least %d characters, as "
             "`python -c 'import secrets; print(secrets.token_hex())'` makes it",

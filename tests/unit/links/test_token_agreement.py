@@ -161,10 +161,18 @@ def test_a_token_changes_node_by_node(store: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_short_token_is_warned_of_and_never_shown(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_short_token_is_warned_of_and_never_shown(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("domicile.config._short", {})
     assert token_of("hunter2") == "hunter2"
     assert "guessed" in caplog.text
     assert "hunter2" not in caplog.text
+    caplog.clear()
+    assert token_of("hunter2") == "hunter2"
+    assert caplog.text == "", "once in a process is enough"
+    assert token_of("hunter3") == "hunter3"
+    assert "guessed" in caplog.text
     caplog.clear()
     assert token_of(f" {NEW} , {OLD}") == f"{NEW},{OLD}"
     assert token_of(None, {"DOMICILE_TOKEN": OLD}) == OLD
