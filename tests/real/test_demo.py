@@ -87,6 +87,12 @@ def test_a_good_report_breaks_nothing_and_fits_80_columns() -> None:
     assert "…" not in text
 
 
+def test_a_report_says_what_maybe_executed_means() -> None:
+    words = "nobody can know whether the handler ran"
+    assert words in " ".join(drawn(report()).split())
+    assert words not in " ".join(drawn(report(outcomes=Counter(answered=10))).split())
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -211,6 +217,19 @@ def test_a_violation_fails_the_demo_and_keeps_what_shows_it(temporary: Path) -> 
     assert f"logs, histories and the store are in {kept}" in ran.stdout
     assert len(list(kept.glob("*.events"))) >= 7
     assert (kept / "store.db").exists()
+    assert processes_of(temporary) == []
+
+
+def test_a_demo_whose_output_is_closed_ends_quietly(tmp_path: Path, temporary: Path) -> None:
+    """As in `domicile demo | head -3`: nobody interrupted it, and nothing was judged."""
+    with running(tmp_path, "demo", "--seconds", "1", "--plain") as demo:
+        assert demo.process.stdout is not None
+        for _ in range(3):
+            demo.process.stdout.readline()
+        demo.process.stdout.close()
+        assert demo.ended() == 141
+        assert demo.said == []
+    assert list(temporary.iterdir()) == []
     assert processes_of(temporary) == []
 
 

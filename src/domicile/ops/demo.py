@@ -51,6 +51,11 @@ ACTS_S = 8.0
 
 TICK_S = 0.125
 INTERRUPTED = 130
+
+PIPE_CLOSED = 141
+"""What a shell says of a program whose output nobody reads any more (128 + SIGPIPE). Not 0: nothing
+was judged."""
+
 FEW = 3
 """Violations to show: the first ones explain the rest."""
 
@@ -269,10 +274,13 @@ def _settings(wanted: DemoOptions) -> Settings:
 
 
 class _Console(Console):
+    closed = False
+    """Whether nobody reads the output any more."""
+
     def on_broken_pipe(self) -> None:
         """The output is closed, as in `domicile demo | head`: end in an orderly way, as after
         Ctrl-C."""
-        self.quiet = True
+        self.quiet = self.closed = True
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         signal.raise_signal(signal.SIGINT)
@@ -292,7 +300,7 @@ def run_demo(wanted: DemoOptions) -> int:
         if interrupted:
             keep = wanted.keep
             console.print("interrupted; every process is gone")
-            return INTERRUPTED
+            return PIPE_CLOSED if console.closed else INTERRUPTED
         console.print("judging what every process wrote down...")
         report = story.report()
         view = report_view(report)
@@ -310,7 +318,7 @@ def run_demo(wanted: DemoOptions) -> int:
     except KeyboardInterrupt:  # while judging
         keep = wanted.keep
         console.print("interrupted; every process is gone")
-        return INTERRUPTED
+        return PIPE_CLOSED if console.closed else INTERRUPTED
     except Exception as error:
         for leaf in _leaves(error):
             known = isinstance(leaf, DomicileError | HarnessError | AssertionError | OSError)

@@ -42,6 +42,13 @@ class Line(NamedTuple):
     kept: bool = True
 
 
+MAYBE = (
+    "Maybe executed: a node was killed or frozen while it had the message. Its answer is lost, so "
+    "nobody can know whether the handler ran. The sender is told just that (I9): it looks whether "
+    "the effect is there, or sends again with a key, which makes a repetition safe."
+)
+
+
 @dataclass(frozen=True)
 class Report:
     """All numbers of one run."""
@@ -69,7 +76,7 @@ class Report:
             Line("asks sent", self.asks),
             Line("answered", got["answered"], "> 0", got["answered"] > 0),
             Line("not executed: safe to send again", got["not executed"]),
-            Line("maybe executed: the sender was told so", got["maybe executed"]),
+            Line("maybe executed: nobody can know", got["maybe executed"]),
             Line("failed in the handler", got["failed"], "0", not got["failed"]),
             Line("asks without any outcome", open_asks, "0", not open_asks),
             Line("tells sent", self.tells),
@@ -120,7 +127,10 @@ def report_view(report: Report) -> RenderableType:
         f"{report.nodes} nodes, {report.senders} senders, {report.seconds:.0f} s of load, "
         f"seed {report.seed}"
     )
-    return Padding(Group(head, "", acts, "", numbers, "", verdict), (0, 1))
+    parts: list[RenderableType] = [head, "", acts, "", numbers, ""]
+    if report.outcomes["maybe executed"]:
+        parts += [Text(MAYBE, style="dim"), ""]
+    return Padding(Group(*parts, verdict), (0, 1))
 
 
 def _table() -> Table:
