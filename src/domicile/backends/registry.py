@@ -46,6 +46,8 @@ class OpenOptions:
     op_timeout_s: float = 5.0
     """Seconds that one call may take before it ends as `StoreUnavailable` or `Unknown`."""
     meter: Meter = field(default_factory=NoMeter)
+    reads_only: bool = False
+    """Whether the process only reads: then its user need not be allowed to write."""
 
 
 class Backend:

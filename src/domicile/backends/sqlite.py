@@ -45,6 +45,7 @@ class SqliteBackend(Backend):
             op_timeout_s=options.op_timeout_s,
             meter=options.meter,
             unhurried=f"{cluster}/".encode() + CLIENTS if cluster else b"",
+            reads_only=options.reads_only,
         )
 
     def missing(self, url: str) -> str | None:

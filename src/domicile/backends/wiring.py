@@ -95,10 +95,12 @@ class WholeStore:
     health: Health | None
 
 
-def open_whole_store(url: str, *, by: str, op_timeout_s: float = 5.0) -> WholeStore:
+def open_whole_store(
+    url: str, *, by: str, op_timeout_s: float = 5.0, reads_only: bool = False
+) -> WholeStore:
     """A store for a tool, which `by` names in the store's history. Close its `store` afterwards."""
     backend = store_backend(url)
-    options = OpenOptions(by, store=url, op_timeout_s=op_timeout_s)
+    options = OpenOptions(by, store=url, op_timeout_s=op_timeout_s, reads_only=reads_only)
     return WholeStore(url, backend, backend.open_store(url, options), backend.health(url, options))
 
 

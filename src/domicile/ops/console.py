@@ -219,7 +219,7 @@ def read(url: str, cluster: str, look: Callable[[ClusterReader], Awaitable[T]]) 
     from domicile.ops.status import ClusterReader, open_existing
 
     async def reading() -> T:
-        reader = ClusterReader(open_existing(url, "status"), cluster)
+        reader = ClusterReader(open_existing(url, "status", reads_only=True), cluster)
         try:
             return await look(reader)
         finally:

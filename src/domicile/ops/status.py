@@ -201,10 +201,10 @@ def existing(backend: Backend, url: str) -> None:
         raise NoCluster(why)
 
 
-def open_existing(url: str, by: str) -> WholeStore:
+def open_existing(url: str, by: str, *, reads_only: bool = False) -> WholeStore:
     """A store for a tool that `by` names in the store's history; raises `NoCluster`."""
     existing(store_backend(url), url)
-    return open_whole_store(url, by=by, op_timeout_s=READ_S)
+    return open_whole_store(url, by=by, op_timeout_s=READ_S, reads_only=reads_only)
 
 
 def part(listing: Listing, url: str, cluster: str) -> Listing:

@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.keys import CONFIG_KEY
 from domicile.core.state.records import ConfigRecord, TypeRecord, encode_record
 from domicile.core.state.shardmap import FREE
-from domicile.core.state.txn import Put
+from domicile.core.state.txn import Committed, Put
 from domicile.ops.cli import app
 from domicile.ops.show import age_text
 from domicile.stores.sqlite.store import SqliteStore
@@ -347,3 +349,77 @@ def test_the_store_comes_from_the_argument_the_app_or_the_environment(
 )
 def test_ages_are_for_people(seconds: float | None, text: str) -> None:
     assert age_text(seconds) == text
+
+
+READER = """
+import os, sys
+from typer.testing import CliRunner
+from domicile.ops.cli import app
+url, other = sys.argv[1:]
+# Another user may not reach the interpreter's modules: this imports them all.
+CliRunner().invoke(app, ["status", "--store-only", other])
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+shown = CliRunner().invoke(app, ["status", "--store-only", url])
+print(shown.output)
+sys.exit(shown.exit_code)
+"""
+
+
+def read_only(url: str, beside: Path) -> subprocess.CompletedProcess[str]:
+    """`domicile status` by a user who may read the store's files and write none of them."""
+    command = [sys.executable, "-c", READER, url, healthy().write(beside / "other.db")]
+    return subprocess.run(command, capture_output=True, check=False, text=True)
+
+
+@pytest.fixture
+def shelf() -> Iterator[Path]:
+    """A directory that all users may read; files in it are made read-only by `locked`."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name)
+        path.chmod(0o755)
+        yield path
+        path.chmod(0o755)
+
+
+def locked(shelf: Path) -> None:
+    for path in shelf.iterdir():
+        path.chmod(0o444 if path.is_file() else 0o555)
+    shelf.chmod(0o555)
+
+
+def test_a_user_who_may_only_read_sees_the_status(shelf: Path, tmp_path: Path) -> None:
+    """Also while a lease has expired, which this user may not end."""
+    url = healthy().write(shelf / "s.db")
+
+    async def main() -> subprocess.CompletedProcess[str]:
+        store = SqliteStore(shelf / "s.db", by="test")
+        try:
+            ttl_s = await store.grant("short", 1.0)
+            put = await store.commit((), (Put(b"domicile/x", b"", "short"),))
+            assert isinstance(put, Committed)
+            over = time.monotonic() + ttl_s
+            while time.monotonic() < over:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            locked(shelf)
+            return await asyncio.to_thread(read_only, url, tmp_path)
+        finally:
+            os.chmod(shelf, 0o755)
+            await store.close()
+
+    ran = asyncio.run(main())
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "every shard is served" in ran.stdout
+
+
+def test_a_store_that_nobody_has_open_tells_a_reader_why_it_cannot_be_read(
+    shelf: Path, tmp_path: Path
+) -> None:
+    """SQLite would have to make its -shm file."""
+    url = healthy().write(shelf / "s.db")
+    locked(shelf)
+    ran = read_only(url, tmp_path)
+    assert ran.returncode == 3
+    assert "while a process has the store open" in ran.stdout

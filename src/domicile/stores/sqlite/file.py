@@ -373,7 +373,8 @@ def explain(error: apsw.Error, path: Path, waited_s: float, *, opened: bool) -> 
     if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError):
         return StoreUnavailable(
             f"the store {path} can't be written to: it, its directory or its file system is "
-            "read-only; make them writable for this user"
+            "read-only; make them writable for this user. A user who may only read gets an answer "
+            "from `domicile status` while a process has the store open"
         )
     if isinstance(error, apsw.NotADBError):
         kind = StoreUnavailable if opened else ConfigError

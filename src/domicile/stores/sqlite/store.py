@@ -117,7 +117,8 @@ class SqliteStore:
     `by` names this process in the file's log, which keeps the newest `kept_commits`. A call ends
     within about `op_timeout_s`. `elapsed` replaces the machine's clock in tests. Commits that only
     concern keys under `unhurried` wake no other process: watches find them with the next commit or
-    within about a second, in order (I8).
+    within about a second, in order (I8). With `reads_only` a read does not fail if this user may
+    not end a lease that has expired: the processes of the store do that.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class SqliteStore:
         elapsed: Callable[[], float] | None = None,
         meter: Meter | None = None,
         unhurried: bytes = b"",
+        reads_only: bool = False,
     ) -> None:
         if kept_commits < 1:
             raise ValueError(f"kept_commits is {kept_commits}; keep at least one commit")
@@ -139,6 +141,7 @@ class SqliteStore:
         # file, and with it a second home for every shard (I1).
         self._path = path = path.absolute()
         self._op_timeout_s = op_timeout_s
+        self._reads_only = reads_only
         self._meter = NoMeter() if meter is None else meter
         self._known = Known(path, self._noticed)
         self._generation = 0
@@ -255,7 +258,12 @@ class SqliteStore:
         """Read; if a lease has expired, end it and read again (S3)."""
         due, found = await self.read(read, self._generation)
         if due:
-            await self._lease("expire")
+            try:
+                await self._lease("expire")
+            except StoreUnavailable:
+                if not self._reads_only:
+                    raise
+                return found
             _, found = await self.read(read, self._generation)
         return found
 
