@@ -155,9 +155,9 @@ def _skip(seed: int, name: str, keep: str) -> list[int]:
 
 def _show(run: Profile, result: Result, trace: bool, svg: Path | None) -> None:
     from domicile.testing.checkers import check
-    from proving.trace import trace as traced_of
-    from proving.trace_svg import draw
-    from proving.trace_text import text
+    from domicile.testing.timeline.picture import draw
+    from domicile.testing.timeline.trace import trace as traced_of
+    from domicile.testing.timeline.words import text
 
     found = check(run.sim.history)
     verdict = f"{len(found)} violations" if found else "zero violations"

@@ -15,9 +15,9 @@ import msgspec
 
 from domicile.testing.checkers import Violation
 from domicile.testing.history import History
-from proving.trace import trace
-from proving.trace_svg import draw
-from proving.trace_text import text
+from domicile.testing.timeline.picture import draw
+from domicile.testing.timeline.trace import trace
+from domicile.testing.timeline.words import text
 
 
 def leave(

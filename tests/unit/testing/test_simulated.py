@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,9 +36,11 @@ class Bell(Entity, name="bell"):
 
 
 @pytest.fixture(autouse=True)
-def _all_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs one seed of these tests would change what they test."""
+def _all_seeds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever runs one seed of these tests would change what they test. Timelines are written to
+    the current directory."""
     monkeypatch.delenv("DOMICILE_SEED", raising=False)
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -46,7 +49,12 @@ def bell_id() -> str:
 
 
 def notes(error: BaseException) -> list[str]:
-    return list(getattr(error, "__notes__", ()))
+    """What an error says of its seed. The command and the timeline are tested by themselves."""
+    seed, timeline = getattr(error, "__notes__", ())
+    assert timeline.startswith("timeline: .domicile/failed/")
+    told, command, _ = seed.partition(" python -m pytest ")
+    assert command
+    return [told]
 
 
 # --- what stays pytest's
@@ -136,13 +144,120 @@ def test_a_run_of_pytest_names_the_failing_seed(
     )
     result = pytester.runpytest("-q", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*out of luck*", "*seed 2: run it alone with DOMICILE_SEED=2*"])
+    result.stdout.fnmatch_lines(
+        [
+            "*out of luck*",
+            "E * seed 2: run it alone with DOMICILE_SEED=2 python -m pytest "
+            "test_a_run_of_pytest_names_the_failing_seed.py::TestBells::test_bad",
+        ]
+    )
     result.stdout.fnmatch_lines(["[[]seed 0[]]", "[[]seed 1[]]", "[[]seed 2[]]"])
     result.stdout.no_fnmatch_line("*[[]seed 3[]]*")
     monkeypatch.setenv("DOMICILE_SEED", "2")
     result = pytester.runpytest("-q", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.no_fnmatch_line("*[[]seed 1[]]*")
+
+
+FAILING = """
+import asyncio
+import pytest
+from domicile import Entity, Rejection, Settings, handler
+from domicile.testing import simulated
+
+FEW = Settings(shards=4)
+
+class Never(Rejection, name=__name__): pass
+
+class Bell(Entity, name="failing.bell"):
+    @handler
+    async def ring(self) -> int:
+        return 1
+    @handler
+    async def refuse(self) -> int:
+        raise Never("ever")
+
+@simulated(entities=[Bell], nodes=1, seeds=1, settings=FEW)
+async def test_of_the_user(sim):
+    assert await sim.ref(Bell, "x").ask(Bell.ring) == 2
+
+@simulated(entities=[Bell], nodes=1, seeds=1, settings=FEW)
+async def test_refused(sim):
+    await sim.ref(Bell, "x").ask(Bell.refuse)
+
+@simulated(entities=[Bell], nodes=1, seeds=1, settings=FEW)
+async def test_late(sim):
+    await sim.wait_until(lambda: False)
+
+@simulated(entities=[Bell], nodes=1, seeds=1, settings=FEW)
+async def test_stuck(sim):
+    await asyncio.Event().wait()
+
+@simulated(entities=[Bell], nodes=1, seeds=1, settings=FEW)
+async def test_broken(sim):
+    sim.history.event("outcome", inc="f" * 32, role="default", shard=0, n=9, outcome="ok")
+
+@simulated(entities=[Bell], nodes=1, seeds=1, settings=FEW)
+async def test_without_an_error(sim):
+    with pytest.raises(KeyError):
+        pass
+
+@simulated(entities=[Bell], nodes=1, seeds=1, settings=FEW)
+async def test_skipped(sim):
+    pytest.skip("not today")
+"""
+
+
+def test_pytest_shows_the_lines_of_the_test_and_none_of_the_library(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(FAILING)
+    result = pytester.runpytest("-p", "no:cacheprovider", "-p", "no:logging")
+    result.assert_outcomes(failed=6, skipped=1)
+    shown = [line for line in result.outlines if not line.startswith(("E ", "    ", "FAILED"))]
+    assert [line for line in shown if "domicile/" in line or "domicile\\" in line] == []
+    result.stdout.fnmatch_lines([">       assert await sim.ref(Bell, *).ask(Bell.ring) == 2"])
+    result.stdout.fnmatch_lines([">       await sim.ref(Bell, *).ask(Bell.refuse)"])
+    result.stdout.fnmatch_lines([">       await sim.wait_until(lambda: False)"])
+    result.stdout.fnmatch_lines(["E * I5 broken at *"])
+    whole = pytester.runpytest("-p", "no:cacheprovider", "--full-trace", "-k", "of_the_user")
+    whole.stdout.fnmatch_lines(["*simulated.py:*"])
+
+
+def test_a_failing_seed_leaves_its_timeline_as_text_and_as_a_picture(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(FAILING)
+    result = pytester.runpytest("-p", "no:cacheprovider")
+    folder = pytester.path / ".domicile" / "failed"
+    names = ("of_the_user", "refused", "late", "stuck", "broken", "without_an_error")
+    found = sorted(path.name for path in folder.iterdir())
+    assert len(found) == 2 * len(names)
+    for name in names:
+        [txt] = folder.glob(f"*-test_{name}-seed-0.txt")
+        [svg] = folder.glob(f"*-test_{name}-seed-0.svg")
+        stem = f".domicile/failed/{txt.stem}"
+        result.stdout.fnmatch_lines([f"*timeline: {stem}.txt and .svg"])
+        assert "leads" in txt.read_text(encoding="utf-8")
+        assert svg.read_text(encoding="utf-8").startswith("<svg ")
+    [told] = folder.glob("*-test_of_the_user-seed-0.txt")
+    assert "ask failing.bell/x ring from the client, started at node-0" in told.read_text()
+    [told] = folder.glob("*-test_broken-seed-0.txt")
+    assert "! I5 broken: " in told.read_text()
+
+
+def test_a_timeline_that_cannot_be_written_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / ".domicile").write_text("in the way")
+
+    @simulated(entities=[], nodes=1, seeds=1, settings=FEW)
+    async def body(sim: Sim) -> None:
+        raise KeyError("own")
+
+    with pytest.raises(KeyError, match="own") as caught:
+        body()
+    told = "\n".join(caught.value.__notes__)
+    assert "seed 0: run it alone with DOMICILE_SEED=0" in told
+    assert "no timeline: " in told
 
 
 # --- seeds

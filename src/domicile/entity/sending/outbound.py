@@ -74,6 +74,14 @@ WEIGHT_BYTES = 192
 NESTED = 16
 """Depth of local asks that may run within each other; deeper ones are sent, to spare the stack."""
 
+
+def _is_the_callers(raised: Any) -> bool:
+    """Pytest asks this of a traceback: an error for the caller is shown at the caller's line."""
+    return isinstance(raised.value, DomicileError)
+
+
+__tracebackhide__ = _is_the_callers
+
 SWEEP_S = 0.5
 """Seconds between two searches for tells that waited longer than their timeout."""
 

@@ -45,6 +45,9 @@ from domicile.testing.sim.threads import InlineThreads
 S = TypeVar("S")
 Ev = TypeVar("Ev")
 
+# Pytest shows the lines of a test, not those that run it; `--full-trace` shows all.
+__tracebackhide__ = True
+
 POLL_S = 0.005
 START_S = 60.0
 

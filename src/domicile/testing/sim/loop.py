@@ -29,6 +29,9 @@ from domicile.testing.sim.tasks import SimTask, Watched, abandon, stack_of, task
 
 T = TypeVar("T")
 
+# Pytest shows the lines of a test, not those that run it; `--full-trace` shows all.
+__tracebackhide__ = True
+
 _CHECK_ROUNDS = 100_000
 _STANDSTILL_CHECKS = 50
 _REPORTED_TASKS = 20

@@ -1,7 +1,8 @@
 """`@simulated`: an async test that runs in a whole cluster, once for every seed.
 
-A failing seed is named, and `DOMICILE_SEED=<n>` runs just that one. After each run the history
-is judged by the checkers, so a test fails on a broken invariant that it did not look for.
+A failing seed is named, `DOMICILE_SEED=<n>` runs just that one, and its timeline is written to a
+file. After each run the history is judged by the checkers, so a test fails on a broken invariant
+that it did not look for.
 """
 
 from __future__ import annotations
@@ -17,15 +18,21 @@ from domicile.core.placement.strategies import Strategy
 from domicile.entity.model.entity import Entity
 from domicile.errors import ConfigError
 from domicile.settings import Settings
-from domicile.testing.checkers import check
+from domicile.testing.checkers import Violation, check
 from domicile.testing.sim.cluster import Sim
+from domicile.testing.sim.failure import Repeat
+
+# Pytest shows the lines of a test, not those that run it; `--full-trace` shows all.
+__tracebackhide__ = True
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class InvariantBroken(AssertionError):
-    """The history of a run breaks a rule."""
+    """The history of a run breaks a rule. `violations` has all that were found."""
+
+    violations: Sequence[Violation] = ()
 
 
 class Decorator(Protocol):
@@ -59,7 +66,9 @@ def judge(sim: Sim) -> None:
     """Raise `InvariantBroken` if the checkers object, or the first error that no code caught."""
     violations = check(sim.history)
     if violations:
-        raise InvariantBroken("\n".join(str(violation) for violation in violations[:5]))
+        broken = InvariantBroken("\n".join(str(violation) for violation in violations[:5]))
+        broken.violations = violations
+        raise broken
     if sim.history.counts["leader.failed"]:
         raise AssertionError("a coordinator failed; the log says on what")
     for process, context in sim.world.errors:
@@ -101,6 +110,7 @@ def simulated(
             raise TypeError(f"a simulated test must be an `async def` function, not {test!r}")
         signature = inspect.signature(test)
         name = _sim_parameter(signature)
+        repeat = Repeat(test)
 
         @functools.wraps(test)
         def run(*args: Any, **kwargs: Any) -> None:
@@ -127,7 +137,8 @@ def simulated(
                 try:
                     run_simulation(sim, body)
                 except BaseException as error:
-                    error.add_note(f"seed {seed}: run it alone with DOMICILE_SEED={seed}")
+                    found = error.violations if isinstance(error, InvariantBroken) else ()
+                    repeat.explain(error, seed, sim.history, found)
                     raise
 
         rest = signature.replace(

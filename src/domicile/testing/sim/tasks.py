@@ -14,6 +14,9 @@ from domicile.testing.sim.event_queue import Agenda, Handle
 
 T = TypeVar("T")
 
+# Pytest shows the lines of a test, not those that run it; `--full-trace` shows all.
+__tracebackhide__ = True
+
 _CLOSE_ATTEMPTS = 8
 
 

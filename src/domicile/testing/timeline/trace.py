@@ -1,8 +1,8 @@
 """A run as people read it: what each node and each hot shard went through, from its history.
 
-`trace` reads a history, simulated or real; `trace_text.text` writes it as a timeline and
-`trace_svg.draw` as a picture. They show what the history says and judge nothing: violations are
-given, and are marked where they happened. Messages are left out; there are too many of them.
+`trace` reads a history, simulated or real; `words.text` writes it as a timeline and `picture.draw`
+as a picture. They show what the history says and judge nothing: violations are given, and are
+marked where they happened. Messages are shown if they are few enough to be read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from domicile.testing.checkers.verdict import Violation
 from domicile.testing.history import Event, History
 
 HOT = 8
-"""How many shards get a lane: those that changed most."""
+"""How many shards get a lane: those with messages if few, else those that changed most."""
+
+MESSAGES = 300
+"""The most messages that are shown; of a run with more of them, none."""
 
 LISTED = 4
 """Changes of one commit that are told one by one; more are counted."""
@@ -59,10 +62,27 @@ class Stay:
     """How its owner got it: first, released, taken over (the one before was gone) or kept."""
 
 
+@dataclass(slots=True)
+class Sent:
+    """A message: when it was sent, where and when it ran, and what its sender was told."""
+
+    at: float
+    what: str
+    """Such as "ask stock/tea take"."""
+    sender: str
+    node: str = ""
+    started: float | None = None
+    finished: float | None = None
+    starts: int = 0
+    told_at: float | None = None
+    told: str = ""
+    """The outcome of an ask, or "lost": a tell that may have run or not."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """One thing that happened. Kinds: fault, leader, fence, join, gone, evicted, map, phase,
-    quiet, violation."""
+    quiet, note, message, violation."""
 
     at: float
     kind: str
@@ -95,6 +115,7 @@ class ShardLane:
 
     shard: ShardKey
     stays: list[Stay]
+    messages: list[Sent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +131,19 @@ class Trace:
     violations: Sequence[Violation] = ()
 
 
-def trace(history: History, violations: Sequence[Violation] = (), *, title: str = "") -> Trace:
-    """What a history shows; `violations` are those that a judge found in it."""
-    return _Tracer(history, violations).result(title)
+def trace(
+    history: History,
+    violations: Sequence[Violation] = (),
+    *,
+    title: str = "",
+    notes: Sequence[tuple[float, str]] = (),
+    start: float | None = None,
+) -> Trace:
+    """What a history shows, from its beginning or from `start` on.
+
+    `violations` are those that a judge found in it; `notes` are times with words of the caller.
+    """
+    return _Tracer(history, violations).result(title, notes, start)
 
 
 class _Tracer:
@@ -134,12 +165,20 @@ class _Tracer:
         """Node records: their status."""
         self._opened: dict[tuple[str, ShardKey, int], float] = {}
         self._released: dict[tuple[str, ShardKey, int], None] = {}
+        self._messages: dict[tuple[str, ShardKey, int], Sent] = {}
+        """By sender, shard and number; empty if they are too many."""
+        self._clients: list[str] = []
 
-    def result(self, title: str) -> Trace:
+    def result(self, title: str, notes: Sequence[tuple[float, str]], start: float | None) -> Trace:
         events = self._history.events
         for event in events:
             if event.kind == "life" and event.fields["hosts"]:
                 self._names[event.fields["inc"]] = event.fields["node"]
+            elif event.kind == "life":
+                self._clients.append(event.fields["inc"])
+        if sum(event.kind == "submit" for event in events) <= MESSAGES:
+            for event in events:
+                self._message(event)
         for name in sorted({*self._names.values()}, key=_natural):
             self._lanes[name] = NodeLane(name)
         for position, event in enumerate(events):
@@ -147,16 +186,24 @@ class _Tracer:
         end = self._reading.end
         for lane in self._lanes.values():
             _close(lane, end)
-        for inc, start in self._leading.items():
-            self._lanes[self._names[inc]].leads.append((start, end))
+        for inc, since in self._leading.items():
+            self._lanes[self._names[inc]].leads.append((since, end))
         for found in self._violations:
             told = found.message.splitlines()[0]
             self._marks.append(Mark(found.at, "violation", f"{found.rule} broken: {told}"))
+        self._marks += [Mark(at, "note", words) for at, words in notes]
+        for sent in self._messages.values():
+            self._mark(sent.at, "message", _fate(sent))
+        if start is None:
+            start = events[0].at if events else 0.0
         hot = self._hot()
-        kept = [mark for mark in self._marks if mark.kind != "phase" or mark.shard in hot]
+        kept = [
+            mark
+            for mark in self._marks
+            if mark.at >= start and (mark.kind != "phase" or mark.shard in hot)
+        ]
         kept.sort(key=lambda mark: mark.at)
-        shards = [ShardLane(shard, self._stays(shard, end)) for shard in hot]
-        start = events[0].at if events else 0.0
+        shards = [self._lane(shard, end) for shard in hot]
         return Trace(title, start, end, list(self._lanes.values()), shards, kept, self._violations)
 
     # events
@@ -225,6 +272,28 @@ class _Tracer:
         name = f"{shard.role}/{shard.shard}@{epoch}"
         self._marks.append(Mark(at, "phase", name, self._name(inc), shard, kind))
 
+    def _message(self, event: Event) -> None:
+        at, kind, fields = event
+        if kind not in ("submit", "start", "finish", "outcome", "lost"):
+            return
+        sender = fields["sender"] if kind in ("start", "finish") else fields["inc"]
+        key = (sender, ShardKey(fields["role"], fields["shard"]), fields["n"])
+        if kind == "submit":
+            how = "ask" if fields["ask"] else "tell"
+            what = f"{how} {fields['type']}/{fields['id']} {fields['method']}"
+            self._messages[key] = Sent(at, what, self._sender(sender))
+            return
+        sent = self._messages.get(key)
+        if sent is None:  # a timer of an entity: nobody sent it
+            return
+        if kind == "start":
+            sent.node, sent.started, sent.starts = self._name(fields["inc"]), at, sent.starts + 1
+        elif kind == "finish":
+            sent.finished = at
+        else:
+            sent.told_at = at
+            sent.told = "lost" if kind == "lost" else fields["outcome"]
+
     # what the store was told
 
     def _store(self, position: int, event: Event) -> None:
@@ -287,15 +356,22 @@ class _Tracer:
     # shards
 
     def _hot(self) -> list[ShardKey]:
-        """Those with most changes of owner or state, and all that a violation is about."""
-        counts = Counter(one.shard for one in self._stored)
+        """Those with messages if these are few, else those with most changes of owner or state; and
+        all that a violation is about."""
+        counts = Counter(shard for _, shard, _ in self._messages)
+        if not 0 < len(counts) <= HOT:
+            counts = Counter(one.shard for one in self._stored)
         for found in self._violations:
             for event in found.events:
                 if "role" in event.fields and "shard" in event.fields:
                     shard = ShardKey(event.fields["role"], event.fields["shard"])
-                    counts[shard] += len(self._stored)
+                    counts[shard] += len(self._history.events)
         hottest = sorted(counts, key=lambda shard: (-counts[shard], shard))[:HOT]
         return sorted(hottest)
+
+    def _lane(self, shard: ShardKey, end: float) -> ShardLane:
+        messages = [sent for (_, one, _), sent in self._messages.items() if one == shard]
+        return ShardLane(shard, self._stays(shard, end), messages)
 
     def _stays(self, shard: ShardKey, end: float) -> list[Stay]:
         changes = [one for one in self._stored if one.shard == shard]
@@ -328,6 +404,11 @@ class _Tracer:
     def _name(self, inc: str) -> str:
         return self._names.get(inc, inc[:8])
 
+    def _sender(self, inc: str) -> str:
+        if self._clients == [inc]:
+            return "the client"
+        return f"client {inc[:8]}" if inc in self._clients else self._name(inc)
+
     def _numbered(self, index: object) -> str:
         return next((name for name in self._lanes if name.endswith(f"-{index}")), "")
 
@@ -347,6 +428,20 @@ class _Tracer:
 
     def _mark(self, at: float, kind: str, text: str, node: str = "") -> None:
         self._marks.append(Mark(at, kind, text, node))
+
+
+def _fate(sent: Sent) -> str:
+    """What became of a message, in one line."""
+    parts = [f"{sent.what} from {sent.sender}"]
+    if sent.started is None:
+        parts.append("did not start")
+    else:
+        again = f", started {sent.starts} times" if sent.starts > 1 else ""
+        parts.append(f"started at {sent.node} {sent.started - sent.at:+.3f} s{again}")
+    if sent.told_at is not None:
+        told = "may have run or not" if sent.told == "lost" else sent.told.replace("_", " ")
+        parts.append(f"{told} {sent.told_at - sent.at:+.3f} s")
+    return ", ".join(parts)
 
 
 def _close(lane: NodeLane, at: float) -> None:

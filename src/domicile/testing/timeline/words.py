@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from proving.trace import Mark, Stay, Trace
+from domicile.testing.timeline.trace import Mark, Stay, Trace
 
 MOMENT_S = 0.002
 """Phases closer together than this are told on one line."""

@@ -13,9 +13,9 @@ from domicile.core.state.keys import block_key, node_key
 from domicile.core.state.records import NodeRecord, encode_record
 from domicile.core.state.shardmap import Block, Entry, encode_block
 from domicile.testing import History, Sim, Violation, check
-from proving.trace import HOT, Trace, trace
-from proving.trace_svg import draw
-from proving.trace_text import text
+from domicile.testing.timeline.picture import draw
+from domicile.testing.timeline.trace import HOT, MESSAGES, Trace, trace
+from domicile.testing.timeline.words import text
 
 A, B = (Incarnation(sign * 32) for sign in "ab")
 SVG = "{http://www.w3.org/2000/svg}"
@@ -212,6 +212,64 @@ def test_the_picture_shows_the_same_story() -> None:
     for label in ("node-1", "node-2", "default/0", "freeze 2", "crash 1", "takeover, owner gone"):
         assert label in texts
     assert any("109.500  I1c broken: two <homes>" in (one or "") for one in texts)
+
+
+def with_messages() -> Told:
+    """The client sends three messages; one starts late, one never, and of one nobody knows."""
+    told = story()
+    client = Incarnation("c" * 32)
+    told.say("life", inc=client, node="", hosts=False, limits={})  # 123
+    for n, ask in ((1, True), (2, True), (3, False)):
+        shard = {"role": "default", "shard": 0, "n": n}
+        told.say("submit", inc=client, **shard, type="cart", id="a", method="add", ask=ask)
+    ran = {"inc": A, "role": "default", "shard": 0, "epoch": 3, "sender": client, "n": 1}
+    told.say("start", **ran)  # 127
+    told.say("finish", **ran, how="ok")
+    told.say("outcome", inc=client, role="default", shard=0, n=1, outcome="ok")
+    told.say("outcome", inc=client, role="default", shard=0, n=2, outcome="not_executed")
+    told.say("lost", inc=client, role="default", shard=0, n=3)
+    return told
+
+
+def test_few_messages_are_told_with_what_became_of_them() -> None:
+    shown = [line for line in lines(text(with_messages().trace())) if "cart/a" in line[2]]
+    assert shown == [
+        (124, ". x", "ask cart/a add from the client, started at node-1 +3.000 s, ok +5.000 s"),
+        (125, ". x", "ask cart/a add from the client, did not start, not executed +5.000 s"),
+        (
+            126,
+            ". x",
+            "tell cart/a add from the client, did not start, may have run or not +5.000 s",
+        ),
+    ]
+
+
+def test_the_picture_draws_few_messages_and_names_their_entity() -> None:
+    picture = drawn(with_messages().trace())
+    dots = [one for one in picture.iter(f"{SVG}circle") if one.get("cy") != "1"]
+    assert len(dots) == 3
+    texts = [one.text or "" for one in picture.iter(f"{SVG}text")]
+    assert "cart/a" in texts
+    assert any("messages 3, started 1, started twice 0" in one for one in texts)
+
+
+def test_many_messages_are_left_out() -> None:
+    told = with_messages()
+    for n in range(4, MESSAGES + 2):
+        told.say("submit", inc="c" * 32, role="default", shard=0, n=n, type="cart", id="a",
+                 method="add", ask=True)  # fmt: skip
+    assert "cart/a" not in text(told.trace())
+
+
+def test_a_timeline_can_begin_later_and_carry_notes() -> None:
+    traced = trace(story().history, start=112.5, notes=[(113, "1. it freezes")])
+    assert traced.start == 112.5
+    assert next(lines(text(traced)))[0] == 113
+    texts = [one.text for one in drawn(traced).iter(f"{SVG}text")]
+    assert "1. it freezes" in texts
+    assert "freeze 2" not in texts, "the note takes the place of the label"
+    counted = ET.fromstring(draw(traced, zero=112.0))
+    assert "1" in [one.text for one in counted.iter(f"{SVG}text")]
 
 
 def test_everything_drawn_lies_within_the_picture() -> None:
