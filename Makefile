@@ -142,7 +142,7 @@ crowd: setup ## 50 nodes start and stop at once, 200 clients come and go
 soak: setup ## hours of load with a fault every few seconds: nothing may grow (HOURS=2)
 	$(PY) -m proving.benchmarks.soak --hours $(HOURS) $(ARGS)
 
-docs: setup ## redraw the diagrams from the transition tables
+docs: setup ## redraw the diagrams of the transition tables and the timeline of a seed
 	PYTHONPATH=. $(PY) docs/generate.py
 
 lock: setup ## compile the requirement files anew

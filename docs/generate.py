@@ -1,7 +1,8 @@
-"""Draws in the docs what the source knows better: transition tables, errors, events, checkers.
+"""Draws in the docs what the source knows better: transition tables, errors, events, checkers, and
+the timeline of a seed.
 
-`make docs` runs it; `tests/test_docs.py` fails while a page differs from what it would write.
-A page asks for a drawing by a pair of markers, `<!-- generated:owner -->` and
+`make docs` runs it; `tests/docs/test_docs.py` fails while a page or a picture differs from what it
+would write. A page asks for a drawing by a pair of markers, `<!-- generated:owner -->` and
 `<!-- /generated:owner -->`; only what stands between them is ever replaced.
 """
 
@@ -187,9 +188,22 @@ def drawings() -> dict[str, str]:
     }
 
 
-def stale(docs: Path, sections: Mapping[str, str]) -> dict[Path, str]:
-    """Pages that differ from what they should be, with what they should be."""
-    pages: dict[Path, str] = {}
+def pictures() -> dict[str, str]:
+    """Every picture that is drawn from a run that repeats, by its path in the docs."""
+    from proving import story
+
+    return {"pictures/timeline.svg": story.picture()}
+
+
+def stale(
+    docs: Path, sections: Mapping[str, str], drawn: Mapping[str, str] | None = None
+) -> dict[Path, str]:
+    """Pages and pictures that differ from what they should be, with what they should be."""
+    pages: dict[Path, str] = {
+        docs / name: wanted
+        for name, wanted in (drawn or {}).items()
+        if not (docs / name).exists() or (docs / name).read_text(encoding="utf-8") != wanted
+    }
     for path in sorted(docs.rglob("*.md")):
         text = path.read_text(encoding="utf-8")
         try:
@@ -202,8 +216,8 @@ def stale(docs: Path, sections: Mapping[str, str]) -> dict[Path, str]:
 
 
 def main() -> int:
-    """Rewrite the stale pages and name them."""
-    for path, text in stale(DOCS, drawings()).items():
+    """Rewrite the stale pages and pictures and name them."""
+    for path, text in stale(DOCS, drawings(), pictures()).items():
         path.write_text(text, encoding="utf-8")
         sys.stdout.write(f"redrawn: {path.relative_to(DOCS.parent)}\n")
     return 0

@@ -164,11 +164,15 @@ def test_a_stale_page_is_found(tmp_path: Path) -> None:
     page.write_text("<!-- generated:toy -->\nold\n<!-- /generated:toy -->\n", encoding="utf-8")
     assert list(generate.stale(tmp_path, {"toy": "new\n"})) == [page]
     assert generate.stale(tmp_path, {"toy": "old\n"}) == {}
+    picture = tmp_path / "picture.svg"
+    assert list(generate.stale(tmp_path, {"toy": "old\n"}, {"picture.svg": "<svg/>"})) == [picture]
+    picture.write_text("<svg/>", encoding="utf-8")
+    assert generate.stale(tmp_path, {"toy": "old\n"}, {"picture.svg": "<svg/>"}) == {}
 
 
 def test_the_drawings_are_fresh() -> None:
-    drawings = generate.drawings()
-    assert [str(page) for page in generate.stale(DOCS, drawings)] == [], "run `make docs`"
+    drawings, pictures = generate.drawings(), generate.pictures()
+    assert [str(one) for one in generate.stale(DOCS, drawings, pictures)] == [], "run `make docs`"
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert [name for name in drawings if f"<!-- generated:{name} -->" not in text] == []
 
