@@ -1,4 +1,4 @@
-"""The docs tell the truth: drawings are fresh, tables are whole, examples run, links lead on."""
+"""The docs tell the truth: drawings are fresh, tables whole, examples run, links lead on."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ SHOWN = ("python", "console", "sh", "text", "mermaid")
 FENCE = re.compile(r"(?P<above>[^\n]*\n)```python\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
 ROW = re.compile(r"^\| `(?P<name>[\w-]+)` \| (?P<second>[^|]+) \|", re.MULTILINE)
 EVENT = re.compile(r"\.event\(\s*\"(?P<kind>\w+)\"")
+BLOCK = re.compile(r"^```(?P<kind>python|console)\n.*?^```$", re.DOTALL | re.MULTILINE)
 KIND = re.compile(r"^ *```(?P<kind>\w*)[^\n]*\n.*?^ *```$", re.DOTALL | re.MULTILINE)
 MARK = re.compile(r"<!-- test(?:: (?P<file>[\w.]+))? -->")
 VERB = re.compile(r"\bsim\.(?P<name>\w+)")
@@ -285,22 +286,40 @@ def test_every_python_example_is_run() -> None:
     assert [example.place for example in EXAMPLES if not example.tested] == []
 
 
-def files_of(page: Path, place: Path) -> None:
-    """Write the named blocks of a page into a directory."""
+def of_page(page: Path) -> list[Example]:
+    """The examples of a page, in order."""
     name = str(page.relative_to(ROOT))
-    for example in EXAMPLES:
-        if example.file is not None and example.place.rpartition(":")[0] == name:
-            (place / example.file).write_text(example.code, encoding="utf-8")
+    return [example for example in EXAMPLES if example.place.rpartition(":")[0] == name]
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=[example.place for example in EXAMPLES])
-def test_example(example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Import the example, then call what it calls a test."""
-    files_of(ROOT / example.place.rpartition(":")[0], tmp_path)
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if of_page(page)],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_the_examples_of_a_page_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other in one directory, as a reader tries them: import each, then call what it
+    calls a test. What a later block is about may import the files of all."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    found = of_page(page)
+    for example in found:
+        if example.file is not None:
+            (tmp_path / example.file).write_text(example.code, encoding="utf-8")
+    for example in found:
+        try:
+            run(example, tmp_path)
+        except BaseException as error:
+            error.add_note(f"the example at {example.place}")
+            raise
+
+
+def run(example: Example, directory: Path) -> None:
+    """Import an example and call its tests; nothing that it imported stays."""
     before = set(sys.modules)
-    path = tmp_path / (example.file or "example.py")
+    path = directory / (example.file or "example.py")
     path.write_text(example.code, encoding="utf-8")
     name = re.sub(r"\W", "_", f"docs_example_{example.place}")
     try:
@@ -309,7 +328,7 @@ def test_example(example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             thing()
     finally:
         for one in set(sys.modules) - before:
-            if getattr(sys.modules[one], "__file__", None) in {str(p) for p in tmp_path.iterdir()}:
+            if getattr(sys.modules[one], "__file__", None) in map(str, directory.iterdir()):
                 del sys.modules[one]
 
 
@@ -323,11 +342,19 @@ def test_example(example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_the_console_sessions_of_a_page_are_true(page: Path, tmp_path: Path) -> None:
-    """Those of the examples are played in `test_examples.py`, beside their files."""
-    files_of(page, tmp_path)
+    """A named block is saved where the page shows it. The sessions of the examples are played in
+    `test_examples.py`, beside their files."""
+    text = page.read_text(encoding="utf-8")
+    files = iter(of_page(page))
     with Session(tmp_path) as console:
-        for step in steps(page.read_text(encoding="utf-8")):
-            console.play(step)
+        for block in BLOCK.finditer(text):
+            if block["kind"] == "console":
+                for step in steps(block[0]):
+                    console.play(step)
+            elif block["kind"] == "python":
+                example = next(files)
+                if example.file is not None:
+                    (tmp_path / example.file).write_text(example.code, encoding="utf-8")
 
 
 def test_blocks_are_of_known_kinds() -> None:

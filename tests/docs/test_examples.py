@@ -46,6 +46,7 @@ def test_the_tests_of_the_examples_are_on_their_pages() -> None:
 def test_every_console_block_is_read() -> None:
     page = "```console\n$ one\na\n\nb\n$ two\n```\ntext\n```console\n$ three\n```\n"
     assert steps(page) == [Step("one", ("a", "b")), Step("two", ()), Step("three", ())]
+    assert steps("```console\n$ one \\\n  two\nthree\n```\n") == [Step("one \\\n  two", ("three",))]
 
 
 def test_what_differs_from_run_to_run_is_left_out() -> None:

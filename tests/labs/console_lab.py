@@ -1,11 +1,11 @@
 """Runs the console sessions of a page for real and compares what they print.
 
-A ```` ```console ```` block holds commands after `$ ` and their output. `domicile run` and
-`manager` stay in the background, as in terminals of their own, until killed by a later command or
-the session ends; the lines shown for it must appear in its log in that order. A question (`domicile
-status`, `domicile where`) is asked again until the answer is the one shown, within a bound. Process
-numbers, node names, ports, times, ages, figures, revisions and epochs may differ from those on the
-page.
+A ```` ```console ```` block holds commands after `$ ` and their output; a command that ends with a
+backslash goes on in the next line. `domicile run` and `manager` stay in the background, as in
+terminals of their own, until killed by a later command or the session ends; the lines shown for it
+must appear in its log in that order. A question (`domicile status`, `domicile where`) is asked
+again until the answer is the one shown, within a bound. Process numbers, node names, ports, times,
+ages, figures, revisions and epochs may differ from those on the page.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ def steps(text: str) -> list[Step]:
         for line in block["body"].splitlines():
             if line.startswith("$ "):
                 found.append(Step(line[2:], ()))
+            elif found and found[-1].command.endswith("\\") and not found[-1].shown:
+                found[-1] = Step(f"{found[-1].command}\n{line}", ())
             elif line.strip():
                 command, shown = found[-1]
                 found[-1] = Step(command, (*shown, line) if plain(line) else shown)
