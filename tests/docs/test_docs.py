@@ -301,7 +301,7 @@ def test_the_examples_of_a_page_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One after the other in one directory, as a reader tries them: import each, then call what it
-    calls a test. What a later block is about may import the files of all."""
+    calls a test. Blocks may import the files of others."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     found = of_page(page)
@@ -321,7 +321,7 @@ def run(example: Example, directory: Path) -> None:
     before = set(sys.modules)
     path = directory / (example.file or "example.py")
     path.write_text(example.code, encoding="utf-8")
-    name = re.sub(r"\W", "_", f"docs_example_{example.place}")
+    name = path.stem if example.file else re.sub(r"\W", "_", f"docs_example_{example.place}")
     try:
         module = load(name, path)
         for thing in [value for key, value in vars(module).items() if key.startswith("test_")]:
