@@ -12,12 +12,14 @@ LINE, BAR, GAP, HEAD = 24, 15, 20, 34
 
 STYLE = """\
 text { font: 13px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: #24292f }
+.paper { fill: #fff }
 .title { font-weight: 600 }
 .faint { fill: #57606a }
 .peer { fill: #afb8c1 }
 .kin { fill: #6cb6a6 }
 .ours { fill: #0f766e }
 @media (prefers-color-scheme: dark) {
+  .paper { fill: #16181c }
   text { fill: #e6edf3 }
   .faint { fill: #9198a1 }
   .peer { fill: #4b535d }
@@ -70,7 +72,8 @@ def draw(report: Report) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'width="{WIDTH}" height="{height}" role="img" aria-label="{escape(alt(report))}">'
     )
-    return "\n".join([head, f"<style>\n{STYLE}\n</style>", *parts, "</svg>"]) + "\n"
+    paper = f'<rect class="paper" width="{WIDTH}" height="{height}" rx="6"/>'
+    return "\n".join([head, f"<style>\n{STYLE}\n</style>", paper, *parts, "</svg>"]) + "\n"
 
 
 def values(report: Report, panel: Panel) -> list[tuple[str, str, float]]:

@@ -6,6 +6,7 @@ import enum
 import importlib.util
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, get_type_hints
@@ -31,8 +32,8 @@ ROW = re.compile(r"^\| `(?P<name>[\w-]+)` \| (?P<second>[^|]+) \|", re.MULTILINE
 EVENT = re.compile(r"\.event\(\s*\"(?P<kind>\w+)\"")
 BLOCK = re.compile(r"^```(?P<kind>python|console)\n.*?^```$", re.DOTALL | re.MULTILINE)
 KIND = re.compile(r"^ *```(?P<kind>\w*)[^\n]*\n.*?^ *```$", re.DOTALL | re.MULTILINE)
-MARK = re.compile(r"<!-- test(?:: (?P<file>[\w.]+))? -->")
-VERB = re.compile(r"\bsim\.(?P<name>\w+)")
+MARK = re.compile(r"<!-- test(?:: (?P<file>[\w.]+)(?P<fails>, fails)?)? -->")
+VERB = re.compile(r"(?<![\w.])sim\.(?P<name>\w+)")
 LINK = re.compile(r"\]\((?!\w+:|#)(?P<target>[^)#]+)")
 
 
@@ -43,6 +44,7 @@ class Example(NamedTuple):
     tested: bool
     code: str
     file: str | None = None
+    fails: bool = False
 
 
 class Step(NamedTuple):
@@ -97,14 +99,15 @@ def load(name: str, path: Path) -> ModuleType:
 def examples(text: str, page: str) -> list[Example]:
     """The Python blocks of a page; those under `<!-- test -->` are to be run.
 
-    `<!-- test: name.py -->` also gives the block a file for the console sessions of the page.
+    `<!-- test: name.py -->` also gives the block a file for the console sessions of the page;
+    with `, fails` after the name its tests must fail.
     """
     found: list[Example] = []
     for match in FENCE.finditer("\n" + text):
         place = f"{page}:{text[: match.start('code')].count(chr(10)) + 1}"
         mark = MARK.fullmatch(match["above"].strip())
-        file = None if mark is None else mark["file"]
-        found.append(Example(place, mark is not None, match["code"], file))
+        file, fails = (None, None) if mark is None else (mark["file"], mark["fails"])
+        found.append(Example(place, mark is not None, match["code"], file, bool(fails)))
     return found
 
 
@@ -280,6 +283,8 @@ def test_examples_are_found_with_their_lines() -> None:
     assert [example.tested for example in examples("```python\nz = 3\n```\n", "b.md")] == [False]
     named = examples("\n<!-- test: app.py -->\n```python\nz = 3\n```\n", "c.md")
     assert [(example.tested, example.file) for example in named] == [(True, "app.py")]
+    [bad] = examples("\n<!-- test: bad.py, fails -->\n```python\nz = 3\n```\n", "d.md")
+    assert (bad.tested, bad.file, bad.fails) == (True, "bad.py", True)
 
 
 def test_every_python_example_is_run() -> None:
@@ -325,7 +330,8 @@ def run(example: Example, directory: Path) -> None:
     try:
         module = load(name, path)
         for thing in [value for key, value in vars(module).items() if key.startswith("test_")]:
-            thing()
+            with pytest.raises(AssertionError) if example.fails else nullcontext():
+                thing()
     finally:
         for one in set(sys.modules) - before:
             if getattr(sys.modules[one], "__file__", None) in map(str, directory.iterdir()):
@@ -375,3 +381,10 @@ def test_links_within_the_docs_lead_somewhere() -> None:
         if not (page.parent / match["target"]).exists()
     ]
     assert dead == []
+
+
+def test_the_index_links_every_page() -> None:
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    whole = index.partition("## All pages")[2]
+    pages = [page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")]
+    assert [page for page in pages if page != "index.md" and f"]({page})" not in whole] == []

@@ -33,7 +33,8 @@ VARYING = (
     (re.compile(r"\bin \d+\.\d+ ?s\b"), "in <n> s"),
     (re.compile(r"[\d,]+ +[\d,]+ +[\d,]+(?= +[\d,]+ ms )"), "<figures>"),
     (re.compile(r"(?<= )\d[\d.,]* (?:ms|s|min)(?= |$)"), "<age>"),
-    (re.compile(r"[─━]+"), ""),
+    (re.compile(r"[─━]+|={3,}|_{3,}"), ""),
+    (re.compile(r"\b0x[0-9a-f]+"), "<object>"),
 )
 SOON_S = 60.0
 SIGNALS = {
