@@ -16,6 +16,7 @@ from console_lab import Session, steps
 
 from domicile import Entity, Settings, errors, handler
 from domicile.testing import Sim, history
+from proving import story
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -177,6 +178,8 @@ def test_a_stale_page_is_found(tmp_path: Path) -> None:
 def test_the_drawings_are_fresh() -> None:
     drawings, pictures = generate.drawings(), generate.pictures()
     assert [str(one) for one in generate.stale(DOCS, drawings, pictures)] == [], "run `make docs`"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"This run is seed {story.SEED} of a simulation" in readme
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert [name for name in drawings if f"<!-- generated:{name} -->" not in text] == []
 
