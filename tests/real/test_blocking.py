@@ -28,6 +28,7 @@ from domicile.core.wire import Reply
 from domicile.entity.model.entity import entity_type
 from domicile.entity.model.handlers import in_thread
 from domicile.entity.running.blocking import Blocking
+from domicile.entity.running.exits import EXITS
 from domicile.ports.meter import NoMeter
 from domicile.testing import Sim, simulated
 
@@ -186,7 +187,7 @@ def test_the_gate_returns_what_the_function_does_and_raises_what_it_does() -> No
         assert await closed.run("f", lambda: 7) == 7
         with pytest.raises(KeyError, match="seven"):
             await closed.run("f", partial({}.__getitem__, "seven"))
-        for bad in (SystemExit, StopIteration, GeneratorExit, asyncio.CancelledError):
+        for bad in (*EXITS, StopIteration, asyncio.CancelledError):
 
             def leave(kind: type[BaseException] = bad) -> None:
                 raise kind("x")

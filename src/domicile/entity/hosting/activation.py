@@ -18,6 +18,7 @@ from domicile.core.handoff.owner import Owner
 from domicile.core.ids import EntityKey, ShardKey
 from domicile.entity.hosting.cell import Cell, Incoming, Turn
 from domicile.entity.model.entity import Entity, make
+from domicile.entity.running.exits import exit_hint, is_ctrl_c
 from domicile.errors import NotExecuted, Unavailable
 from domicile.taglog import TaggedLog
 
@@ -154,24 +155,31 @@ class Activation(ABC):
             if self.cells.get(cell.key) is cell:
                 carrier.started(self.shard, cell.key)
                 self.runtime.residents.arrived(cell, self.runtime.clock.now())
-        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        except (asyncio.CancelledError, GeneratorExit):
+            # The caller knows whether the coroutine was closed or the hook raised this.
             raise
         except BaseException as error:
-            _, delay_s = self._backoff.get(cell.key, (0.0, FIRST_BACKOFF_S / 2))
-            delay_s = min(delay_s * 2, MAX_BACKOFF_S)
-            self._backoff[cell.key] = (self.runtime.clock.now() + delay_s, delay_s)
-            self.runtime.meter.count("entity.start_failed")
-            where = name_of(cell.key)
-            log.warning("%s failed to start", where, exc_info=error, extra=self.tags())
-            raise NotStarted(
-                Unavailable(f"{where} failed to start: {type(error).__name__}: {error}")
-            ) from error
+            if is_ctrl_c(error):
+                raise
+            raise NotStarted(self._not_started(cell.key, error)) from error
         finally:
             cell.starting = None
             flight.land()
             if not cell.started and self.cells.get(cell.key) is cell:
                 del self.cells[cell.key]
                 cell.resident = False
+
+    def _not_started(self, key: EntityKey, error: BaseException) -> Unavailable:
+        """Note that an entity failed to start, so that it is not tried again at once."""
+        _, delay_s = self._backoff.get(key, (0.0, FIRST_BACKOFF_S / 2))
+        delay_s = min(delay_s * 2, MAX_BACKOFF_S)
+        self._backoff[key] = (self.runtime.clock.now() + delay_s, delay_s)
+        self.runtime.meter.count("entity.start_failed")
+        where = name_of(key)
+        log.warning(
+            "%s failed to start%s", where, exit_hint(error), exc_info=error, extra=self.tags()
+        )
+        return Unavailable(f"{where} failed to start: {type(error).__name__}: {error}")
 
     def _start_now(self, key: EntityKey, now: float) -> Cell | None:
         """A new cell if its start is only making the object; otherwise None, and `_start` must do
@@ -189,7 +197,9 @@ class Activation(ABC):
         cell = Cell(self._host, key, kind, self.owner.epoch)
         try:
             cell.entity = make(kind, cell)
-        except Exception:
+        except BaseException as error:
+            if is_ctrl_c(error):
+                raise
             # `_start` makes it again, where failures to start are handled.
             return None
         cell.started = True

@@ -25,6 +25,7 @@ from domicile.entity.hosting.cell import Alarm, Called, Cell, Incoming, Turn, cu
 from domicile.entity.model.codec import decode_error, encode_error, encode_failure
 from domicile.entity.model.handlers import Handler
 from domicile.entity.model.ref import Call, Route
+from domicile.entity.running.exits import exit_hint, is_ctrl_c
 from domicile.entity.running.workers import Abandoned, Guarded, Handed, Worker
 from domicile.errors import Fenced, HandlerFailed, MaybeExecuted, NotExecuted, Unavailable
 from domicile.taglog import TaggedLog
@@ -123,12 +124,11 @@ class Execution(Activation):
         except StopIteration as stop:
             runtime.running = outer
             return _ENDED, stop.value
-        except (KeyboardInterrupt, SystemExit):
-            runtime.running = outer
-            turn.active = False
-            raise
         except BaseException as error:
             runtime.running = outer
+            if is_ctrl_c(error):
+                turn.active = False
+                raise
             return _FAILED, error
         runtime.running = outer
         return _SUSPENDED, (work, waits_for)
@@ -402,11 +402,15 @@ class Execution(Activation):
             if not turn.dropped or self.runtime.fenced:
                 raise
             self._given_up(turn)
-        except (KeyboardInterrupt, SystemExit, GeneratorExit):
-            raise
         except BaseException as error:
+            if guarded.closed or is_ctrl_c(error):
+                raise
             # Any other error: the worker must go on, or this entity would stay busy forever.
-            self._conclude(turn, *self._failure(turn, error))
+            if turn.began:
+                self._conclude(turn, *self._failure(turn, error))
+            else:
+                unstarted = self._not_started(turn.entity, error)
+                self._answer(turn, *encode_error(unstarted))
         finally:
             turn.end()
             # The worker now waits for other messages and must not keep this turn in memory.
@@ -538,7 +542,8 @@ class Execution(Activation):
             text = "%s failed on %s because what it called failed: %s"
             log.warning(text, method, name, cause, extra=tags)
         else:
-            log.warning("%s failed on %s", method, name, exc_info=error, extra=tags)
+            hint = exit_hint(error)
+            log.warning("%s failed on %s%s", method, name, hint, exc_info=error, extra=tags)
 
     def _reply_of(self, turn: Turn, handler: Handler, value: Any) -> tuple[str, ReplyStatus, bytes]:
         """The value that a handler returned, encoded for its caller."""

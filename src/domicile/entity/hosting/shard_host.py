@@ -38,6 +38,7 @@ from domicile.entity.hosting.cell import Alarm, Cell, Incoming, Turn, current_tu
 from domicile.entity.hosting.execution import ALARM, Execution
 from domicile.entity.model.codec import encode_error
 from domicile.entity.model.entity import Entity
+from domicile.entity.running.exits import exit_hint, is_ctrl_c
 from domicile.entity.running.workers import Abandoned, Guarded
 from domicile.errors import NotExecuted, Overloaded
 from domicile.ports.clock import Timer
@@ -288,9 +289,11 @@ class ShardHost(Execution):
         alarm = Alarm(0, cell.epoch, _nothing, (), {})
         turn = Turn(self, ALARM, cell.key, False, alarm, float("inf"))
         current_turn.set(turn)
+        guarded: Guarded | None = None
         try:
             if self.runtime.guard() and cell.entity is not None:
-                await Guarded(cell.entity.on_stop(), turn)
+                guarded = Guarded(cell.entity.on_stop(), turn)
+                await guarded
                 self.note("stopped", turn)
         except asyncio.CancelledError:
             if self.runtime.fenced or (self.runtime.workers.closed and not turn.cancel_reason):
@@ -302,13 +305,14 @@ class ShardHost(Execution):
         except Abandoned:
             if not turn.dropped or self.runtime.fenced:
                 raise
-        except (KeyboardInterrupt, SystemExit, GeneratorExit):
-            raise
         except BaseException as error:
+            if (guarded is not None and guarded.closed) or is_ctrl_c(error):
+                raise
             self.runtime.meter.count("entity.stop_failed")
             log.warning(
-                "on_stop of %s failed", name_of(cell.key), exc_info=error, extra=self.tags()
-            )
+                "on_stop of %s failed%s", name_of(cell.key), exit_hint(error), exc_info=error,
+                extra=self.tags(),
+            )  # fmt: skip
         finally:
             turn.end()
         self._stopping -= 1

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from domicile.concurrency.daemon_threads import DaemonThreads
 from domicile.entity.model.handlers import in_thread
+from domicile.entity.running.exits import EXITS
 from domicile.errors import Overloaded
 from domicile.ports.meter import Meter
 from domicile.ports.threads import Threads
@@ -176,7 +177,7 @@ def _inside(work: Callable[[], T], waiter: Waiter | None) -> T:
         waiter.thread = threading.get_ident()
     try:
         return work()
-    except (StopIteration, GeneratorExit, SystemExit, asyncio.CancelledError) as error:
+    except (*EXITS, StopIteration, asyncio.CancelledError) as error:
         # A future cannot hold these errors, or they would end more than this one call.
         kind = type(error).__name__
         raise RuntimeError(f"a blocking method raised {kind}: {error}") from error

@@ -129,7 +129,7 @@ class Guarded:
     `waits_for` is what the coroutine already waits for, if it has begun elsewhere.
     """
 
-    __slots__ = ("_begun", "_coroutine", "_waits_for", "_watcher")
+    __slots__ = ("_begun", "_coroutine", "_waits_for", "_watcher", "closed")
 
     def __init__(
         self,
@@ -143,6 +143,8 @@ class Guarded:
         self._watcher = watcher
         self._begun = begun
         self._waits_for = waits_for
+        self.closed = False
+        """Whether the coroutine that awaits this was closed. A handler may raise the same error."""
 
     def __await__(self) -> Generator[Any, Any, Any]:
         coroutine, watcher, waits_for = self._coroutine, self._watcher, self._waits_for
@@ -158,6 +160,7 @@ class Guarded:
             try:
                 value = yield waits_for
             except GeneratorExit:
+                self.closed = True
                 watcher.abandon(coroutine)
                 raise
             except BaseException as error:
