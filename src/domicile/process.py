@@ -6,6 +6,7 @@ member that loses its lease ends that incarnation and joins again as another one
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -19,7 +20,7 @@ from domicile.errors import ConfigError
 from domicile.incarnation.context import Backends, Identity
 from domicile.incarnation.incarnation import RunningIncarnation
 from domicile.incarnation.observation import Observation
-from domicile.incarnation.signals import default_node_id, until_asked
+from domicile.incarnation.signals import LeaveSignals, default_node_id, until_asked
 from domicile.incarnation.supervisor import Supervisor
 from domicile.ports.meter import Meter
 from domicile.ports.watchdog import Watchdog
@@ -138,10 +139,18 @@ class Process(ABC):
         Returning is not leaving yet: the end of `async with` is. A second signal ends the process
         at once.
         """
+        with LeaveSignals() as signals:
+            await self.run_until(signals.asked)
+
+    async def run_until(self, asked: asyncio.Event) -> None:
+        """Serve until cancelled, or until `asked` is set: for a program that takes signals itself.
+
+        As with `run`, the end of `async with` is the leave.
+        """
         if not self._lives.started:
             noun = self._noun
             raise ConfigError(f"start the {noun} first: `async with {noun}: await {noun}.run()`")
-        await until_asked(self._lives)
+        await until_asked(self._lives, asked)
 
     async def _prepare(self, stack: AsyncExitStack) -> Mapping[type[Any], Any]:
         """Enter what must be there before it joins; what entities get of it."""

@@ -7,6 +7,8 @@ import importlib.util
 import json
 import signal
 import socket
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import apsw
@@ -29,6 +31,9 @@ LOOPS = [
         ),
     ),
 ]
+
+SWEEP_S = 0.004
+"""Seconds between the moments of a start at which a signal comes."""
 
 
 @pytest.fixture
@@ -68,6 +73,15 @@ async def remove_records(place: Path) -> int:
     finally:
         await store.close()
     return len(keys)
+
+
+async def records(place: Path) -> int:
+    """How many nodes are registered."""
+    store = Namespace(SqliteStore(place / "clerk.db", by="test"), "domicile")
+    try:
+        return len((await store.list(NODES)).items)
+    finally:
+        await store.close()
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -122,6 +136,18 @@ def test_a_signal_before_it_has_joined_ends_it_as_well(place: Path) -> None:
             assert node.ended() == 0
     finally:
         other.close()
+
+
+def test_a_signal_at_any_moment_of_the_start_makes_it_leave(place: Path) -> None:
+    for moment in range(12):
+        with running(place, "run", "clerkapp:node") as node:
+            node.hear("joining")
+            with suppress(subprocess.TimeoutExpired):
+                node.process.wait(moment * SWEEP_S)
+            node.signal(signal.SIGTERM)
+            assert node.ended() == 0
+            assert any("before it had joined" in line or "left" in line for line in node.said)
+            assert asyncio.run(records(place)) == 0
 
 
 def test_a_port_in_use_is_one_line(place: Path) -> None:

@@ -86,8 +86,12 @@ class Supervisor:
         try:
             await joined
         except BaseException:
-            self._supervisor.cancel()
-            await self._ended()
+            if self.joined:
+                # It was cancelled at the very moment: peers know it already.
+                await self.stop()
+            else:
+                self._supervisor.cancel()
+                await self._ended()
             raise
 
     async def stop(self) -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import signal
-from collections.abc import Callable, Generator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from typing import Any, Literal
 
 from domicile.backends.registry import OpenOptions, store_backend
 from domicile.core.coordinator.departures import late_s
 from domicile.core.state.records import NodeRecord
 from domicile.errors import ConfigError
+from domicile.incarnation.signals import LeaveSignals
 from domicile.ports.health import Verdict
 from domicile.process import Process
 from domicile.taglog import TaggedLog
@@ -28,7 +28,7 @@ LoopKind = Literal["auto", "asyncio", "uvloop"]
 PATIENCE_S = 3.0
 """Seconds of joining after which the log says that it still waits."""
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+FIRST = asyncio.FIRST_COMPLETED
 
 
 def serve(node: Process, loop: LoopKind) -> None:
@@ -55,40 +55,41 @@ def loop_factory(loop: LoopKind) -> Callable[[], asyncio.AbstractEventLoop] | No
 
 
 async def _serve(node: Process) -> None:
-    asked: list[signal.Signals] = []
-    async with AsyncExitStack() as stack:
-        joining: asyncio.Future[Any] = asyncio.ensure_future(stack.enter_async_context(node))
-        # Kept until `run` installs its own handlers, so that no signal is missed between.
-        with _signals(asked, joining.cancel):
+    with LeaveSignals(at_once=True) as signals:
+        async with AsyncExitStack() as stack:
             log.info("joining cluster %s in %s", node.cluster, node.store)
-            try:
-                await _joined(joining)
-            except asyncio.CancelledError:
-                if not asked:
-                    raise
-                log.info("%s came before it had joined: nothing to hand over", asked[0].name)
+            if not await _joined(stack.enter_async_context(node), signals.asked):
+                assert signals.heard is not None, "nothing else asks"
+                log.info("%s came before it had joined: nothing to hand over", signals.heard.name)
                 return
-            if not asked:
-                _say_where(node)
-                await node.run()
-        for kind in SIGNALS:
-            signal.signal(kind, signal.SIG_DFL)
-        log.info(
-            "asked to leave: this takes at most %g s; a second signal ends this process at once",
-            node.settings.drain_deadline_s + late_s(node.settings) + node.settings.linger_s,
-        )
+            _say_where(node)
+            await node.run_until(signals.asked)
+            log.info(
+                "asked to leave: this takes at most %g s; a second signal ends this process at "
+                "once",
+                node.settings.drain_deadline_s + late_s(node.settings) + node.settings.linger_s,
+            )
 
 
-async def _joined(joining: asyncio.Future[Any]) -> None:
-    """Wait until it has joined; log from time to time that it still waits."""
+async def _joined(entering: Coroutine[Any, Any, Any], asked: asyncio.Event) -> bool:
+    """Wait until it has joined; False if it was asked to leave before. Logs that it still waits."""
+    loop = asyncio.get_running_loop()
+    joining, asking = loop.create_task(entering), loop.create_task(asked.wait())
     waited_s = PATIENCE_S
     try:
-        while not (await asyncio.wait([joining], timeout=waited_s))[0]:
+        while not (await asyncio.wait((joining, asking), timeout=waited_s, return_when=FIRST))[0]:
             log.warning("not joined yet: the store is away, locked or slow; waiting on")
             waited_s *= 2
+        if not joining.done():
+            joining.cancel()
+            await asyncio.wait((joining,))
     finally:
         joining.cancel()
+        asking.cancel()
+    if joining.cancelled():
+        return False
     joining.result()
+    return True
 
 
 def _say_where(node: Process) -> None:
@@ -119,20 +120,3 @@ def _twins(node: Process, record: NodeRecord) -> list[NodeRecord]:
         and one != record.incarnation
         and health.verdict(one) is Verdict.ALIVE
     ]
-
-
-@contextmanager
-def _signals(asked: list[signal.Signals], then: Callable[[], object]) -> Generator[None]:
-    loop = asyncio.get_running_loop()
-
-    def heard(kind: signal.Signals) -> None:
-        asked.append(kind)
-        then()
-
-    for kind in SIGNALS:
-        loop.add_signal_handler(kind, heard, kind)
-    try:
-        yield
-    finally:
-        for kind in SIGNALS:
-            loop.remove_signal_handler(kind)

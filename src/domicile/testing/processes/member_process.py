@@ -27,6 +27,7 @@ import msgspec
 from domicile.backends.wiring import LOOPBACK
 from domicile.entity.model.entity import Entity
 from domicile.errors import ConfigError
+from domicile.incarnation.signals import LeaveSignals
 from domicile.manager import Manager
 from domicile.node import Node
 from domicile.settings import Settings
@@ -175,13 +176,10 @@ def _member(plan: MemberPlan, meter: FileRecorder | None) -> Node | Manager:
 
 
 async def _serve(member: Node | Manager) -> None:
-    # Others see its record before `run` handles signals: a signal that comes in between counts,
-    # too.
-    asked = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
-    async with member:
-        if not asked.is_set():
-            await member.run()
+    # Others see its record before it has joined: a signal that comes in between counts, too.
+    with LeaveSignals() as signals:
+        async with member:
+            await member.run_until(signals.asked)
 
 
 def enter_namespace(path: str) -> None:
