@@ -8,6 +8,7 @@ import json
 import signal
 import socket
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import apsw
 import pytest
 from run_lab import APP, Clerk, Running, as_client, running
 
-from domicile import Client, MaybeExecuted
+from domicile import Client, MaybeExecuted, Unavailable, connect_sync
 from domicile.core.state.keys import NODES
 from domicile.core.state.txn import Committed, Delete
 from domicile.ops.watchdog import STUCK_EXIT
@@ -148,6 +149,33 @@ def test_a_signal_at_any_moment_of_the_start_makes_it_leave(place: Path) -> None
             assert node.ended() == 0
             assert any("before it had joined" in line or "left" in line for line in node.said)
             assert asyncio.run(records(place)) == 0
+
+
+@pytest.mark.scenario("DX-27")
+def test_a_client_that_starts_before_the_first_node_waits_for_it(place: Path) -> None:
+    async def early(client: Client) -> list[int]:
+        clerk = client.ref(Clerk, "anna")
+        with pytest.raises(Unavailable, match="no node of role 'default' is up"):
+            await clerk.options(timeout_s=0.2).ask(Clerk.add)
+        patient = clerk.options(timeout_s=60)
+        asks = [asyncio.ensure_future(patient.ask(Clerk.add)) for _ in range(3)]
+        await asyncio.wait(asks, timeout=0.2)
+        assert not any(ask.done() for ask in asks)
+        with running(place, "run", "clerkapp:node"):
+            return await asyncio.gather(*asks)
+
+    assert as_client(place, early) == [1, 2, 3]
+
+
+@pytest.mark.scenario("DX-27")
+def test_a_sync_client_waits_for_the_first_node_too(place: Path) -> None:
+    with connect_sync(f"sqlite:///{place / 'clerk.db'}") as client, ThreadPoolExecutor(1) as pool:
+        clerk = client.ref(Clerk, "anna")
+        with pytest.raises(Unavailable, match="no node of role 'default' is up"):
+            clerk.options(timeout_s=0.2).ask(Clerk.add)
+        asking = pool.submit(clerk.options(timeout_s=60).ask, Clerk.add)
+        with running(place, "run", "clerkapp:node"):
+            assert asking.result(60) == 1
 
 
 def test_a_port_in_use_is_one_line(place: Path) -> None:

@@ -51,7 +51,7 @@ class Stranger(Entity, name="stranger"):
 
 
 class Exile(Entity, name="exile", role="nowhere"):
-    """Nor this one, nor its role."""
+    """Nor this one, nor its role: a node of it may be about to start."""
 
     @handler
     async def hello(self) -> str:
@@ -249,16 +249,17 @@ async def test_known_shards_go_on_without_any_coordinator(sim: Sim) -> None:
 @simulated(entities=[Diary], nodes=2, seeds=10, settings=FEW)
 async def test_a_type_that_no_node_has_is_refused_at_once_by_name(sim: Sim) -> None:
     async def send(source: Sim | Node) -> None:
-        for kind, name, hello in (
-            (Stranger, "stranger", Stranger.hello),
-            (Exile, "exile", Exile.hello),
-        ):
-            began_at = sim.world.now
-            with pytest.raises(Unavailable, match=f"no node has registered entity type '{name}'"):
-                await source.ref(kind, "x").ask(hello)
-            with pytest.raises(Unavailable, match=f"no node has registered entity type '{name}'"):
-                await source.ref(kind, "x").tell(hello)
-            assert sim.world.now == began_at, "at once"
+        began_at = sim.world.now
+        stranger = source.ref(Stranger, "x")
+        for sent in (stranger.ask(Stranger.hello), stranger.tell(Stranger.hello)):
+            with pytest.raises(Unavailable, match="no node has registered entity type 'stranger'"):
+                await sent
+        assert sim.world.now == began_at, "at once"
+        exile = source.ref(Exile, "x").options(timeout_s=2)
+        for sent in (exile.ask(Exile.hello), exile.tell(Exile.hello)):
+            with pytest.raises(Unavailable, match="no node of role 'nowhere' is up, so 'exile'"):
+                await sent
+        assert sim.world.now == pytest.approx(began_at + 4, abs=0.01), "it waits for its role"
 
     await send(sim)
     await inside(sim, 0, send)

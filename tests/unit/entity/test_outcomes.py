@@ -192,8 +192,9 @@ async def test_a_type_that_no_node_has_is_unavailable(sim: Sim) -> None:
 def test_a_client_that_finds_no_node_at_all_is_told_to_look_at_its_store() -> None:
     async def alone() -> None:
         async with connect("memory://nobody-is-here") as client:
-            with pytest.raises(Unavailable, match=r"No node is there at all.* another store"):
-                await client.ref(Sleeper, "s").ask(Sleeper.touch)
+            nobody = client.ref(Sleeper, "s").options(timeout_s=0.1)
+            with pytest.raises(Unavailable, match=r"no node of role 'default' .* another store"):
+                await nobody.ask(Sleeper.touch)
 
     asyncio.run(alone())
 

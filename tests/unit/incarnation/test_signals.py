@@ -67,7 +67,7 @@ def turns_of_a_start(loop: str) -> int:
     async def measured() -> int:
         turns: list[int] = []
         node = new_node()
-        note_turns(lambda number: turns.append(number) is None and node.life is None)
+        note_turns(lambda number: (turns.append(number), node.life is None)[1])
         async with node:
             pass
         return turns[-1]

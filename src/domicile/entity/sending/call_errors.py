@@ -40,6 +40,28 @@ def quarantined(sender: CallSender, within_s: float) -> Unavailable:
     )
 
 
+def too_many_wait(call: Call, waiting: int) -> Overloaded:
+    """Too many messages already wait for the first node of a role (I6)."""
+    return Overloaded(
+        f"{waiting} messages already wait for a node of role {call.kind.role!r}, which "
+        f"{call.entity.type} {call.entity.id[:64]!r} needs; slow down and retry"
+    )
+
+
+def no_node(kind: str, role: str, *, alone: bool) -> Unavailable:
+    """No node of the role was up while the caller waited; `alone` if no other node is, either."""
+    text = (
+        f"no node of role {role!r} is up, so {kind!r} has no home. The message did not run; retry "
+        "is safe. Start a node with entities=[...] listing it"
+    )
+    if alone:
+        text += (
+            ". If a node runs, it has another store or cluster name; a relative sqlite:/// path "
+            "begins in the directory of each process"
+        )
+    return Unavailable(text)
+
+
 def expired(request: Request, unwritten: bool) -> Unavailable | MaybeExecuted:
     """The caller's time is up."""
     where = f"{request.type} {request.id!r} (shard {request.role}/{request.shard})"

@@ -45,9 +45,16 @@ from domicile.entity.model.codec import decode_error
 from domicile.entity.model.ref import Call, Route
 from domicile.entity.sending.ask_timeouts import AskTimeouts
 from domicile.entity.sending.backpressure import Pauses
-from domicile.entity.sending.call_errors import expired, overloaded, quarantined, too_large
+from domicile.entity.sending.call_errors import (
+    expired,
+    no_node,
+    overloaded,
+    quarantined,
+    too_large,
+    too_many_wait,
+)
 from domicile.entity.sending.outgoing_call import CallSender, OutgoingCall
-from domicile.entity.sending.routing import Routing
+from domicile.entity.sending.routing import NoNodeUp, Routing
 from domicile.errors import (
     CallCycle,
     CallTooDeep,
@@ -109,6 +116,8 @@ class OutgoingCalls:
         self._asks = 0
         self._sweep: Timer | None = None
         self._places = Routing(runtime)
+        self._arrivals: dict[str, dict[asyncio.Future[None], None]] = {}
+        """By role: calls that wait for its first node, the oldest first."""
 
     # calls
 
@@ -121,7 +130,10 @@ class OutgoingCalls:
         timeout_s = call.timeout_s
         if timeout_s is None:
             timeout_s = self._ask_timeout_s
-        now, route = self._address(call, turn)
+        try:
+            now, route = self._address(call, turn)
+        except NoNodeUp:
+            now, route, timeout_s = await self._address_later(call, turn, timeout_s)
         chain: tuple[CallingTurn, ...] = ()
         if turn is not None and turn.active:
             timeout_s = time_left_s(turn, timeout_s)
@@ -163,24 +175,86 @@ class OutgoingCalls:
         timeout_s = call.timeout_s
         if timeout_s is None:
             timeout_s = self._ask_timeout_s
-        now, route = self._address(call, turn)
+        try:
+            now, route = self._address(call, turn)
+        except NoNodeUp:
+            now, route, timeout_s = await self._address_later(call, turn, timeout_s)
         self._submit(call, route, route.sender.clear(), (), now, timeout_s, None)
 
-    def _address(self, call: Call, turn: Turn | None) -> tuple[float, Route]:
-        """Check that this process may send now, and find the shard. Returns the time and the
-        route."""
+    async def _address_later(
+        self, call: Call, turn: Turn | None, timeout_s: float
+    ) -> tuple[float, Route, float]:
+        """As `_address`, once a node of the call's role is up (DX-27); also the seconds left then.
+
+        Calls go on in the order in which they were made: a later call lines up behind those that
+        still wait.
+        """
+        if turn is not None and turn.active:
+            timeout_s = time_left_s(turn, timeout_s)
+        until = self._now() + timeout_s
+        while True:
+            await self._wait_for_node(call, until - self._now())
+            try:
+                now, route = self._address(call, turn, waited=True)
+            except NoNodeUp:
+                continue
+            return now, route, until - now
+
+    async def _wait_for_node(self, call: Call, timeout_s: float) -> None:
+        role = call.kind.role
+        line = self._arrivals.setdefault(role, {})
+        if len(line) >= self._limits.buffer:
+            self._runtime.meter.count("message.overloaded")
+            raise too_many_wait(call, len(line))
+        place: asyncio.Future[None] = self._loop.create_future()
+        line[place] = None
+        self._asks += 1
+        self._loop.call_soon(self._welcome)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await place
+        except TimeoutError:
+            raise self._no_node(call.kind.name, role) from None
+        finally:
+            self._asks -= 1
+            del line[place]
+            if not line:
+                self._arrivals.pop(role, None)
+
+    def _welcome(self) -> None:
+        """Let the calls go on whose role has a node now."""
+        for role, line in self._arrivals.items():
+            if self._places.has_node(role):
+                for place in line:
+                    if not place.done():
+                        place.set_result(None)
+
+    def _no_node(self, kind: str, role: str) -> Unavailable:
+        return no_node(kind, role, alone=not self._runtime.members.nodes)
+
+    def _address(
+        self, call: Call, turn: Turn | None, *, waited: bool = False
+    ) -> tuple[float, Route]:
+        """Check that this process may send now, and find the shard. Returns the time and the route.
+
+        Raises `NoNodeUp` if the call must wait first, or behind others of its role.
+        """
         runtime = self._runtime
         now = self._now()
         if now >= self._lease.valid_until and not runtime.guard():
             raise Unavailable("this process lost its lease and is rejoining; retry soon")
-        if runtime.leaving and (
-            turn is None or not turn.active or turn.host.runtime is not runtime
+        if (
+            runtime.leaving
+            and not waited
+            and (turn is None or not turn.active or turn.host.runtime is not runtime)
         ):
             raise Unavailable("this node is leaving the cluster; send from another one")
         route = call.route
         if route is None:
             route = Route()
         if route.sending is not self:
+            if not waited and call.kind.role in self._arrivals:
+                raise NoNodeUp
             shard = self._places.shard_of(call)
             route.lead(self, self.senders.get(shard) or self._sender(shard), _weight(call))
         return now, route
@@ -382,6 +456,8 @@ class OutgoingCalls:
     def look(self) -> None:
         """The map or the nodes changed: what is finishing or reachable may have changed (N3)."""
         now = self._now()
+        if self._arrivals:
+            self._welcome()
         for sender in list(self.senders.values()):
             if sender.queue:
                 self._carry_out(sender, sender.look(now))
@@ -462,6 +538,10 @@ class OutgoingCalls:
 
     def fail_all(self, why: str) -> None:
         """The incarnation ends: every call without an outcome gets one (I6)."""
+        for line in self._arrivals.values():
+            for place in line:
+                if not place.done():
+                    place.set_exception(Unavailable(why))
         for sender in self.senders.values():
             for pending in [*sender.queue, *sender.written.values()]:
                 if pending.resolved:
@@ -580,7 +660,11 @@ class OutgoingCalls:
             return
         sender = pending.sender
         unwritten, effects = sender.withdraw(pending, self._now())
-        self._fail(sender.shard, pending, expired(pending.request, unwritten))
+        request = pending.request
+        if unwritten and not self._places.has_node(request.role):
+            self._fail(sender.shard, pending, self._no_node(request.type, request.role))
+        else:
+            self._fail(sender.shard, pending, expired(request, unwritten))
         self._carry_out(sender, effects)
         self._take_back(pending)
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from domicile.entity.runtime import Runtime
 
 
+class NoNodeUp(Exception):
+    """No node of the role is up, so nobody can say yet which types it will serve."""
+
+
 class Routing:
     """Finds shards, and remembers how many each type has."""
 
@@ -28,13 +32,20 @@ class Routing:
         same."""
 
     def shard_of(self, call: Call) -> ShardKey:
-        """The shard that a call belongs to; raises `NotExecuted` if there is none."""
+        """The shard that a call belongs to; raises `NotExecuted` if there is none.
+
+        Raises `NoNodeUp` while it cannot be known: the call waits for a node (DX-27).
+        """
         kind = call.kind
         asked = (kind.role, kind.name, kind.shard_id)
         shards = self._seen.get(asked)
         if shards is None:
             shards = self._seen[asked] = self._shards_of(*asked)
         return ShardKey(kind.role, call.place(call.entity, shards))
+
+    def has_node(self, role: str) -> bool:
+        """Whether a node of the role is up, so that its types are known."""
+        return bool(self._runtime.members.types(role))
 
     def _shards_of(self, role: str, kind: str, shard_id: str) -> int:
         """How many shards a type has, if it is the same type here and in the cluster (RG-24)."""
@@ -53,16 +64,12 @@ class Routing:
             # Joining agreed with the config on the number of shards.
             return self._runtime.shards.get(role, self._runtime.settings.shards)
         if not members.knows_type(role, kind):
-            registered = ", ".join(members.types(role)) or "none"
-            text = (
+            registered = members.types(role)
+            if not registered:
+                raise NoNodeUp
+            raise Unavailable(
                 f"no node has registered entity type {kind!r} in role {role!r} (registered: "
-                f"{registered}); start a node with entities=[...] listing it"
+                f"{', '.join(registered)}); start a node with entities=[...] listing it"
             )
-            if not members.nodes:
-                text += (
-                    ". No node is there at all: if one runs, it has another store, and a relative "
-                    "sqlite:/// path begins in the directory of each process"
-                )
-            raise Unavailable(text)
         assert config is not None, "a node registers its roles in the config before itself"
         return config.shards[role]

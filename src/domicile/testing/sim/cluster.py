@@ -103,7 +103,10 @@ class Sim(SimFaults):
     # start and end
 
     async def __aenter__(self) -> Self:
-        """Start every node and the test's own client; returns once all shards are served."""
+        """Start every node and the test's own client; returns once all shards are served.
+
+        Without nodes nothing is waited for: the test adds them.
+        """
         self.servers.keep_backups()
         for node in self.nodes:
             self._launch(node)
@@ -117,7 +120,8 @@ class Sim(SimFaults):
             ),
             Identity("domicile", "", {}, {}, self.settings, False),
         )
-        await self.wait_until(self.settled, timeout_s=START_S)
+        if self.nodes:
+            await self.wait_until(self.settled, timeout_s=START_S)
         if self._rough:
             Roughness(self, self.world).begin()
         return self

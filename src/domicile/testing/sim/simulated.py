@@ -93,6 +93,7 @@ def simulated(
 ) -> Decorator:
     """Run an async test in a simulated cluster of `nodes`, with seeds 0 … `seeds` - 1.
 
+    With `nodes=0` there is only a client at first, and the test adds nodes.
     The parameter named `sim` (else the first) gets the cluster; the others stay pytest fixtures.
     Works on methods too. `rough=True` adds small seeded faults all the time: broken connections,
     broken watches, lost replies of the store, uneven delays. With `locks=True` crashes are proved
@@ -102,8 +103,10 @@ def simulated(
     names, by node number, the entities of nodes that cannot be home to all.
     """
 
-    if nodes < 1 or seeds < 1:
-        raise ConfigError(f"nodes={nodes} and seeds={seeds} must be at least 1, or nothing is run")
+    if nodes < 0 or seeds < 1:
+        raise ConfigError(
+            f"seeds={seeds} must be at least 1, or nothing is run, and nodes={nodes} at least 0"
+        )
 
     def decorate(test: Callable[..., Coroutine[Any, Any, None]], /) -> Callable[..., None]:
         if not inspect.iscoroutinefunction(test):
