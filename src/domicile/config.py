@@ -78,8 +78,17 @@ def from_toml(path: str | Path) -> Settings:
 
 def token_of(token: str | None, environ: Mapping[str, str] | None = None) -> str:
     """The token of a process: the given one, or `DOMICILE_TOKEN`; raises `ConfigError`."""
+    named = "token=''"
     if token is None:
-        token = (os.environ if environ is None else environ).get("DOMICILE_TOKEN", "")
+        token = (os.environ if environ is None else environ).get("DOMICILE_TOKEN")
+        named = "DOMICILE_TOKEN=''"
+    if token is None:
+        return ""
+    if not token.strip():
+        raise ConfigError(
+            f"{named} is an empty token, which protects nothing. Give the cluster's token; or, for "
+            "a cluster without one, leave token= out and do not set DOMICILE_TOKEN"
+        )
     secrets = secrets_of(token)
     if any(len(secret) < SHORT for secret in secrets) and token not in _short:
         if len(_short) >= MOST_TOLD:

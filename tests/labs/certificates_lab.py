@@ -10,10 +10,20 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from domicile import Settings
-from domicile.transports.tls import Certificates
+from domicile.transports import tls
+from domicile.transports.tls import Certificates, Contexts
 
 DAY = timedelta(days=1)
+GOOD = (-DAY, 30 * DAY)
+EXPIRED = (-3 * DAY, -DAY)
+EARLY = (DAY, 30 * DAY)
+SOON = (-DAY, 2 * DAY)
+"""From when to when a certificate is valid, counted from now."""
+
+Span = tuple[timedelta, timedelta]
 CONFIG = """
 [req]
 distinguished_name = name
@@ -44,12 +54,26 @@ class Files(NamedTuple):
     def certificates(self) -> Certificates:
         return Certificates(str(self.cert), str(self.key), str(self.ca))
 
+    @property
+    def unchecked(self) -> Certificates:
+        """As a process would use them that does not look at its own certificate."""
+        return Unchecked(str(self.cert), str(self.key), str(self.ca))
+
     def replace(self, other: Files) -> None:
         """Become another's files, one after the other, each in one step."""
         for mine, its in zip(self, other, strict=True):
             draft = mine.with_suffix(".new")
             shutil.copy(its, draft)
             draft.replace(mine)
+
+
+class Unchecked(Certificates):
+    """A stranger's, or those of a process whose certificate has expired since it started."""
+
+    def _read(self) -> Contexts:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tls, "_check_own", lambda *_: float("inf"))
+            return super()._read()
 
 
 class Authority:
@@ -61,12 +85,12 @@ class Authority:
         self.cert = directory / "ca.pem"
         self._key = directory / "ca.key"
         self._make = _by_package if importlib.util.find_spec("cryptography") else _by_program
-        self._make(self.cert, self._key, None, None)
+        self._make(self.cert, self._key, None, None, GOOD)
 
-    def issue(self, name: str) -> Files:
+    def issue(self, name: str, span: Span = GOOD) -> Files:
         """A certificate, signed by this authority."""
         cert, key = self._directory / f"{name}.pem", self._directory / f"{name}.key"
-        self._make(cert, key, self.cert, self._key)
+        self._make(cert, key, self.cert, self._key, span)
         ca = self._directory / f"{name}.ca"
         shutil.copy(self.cert, ca)
         return Files(cert, key, ca)
@@ -77,7 +101,7 @@ def _name(cert: Path) -> str:
     return f"{cert.parent.name}-{cert.stem}"
 
 
-def _by_package(cert: Path, key: Path, ca: Path | None, ca_key: Path | None) -> None:
+def _by_package(cert: Path, key: Path, ca: Path | None, ca_key: Path | None, span: Span) -> None:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -97,8 +121,8 @@ def _by_package(cert: Path, key: Path, ca: Path | None, ca_key: Path | None) -> 
         .issuer_name(issuer)
         .public_key(own.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - DAY)
-        .not_valid_after(now + DAY)
+        .not_valid_before(now + span[0])
+        .not_valid_after(now + span[1])
         .add_extension(x509.BasicConstraints(ca=ca is None, path_length=None), critical=True)
         .sign(signer, hashes.SHA256())
     )
@@ -112,18 +136,21 @@ def _by_package(cert: Path, key: Path, ca: Path | None, ca_key: Path | None) -> 
     )
 
 
-def _by_program(cert: Path, key: Path, ca: Path | None, ca_key: Path | None) -> None:
+def _by_program(cert: Path, key: Path, ca: Path | None, ca_key: Path | None, span: Span) -> None:
+    if span[0] > -DAY or span[1] < DAY:
+        pytest.skip("openssl makes no certificates of the past; install cryptography")
+    days = str(span[1].days)
     config = cert.with_suffix(".cnf")
     config.write_text(CONFIG, encoding="utf-8")
     new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     new += ["-config", str(config), "-subj", f"/CN={_name(cert)}", "-keyout", str(key)]
     if ca is None:
-        _openssl("req", "-x509", *new, "-days", "1", "-out", str(cert))
+        _openssl("req", "-x509", *new, "-days", days, "-out", str(cert))
         return
     wish = cert.with_suffix(".csr")
     _openssl("req", "-new", *new, "-out", str(wish))
     signer = ["-CA", str(ca), "-CAkey", str(ca_key), "-CAcreateserial"]
-    _openssl("x509", "-req", "-in", str(wish), *signer, "-days", "1", "-out", str(cert))
+    _openssl("x509", "-req", "-in", str(wish), *signer, "-days", days, "-out", str(cert))
 
 
 def _openssl(*arguments: str) -> None:

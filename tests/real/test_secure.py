@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from certificates_lab import Authority, Files
+from certificates_lab import EARLY, EXPIRED, Authority, Files
 from real_lab import Diary, balanced, run
 
-from domicile import Client, ConfigError, DomicileError, Node, Settings, connect
+from domicile import Client, ConfigError, DomicileError, Node, Settings, Unavailable, connect
 from domicile.core.ids import NOBODY, Incarnation
 from domicile.core.wire import (
     Frame,
@@ -33,6 +33,7 @@ from domicile.core.wire import (
 )
 from domicile.links.token import prove_hello
 from domicile.testing import Processes
+from domicile.transports import tls
 from domicile.transports.addresses import parse
 from domicile.transports.framing import FrameDecoder, header
 
@@ -138,6 +139,9 @@ def test_a_stranger_without_the_token_neither_sends_nor_registers_nor_reads(
             stranger = Stranger(cluster, home)
             mine = stranger.clients()
             for token in ("", OTHER, f"{OTHER},and another one"):
+                given = token or None
+                if not token:
+                    monkeypatch.delenv("DOMICILE_TOKEN")
                 for changes in (
                     {},
                     {"resume": True},
@@ -150,12 +154,12 @@ def test_a_stranger_without_the_token_neither_sends_nor_registers_nor_reads(
                     heard = await asyncio.to_thread(exchange, knock(stranger.address), hello, ask)
                     assert [type(packet) for packet in heard] == [Refused], "told no, nothing else"
                 with pytest.raises(ConfigError, match="DOMICILE_TOKEN"):
-                    async with connect(cluster.store, token=token, settings=SETTINGS):
+                    async with connect(cluster.store, token=given, settings=SETTINGS):
                         pass
                 before = dict(cluster._looked().members.nodes)
                 with pytest.raises(ConfigError, match="DOMICILE_TOKEN"):
                     async with Node(
-                        cluster.store, entities=[Diary], token=token, settings=SETTINGS
+                        cluster.store, entities=[Diary], token=given, settings=SETTINGS
                     ):
                         pass
                 assert cluster._looked().members.nodes == before
@@ -242,7 +246,11 @@ class Tls:
 
 
 @pytest.mark.scenario("DX-07")
-def test_a_stranger_without_a_certificate_neither_sends_nor_reads(tmp_path: Path) -> None:
+def test_a_stranger_without_a_certificate_neither_sends_nor_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Certificates that nobody accepts are refused at the start; these have become so since then.
+    monkeypatch.setattr(tls, "_check_own", lambda *_: float("inf"))
     ours = Authority(tmp_path / "ours")
     theirs = Authority(tmp_path / "theirs").issue("stranger")
     settings = ours.issue("node").into(SETTINGS)
@@ -262,13 +270,20 @@ def test_a_stranger_without_a_certificate_neither_sends_nor_reads(tmp_path: Path
                 read = await asyncio.to_thread(attempt)
                 # To whoever speaks no TLS the library's own alert is all that is said.
                 assert len(read) <= 7
-            for files in (theirs, theirs._replace(ca=ours.cert)):
-                async with connect(cluster.store, settings=files.into(IMPATIENT)) as client:
-                    with pytest.raises(DomicileError):
-                        await client.ref(Diary, "d").options(timeout_s=1.0).ask(Diary.write, "x")
-            async with connect(cluster.store, settings=IMPATIENT) as client:
-                with pytest.raises(DomicileError):
-                    await client.ref(Diary, "d").options(timeout_s=1.0).ask(Diary.write, "x")
+            address = Stranger(cluster, home).address
+            for files, why in (
+                (theirs, r"certificate of the peer is not accepted"),
+                (theirs._replace(ca=ours.cert), "authority is unknown there"),
+                (ours.issue("old", EXPIRED), r"has expired\. Replace tls_cert here"),
+                (None, "the peer speaks TLS and this process has no certificates"),
+            ):
+                unsuspecting = IMPATIENT if files is None else files.into(IMPATIENT)
+                async with connect(cluster.store, settings=unsuspecting) as client:
+                    # Nothing was sent, so nothing can have run (I9).
+                    with pytest.raises(Unavailable, match=f"{address}.*{why}") as caught:
+                        await client.ref(Diary, "d").options(timeout_s=2.0).ask(Diary.write, "x")
+                    assert "did not run" in str(caught.value)
+                    assert "TLS" in str(caught.value)
             assert await diary.ask(Diary.write, "ours") == 2, "no stranger wrote in between"
             await cluster.wait_until(lambda: cluster.counts(home)["tls.refused"] >= 5)
             other = ours.issue("client").into(SETTINGS)
@@ -279,7 +294,9 @@ def test_a_stranger_without_a_certificate_neither_sends_nor_reads(tmp_path: Path
 
 
 @pytest.mark.scenario("DX-07")
-def test_certificates_and_authority_change_under_load_without_a_failed_ask(tmp_path: Path) -> None:
+def test_certificates_and_authority_change_under_load_without_a_failed_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every process reads the same files. Old connections stay, new ones are made all the time:
     by clients that come and go, and by a node that leaves and comes back."""
     old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
@@ -319,6 +336,7 @@ def test_certificates_and_authority_change_under_load_without_a_failed_ask(tmp_p
                 await progress(cluster, lambda: answered)
                 await visit(cluster, new.issue("client").into(SETTINGS))
                 over.set()
+            monkeypatch.setattr(tls, "_check_own", lambda *_: float("inf"))
             late = old.issue("late")._replace(ca=files.ca).into(IMPATIENT)
             # A node looks at its files once a second, so it may trust the old authority so long.
             async with asyncio.timeout(LIMIT_S):
@@ -424,10 +442,24 @@ def test_a_cluster_on_unix_sockets(place: Path, tmp_path: Path, secured: bool) -
 @pytest.mark.scenario("DX-07")
 def test_what_is_wrong_with_certificates_is_said_at_the_start(place: Path, tmp_path: Path) -> None:
     store = f"sqlite:///{place}/store.db"
-    files = Authority(tmp_path / "ours").issue("node")
+    ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
+    files = ours.issue("node")
     files.key.write_text("nonsense", encoding="utf-8")
 
     async def scenario() -> None:
+        for bad, why in (
+            (ours.issue("old", EXPIRED), "certificate has expired"),
+            (ours.issue("early", EARLY), "certificate is not yet valid"),
+            (theirs.issue("their")._replace(ca=ours.cert), "unable to get local issuer"),
+        ):
+            for process in (
+                Node(store, entities=[Diary], settings=bad.into(SETTINGS)),
+                connect(store, settings=bad.into(SETTINGS)),
+            ):
+                with pytest.raises(ConfigError, match=f"no peer would accept: {why}"):
+                    async with process:
+                        pass
+        assert not (place / "store.db").exists(), "nothing was begun"
         with pytest.raises(ConfigError, match=r"tls_key=.*PEM"):
             async with Node(store, entities=[Diary], settings=files.into(SETTINGS)):
                 pass

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from domicile import Entity, Node, Overloaded, Settings, Unavailable, handler
+from domicile import Entity, MaybeExecuted, Node, Overloaded, Settings, Unavailable, handler
 from domicile.testing import Sim, simulated
 
 FEW = Settings(shards=4, buffer=50)
@@ -144,3 +144,38 @@ async def test_a_cancelled_call_waits_no_longer(sim: Sim) -> None:
     assert await asks[0] == [0]
     assert await asks[2] == [0, 2]
     assert asks[1].cancelled()
+
+
+# nodes that are registered and cannot be reached
+
+
+@simulated(entities=[Porter], nodes=2, seeds=10, settings=FEW)
+async def test_what_no_connection_has_carried_did_not_run_and_never_will(sim: Sim) -> None:
+    """I9: the caller learns that, and which address does not answer."""
+    for node in range(2):
+        sim.block(-1, node)
+    began_at = sim.world.now
+    for number in range(4):
+        porter = sim.ref(Porter, f"p{number}").options(timeout_s=1 + 3 * number)
+        with pytest.raises(Unavailable, match=r"no home of porter .* in time \(.+\)\. It did not"):
+            await porter.ask(Porter.take, 1)
+    assert sim.world.now > began_at + FEW.link_timeout_s, "links were lost meanwhile"
+    cancelled = asyncio.ensure_future(sim.ref(Porter, "p0").ask(Porter.take, 2))
+    await sim.advance(0.5)
+    cancelled.cancel()
+    await sim.advance(0.5)
+    sim.heal()
+    for number in range(4):
+        porter = sim.ref(Porter, f"p{number}")
+        assert await porter.ask(Porter.take, 3) == [3], "nothing of the rest arrives later"
+
+
+@simulated(entities=[Porter], nodes=1, seeds=5, settings=FEW)
+async def test_what_a_connection_may_have_carried_stays_unknown(sim: Sim) -> None:
+    porter = sim.ref(Porter, "a")
+    assert await porter.ask(Porter.take, 1) == [1]
+    sim.block(-1, 0)
+    with pytest.raises(MaybeExecuted):
+        await porter.options(timeout_s=3).ask(Porter.take, 2)
+    sim.heal()
+    assert (await porter.ask(Porter.take, 3))[-1] == 3

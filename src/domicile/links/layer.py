@@ -96,6 +96,8 @@ class LinkLayer(SessionBatches):
         self._hurried: dict[Incarnation, None] = {}
         self._doors_closed = False
         self._reporting: dict[Incarnation, tuple[ToOwner, ...]] = {}
+        self._troubles: dict[Incarnation, str] = {}
+        """Why the last link to a peer was lost, until there is another one."""
 
     def send(self, peer: Peer, message: ToOwner, *, control: bool = False) -> None:
         """Queue a message on the link to a peer; dial if there is no link."""
@@ -128,6 +130,21 @@ class LinkLayer(SessionBatches):
             self.mark(side)
         return True
 
+    def recall(self, peer: Incarnation, request: Request) -> bool:
+        """Take a request back that no connection to a peer can have carried; False if one may
+        have."""
+        side = self._out.get(peer)
+        return side is not None and side.link.recall(request.role, request.shard, request.n)
+
+    def trouble(self, peer: Incarnation) -> str:
+        """Why a peer cannot be reached now; empty if its link is up, or not tried yet."""
+        side = self._out.get(peer)
+        if side is None:
+            return self._troubles.get(peer, "")
+        if side.link.up:
+            return ""
+        return side.trouble or f"{side.peer.address} has not answered yet"
+
     def answer(self, link: tuple[Incarnation, str], message: ToSender) -> None:
         """Queue on an incoming link, back to its sender. Dropped if that link is gone."""
         side = self._in.get(link)  # type: ignore[call-overload]
@@ -151,6 +168,7 @@ class LinkLayer(SessionBatches):
             return
         self._forgotten.add(peer)
         self._sessions.pop(peer, None)
+        self._troubles.pop(peer, None)
         self._hurried.pop(peer, None)
         side = self._out.pop(peer, None)
         if side is not None:
@@ -254,9 +272,11 @@ class LinkLayer(SessionBatches):
             protocols=self.protocols,
         )
         session = partial(self._next_session, peer.incarnation)
-        return OutgoingSession(
+        side = OutgoingSession(
             self, link, peer, self._transport, self._random, session, self._lose, self._token
         )
+        side.trouble = self._troubles.pop(peer.incarnation, "")
+        return side
 
     def _next_session(self, peer: Incarnation) -> int:
         """Session numbers rise over all links to one peer, so that late hellos are recognised as
@@ -269,6 +289,7 @@ class LinkLayer(SessionBatches):
         del self._out[side.peer.incarnation]
         unsent = side.link.unsent
         side.end()
+        self._troubles[side.peer.incarnation] = side.trouble or reason
         self.meter.count("link.lost")
         self.events.on_link_lost(side.peer.incarnation, reason, unsent)
 

@@ -260,7 +260,9 @@ def _fill(batch: list[Message], queue: deque[Message], size_bytes: int) -> int:
 class OutgoingLink(_End):
     """The end that dials: requests out, answers in."""
 
-    __slots__ = ("_held", "_welcomed", "address", "cluster", "protocols", "receiver", "sender")
+    __slots__ = (
+        "_held", "_recalled", "_welcomed", "address", "cluster", "protocols", "receiver", "sender",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -276,6 +278,7 @@ class OutgoingLink(_End):
         super().__init__(link, limit)
         self.protocols = protocols
         self._held: list[tuple[ToOwner, bool]] = []
+        self._recalled: dict[tuple[str, int, int], None] = {}
         self.cluster = cluster
         self.sender = sender
         self.receiver = receiver
@@ -315,6 +318,30 @@ class OutgoingLink(_End):
             return True
         (self._control if control else self._queue).append(message)
         return True
+
+    def recall(self, role: str, shard: int, n: int) -> bool:
+        """Take a queued request back; False if a connection may have carried it.
+
+        Before the first welcome no connection has carried anything, so the peer never sees it.
+        """
+        if self._welcomed:
+            return False
+        self._recalled[role, shard, n] = None
+        if 2 * len(self._recalled) > len(self._queue):
+            self._drop_recalled()
+        return True
+
+    def _drop_recalled(self) -> None:
+        """Recalled requests leave the queue together, so that each costs little."""
+        recalled, self._recalled = self._recalled, {}
+        kept = [
+            message
+            for message in self._queue
+            if type(message) is not Request
+            or (message.role, message.shard, message.n) not in recalled
+        ]
+        self._queue.clear()
+        self._queue.extend(kept)
 
     def dial(self, session: int) -> None:
         """A new connection is being made; packets of an older one are ignored from now on."""
@@ -357,6 +384,8 @@ class OutgoingLink(_End):
                 f"{self._acked} of {self._last}"
             )
         self._acknowledge(welcome.received)
+        if self._recalled:
+            self._drop_recalled()
         self.up = True
         self._welcomed = True
         self.protocol = welcome.protocol

@@ -58,6 +58,8 @@ class OutgoingSession(Session[OutgoingLink]):
         self._way: _Way | None = None
         self._failures = 0
         self._turned_away = ""
+        self.trouble = ""
+        """Why the peer cannot be reached; empty while the link is up."""
         self._quiet_since = 0.0
         self._progress: tuple[int, int] | None = None
         self._fruitless_since: float | None = None
@@ -105,9 +107,10 @@ class OutgoingSession(Session[OutgoingLink]):
 
     def _turn_away(self, level: int, what: str, reason: str) -> None:
         """This connection cannot be used: dial again, and log the reason once."""
+        self.trouble = f"{self.peer.address} {what}: {reason}"
         if reason != self._turned_away:
             self._turned_away = reason
-            log.log(level, "%s %s: %s", self.peer.address, what, reason)
+            log.log(level, "%s", self.trouble)
         self.redial()
 
     def heard(self) -> None:
@@ -169,7 +172,7 @@ class OutgoingSession(Session[OutgoingLink]):
             self._lose(self, f"nothing gets through to {self.peer.address} for {timeout_s:g} s")
             return
         self._failures = 0
-        self._turned_away = ""
+        self._turned_away = self.trouble = ""
         cancel(self._loss_timer)
         self._loss_timer = None
         self.write_frames(frames)
@@ -235,6 +238,7 @@ class OutgoingSession(Session[OutgoingLink]):
             self._expect_silence()
             return
         self.layer.meter.count("link.silent")
+        self.trouble = f"{self.peer.address} does not answer"
         self.redial()
 
 
@@ -287,6 +291,7 @@ class _Way:
         self._connection = None
         side = self._side
         if side is not None and side.layer.alive():
+            side.trouble = f"{side.peer.address}: {reason}"
             side.redial()
             side.layer.events.on_disconnected(side.peer.incarnation)
 

@@ -124,6 +124,15 @@ class Links(Protocol):
         """
         ...
 
+    def recall(self, peer: Incarnation, request: Request) -> bool:
+        """Take a request back that no connection to a peer can have carried: it never runs. False
+        if one may have carried it."""
+        ...
+
+    def trouble(self, peer: Incarnation) -> str:
+        """Why a peer cannot be reached now; empty if its link is up, or not tried yet."""
+        ...
+
     def answer(self, link: tuple[Incarnation, str], message: ToSender) -> None:
         """Queue on an incoming link, back to its sender. Dropped if that link is gone."""
         ...

@@ -26,6 +26,9 @@ names."""
 DEFLATED = 1 << 31
 """The bit of a length that marks a compressed packet."""
 
+TLS_RECORDS = (0x1503, 0x1603)
+"""The first two bytes of an alert and of a handshake under TLS."""
+
 _LENGTH = Struct(">I")
 HEADER_BYTES = _LENGTH.size
 
@@ -131,6 +134,11 @@ class FrameDecoder:
         size_bytes = length & ~DEFLATED
         if length & DEFLATED and size_bytes <= self._limit and self._past_first:
             return size_bytes
+        if not self._past_first and length >> 16 in TLS_RECORDS:
+            raise FramingError(
+                "the peer speaks TLS and this process has no certificates: set tls_cert, tls_key "
+                "and tls_ca here, too"
+            )
         if not self._past_first:
             raise FramingError(
                 f"the first packet announces {length} bytes, {self._limit} are allowed: this is "

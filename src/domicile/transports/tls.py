@@ -4,6 +4,9 @@ Made by the code that wires a process, used by `domicile.transports.tcp` for eac
 then the files are checked, at most once a second. Both ends show a certificate that the same
 authority has signed. Hostnames are not compared: nodes may be at any address, and the incarnation
 in a peer's hello says who it is. Nothing here may ask at a terminal for a password.
+
+Files are used only if this process itself would accept them from a peer: its two contexts make a
+handshake with each other in memory. So an expired certificate is found at the start, not by peers.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import os
 import ssl
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from domicile.errors import ConfigError
 
@@ -21,6 +24,14 @@ log = logging.getLogger("domicile")
 
 LOOK_S = 1.0
 """Seconds for which files are assumed unchanged after a check."""
+
+SOON_S = 7 * 86_400.0
+"""Seconds before the end of a certificate from which on the log warns of it, once a day."""
+
+AGAIN_S = 86_400.0
+
+MOST_ROUNDS = 8
+"""Times that each end of a handshake speaks at most; TLS 1.2 needs three."""
 
 _Stamp = tuple[tuple[int, int, int] | None, ...]
 
@@ -30,20 +41,28 @@ class Contexts(NamedTuple):
 
     accepting: ssl.SSLContext
     dialling: ssl.SSLContext
+    expires_at: float
+    """The end of the own certificate, as `time.time` counts."""
 
 
 class Certificates:
     """The certificate of this process, its key, and the authority that signs all of them."""
 
     def __init__(
-        self, cert: str, key: str, ca: str, now: Callable[[], float] = time.monotonic
+        self,
+        cert: str,
+        key: str,
+        ca: str,
+        now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         files = {"tls_cert": cert, "tls_key": key, "tls_ca": ca}
         # Absolute, because the files are checked as long as the process runs, and it may change its
         # directory.
         self._files = {name: os.path.abspath(path) for name, path in files.items()}
-        self._now = now
+        self._now, self._wall = now, wall
         self._look_at = 0.0
+        self._warn_at = 0.0
         self._contexts: Contexts | None = None
         self._stamp: _Stamp = ()
         self._bad: _Stamp = ()
@@ -66,8 +85,9 @@ class Certificates:
         """Read the files for the first time; `ConfigError` if they cannot be used."""
         if self._contexts is None:
             stamp = self._stamped()
-            self._contexts, self._stamp = _read(self._files), stamp
+            self._contexts, self._stamp = self._read(), stamp
             self._look_at = self._now() + LOOK_S
+            self._warn_of_end(self._contexts.expires_at)
 
     @property
     def contexts(self) -> Contexts:
@@ -82,17 +102,43 @@ class Certificates:
             stamp = self._stamped()
             if stamp != self._stamp:
                 self._read_anew(stamp)
+            self._warn_of_end(self._contexts.expires_at)
         return self._contexts
+
+    def _read(self) -> Contexts:
+        """Read the files, and check that peers can accept what is in them; raises `ConfigError`."""
+        accepting, dialling = _read(self._files)
+        return Contexts(accepting, dialling, _check_own(accepting, dialling, self._files))
+
+    def _warn_of_end(self, expires_at: float) -> None:
+        wall = self._wall()
+        left_s = expires_at - wall
+        if left_s > SOON_S or wall < self._warn_at:
+            return
+        self._warn_at = wall + AGAIN_S
+        end = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(expires_at))
+        if left_s > 0:
+            log.warning(
+                "the certificate %s ends soon, at %s: replace the file before that, or no new "
+                "connection can be made",
+                self._files["tls_cert"], end,
+            )  # fmt: skip
+        else:
+            log.error(
+                "the certificate %s has ended, at %s: peers refuse new connections until the file "
+                "is replaced",
+                self._files["tls_cert"], end,
+            )  # fmt: skip
 
     def _read_anew(self, stamp: _Stamp) -> None:
         try:
-            self._contexts = _read(self._files)
+            self._contexts = self._read()
         except ConfigError as error:
             if stamp != self._bad:
                 self._bad = stamp
                 log.error("the changed certificates are not used, the old ones stay: %s", error)
         else:
-            self._stamp, self._bad = stamp, ()
+            self._stamp, self._bad, self._warn_at = stamp, (), 0.0
             log.info("certificates have changed: new connections use %s", self._files["tls_cert"])
 
     def _stamped(self) -> _Stamp:
@@ -107,7 +153,7 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _read(files: dict[str, str]) -> Contexts:
+def _read(files: dict[str, str]) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     for name, path in files.items():
         try:
             with open(path, "rb"):
@@ -117,9 +163,59 @@ def _read(files: dict[str, str]) -> Contexts:
                 f"{name}={path!r} can't be read: {error.strerror}. Name a file in PEM form that "
                 "this user may read"
             ) from error
-    return Contexts(
-        _context(ssl.PROTOCOL_TLS_SERVER, files), _context(ssl.PROTOCOL_TLS_CLIENT, files)
-    )
+    return _context(ssl.PROTOCOL_TLS_SERVER, files), _context(ssl.PROTOCOL_TLS_CLIENT, files)
+
+
+def _check_own(accepting: ssl.SSLContext, dialling: ssl.SSLContext, files: dict[str, str]) -> float:
+    """Have both contexts shake hands in memory; when the certificate ends. Raises `ConfigError`."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    near, far = dialling.wrap_bio(back, there), accepting.wrap_bio(there, back, server_side=True)
+    shaking = [near, far]
+    try:
+        for _ in range(MOST_ROUNDS):
+            shaking = [side for side in shaking if not _shaken(side)]
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"tls_cert={files['tls_cert']!r} is a certificate that no peer would accept: "
+            f"{getattr(error, 'verify_message', '') or _why(error)}. Give this process a valid one "
+            f"that an authority of tls_ca={files['tls_ca']!r} has signed"
+        ) from error
+    shown: Any = near.getpeercert()
+    return float(ssl.cert_time_to_seconds(shown["notAfter"]))
+
+
+def _shaken(side: ssl.SSLObject) -> bool:
+    try:
+        side.do_handshake()
+    except ssl.SSLWantReadError:
+        return False
+    return True
+
+
+_REFUSALS = {
+    "CERTIFICATE_EXPIRED": "it has expired. Replace tls_cert here",
+    "CERTIFICATE_REQUIRED": "it shows none. Set tls_cert, tls_key and tls_ca here",
+    "UNKNOWN_CA": "its authority is unknown there. Use certificates of one authority everywhere",
+    "CERTIFICATE": "the log of the peer says why",
+}
+"""What a peer's alert means and what to do, by a part of its name; the first that fits counts."""
+
+
+def why_no_tls(error: ssl.SSLError) -> str:
+    """Why a connection under TLS failed, and what to do."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"the certificate of the peer is not accepted: {error.verify_message}. Look at "
+            "tls_cert there and tls_ca here"
+        )
+    name = error.reason or ""
+    if name == "WRONG_VERSION_NUMBER":
+        return "the peer does not speak TLS. Set tls_cert, tls_key and tls_ca there, too"
+    if "ALERT" in name:
+        for part, meaning in _REFUSALS.items():
+            if part in name:
+                return f"the peer refuses the certificate of this process: {meaning}"
+    return _why(error)
 
 
 def _context(side: int, files: dict[str, str]) -> ssl.SSLContext:

@@ -16,6 +16,7 @@ from typing import cast
 from domicile.ports.transport import ConnectionHandler
 from domicile.transports.limits import host_of
 from domicile.transports.tcp_connection import ConnectionState, Shared, TcpConnection
+from domicile.transports.tls import why_no_tls
 
 HANDSHAKE_S = 3.0
 """Seconds after which a handshake has failed, so that an unknown peer holds no connection for
@@ -23,6 +24,9 @@ long."""
 
 SEAL_BYTES = 256 * 1024
 """Bytes encrypted at most at a time: what the kernel then does not take is kept twice."""
+
+TLS_ALERT = b"\x15\x03\x01\x00\x02\x02\x46"
+"""A fatal alert, unencrypted: the protocol version is not supported."""
 
 _NOTHING = memoryview(b"")
 
@@ -34,8 +38,8 @@ def dial_tls(
     if shared.certificates is None:
         TcpConnection(shared, sock, handler, peer).start()
         return
-    accepting, dialling = shared.certificates.contexts
-    context = accepting if accepts else dialling
+    contexts = shared.certificates.contexts
+    context = contexts.accepting if accepts else contexts.dialling
     TlsConnection(shared, sock, handler, peer, context, accepts=accepts).start()
 
 
@@ -110,7 +114,7 @@ class TlsConnection(TcpConnection):
     def _on_slow(self) -> None:
         self._timer = None
         self._spoken = True
-        self._lose(f"the handshake took longer than {HANDSHAKE_S:g} s")
+        self._lose(f"nothing more came within {HANDSHAKE_S:g} s")
 
     def _say(self) -> None:
         """Send what TLS itself wants to send, as in a handshake."""
@@ -166,7 +170,7 @@ class TlsConnection(TcpConnection):
         try:
             self._sealed_of = self._tls.write(data)
         except ssl.SSLError as error:
-            self._give_up_soon(f"it cannot be encrypted: {_why(error)}")
+            self._give_up_soon(f"it cannot be encrypted: {why_no_tls(error)}")
             return False
         self._sealed = memoryview(self._outgoing.read())
         return True
@@ -211,10 +215,13 @@ class TlsConnection(TcpConnection):
 
     def _refuse(self, error: ssl.SSLError) -> None:
         """One end does not accept the other's certificate: send the TLS alert, and end."""
-        reason = f"no TLS: {_why(error)}"
+        reason = f"no TLS: {why_no_tls(error)}"
         self._report(reason)
         told = self._state is ConnectionState.OPEN
         alert, fresh = self._outgoing.read(), not self._sealed
+        if error.reason == "WRONG_VERSION_NUMBER":
+            # The library says nothing to a peer without TLS, which would not learn what is wrong.
+            alert = alert or TLS_ALERT
         self._mute()
         if alert and fresh and self._may_send() and self._state is ConnectionState.OPEN:
             super()._hand_over((alert,))
@@ -225,7 +232,7 @@ class TlsConnection(TcpConnection):
 
     def _lose(self, reason: str) -> None:
         if self._spoken and not self._shaken and self._state is ConnectionState.OPEN:
-            reason = f"no TLS: {reason}"
+            reason = f"no TLS: {reason}, before the handshake was over"
             self._report(reason)
         super()._lose(reason)
 
@@ -233,15 +240,9 @@ class TlsConnection(TcpConnection):
         self._shared.meter.count("tls.refused" if self._accepts else "tls.failed")
         self._shared.complaints.about(
             self.peer,
-            f"{reason}. Both ends need tls_cert, tls_key and tls_ca of one authority",
+            f"{reason} (both ends need tls_cert, tls_key and tls_ca of one authority)",
         )
 
     def _mute(self) -> None:
         super()._mute()
         self._sealed = _NOTHING
-
-
-def _why(error: ssl.SSLError) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not accepted: {error.verify_message}"
-    return (error.reason or str(error)).lower().replace("_", " ")

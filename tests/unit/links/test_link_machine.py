@@ -396,3 +396,48 @@ def test_exactly_once_in_order_whatever_the_connections_do(steps: list[str], lim
     assert heard == answers
     assert not near.pending
     assert not far.pending
+
+
+# requests that nobody waits for any more
+
+
+def test_before_the_first_welcome_a_request_can_be_recalled() -> None:
+    near, door = dialled(), Acceptor(8)
+    for n in range(1, 6):
+        near.post(request(n))
+    near.post(Flush("r", 0, 1))
+    assert near.recall("r", 0, 2)
+    assert near.recall("r", 0, 4)
+    assert near.recall("r", 0, 4), "also twice"
+    near.dial(1)
+    admission = door.hello(near.hello())
+    assert isinstance(admission.answer, Welcome)
+    (frame,) = near.welcome(1, admission.answer)
+    assert frame.messages == (request(1), request(3), request(5), Flush("r", 0, 1))
+    assert near.unsent == ()
+
+
+def test_once_welcomed_nothing_can_be_recalled() -> None:
+    """A connection may have carried it, also if the link is down now."""
+    near, _, _ = joined()
+    near.post(request(1))
+    assert not near.recall("r", 0, 1)
+    near.down()
+    near.post(request(2))
+    assert not near.recall("r", 0, 2)
+    assert near.unsent == (request(1), request(2))
+
+
+def test_recalled_requests_do_not_pile_up() -> None:
+    """I6."""
+    near = dialled()
+    for n in range(1, 1_000):
+        near.post(request(n))
+        assert near.recall("r", 0, n)
+    assert near.unsent == ()
+    near.post(request(1_000))
+    for n in range(1_001, 1_100):
+        near.post(request(n))
+        near.recall("r", 0, n)
+        assert len(near.unsent) <= 3
+    assert near.unsent[0] == request(1_000)

@@ -92,8 +92,8 @@ def test_who_may_take_part(known: str, own: str, inhabited: bool, why: str) -> N
     assert bool(found) == bool(why)
 
 
-@pytest.mark.parametrize("token", ["", OTHER])
-def test_nobody_registers_or_reads_without_the_token(store: str, token: str) -> None:
+@pytest.mark.parametrize("token", [None, OTHER])
+def test_nobody_registers_or_reads_without_the_token(store: str, token: str | None) -> None:
     async def scenario() -> None:
         async with node(store, OLD):
             assert await say(store, OLD) == "hello"
@@ -133,8 +133,9 @@ def test_the_token_comes_from_the_environment(store: str, monkeypatch: pytest.Mo
         async with node(store, None), Manager(store, settings=SETTINGS):
             assert await say(store, None) == await say(store, OLD) == "hello"
             assert await kept(store) == prints(OLD)
+            monkeypatch.delenv("DOMICILE_TOKEN")
             with pytest.raises(ConfigError, match="this process has none"):
-                await say(store, "")
+                await say(store, None)
 
     asyncio.run(scenario())
 
@@ -176,6 +177,10 @@ def test_a_short_token_is_warned_of_and_never_shown(
     caplog.clear()
     assert token_of(f" {NEW} , {OLD}") == f"{NEW},{OLD}"
     assert token_of(None, {"DOMICILE_TOKEN": OLD}) == OLD
-    assert token_of("", {"DOMICILE_TOKEN": OLD}) == ""
     assert token_of(None, {}) == ""
+    for empty in ("", "  "):
+        with pytest.raises(ConfigError, match=r"token='' is an empty token.*leave token= out"):
+            token_of(empty, {"DOMICILE_TOKEN": OLD})
+        with pytest.raises(ConfigError, match="DOMICILE_TOKEN='' is an empty token"):
+            token_of(None, {"DOMICILE_TOKEN": empty})
     assert caplog.text == ""

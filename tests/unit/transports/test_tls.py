@@ -115,7 +115,7 @@ def test_a_certificate_of_another_authority_is_refused(
             await until(lambda: near.reasons and made.accepted and made.accepted[0].reasons)
             assert near.connection is None
             assert made.accepted[0].connection is None
-            assert "its certificate is not accepted" in near.reasons[0]
+            assert "certificate of the peer is not accepted" in near.reasons[0]
             assert made.notes.counts["tls.failed"] == made.notes.counts["tls.refused"] == 1
 
     run(loop, body())
@@ -135,7 +135,7 @@ def test_a_stranger_that_trusts_this_end_is_refused_all_the_same(
             await until(lambda: near.connection)
             near.send(b"let me in")
             await until(lambda: near.reasons)
-            assert "alert" in near.reasons[0]
+            assert "authority is unknown there" in near.reasons[0]
             await until(lambda: made.accepted[0].reasons)
             assert made.accepted[0].connection is None
             assert made.accepted[0].data == []
@@ -168,7 +168,7 @@ def test_a_stranger_without_a_certificate_is_refused(
 
 
 def test_an_old_version_of_tls_is_refused(files: tuple[Files, Files]) -> None:
-    for context in files[0].certificates.contexts:
+    for context in files[0].certificates.contexts[:2]:
         assert context.minimum_version == ssl.TLSVersion.TLSv1_2
         assert context.verify_mode == ssl.CERT_REQUIRED
 
@@ -186,12 +186,16 @@ def test_plain_and_secured_ends_do_not_understand_each_other(
             near.send(b"hello")
             await until(lambda: near.reasons and made.accepted[0].reasons)
             assert made.accepted[0].connection is None
+            assert "the peer speaks TLS" in near.reasons[0]
+            assert "the peer does not speak TLS" in made.accepted[0].reasons[0]
             address = await plain.listen(made.accept)
             near = Recorder()
             made.near.dial(address, near)
             await until(lambda: near.reasons)
             assert near.connection is None
             assert "no TLS" in near.reasons[0]
+            await until(lambda: made.accepted[1].reasons)
+            assert "the peer speaks TLS" in made.accepted[1].reasons[0]
             await plain.close()
 
     run(loop, body())
@@ -209,7 +213,7 @@ def test_a_handshake_takes_only_so_long(
             with socket.create_connection(parse(made.address, "")[:2]) as sock:
                 sock.sendall(first)
                 await until(lambda: made.accepted and made.accepted[0].reasons)
-                assert "took longer" in made.accepted[0].reasons[0]
+                assert "nothing more came within" in made.accepted[0].reasons[0]
                 assert made.accepted[0].connection is None
 
     run(loop, body())

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
-from certificates_lab import Authority, Files
+from certificates_lab import EARLY, EXPIRED, SOON, Authority, Files, Span
 from tcp_lab import Echo, Recorder, on_both_loops, run, until
 
 from domicile.errors import ConfigError
 from domicile.transports.tcp import TcpTransport
-from domicile.transports.tls import LOOK_S, Certificates
+from domicile.transports.tls import AGAIN_S, LOOK_S, Certificates
 
 ENCRYPTED = "-----BEGIN ENCRYPTED PRIVATE KEY-----"
 
@@ -112,6 +113,64 @@ def test_files_that_became_useless_leave_things_as_they_were(
     assert made.contexts is after
 
 
+@pytest.mark.parametrize(
+    ("span", "why"),
+    [(EXPIRED, "certificate has expired"), (EARLY, "certificate is not yet valid")],
+)
+def test_a_certificate_is_refused_before_and_after_its_time(
+    span: Span, why: str, authority: Authority
+) -> None:
+    with pytest.raises(ConfigError, match=f"no peer would accept: {why}") as caught:
+        load(authority.issue("one", span))
+    assert "one.pem" in str(caught.value)
+
+
+def test_a_certificate_of_another_authority_is_no_good(
+    authority: Authority, tmp_path: Path
+) -> None:
+    other = Authority(tmp_path / "theirs")
+    with pytest.raises(ConfigError, match=r"no peer would accept.*authority of tls_ca=") as caught:
+        load(other.issue("one")._replace(ca=authority.cert))
+    assert str(authority.cert) in str(caught.value)
+
+
+def test_a_certificate_that_became_too_old_does_not_replace_a_good_one(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, files = Clock(), authority.issue("one")
+    made = load(files, clock)
+    before = made.contexts
+    files.replace(authority.issue("two", EXPIRED))
+    clock.now += 2 * LOOK_S
+    assert made.contexts is before
+    assert "the old ones stay" in caplog.text
+    assert "has expired" in caplog.text
+
+
+def test_the_end_of_a_certificate_is_announced_once_a_day(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, wall, files = Clock(), Clock(), authority.issue("one", SOON)
+    wall.now = time.time()
+
+    def said() -> list[str]:
+        clock.now += 2 * LOOK_S
+        assert made.contexts
+        found = [record.levelname for record in caplog.records]
+        caplog.clear()
+        return found
+
+    made = Certificates(*map(str, files), clock, wall)
+    assert said() == ["WARNING"]
+    assert said() == []
+    wall.now += AGAIN_S
+    assert said() == ["WARNING"]
+    wall.now += 2 * AGAIN_S
+    assert said() == ["ERROR"], "it is over"
+    files.replace(authority.issue("two"))
+    assert said() == [], "a new one is good for a while"
+
+
 @on_both_loops
 def test_connections_stay_and_new_ones_use_the_new_authority(loop: str, tmp_path: Path) -> None:
     """The way to another authority: first trust both, then change certificates, then trust one."""
@@ -151,11 +210,11 @@ def test_connections_stay_and_new_ones_use_the_new_authority(loop: str, tmp_path
                 recorder.send(b"still here")
             await until(lambda: all(recorder.data for recorder in recorders))
             assert [recorder.reasons for recorder in recorders] == [[]] * 7
-            its = old.issue("late")
-            os.replace(its.cert, files[1].cert)
-            os.replace(its.key, files[1].key)
-            late = await dial()
-            await until(lambda: late.reasons)
+            late = TcpTransport(certificates=old.issue("late")._replace(ca=files[1].ca).unchecked)
+            refused = Recorder()
+            late.dial(address, refused)
+            await until(lambda: refused.reasons)
+            await late.close()
         finally:
             await near.close()
             await far.close()

@@ -206,9 +206,17 @@ class Sender(Generic[P]):
         pending.resolved = True
         return pending, effects
 
-    def withdraw(self, pending: P, now: float) -> tuple[bool, tuple[SenderEffect[P], ...]]:
-        """The caller of a message no longer waits. True: it was never written, so it never runs."""
+    def withdraw(
+        self, pending: P, now: float, *, recalled: bool = False
+    ) -> tuple[bool, tuple[SenderEffect[P], ...]]:
+        """The caller of a message no longer waits. True: it was never written, so it never runs.
+
+        `recalled`: it was written to a link that had not sent it, and was removed there.
+        """
         pending.resolved = True
+        if recalled:
+            self._take_back(pending)
+            return True, self._go_on(now)
         if pending.to is None:
             self.queue.remove(pending)
             self._let_go(pending)

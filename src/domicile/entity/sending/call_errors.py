@@ -62,9 +62,12 @@ def no_node(kind: str, role: str, *, alone: bool) -> Unavailable:
     return Unavailable(text)
 
 
-def expired(request: Request, unwritten: bool) -> Unavailable | MaybeExecuted:
-    """The caller's time is up."""
+def expired(request: Request, unwritten: bool, trouble: str = "") -> Unavailable | MaybeExecuted:
+    """The caller's time is up; `trouble` says why the home cannot be reached, if that is known."""
     where = f"{request.type} {request.id!r} (shard {request.role}/{request.shard})"
+    why = f" ({trouble})" if trouble else ""
     if unwritten:
-        return Unavailable(f"no home of {where} could be reached in time; retry is safe")
-    return MaybeExecuted(f"{where} did not answer in time; {request.method!r} may have run")
+        return Unavailable(
+            f"no home of {where} could be reached in time{why}. It did not run; retry is safe"
+        )
+    return MaybeExecuted(f"{where} did not answer in time{why}; {request.method!r} may have run")

@@ -658,23 +658,41 @@ class OutgoingCalls:
         """The caller's time is up."""
         if pending.resolved:
             return
-        sender = pending.sender
-        unwritten, effects = sender.withdraw(pending, self._now())
-        request = pending.request
+        sender, request = pending.sender, pending.request
+        trouble = self._trouble(pending)
+        unwritten, effects = self._withdraw(pending)
         if unwritten and not self._places.has_node(request.role):
             self._fail(sender.shard, pending, self._no_node(request.type, request.role))
         else:
-            self._fail(sender.shard, pending, expired(request, unwritten))
+            self._fail(sender.shard, pending, expired(request, unwritten, trouble))
         self._carry_out(sender, effects)
         self._take_back(pending)
 
     def _abandon(self, sender: CallSender, pending: OutgoingCall) -> None:
         """The caller was cancelled: its call no longer needs an outcome."""
-        unwritten, effects = sender.withdraw(pending, self._now())
+        unwritten, effects = self._withdraw(pending)
         outcome = "not_executed" if unwritten else "maybe_executed"
         self._outcome(sender.shard, pending.n, outcome, cancelled=True)
         self._carry_out(sender, effects)
         self._take_back(pending)
+
+    def _withdraw(
+        self, pending: OutgoingCall
+    ) -> tuple[bool, tuple[SenderEffect[OutgoingCall], ...]]:
+        """Its caller no longer waits; True if it certainly never runs."""
+        to, links = pending.to, self._runtime.links
+        recalled = (
+            to is not None
+            and links is not None
+            and not pending.started
+            and links.recall(to, pending.request)
+        )
+        return pending.sender.withdraw(pending, self._now(), recalled=recalled)
+
+    def _trouble(self, pending: OutgoingCall) -> str:
+        """Why the home of a message cannot be reached, as far as this process knows."""
+        links = self._runtime.links
+        return "" if links is None else links.trouble(pending.to or pending.sender.entry.owner)
 
     def _take_back(self, pending: OutgoingCall) -> None:
         """Tell the owner that the caller no longer waits: it need not start the message, and may
