@@ -44,6 +44,8 @@ class Host:
         self.lost: list[tuple[Incarnation, str]] = []
         self.unsent: list[int] = []
         self.gone: list[LinkKey] = []
+        self.stalled: list[Incarnation] = []
+        """Peers whose records say that their loop is blocked."""
         self.layer = LinkLayer(
             self.transport,
             SimClock(lab.world, self.loop),
@@ -55,6 +57,7 @@ class Host:
             "",
             lambda: self.valid,
             self,
+            stalled=lambda peer: peer in self.stalled,
         )
 
     async def listen(self) -> None:

@@ -16,7 +16,7 @@ from typing import Literal
 import pytest
 from real_lab import balanced, deadline, enter, judge, lives, of, open_ledger, run, seen
 
-from domicile import Entity, EventSourced, MaybeExecuted, Node, Settings, handler
+from domicile import Entity, EventSourced, MaybeExecuted, Node, Settings, connect, handler
 from domicile.backends.wiring import open_backends
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.keys import node_key
@@ -25,10 +25,12 @@ from domicile.core.state.shardmap import Entry
 from domicile.entity.model.entity import entity_type
 from domicile.incarnation.context import Backends
 from domicile.journals.memory import MemoryJournal
+from domicile.ports.meter import NoMeter
 from domicile.testing import History, Processes
 
 TTL_S = 2.0
-PATIENT = Settings(shards=6, ttl_s=TTL_S)
+PATIENT = Settings(shards=6, ttl_s=TTL_S, link_timeout_s=1.0)
+"""A link that is silent for 3 s counts as lost, unless its peer says that its loop is blocked."""
 STRICT = Settings(shards=6, ttl_s=TTL_S, stall_limit_s=1.0)
 
 
@@ -48,6 +50,13 @@ class Mason(Entity, name="mason"):
     async def lay(self) -> int:
         self.stones += 1
         return self.stones
+
+    @handler
+    async def wait_for(self, file: str) -> int:
+        """Suspend until a file is there."""
+        while not os.path.exists(file):  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(0.01)
+        return await self.lay()
 
     @handler
     async def stand(self, until: str, sender: str) -> int:
@@ -173,6 +182,68 @@ def test_a_loop_that_is_blocked_beyond_the_limit_is_fenced_and_replaced(
         assert not [event for event in late if event.at > taken_at]
         assert len(lives(history, cluster.node_id(node))) == 2
         judge(history)
+
+    run(scenario())
+
+
+class Renewals(NoMeter):
+    """Notes the renewals of one process, from whatever thread."""
+
+    def __init__(self) -> None:
+        self.fenced: list[str] = []
+        self.sent_at: list[float] = []
+
+    def event(self, kind: str, /, **fields: object) -> None:
+        if kind == "renewed":
+            self.sent_at.append(float(str(fields["sent_at"])))
+        elif kind == "fenced":
+            self.fenced.append(str(fields["reason"]))
+
+
+@pytest.mark.scenario("DX-10")
+def test_a_client_whose_loop_is_blocked_keeps_its_lease_and_gets_its_answers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    open_ledger(monkeypatch, tmp_path)
+
+    async def scenario() -> None:
+        notes, file = Renewals(), tmp_path / "end"
+        async with Processes([Mason], nodes=2, settings=PATIENT) as cluster:
+            async with connect(cluster.store, settings=PATIENT, meter=notes) as client:
+                mason = client.ref(Mason, "m").options(timeout_s=60)
+                assert await mason.ask(Mason.lay) == 1
+                waiting = asyncio.ensure_future(mason.ask(Mason.wait_for, str(file)))
+                queued = [asyncio.ensure_future(mason.ask(Mason.lay)) for _ in range(5)]
+                await asyncio.wait(queued, timeout=0.2)
+                began = notes.sent_at[-1]
+                # The whole loop stands still, for several times the lease and the links' patience.
+                touching = threading.Thread(
+                    target=touch_when, args=(lambda: notes.sent_at[-1] > began + 3 * TTL_S, file)
+                )
+                touching.start()
+                stand_still(str(file))
+                assert notes.sent_at[-1] > began + 3 * TTL_S, "it renewed beside the loop"
+                assert await waiting == 2
+                assert await asyncio.gather(*queued) == [3, 4, 5, 6, 7]
+                touching.join()
+            assert notes.fenced == []
+
+    run(scenario())
+
+
+def test_a_client_that_does_not_turn_for_too_long_loses_its_lease(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        notes, file = Renewals(), tmp_path / "end"
+
+        def given_up() -> bool:
+            return time.clock_gettime(time.CLOCK_BOOTTIME) > notes.sent_at[-1] + TTL_S
+
+        async with connect(f"sqlite:///{tmp_path / 'store.db'}", settings=STRICT, meter=notes):
+            touching = threading.Thread(target=touch_when, args=(given_up, file))
+            touching.start()
+            stand_still(str(file))
+            touching.join()
+            await wait_until(lambda: bool(notes.fenced))
 
     run(scenario())
 

@@ -8,6 +8,7 @@ that was fenced begins a new one. Made by `node` and `client` only.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -41,7 +42,7 @@ from domicile.links.layer import LinkLayer
 from domicile.links.token import fingerprints
 from domicile.membership.clock import SystemClock
 from domicile.membership.death_watch import DeathWatch, check_fencing, let_go
-from domicile.membership.loopwatch import LoopWatch, RunningHandler
+from domicile.membership.loopwatch import LoopPulse, LoopWatch, RunningHandler
 from domicile.membership.member import Member
 from domicile.membership.record_kinds import ProcessRecord, kind_of, marked_leaving
 from domicile.persist.writer import JournalWriter
@@ -110,7 +111,7 @@ class RunningIncarnation:
             protocols=plan.protocols,
             tokens=fingerprints(plan.token, plan.cluster),
             events=self,
-            turned_at=None if self.loop_watch is None else self.loop_watch.turned_at,
+            turned_at=self._turned_at(),
         )
         self._errands = StoreTasks(
             store=backends.store, meter=backends.meter, settings=settings, me=self.me,
@@ -152,7 +153,7 @@ class RunningIncarnation:
         self._links = LinkLayer(
             self._transport, backends.clock, settings, backends.random, backends.meter, self.me,
             plan.cluster, "", self.member.guard, self.dispatch, plan.protocols, plan.token,
-            self._registered, self.figures,
+            self._registered, self.figures, self._stalled,
         )  # fmt: skip
         backends.meter.event(
             "life", inc=self.me, node=plan.node_id, hosts=self._hosts,
@@ -280,6 +281,13 @@ class RunningIncarnation:
             running=lambda: self.runtime.running, describe=_described, tags=self.tags,
             stuck=self._holds_loop,
         )  # fmt: skip
+
+    def _turned_at(self) -> Callable[[], float] | None:
+        """What the thread that renews the lease asks about the loop; in real time only."""
+        if self.loop_watch is not None:
+            return self.loop_watch.turned_at
+        clock = self._backends.clock
+        return LoopPulse(clock).turned_at if isinstance(clock, SystemClock) else None
 
     def _holds_loop(self, turn: object, since_s: float, ident: int) -> None:
         assert isinstance(turn, Turn)
@@ -425,6 +433,11 @@ class RunningIncarnation:
 
     def _registered(self, peer: Incarnation) -> bool:
         return peer in self._members.nodes or peer in self._members.clients
+
+    def _stalled(self, peer: Incarnation) -> bool:
+        """DX-10: its record stands and says that its event loop is blocked."""
+        node = self._members.nodes.get(peer)
+        return node is not None and node.stalled
 
     def _parted(self, peer: Incarnation) -> None:
         """L6: a connection broke: perhaps its other end died."""

@@ -10,6 +10,7 @@ with the next missing frame. A link joins two incarnations; a successor never ta
 
     new --first message--> dialling --Welcome--> up --connection broke or silent--> dialling
     dialling --not welcomed for link_timeout_s, resume refused, no frame gets through--> lost
+    dialling --not welcomed for link_timeout_s, but its record says "blocked loop"--> dialling
 
 **The accepting end** (`Acceptor`, `IncomingLink`, shell `IncomingSession`), one per dialler:
 
@@ -32,6 +33,9 @@ with the next missing frame. A link joins two incarnations; a successor never ta
   queued messages. Answers that pile up for a peer that reads none drop that peer's link.
 - *Silence*: a dialler that waits for an acknowledgement or a welcome and hears nothing for
   `SILENCE_S` redials, with a growing random delay.
+- *Recall*: before the first welcome the sender may take a request back: it certainly never runs.
+- *Blocked loop*: a peer whose record says that its loop is blocked (DX-10) is dialled until it
+  answers or its record is gone. It keeps its shards meanwhile, so nothing is gained by giving up.
 - *Loss*: `on_link_lost` gives the sender the messages that no connection ever carried; all other
   unanswered ones have an unknown outcome (H6). `on_link_gone` tells the owner that a link to it
   ended. The next message to that peer starts a new link. `forget` loses the links of an incarnation

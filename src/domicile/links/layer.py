@@ -73,6 +73,7 @@ class LinkLayer(SessionBatches):
         token: str = "",
         registered: Callable[[Incarnation], bool] = lambda _: False,
         figures: Callable[[], Figures] | None = None,
+        stalled: Callable[[Incarnation], bool] = lambda _: False,
     ) -> None:
         super().__init__(clock, settings, meter, me, guard, events)
         self._token = token
@@ -87,6 +88,7 @@ class LinkLayer(SessionBatches):
         self._callers: dict[IncomingConnection, None] = {}
         self._registered = registered
         self._figures = figures
+        self._stalled = stalled
         self._lobby: BoundedGuests[IncomingConnection] = BoundedGuests(
             MOST_STRANGERS, MOST_OF_ONE_HOST
         )
@@ -273,8 +275,9 @@ class LinkLayer(SessionBatches):
         )
         session = partial(self._next_session, peer.incarnation)
         side = OutgoingSession(
-            self, link, peer, self._transport, self._random, session, self._lose, self._token
-        )
+            self, link, peer, self._transport, self._random, session, self._lose, self._token,
+            partial(self._stalled, peer.incarnation),
+        )  # fmt: skip
         side.trouble = self._troubles.pop(peer.incarnation, "")
         return side
 

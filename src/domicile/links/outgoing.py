@@ -46,6 +46,7 @@ class OutgoingSession(Session[OutgoingLink]):
         next_session: Callable[[], int],
         lose: Callable[[OutgoingSession, str], None],
         token: str = "",
+        stalled: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(layer, link)
         self.peer = peer
@@ -55,6 +56,7 @@ class OutgoingSession(Session[OutgoingLink]):
         self._random = random
         self._next_session = next_session
         self._lose = lose
+        self._stalled = stalled
         self._way: _Way | None = None
         self._failures = 0
         self._turned_away = ""
@@ -212,6 +214,11 @@ class OutgoingSession(Session[OutgoingLink]):
     def _on_loss(self) -> None:
         self._loss_timer = None
         if self.layer.alive() and not self.ended:
+            if self._stalled():
+                # DX-10: it keeps its shards, and goes on with what it has read. If it does not come
+                # back, its record ends, and `forget` loses the link.
+                self._expect_loss()
+                return
             timeout_s = self.layer.settings.link_timeout_s
             reason = f"no connection to {self.peer.address} for {timeout_s:g} s"
             if self._turned_away:

@@ -1,10 +1,10 @@
-"""A thread that watches one event loop: whether it turns, and which handler blocks it.
+"""Whether an event loop turns, and a thread that finds which handler blocks it.
 
-A node's incarnation makes it, for real time only: never in the simulator. The thread asks the loop
-to call back, rarely while nothing runs, and reads without a lock which handler runs. The thread
-renewer (`membership.thread_renewer`) learns from `turned_at` that a loop is blocked. The log names
-a handler that blocks the loop for longer than `slow_s`. The thread must never change anything, nor
-wait for the loop.
+An incarnation makes one of them, for real time only: never in the simulator. The thread renewer
+(`membership.thread_renewer`) learns from `turned_at` that a loop is blocked. A client has a
+`LoopPulse`. A node has a `LoopWatch`: a thread that asks the loop to call back, rarely while
+nothing runs, and reads without a lock which handler runs. The log names a handler that blocks the
+loop for longer than `slow_s`. The thread must never change anything, nor wait for the loop.
 
 It needs the GIL like any thread: a C function that keeps the GIL for long delays this thread too.
 """
@@ -18,6 +18,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from types import FrameType
@@ -92,6 +93,31 @@ class Held:
     """File, line and name of the function in which the handler was at that time."""
     over: bool
     """Whether the loop turns again. If not, the block lasts longer than `held_s`."""
+
+
+class LoopPulse:
+    """When the running event loop last turned, for a client: it has no handlers to watch.
+
+    It needs no thread of its own. `turned_at` is called by the thread that renews the lease, and
+    asks the loop each time to note a turn.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._loop = clock, asyncio.get_running_loop()
+        self._turned_at = clock.now()
+        self._asked = False
+
+    def turned_at(self) -> float:
+        """When the loop last showed that it turns."""
+        if not self._asked:
+            self._asked = True
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._turned)
+        return self._turned_at
+
+    def _turned(self) -> None:
+        self._turned_at = self._clock.now()
+        self._asked = False
 
 
 class LoopWatch:

@@ -1,4 +1,4 @@
-"""A thread that renews a node's lease even while the event loop is blocked (L1, DX-10).
+"""A thread that renews a process's lease even while its event loop is blocked (L1, DX-10).
 
 Only `domicile.membership.member` makes it, for stores that can be called from any thread. It knows
 only when the loop last turned. After `stall_limit_s` without a turn it stops renewing, and the
@@ -25,6 +25,7 @@ from domicile.core.lease.blocked_loop import (
     LATE_S,
     Step,
     next_look,
+    notice_s,
     rests,
     stands_still,
     step,
@@ -73,6 +74,7 @@ class ThreadRenewer(Generic[R]):
         self._lease, self._key = lease, key
         self._turned_at = turned_at
         self._keeper = LeaseKeeper(settings.renew_s, random, sent_at)
+        self._notice_s = notice_s(settings.evict_after_s, settings.link_timeout_s)
         self._stalled = False
         self._over = False
         self._rested = 0
@@ -141,7 +143,7 @@ class ThreadRenewer(Generic[R]):
             self._say_whether_it_turns()
         now = self._clock.now()
         due, valid_until = self._keeper.due, self._standing.lease.valid_until
-        self._wait(next_look(now, due, valid_until, settings.evict_after_s) - now)
+        self._wait(next_look(now, due, valid_until, self._notice_s) - now)
         return True
 
     def _renew(self, sent_at: float) -> Renewal:
@@ -161,7 +163,7 @@ class ThreadRenewer(Generic[R]):
     def _say_whether_it_turns(self) -> None:
         """C6: tell peers that get no answer whether this node's loop is blocked."""
         record, revision = self._standing.own()
-        still = stands_still(self._clock.now(), self._turned_at(), self._settings.evict_after_s)
+        still = stands_still(self._clock.now(), self._turned_at(), self._notice_s)
         said = self._standing.kind.stalled(record, still)
         if said == record or self._stalled:
             return
@@ -183,8 +185,8 @@ class ThreadRenewer(Generic[R]):
             self._standing.tally("lease.stalled")
             log.error(
                 "the event loop has not turned for %.1f s (stall_limit_s=%g): lease %s is not "
-                "renewed any more and ends in %.1f s, then others take the shards. Let blocking "
-                "work run in a thread",
+                "renewed any more and ends in %.1f s. Then a node loses its shards, and a client "
+                "what it waits for. Let blocking work run in a thread",
                 now - self._turned_at(),
                 self._settings.stall_limit_s,
                 self._lease,

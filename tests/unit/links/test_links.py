@@ -175,6 +175,53 @@ def test_silence_makes_a_new_session() -> None:
     simulate(test)
 
 
+def test_a_peer_with_a_blocked_loop_is_dialled_until_it_answers() -> None:
+    """DX-10: what it has read is answered, once and in order, however long it was silent."""
+
+    async def test(lab: Lab) -> None:
+        p, q = await lab.pair()
+        p.send(q, 1)
+        await asyncio.sleep(0.1)
+        q.loop.freeze()
+        p.stalled.append(q.inc)
+        p.send(q, 2, 3)
+        await asyncio.sleep(9)
+        p.send(q, 4)
+        await asyncio.sleep(9)
+        assert p.lost == []
+        q.loop.thaw()
+        p.stalled.clear()
+        await asyncio.sleep(2)
+        assert q.all_requests() == p.all_heard() == [1, 2, 3, 4]
+        assert p.lost == []
+        assert q.gone == []
+
+    simulate(test)
+
+
+def test_a_peer_that_is_silent_and_not_blocked_is_lost_as_before() -> None:
+    async def test(lab: Lab) -> None:
+        p, q = await lab.pair()
+        p.send(q, 1)
+        await asyncio.sleep(0.1)
+        q.loop.freeze()
+        p.stalled.append(q.inc)
+        p.send(q, 2)
+        await asyncio.sleep(9)
+        assert p.lost == []
+        p.stalled.clear()
+        await asyncio.sleep(5.1)
+        assert [peer for peer, _ in p.lost] == [q.inc]
+        p.stalled.append(q.inc)
+        p.send(q, 3)
+        await asyncio.sleep(9)
+        p.do(lambda: p.layer.forget(q.inc))
+        await asyncio.sleep(0.1)
+        assert len(p.lost) == 2, "the end of its record ends every wait"
+
+    simulate(test)
+
+
 def test_an_idle_link_is_left_alone() -> None:
     async def test(lab: Lab) -> None:
         p, q = await lab.pair()

@@ -14,12 +14,15 @@ BEAT_S = 1.0
 """Most seconds between two checks whether a loop turns."""
 
 LOOKS = 8
-"""Times the thread renewer checks the loop before a leader may evict its node (C6)."""
+"""Times the thread renewer checks the loop before peers act on its silence (C6)."""
 
 STILL = 1 / 3
-"""Part of `evict_after_s` after which a node's record says that its loop is blocked. A leader asks
-other members about a silent node at 1/2, which is later."""
+"""Part of `notice_s` after which a node's record says that its loop is blocked. A leader asks
+other members about a silent node at 1/2 of `evict_after_s`, which is later."""
 
+
+LEAST_NOTICE_S = 1.0
+"""Least seconds of silence that count, so that a node does not look at its loop all the time."""
 
 RESTS, MOST_RESTS = 40, 200
 """Pauses of the loop in one go, and pauses for one renewal. The limit keeps a store that does not
@@ -56,10 +59,18 @@ def step(
     return Step.RENEW if now >= due else Step.WAIT
 
 
-def next_look(now: float, due: float, valid_until: float, evict_after_s: float) -> float:
+def next_look(now: float, due: float, valid_until: float, notice_s: float) -> float:
     """When to ask again; always later than now."""
-    soon = now + evict_after_s / LOOKS
+    soon = now + notice_s / LOOKS
     return min((at for at in (due, valid_until) if now < at < soon), default=soon)
+
+
+def notice_s(evict_after_s: float, link_timeout_s: float) -> float:
+    """Seconds of silence after which peers act on it: the leader evicts (C6), senders lose links.
+
+    The record must say before that that the loop is blocked.
+    """
+    return min(evict_after_s, max(LEAST_NOTICE_S, link_timeout_s))
 
 
 def rests(now: float, due: float, rested: int) -> int:
@@ -68,10 +79,10 @@ def rests(now: float, due: float, rested: int) -> int:
     return min(RESTS, MOST_RESTS - rested) if now >= due + LATE_S else 0
 
 
-def stands_still(now: float, turned_at: float, evict_after_s: float) -> bool:
+def stands_still(now: float, turned_at: float, notice_s: float) -> bool:
     """Whether the node's own record should say that its loop is blocked.
 
     Peers do not reach such a node, but a leader must not evict it (C6): it renews on purpose, stops
     renewing by itself, and until then keeps its shards.
     """
-    return now - turned_at >= evict_after_s * STILL
+    return now - turned_at >= notice_s * STILL
