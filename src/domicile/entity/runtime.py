@@ -39,6 +39,7 @@ from domicile.entity.hosting.execution import NOT_HERE
 from domicile.entity.hosting.residents import Residents
 from domicile.entity.hosting.shard_host import LimitedHost, ShardHost
 from domicile.entity.hosting.stop_budget import StopBudget
+from domicile.entity.hosting.unserved import UnservedMessages
 from domicile.entity.model.entity import Entity, EntityType, entity_type
 from domicile.entity.model.ref import Call, Ref, Route
 from domicile.entity.running.blocking import Blocking, blocking_threads
@@ -101,6 +102,7 @@ class Runtime:
         control: OwnerControl,
         read_record: Callable[[ShardKey], None],
         mark_started: Callable[[ShardKey, int], Awaitable[bool]],
+        note_need: Callable[[ShardKey, str], None],
         catalogue: Mapping[str, EntityType],
         shards: Mapping[str, int] | None = None,
         resources: Mapping[type[Any], Any],
@@ -154,6 +156,7 @@ class Runtime:
         self.stops = StopBudget(self.loop, guard)
         self.carrier = CarryTransfer(me, clock, meter, settings, self)
         self.sending = OutgoingCalls(self)
+        self.unserved = UnservedMessages(self, note_need)
         self.hosts: dict[ShardKey, ShardHost] = {}
         self._by_role: dict[str, dict[int, ShardHost]] = {}
         self.running: Turn | None = None
@@ -236,6 +239,7 @@ class Runtime:
     def on_gone(self, peer: Incarnation) -> None:
         """The record of an incarnation is gone, so the incarnation is over."""
         self.sending.forget(peer)
+        self.unserved.look()
 
     def on_map_changed(self) -> None:
         """A batch of entries or nodes was merged: the queues of other shards may be able to go on
@@ -583,6 +587,7 @@ class Runtime:
             now = self.clock.now()
             self._log_phases()
             self.carrier.sweep(now)
+            self.unserved.sweep(now)
             more = self.residents.sweep(now)
             self._sweeper = self.clock.call_at(now + (0.0 if more else SWEEP_S), self._sweep)
 

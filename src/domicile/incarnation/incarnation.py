@@ -23,6 +23,7 @@ from domicile.core.state.cluster_view import (
     LeaderChanged,
     NodeChanged,
     NodeGone,
+    NodeUp,
     ViewChange,
 )
 from domicile.core.state.records import ClientRecord, NodeRecord
@@ -115,7 +116,7 @@ class RunningIncarnation:
         )
         self._errands = StoreTasks(
             store=backends.store, meter=backends.meter, settings=settings, me=self.me,
-            learn=self._learn_block,
+            learn=self._learn_block, needs=self.member.members.needs,
         )  # fmt: skip
         self.control = make_plane(plan.control, self._control_wiring())
         self.runtime = Runtime(
@@ -132,6 +133,7 @@ class RunningIncarnation:
             control=self.control,
             read_record=self._errands.read_record,
             mark_started=self._errands.mark_started,
+            note_need=self._errands.note_need,
             catalogue=plan.catalogue,
             shards=shards,
             resources=plan.resources,
@@ -380,6 +382,8 @@ class RunningIncarnation:
                 self._links.forget(incarnation)
                 self.runtime.on_gone(incarnation)
                 self.dispatch.goodbyes.pop(incarnation, None)
+            case NodeUp():
+                self.runtime.unserved.look()
             case NodeChanged(record) if record.status == "leaving":
                 self._hurry(record.incarnation)
             case LeaderChanged():

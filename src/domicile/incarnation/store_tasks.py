@@ -6,13 +6,20 @@ that wanted it tries again. `close` ends all of them and leaves no task behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from domicile.concurrency.task_set import TaskSet
 from domicile.core.ids import Incarnation, ShardKey
-from domicile.core.state.keys import REWOUND_KEY, block_key, started_key
+from domicile.core.state.keys import (
+    REWOUND_KEY,
+    block_key,
+    encode_needs,
+    needs_key,
+    node_key,
+    started_key,
+)
 from domicile.core.state.shardmap import BLOCK_SIZE, Entry, decode_block
-from domicile.core.state.txn import Committed, Put
+from domicile.core.state.txn import MAX_OPERATIONS, Committed, Present, Put
 from domicile.errors import StoreError, StoreUnavailable
 from domicile.membership.store_calls import StoreCalls
 from domicile.ports.meter import Meter
@@ -33,9 +40,13 @@ class StoreTasks:
         settings: Settings,
         me: Incarnation,
         learn: Callable[[ShardKey, tuple[Entry, ...]], None],
+        needs: Mapping[ShardKey, tuple[str, ...]],
     ) -> None:
         self._calls = StoreCalls(store, settings.op_timeout_s)
         self._meter, self._me, self._learn = meter, me, learn
+        self._known_needs = needs
+        self._needs: dict[ShardKey, dict[str, None]] = {}
+        self._noting = False
         self._reading: dict[bytes, None] = {}
         self._tasks: TaskSet[None] = TaskSet("domicile-store-task")
 
@@ -57,6 +68,37 @@ class StoreTasks:
             except StoreError:
                 self._meter.count("started.unwritten")
         return False
+
+    def note_need(self, shard: ShardKey, kind: str) -> None:
+        """DX-26: have it stored that a shard needs an entity type that this node lacks.
+
+        May get lost; the caller repeats it until the store shows it.
+        """
+        self._needs.setdefault(shard, {})[kind] = None
+        if not self._noting:
+            self._noting = True
+            self._tasks.spawn(self._write_needs())
+
+    async def _write_needs(self) -> None:
+        """Many shards at a time. Two owners in a row may write one key: a type that is overwritten
+        is noted again, so the revision need not be a condition."""
+        try:
+            while self._needs:
+                shards = list(self._needs)[: MAX_OPERATIONS - 1]
+                writes = [
+                    Put(
+                        needs_key(shard),
+                        encode_needs((*self._known_needs.get(shard, ()), *self._needs.pop(shard))),
+                    )
+                    for shard in shards
+                ]
+                commit = self._calls.store.commit((Present(node_key(self._me)),), writes)
+                await self._calls.bounded(commit)
+        except StoreError:
+            self._meter.count("needs.unwritten")
+            self._needs.clear()
+        finally:
+            self._noting = False
 
     async def note_rewind(self) -> None:
         """S5: tell the coming leader that the store forgot commits, before this node registers."""

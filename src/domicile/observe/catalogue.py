@@ -45,6 +45,7 @@ COUNTERS: dict[str, str] = {
     "mail.dropped": "Messages dropped at their home because the link they came by is lost.",
     "mail.refused": "Messages refused at their home: too many waited there for a turn.",
     "message.overloaded": "Messages refused because too many already wait for their shard.",
+    "needs.unwritten": "Reports of lacking entity types that the store did not take (DX-26).",
     "node.dead": "Processes whose death this one proved, so that their records are gone (L6).",
     "node.dead.raced": "Proved deaths of which another process removed the record first.",
     "node.suspected": "Reports that a node does not answer (SM-08).",

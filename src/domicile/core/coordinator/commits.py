@@ -16,13 +16,14 @@ import msgspec
 
 from domicile.core.coordinator.events import Commit
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
-from domicile.core.placement.model import Decision, Move, Own, Quarantine
+from domicile.core.placement.model import Decision, Move, Own, Quarantine, receives
 from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.keys import (
     REWOUND_KEY,
     BlockKey,
     OwnerReport,
     clearance_key,
+    needs_key,
     node_key,
     node_lease,
     release_key,
@@ -182,12 +183,13 @@ class Housekeeping:
         return self._begin(view, node, Delete(node_key(node)), txn, now)
 
     def sweep(self, view: ClusterView, txn: str, now: float, rewind_over: bool) -> Commit | None:
-        """Delete reports about past epochs, clearances of shards that are no longer quarantined,
-        and the mark of a rewind that is over."""
+        """Delete reports about past epochs, needs that no longer matter, clearances of shards that
+        are no longer quarantined, and the mark of a rewind that is over."""
         if not self._free(SWEEP, now):
             return None
         obsolete = [release_key(*report) for report in view.releases if _is_over(view, report)]
         obsolete += [started_key(*report) for report in view.started if _is_over(view, report)]
+        obsolete += [needs_key(shard) for shard in _satisfied(view)]
         obsolete += [
             clearance_key(shard)
             for shard in view.clearances
@@ -219,6 +221,24 @@ class Housekeeping:
 
 def _is_over(view: ClusterView, report: OwnerReport) -> bool:
     return view.entry(report.shard).epoch > report.epoch
+
+
+def _satisfied(view: ClusterView) -> list[ShardKey]:
+    """Shards whose needs no longer matter: of each type, all nodes of the role that receive shards
+    have it, or no registered node has it (DX-26)."""
+    mixed: dict[tuple[str, str], bool] = {}
+    over: list[ShardKey] = []
+    for shard, types in view.needs.items():
+        role = shard.role
+        for kind in types:
+            if (role, kind) not in mixed:
+                mixed[role, kind] = view.knows_type(role, kind) and any(
+                    receives(record, role) and kind not in record.types
+                    for record in view.nodes.values()
+                )
+        if not view.knows(shard) or not any(mixed[role, kind] for kind in types):
+            over.append(shard)
+    return over
 
 
 class _Hold(NamedTuple):

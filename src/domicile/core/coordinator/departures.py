@@ -9,7 +9,8 @@ home. If all shards of a node moved at once, each shard would be away as long as
 Nodes that leave together share one store and one coordinator, so they share the stages. A shard
 that takes long to empty counts only for `STAGE_S`, so slow shards do not delay the others. If every
 node leaves, the shards get no home and all move at once: no sender waits for a home, and the leader
-may be gone later.
+may be gone later. Shards that move because their owner lacks a type (DX-26) share the stages: their
+messages wait too, and the limits of balancing would let one slow shard hold up the others.
 
 Nodes that stop together announce it milliseconds apart. A shard that the first node gave to the
 second would have to move again, so the first node serves for `GATHER_S` longer.
@@ -23,7 +24,7 @@ entity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from domicile.core.coordinator.election import eligible
 from domicile.core.handoff.tables import Phase
@@ -76,17 +77,19 @@ class DrainPacing:
         self.at = NEVER
         leaving = departing(view.nodes, view.drains)
         before, self._since = self._since, {}
-        if not leaving:
+        if not leaving and not any(part.needs for part in view.roles.values()):
             self._most = 0
             return tuple(decisions)
-        homes = 0
+        decisions = tuple(decisions)
+        homes = sum(_unsuited(view, one, leaving) for one in decisions)
         swift: list[float] = []
         for role, part in view.roles.items():
             for number, entry in enumerate(part.entries):
-                if entry.owner not in leaving:
+                is_moving = entry.state == "moving" and number not in part.released
+                if entry.owner not in leaving and not (is_moving and number in part.needs):
                     continue
                 homes += 1
-                if entry.state == "moving" and number not in part.released:
+                if is_moving:
                     shard = ShardKey(role, number)
                     since = self._since[shard] = before.get(shard, now)
                     if now < since + STAGE_S:
@@ -98,7 +101,7 @@ class DrainPacing:
             if isinstance(decision, Move) and decision.to != NOBODY:
                 role, number = decision.shard
                 owner = view.roles[role].entries[number].owner
-                if owner in leaving:
+                if owner in leaving or _unsuited(view, decision, leaving):
                     ready_at = view.departing_since.get(owner, now - GATHER_S) + GATHER_S
                     if now < ready_at:
                         self.at = min(self.at, ready_at)
@@ -112,6 +115,14 @@ class DrainPacing:
         if full:
             self.at = min(self.at, min(swift) + STAGE_S)
         return tuple(paced)
+
+
+def _unsuited(view: PlanInput, decision: Decision, leaving: Container[Incarnation]) -> bool:
+    """Whether a shard moves from an owner that stays, and an owner has lacked a type of it."""
+    if not isinstance(decision, Move):
+        return False
+    part, number = view.roles[decision.shard.role], decision.shard.shard
+    return number in part.needs and part.entries[number].owner not in leaving
 
 
 def unfinished(

@@ -73,7 +73,7 @@ LISTEN_S = 0.5
 
 NEVER = float("inf")
 
-REPORTS = (KeyFamily.RELEASE, KeyFamily.STARTED)
+REPORTS = (KeyFamily.RELEASE, KeyFamily.STARTED, KeyFamily.NEEDS)
 """Families of keys in which owners leave their reports."""
 
 CROWDS = (KeyFamily.BLOCK, *REPORTS)

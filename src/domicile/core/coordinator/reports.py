@@ -120,6 +120,7 @@ class Reports:
                 for shard, (_, until) in self._resting.items()
                 if shard.role == role
             },
+            needs={shard.shard: types for shard, types in view.needs.items() if shard.role == role},
         )
 
     def _moves_for_wishes(

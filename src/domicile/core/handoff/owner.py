@@ -177,6 +177,8 @@ class Owner(Generic[Q]):
             self.epoch = epoch
         if transition.does is OwnerAction.CUT:
             self._cut(out)
+        if transition.does is OwnerAction.RELEASE and self.mailboxes:
+            self._drop(out)
         if transition.does is not OwnerAction.NOTHING:
             out.append(PhaseChanged(self.phase, self.epoch, transition.does))
         return tuple(out)

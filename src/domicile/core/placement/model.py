@@ -34,6 +34,8 @@ class RoleInput:
     """How many owners a shard lost recently, before the present one."""
     begun: Mapping[int, int] = field(default_factory=dict[int, int])
     """Epochs in which the owner reported that entities of a suspect shard start."""
+    needs: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
+    """Entity types that an owner reported as needed by a shard and lacking (DX-26)."""
     cleared: tuple[int, ...] = ()
     """Quarantined shards that an operator wants in service again."""
     advice: Mapping[int, str] | None = None
@@ -181,6 +183,27 @@ def departing(
 def receives(record: NodeRecord, role: str) -> bool:
     """Whether a node could be home to shards of a role: it has the role, is up, has capacity."""
     return role in record.roles and record.status == "up" and record.capacity > 0
+
+
+def fitting(
+    nodes: Mapping[Incarnation, NodeRecord], types: Iterable[str]
+) -> dict[Incarnation, None]:
+    """Nodes that have all these entity types (DX-26)."""
+    wanted = tuple(types)
+    return {
+        node: None for node, record in nodes.items() if all(kind in record.types for kind in wanted)
+    }
+
+
+def willing(
+    nodes: Mapping[Incarnation, NodeRecord], role: str, drains: Container[str]
+) -> dict[Incarnation, NodeRecord]:
+    """Nodes that may get shards of a role: able to receive, and not drained."""
+    return {
+        node: record
+        for node, record in nodes.items()
+        if receives(record, role) and record.node not in drains
+    }
 
 
 def stranded(view: PlanInput, role: str) -> list[int]:

@@ -69,9 +69,7 @@ class _Round:
         self._part = view.roles[role]
         self._departing = model.departing(view.nodes, view.drains)
         up = {node: record for node, record in view.nodes.items() if model.receives(record, role)}
-        self._willing = {
-            node: record for node, record in up.items() if record.node not in view.drains
-        }
+        self._willing = model.willing(view.nodes, role, view.drains)
         # A drained node is better than no home, but only if no other node exists: a node that is
         # only silent will be heard soon or lose its record.
         pool = self._willing or up
@@ -91,6 +89,7 @@ class _Round:
             }
             self._targets = of_target or self._open
         self._units = fsum(map(_capacity, up.values()))
+        self._eligible = self._find_eligible(pool)
         self._receivers = self._targets if self._willing else {}
         self._open_ids = {pool[node].node: node for node in self._open}
         self._target_ids = {pool[node].node: node for node in self._targets}
@@ -112,6 +111,8 @@ class _Round:
         deaths, quarantines = self._judge()
         owns = self._place(deaths)
         moves = [*self._empty(), *self._fulfil()]
+        if self._eligible and self._receivers:
+            moves += self._suit({move.shard.shard: None for move in moves})
         reverts = self._take_back()
         if self._view.balance and not (self._homeless or self._mixed or self._part.undecided):
             moves += self._balance({move.shard.shard: None for move in moves})
@@ -148,20 +149,35 @@ class _Round:
                 self._serving.append(shard)
             load[owner] = load.get(owner, 0) + 1
 
+    def _find_eligible(
+        self, pool: Mapping[Incarnation, NodeRecord]
+    ) -> dict[int, Mapping[Incarnation, None]]:
+        """By shard with needs: the nodes that have all types that it needs (DX-26).
+
+        Needs that no node can meet do not count: the shard's other types must have a home.
+        """
+        needs = self._part.needs
+        found = {types: model.fitting(pool, types) for types in needs.values()}
+        return {shard: found[types] for shard, types in needs.items() if found[types]}
+
+    def _fits(self, shard: int, node: Incarnation) -> bool:
+        """Whether a node has the types that a shard needs, or no node has them."""
+        eligible = self._eligible.get(shard)
+        return eligible is None or node in eligible
+
     def _add(self, node: Incarnation, count: int) -> None:
         self._load[node] = self._load.get(node, 0) + count
 
     def _ask_strategy(self) -> Callable[[int], Incarnation | None]:
-        """Where a shard belongs, if that node may receive now; None: on the least loaded node.
+        """Where a shard belongs, if that node may receive it now; None: on the least loaded node.
 
         Named strategies count silent nodes too: a pause of two seconds must not shift ranges.
         """
-        ids = self._target_ids
         advice = self._part.advice
         if self._part.undecided:
             return lambda shard: None
         if advice is not None:
-            return lambda shard: ids.get(advice.get(shard, ""))
+            return lambda shard: self._target(shard, advice.get(shard, ""))
         seats = {record.node: _capacity(record) for record in self._willing.values()}
         found = strategies.wanted(
             self._view.strategy, self._role, len(self._part.entries), tuple(seats.items())
@@ -169,20 +185,26 @@ class _Round:
         # While versions are mixed, places change with each new node: only the load counts (SM-14).
         if found is None or self._mixed:
             return lambda shard: None
-        return lambda shard: ids.get(found[shard])
+        return lambda shard: self._target(shard, found[shard])
+
+    def _target(self, shard: int, id: str) -> Incarnation | None:
+        node = self._target_ids.get(id)
+        return node if node is not None and self._fits(shard, node) else None
 
     def _wish(self, shard: int) -> Incarnation | None:
-        """The node that an operator wants, if it can receive, whatever its version is."""
+        """The node that an operator wants, if it can receive the shard, whatever its version is."""
         if not self._willing:
             return None
-        return self._open_ids.get(self._part.wishes.get(shard, ""))
+        node = self._open_ids.get(self._part.wishes.get(shard, ""))
+        return node if node is not None and self._fits(shard, node) else None
 
     def _resting(self, shard: int) -> bool:
         return self._now < self._part.resting_until.get(shard, float("-inf"))
 
     def _at_wish(self, shard: int) -> bool:
-        owner = self._view.nodes[self._part.entries[shard].owner]
-        return self._part.wishes.get(shard) == owner.node
+        owner = self._part.entries[shard].owner
+        at_wish = self._part.wishes.get(shard) == self._view.nodes[owner].node
+        return at_wish and self._fits(shard, owner)
 
     def _judge(self) -> tuple[dict[int, int], list[Quarantine]]:
         """Owner deaths of each shard without a home, and the shards with too many (DX-20).
@@ -219,7 +241,11 @@ class _Round:
                 self._take(chosen, shard, wish)
             elif count >= self._suspicious:
                 suspects.append(shard)
-            elif entry.state == "moving" and entry.to in self._targets:
+            elif (
+                entry.state == "moving"
+                and entry.to in self._targets
+                and self._fits(shard, entry.to)
+            ):
                 self._take(chosen, shard, entry.to)
             elif not self._take_wanted(chosen, shard):
                 rest.append(shard)
@@ -255,13 +281,27 @@ class _Round:
     ) -> dict[int, Incarnation]:
         """Choose the least loaded nodes. Shards beyond the intake of the target version go to
         nodes of other versions."""
-        placed = place(shards, self._load, self._targets, prefer, most=self._most, marked=marked)
-        if len(placed) < len(shards):
+        chosen: dict[int, Incarnation] = {}
+        rest: list[int] = []
+        for shard in shards:
+            fit = self._fit(shard) if shard in self._eligible else None
+            if fit:
+                node = place((shard,), self._load, fit, prefer, marked=marked)[shard]
+                self._take(chosen, shard, node)
+            else:
+                rest.append(shard)
+        placed = place(rest, self._load, self._targets, prefer, most=self._most, marked=marked)
+        if len(placed) < len(rest):
             others = {n: one for n, one in self._open.items() if n not in self._targets}
-            placed |= place([shard for shard in shards if shard not in placed], self._load, others)
+            placed |= place([shard for shard in rest if shard not in placed], self._load, others)
         for node in placed.values():
             self._add(node, 1)
-        return placed
+        return chosen | placed
+
+    def _fit(self, shard: int) -> dict[Incarnation, float]:
+        """The heard nodes that have the types that a shard needs; of the target version, if any."""
+        fit = {n: one for n, one in self._open.items() if n in self._eligible[shard]}
+        return {n: one for n, one in fit.items() if n in self._targets} or fit
 
     def _suspects(self) -> dict[Incarnation, int]:
         """How many suspect shards each node has."""
@@ -323,6 +363,23 @@ class _Round:
                 self._add(wish, 1)
         return moves
 
+    def _suit(self, decided: Mapping[int, None]) -> list[Move]:
+        """Shards whose owner lacks a type that they need, also while versions are mixed (DX-26).
+
+        Their messages wait, so the limits of balancing do not count: the coordinator paces them.
+        """
+        chosen: dict[int, Incarnation] = {}
+        for shard in [one for one in self._serving if one in self._eligible]:
+            owner = self._part.entries[shard].owner
+            if self._fits(shard, owner) or shard in decided or self._resting(shard):
+                continue
+            fit = self._fit(shard)
+            if fit and self._view.nodes[owner].status == "up":
+                node = self._wanted(shard) or place((shard,), self._load, fit)[shard]
+                self._add(owner, -1)
+                self._take(chosen, shard, node)
+        return [Move(ShardKey(self._role, shard), node) for shard, node in chosen.items()]
+
     def _take_back(self) -> list[Revert]:
         """Reverts of moves whose owner asked for it, or whose reason is gone while the owner
         stays."""
@@ -361,12 +418,7 @@ class _Round:
             if owner in spare and shard not in decided and not self._fixed(shard):
                 spare[owner].append(shard)
         if self._part.advice is None and self._view.strategy not in strategies.PLACES:
-            movable = {node: len(shards) for node, shards in spare.items()}
-            pairs = least_shards(
-                self._load, self._receivers, limit=limit, room=room, movable=movable
-            )
-            next_of = {node: iter(shards) for node, shards in spare.items()}
-            return [Move(ShardKey(self._role, next(next_of[giver])), to) for giver, to in pairs]
+            return self._level(spare, room, limit)
         moves: list[Move] = []
         for owner, shards in spare.items():
             for shard in shards:
@@ -375,6 +427,30 @@ class _Round:
                     room[to], limit = room[to] - 1, limit - 1
                     moves.append(Move(ShardKey(self._role, shard), to))
         return moves
+
+    def _level(
+        self, spare: Mapping[Incarnation, list[int]], room: Mapping[Incarnation, int], limit: int
+    ) -> list[Move]:
+        """Moves by `least_shards`. A node that lacks types that all spare shards of a giver need
+        gets none of them, and the other nodes share them (DX-26)."""
+        movable = {node: len(shards) for node, shards in spare.items()}
+        receivers = dict(self._receivers)
+        while True:
+            pairs = least_shards(self._load, receivers, limit=limit, room=room, movable=movable)
+            plain = {n: iter([s for s in spare[n] if s not in self._eligible]) for n in spare}
+            needy = {n: [s for s in spare[n] if s in self._eligible] for n in spare}
+            moves: list[Move] = []
+            for giver, to in pairs:
+                shard = next(plain[giver], None)
+                if shard is None:
+                    shard = next((s for s in needy[giver] if self._fits(s, to)), None)
+                    if shard is None:
+                        del receivers[to]
+                        break
+                    needy[giver].remove(shard)
+                moves.append(Move(ShardKey(self._role, shard), to))
+            else:
+                return moves
 
     def _fixed(self, shard: int) -> bool:
         """Whether balancing must not move a shard: it rests after a revert, an operator wants it

@@ -203,6 +203,8 @@ class ClusterView:
         (J1)."""
         self.started: dict[OwnerReport, bool] = {}
         """Owners' reports that entities of a suspect shard start, as keys (DX-20)."""
+        self.needs: dict[ShardKey, tuple[str, ...]] = {}
+        """Entity types that messages of a shard need and an owner of it lacked (DX-26)."""
         self.clearances: dict[ShardKey, bool] = {}
         """Quarantined shards that an operator wants in service again, as keys (DX-20)."""
         self.kicks: dict[tuple[ShardKey, EntityKey], int] = {}
@@ -214,6 +216,7 @@ class ClusterView:
             KeyFamily.WISH: self.wishes,
             KeyFamily.RELEASE: self.releases,
             KeyFamily.STARTED: self.started,
+            KeyFamily.NEEDS: self.needs,
             KeyFamily.CLEARANCE: self.clearances,
             KeyFamily.TARGET: self._target,
             KeyFamily.REWOUND: self._rewound,

@@ -8,11 +8,13 @@ no prefix is reused for another kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
+
+import msgspec
 
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.records import (
@@ -37,6 +39,7 @@ TARGET_KEY = b"target"
 STARTED = b"started/"
 CLEARANCE = b"pardon/"
 AUDIT = b"audit/"
+NEEDS = b"needs/"
 STUCK = b"stuck/"
 KICK = b"kick/"
 REWOUND_KEY = b"rewound"
@@ -116,6 +119,11 @@ def started_key(incarnation: Incarnation, shard: ShardKey, epoch: int) -> bytes:
     return STARTED + _report_text(incarnation, shard, epoch)
 
 
+def needs_key(shard: ShardKey) -> bytes:
+    """The key of an owner's report that a shard needs entity types that the owner lacks (DX-26)."""
+    return NEEDS + _shard_text(shard)
+
+
 def stuck_key(incarnation: Incarnation) -> bytes:
     """The key of a node's report about handlers that have run for too long (DX-09)."""
     return STUCK + incarnation.encode()
@@ -182,6 +190,15 @@ def _decode_floor(value: bytes) -> int:
     return int(value) if value else 0
 
 
+def encode_needs(types: Iterable[str]) -> bytes:
+    """The value of a report that a shard needs these entity types: JSON, sorted, none twice."""
+    return msgspec.json.encode(sorted(dict.fromkeys(types)))
+
+
+def _decode_needs(value: bytes) -> tuple[str, ...]:
+    return msgspec.json.decode(value, type=tuple[str, ...])
+
+
 def _present(_: bytes) -> bool:
     """For keys without a value: their presence is the information."""
     return True
@@ -205,6 +222,7 @@ class KeyFamily(Enum):
     KICK = (KICK, _of_parts(kick_key), _parse_kick, bytes)
     RELEASE = (RELEASE, _of_parts(release_key), _parse_report, _decode_floor)
     STARTED = (STARTED, _of_parts(started_key), _parse_report, _present)
+    NEEDS = (NEEDS, needs_key, _parse_shard, _decode_needs)
     CLEARANCE = (CLEARANCE, clearance_key, _parse_shard, _present)
     TARGET = (TARGET_KEY, None, None, bytes.decode)
     REWOUND = (REWOUND_KEY, None, None, _present)

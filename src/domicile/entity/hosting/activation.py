@@ -112,8 +112,9 @@ class Activation(ABC):
             if kind is None:
                 raise NotStarted(
                     Unavailable(
-                        f"node {self.runtime.node_id} is home to {name_of(key)} but does not know "
-                        f"that type; start it with entities=[...] listing it"
+                        f"{name_of(key)} did not run: node {self.runtime.node_id} is its home but "
+                        "lacks that type, and no other node can take the shard that has all types "
+                        "which the shard needs; start nodes with entities=[...] listing the type"
                     )
                 )
             until, _ = self._backoff.get(key, (0.0, 0.0))

@@ -339,6 +339,14 @@ class Execution(Activation):
         del self._woken[entity]
         if not self.runtime.guard():
             return
+        cell = self.cells.get(entity)
+        if (
+            cell is None
+            and entity.type not in self.runtime.catalogue
+            and entity in self.owner.mailboxes
+            and self.runtime.unserved.keeps(self._host, entity)
+        ):
+            return
         queued = self.owner.start(entity)
         if queued is None:
             return
@@ -347,7 +355,6 @@ class Execution(Activation):
             self._wake(entity)
         turn, now = self.turn_of(queued), self.runtime.clock.now()
         request = turn.request
-        cell = self.cells.get(entity)
         if isinstance(request, Request) and cell is not None and cell.started:
             handler = cell.kind.direct.get(request.method)
             if handler is not None and not request.key and now < turn.expires_at:

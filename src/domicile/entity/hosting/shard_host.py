@@ -30,7 +30,7 @@ from domicile.core.handoff.owner import (
     cancel_unstarted,
 )
 from domicile.core.handoff.tables import DROPS, OwnerAction, OwnerEvent, Phase
-from domicile.core.ids import LinkKey, ShardKey
+from domicile.core.ids import EntityKey, LinkKey, ShardKey
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import Flush, Flushed, Return
 from domicile.entity.hosting.activation import name_of
@@ -73,15 +73,26 @@ class ShardHost(Execution):
 
     def call_off(self, wanted: CancelledMessages) -> None:
         """Callers no longer wait: their messages that have not started are removed."""
+        # No caller reads these answers, but they free the messages' places in the senders' windows.
+        count = self.refuse(wanted, NotExecuted("its caller no longer waits"))
+        if count:
+            self.runtime.meter.count("request.called_off", count)
+        self.settle()
+
+    def refuse(self, wanted: CancelledMessages, why: NotExecuted) -> int:
+        """Remove messages that have not started, and answer them; returns their number."""
         messages, ready = cancel_unstarted(self.owner, wanted)
         for queued in messages:
-            self.runtime.meter.count("request.called_off")
-            self.note("dropped", queued, why="its caller no longer waits")
-            # No caller reads this answer, but it frees the message's place in the sender's window.
-            self._answer(queued, *encode_error(NotExecuted("its caller no longer waits")))
+            self.note("dropped", queued, why=str(why))
+            self._answer(queued, *encode_error(why))
         for entity in ready:
             self._wake(entity)
-        self.settle()
+        return len(messages)
+
+    def look_again(self, entities: Iterable[EntityKey]) -> None:
+        """Whether messages of these entities wait for another node may have changed (DX-26)."""
+        for entity in entities:
+            self._wake(entity)
 
     def see(self, entry: Entry) -> None:
         """A newer map entry."""
@@ -235,10 +246,16 @@ class ShardHost(Execution):
 
     # stops
 
+    @property
+    def _busy(self) -> bool:
+        """Whether a message runs here, or waits here and can start: not if its type is unknown."""
+        mailboxes, catalogue = self.owner.mailboxes, self.runtime.catalogue
+        return bool(mailboxes) and any(entity.type in catalogue for entity in mailboxes)
+
     def settle(self) -> None:
         """Draining: once nothing waits or runs, stop the residents; then the shard is empty
-        (H10)."""
-        if self.owner.phase is not Phase.DRAINING or self.owner.mailboxes or self._settling:
+        (H10). Messages for types that this node lacks go back to their senders then (DX-26)."""
+        if self.owner.phase is not Phase.DRAINING or self._busy or self._settling:
             return
         self._settling = True
         go_on = partial(self._settle, iter(list(self.cells.values())))
@@ -256,7 +273,7 @@ class ShardHost(Execution):
             if cell.resident:
                 self._stop(cell, moves=True)
         self._settling = False
-        if self.owner.phase is Phase.DRAINING and not self.owner.mailboxes and not self._stopping:
+        if self.owner.phase is Phase.DRAINING and not self._busy and not self._stopping:
             if self.cells:
                 # Another message has started them meanwhile.
                 self.settle()
@@ -323,7 +340,7 @@ class ShardHost(Execution):
             self._let_go(cell, moves)
         if self.owner.finish(cell.key, False):
             self._wake(cell.key)
-        elif self.owner.phase is Phase.DRAINING and not self.owner.mailboxes:
+        else:
             self.settle()
 
     def _let_go(self, cell: Cell, moves: bool) -> None:

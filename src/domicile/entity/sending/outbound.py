@@ -536,6 +536,14 @@ class OutgoingCalls:
         """H14: whether the own sender side is not empty yet."""
         return self._asks > 0 or any(sender.waiting() for sender in self.senders.values())
 
+    def awaits(self, shard: ShardKey) -> bool:
+        """Whether a handler of this shard waits for an ask of this process."""
+        return any(
+            shard in pending.chain
+            for sender in self.senders.values()
+            for pending in (*sender.queue, *sender.written.values())
+        )
+
     def fail_all(self, why: str) -> None:
         """The incarnation ends: every call without an outcome gets one (I6)."""
         for line in self._arrivals.values():

@@ -151,18 +151,38 @@ class Sim(SimFaults):
 
     # operations
 
-    def start(self, node: int, *, version: str | None = None) -> None:
-        """Start a process in a slot whose process is gone; it is another incarnation."""
+    def start(
+        self,
+        node: int,
+        *,
+        version: str | None = None,
+        entities: Sequence[type[Entity]] | None = None,
+    ) -> None:
+        """Start a process in a slot whose process is gone; it is another incarnation.
+
+        From now on it is home to `entities`, if given.
+        """
         process = self._slot(node)
         if process.up:
             raise SimulationError(f"node {node} is running: crash or stop it first")
+        if entities is not None:
+            self._homes[node] = entities
         if version is not None:
             process.version = version
         self._launch(process)
 
-    def add(self, *, version: str = "", capacity: float = 1.0, candidate: bool = True) -> int:
-        """Start one more node; returns its number."""
+    def add(
+        self,
+        *,
+        version: str = "",
+        capacity: float = 1.0,
+        candidate: bool = True,
+        entities: Sequence[type[Entity]] | None = None,
+    ) -> int:
+        """Start one more node; returns its number. It is home to `entities`, if given."""
         process = SimNode(len(self.nodes), candidate)
+        if entities is not None:
+            self._homes[process.index] = entities
         process.version, process.capacity = version, capacity
         self.nodes.append(process)
         self._launch(process)

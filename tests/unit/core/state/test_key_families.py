@@ -30,6 +30,8 @@ from domicile.core.state.keys import (
     block_key,
     classify,
     clearance_key,
+    encode_needs,
+    needs_key,
     node_key,
     release_key,
     started_key,
@@ -59,6 +61,7 @@ NAMES: dict[KeyFamily, Any] = {
     KeyFamily.KICK: (SHARD, EntityKey("cart", "a/b c")),
     KeyFamily.RELEASE: OwnerReport(A, ShardKey("a/b@c", 7), 3),
     KeyFamily.STARTED: REPORT,
+    KeyFamily.NEEDS: ShardKey("a/b", 7),
     KeyFamily.CLEARANCE: SHARD,
     KeyFamily.DEAD: A,
     KeyFamily.STUCK: A,
@@ -103,10 +106,21 @@ def test_the_stored_bytes_stay_as_they_are() -> None:
     assert {family.name: family.prefix for family in KeyFamily} == {
         "NODE": b"nodes/", "CLIENT": b"clients/", "CONFIG": b"config", "LEADER": b"leader",
         "BLOCK": b"map/", "DRAIN": b"drain/", "WISH": b"wish/", "KICK": b"kick/",
-        "RELEASE": b"release/", "STARTED": b"started/", "CLEARANCE": b"pardon/",
+        "RELEASE": b"release/", "STARTED": b"started/", "NEEDS": b"needs/",
+        "CLEARANCE": b"pardon/",
         "TARGET": b"target", "REWOUND": b"rewound", "DEAD": b"dead/", "STUCK": b"stuck/",
         "AUDIT": b"audit/",
     }  # fmt: skip
+
+
+def test_needs_are_lists_of_types_that_people_can_read() -> None:
+    view = ClusterView()
+    value = encode_needs(["room", "annex", "room"])
+    assert value == b'["annex","room"]'
+    view.apply(put(1, (needs_key(SHARD), value), (needs_key(ShardKey("r", 8)), b"annex")))
+    assert view.needs == {SHARD: ("annex", "room")}, "what cannot be read is left out"
+    view.apply(drop(2, needs_key(SHARD)))
+    assert not view.needs
 
 
 @pytest.mark.parametrize("key", [b"", b"/", b"nodes", b"configs", b"config/x", b"other/x", b"x"])
