@@ -17,7 +17,15 @@ A, B, C, D = (Incarnation(name) for name in "abcd")
 NOW = 100.0
 SETTINGS = Settings()
 
-Part = Mapping[int, int] | Mapping[int, str] | Mapping[int, float] | tuple[int, ...] | bool | None
+Part = (
+    Mapping[int, int]
+    | Mapping[int, str]
+    | Mapping[int, float]
+    | Mapping[int, tuple[str, ...]]
+    | tuple[int, ...]
+    | bool
+    | None
+)
 
 
 def node(
@@ -26,9 +34,10 @@ def node(
     roles: tuple[str, ...] = ("r",),
     version: str = "",
     capacity: float = 1.0,
+    types: tuple[str, ...] = (),
 ) -> NodeRecord:
     return NodeRecord(
-        f"node-{inc}", inc, f"{inc}:1", roles, (), 6.0, True, capacity, version, status
+        f"node-{inc}", inc, f"{inc}:1", roles, types, 6.0, True, capacity, version, status
     )
 
 
@@ -122,6 +131,8 @@ class World:
         self.target = ""
         self.drains: tuple[str, ...] = ()
         self.silent: tuple[Incarnation, ...] = ()
+        self.needs: dict[int, tuple[str, ...]] = {}
+        self.wishes: dict[int, str] = {}
         self.released: dict[int, int] = {}
         self.changes = [0] * len(entries)
         """By shard: how often it got another owner."""
@@ -132,7 +143,9 @@ class World:
 
     def plan(self, *, balance: bool = True) -> Plan:
         """Decide, check and carry out."""
-        part = RoleInput(tuple(self.entries), released=dict(self.released))
+        part = RoleInput(
+            tuple(self.entries), wishes=self.wishes, released=dict(self.released), needs=self.needs
+        )
         heard_at = {inc: NOW - (9.0 if inc in self.silent else 0.1) for inc in self.nodes}
         view = PlanInput(
             NOBODY,

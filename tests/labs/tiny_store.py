@@ -72,9 +72,16 @@ class TinyStore:
     def delete(self, key: bytes) -> None:
         self.commit((), (Delete(key),))
 
-    def join(self, inc: Incarnation, status: str = "up", node: str = "", version: str = "") -> None:
+    def join(
+        self,
+        inc: Incarnation,
+        status: str = "up",
+        node: str = "",
+        version: str = "",
+        types: tuple[str, ...] = (),
+    ) -> None:
         node = node or f"node-{inc}"
-        record = NodeRecord(node, inc, "x", ("r",), (), 6.0, version=version, status=status)
+        record = NodeRecord(node, inc, "x", ("r",), types, 6.0, version=version, status=status)
         self.put(node_key(inc), encode_record(record))
 
     def lead(self, inc: Incarnation) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 from domicile.control.planes import make_plane
 from domicile.core.ids import Incarnation, ShardKey, new_incarnation
 from domicile.core.lease.lease import FOREVER_S
+from domicile.core.state.agreement import type_gaps
 from domicile.core.state.cluster_view import (
     ClientGone,
     ClusterView,
@@ -99,6 +100,7 @@ class RunningIncarnation:
             )  # fmt: skip
         else:
             record = ClientRecord(self.me)
+        self._record = record
         self.member = Member(
             store=backends.store,
             clock=backends.clock,
@@ -220,6 +222,7 @@ class RunningIncarnation:
         """Until fenced or left; then nothing of this incarnation is left running."""
         if not self._over.is_set():
             log.info("joined the cluster %s", self._plan.cluster, extra=self.tags)
+            self._tell_type_gaps()
         try:
             if self.loop_watch is not None:
                 self.loop_watch.start()
@@ -237,6 +240,24 @@ class RunningIncarnation:
             if self.loop_watch is not None:
                 self.loop_watch.stop()
             await self._end()
+
+    def _tell_type_gaps(self) -> None:
+        """DX-26: say in which entity types the nodes of a role differ from this one."""
+        record, config = self._record, self._members.config
+        if not isinstance(record, NodeRecord):
+            return
+        known = {**({} if config is None else config.types), **self._plan.types()}
+        gaps = [
+            f"{gap.kind!r} is missing at {', '.join(gap.missing_at)}"
+            for gap in type_gaps(known, {**self._members.nodes, self.me: record}.values())
+            if gap.role in record.roles
+        ]
+        if gaps:
+            log.info(
+                "nodes of one role have different entity types: %s; messages for a missing type "
+                "wait until the leader has moved their shard to a node that has it",
+                "; ".join(gaps), extra=self.tags,
+            )  # fmt: skip
 
     async def leave(self) -> None:
         """H14: release all, answer and hear everything, say goodbye, then give up the lease."""

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from domicile.ops.operator_commits import AuditRecord
-from domicile.ops.status import ClusterStatus, EntityPlace, NodeSeen
+from domicile.ops.status import ClusterStatus, EntityPlace, NodeSeen, TypeGapSeen
 from domicile.ops.stuck_seen import StuckSeen
 
 WIDE = 160
@@ -96,6 +96,7 @@ def status_view(status: ClusterStatus) -> RenderableType:
             f"{one.role}/{one.shard} ({one.deaths} owners died)" for one in status.quarantined
         )
         parts.append(Text(f"quarantined  {shards}", style="bold red"))
+    parts += [_type_gap(gap) for gap in status.type_gaps]
     if status.stuck:
         parts.append(stuck_view(status.stuck, status.more_stuck))
     if status.target is not None:
@@ -103,6 +104,16 @@ def status_view(status: ClusterStatus) -> RenderableType:
     if status.audit is not None:
         parts.append(Text(f"last command  {_audit(status.audit)}"))
     return Group(*parts)
+
+
+def _type_gap(gap: TypeGapSeen) -> Text:
+    text = f"types    {gap.type} (role {gap.role}) is missing at {', '.join(gap.missing_at)}"
+    if not gap.present_at:
+        text += ": no node has it"
+    if gap.waiting:
+        verb = "waits" if gap.waiting == 1 else "wait"
+        text += f"; {count(gap.waiting, 'shard')} {verb} for a node that has it"
+    return Text(text, style="bold red" if gap.waiting else "yellow", overflow="fold")
 
 
 def _audit(record: AuditRecord) -> str:

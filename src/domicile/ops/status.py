@@ -14,6 +14,7 @@ from domicile.backends.registry import Backend, store_backend
 from domicile.backends.wiring import WholeStore, open_whole_store
 from domicile.core.hashing import NAMED, shard_of
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.state.agreement import type_gaps
 from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.records import ConfigRecord, NodeRecord
 from domicile.core.state.shardmap import Entry
@@ -101,6 +102,21 @@ class QuarantineSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class TypeGapSeen:
+    """An entity type that some nodes of its role lack (DX-26).
+
+    `needing` shards had messages for it at a node that lacks it; `waiting` ones are still there.
+    """
+
+    role: str
+    type: str
+    present_at: tuple[str, ...]
+    missing_at: tuple[str, ...]
+    needing: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterStatus:
     """A cluster at one revision of its store."""
 
@@ -115,6 +131,7 @@ class ClusterStatus:
     wishes: list[WishSeen] = field(default_factory=list[WishSeen])
     drains: list[str] = field(default_factory=list[str])
     quarantined: list[QuarantineSeen] = field(default_factory=list[QuarantineSeen])
+    type_gaps: list[TypeGapSeen] = field(default_factory=list[TypeGapSeen])
     stuck: list[StuckSeen] = field(default_factory=list[StuckSeen])
     more_stuck: int = 0
     target: str | None = None
@@ -266,6 +283,7 @@ def summed_up(
         wishes=[WishSeen(shard.role, shard.shard, node) for shard, node in members.wishes.items()],
         drains=list(members.drains),
         quarantined=_quarantined(members),
+        type_gaps=_type_gaps(members, living),
         stuck=[
             seen for one, record in late.items() for seen in stuck_seen(members, one, record, now_s)
         ],
@@ -315,6 +333,22 @@ def _state(entry: Entry, lives: bool) -> str:
 def _quarantined(members: ClusterView) -> list[QuarantineSeen]:
     found = [(shard, entry) for shard, entry in members.map if entry.state == "quarantined"]
     return [QuarantineSeen(*shard, entry.deaths) for shard, entry in sorted(found)]
+
+
+def _type_gaps(members: ClusterView, living: Iterable[Incarnation]) -> list[TypeGapSeen]:
+    nodes = {inc: members.nodes[inc] for inc in living}
+    types = {} if members.config is None else members.config.types
+    needing: Counter[str] = Counter()
+    waiting: Counter[str] = Counter()
+    for shard, needed in members.needs.items():
+        owner = nodes.get(members.map.get(shard).owner)
+        for kind in needed:
+            needing[kind] += 1
+            waiting[kind] += owner is None or kind not in owner.types
+    return [
+        TypeGapSeen(*gap, needing[gap.kind], waiting[gap.kind])
+        for gap in type_gaps(types, nodes.values(), needing)
+    ]
 
 
 def _standing(members: ClusterView, record: NodeRecord, dead: bool) -> str:

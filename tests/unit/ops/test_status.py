@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from domicile.core.hashing import shard_of
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.state.keys import CONFIG_KEY
+from domicile.core.state.keys import CONFIG_KEY, needs_key
 from domicile.core.state.records import ConfigRecord, TypeRecord, encode_record
 from domicile.core.state.shardmap import FREE
 from domicile.core.state.txn import Committed, Put
@@ -145,6 +145,39 @@ def test_what_operators_did_and_what_is_poisoned_is_shown(tmp_path: Path) -> Non
     assert "quarantined  default/2 (3 owners died)" in text
     assert "target   2.0" in text
     assert "last command  2026-01-02T03:04:05.678Z eva@desk, free: x (stuck)" in text
+
+
+@pytest.mark.parametrize("others", [("counter",), ("counter", "annex")])
+def test_types_that_some_nodes_of_a_role_lack_are_shown(
+    tmp_path: Path, others: tuple[str, ...]
+) -> None:
+    """DX-26."""
+    types = {"counter": TypeRecord("default"), "annex": TypeRecord("default")}
+    config = ConfigRecord({"default": 3}, types=types)
+    stored = Stored(
+        nodes=[node(A, types=others), node(B, types=("counter",)), node(C, roles=(), types=())],
+        leader=node(A),
+        shards={"default": [serving(A), serving(B), serving(B)]},
+        config=False,
+        more={
+            CONFIG_KEY: encode_record(config),
+            **{needs_key(ShardKey("default", n)): b'["annex"]' for n in (0, 1, 2)},
+        },
+    )
+    url = stored.write(tmp_path / "s.db")
+    result = domicile("status", url, "--json")
+    assert result.exit_code == 0, result.output
+    (gap,) = json.loads(result.stdout)["type_gaps"]
+    text = domicile("status", url).stdout
+    if "annex" in others:
+        assert gap == {
+            "role": "default", "type": "annex", "present_at": ["node-a"],
+            "missing_at": ["node-b"], "needing": 3, "waiting": 2,
+        }  # fmt: skip
+        assert "annex (role default) is missing at node-b; 2 shards wait for a node that" in text
+    else:
+        assert (gap["present_at"], gap["waiting"]) == ([], 3)
+        assert "annex (role default) is missing at node-a, node-b: no node has it; 3 shar" in text
 
 
 def test_managers_are_shown_as_such(tmp_path: Path) -> None:

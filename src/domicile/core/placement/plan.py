@@ -429,28 +429,30 @@ class _Round:
         return moves
 
     def _level(
-        self, spare: Mapping[Incarnation, list[int]], room: Mapping[Incarnation, int], limit: int
+        self, spare: dict[Incarnation, list[int]], room: dict[Incarnation, int], limit: int
     ) -> list[Move]:
-        """Moves by `least_shards`. A node that lacks types that all spare shards of a giver need
-        gets none of them, and the other nodes share them (DX-26)."""
-        movable = {node: len(shards) for node, shards in spare.items()}
-        receivers = dict(self._receivers)
-        while True:
-            pairs = least_shards(self._load, receivers, limit=limit, room=room, movable=movable)
-            plain = {n: iter([s for s in spare[n] if s not in self._eligible]) for n in spare}
-            needy = {n: [s for s in spare[n] if s in self._eligible] for n in spare}
-            moves: list[Move] = []
+        """Moves by `least_shards`: shards without needs among all nodes, then shards with needs
+        among the nodes that have the types (DX-26)."""
+        groups: dict[tuple[Incarnation, ...], dict[Incarnation, list[int]]] = {(): spare}
+        if self._eligible:
+            groups[()] = {}
+            for node, shards in spare.items():
+                for shard in shards:
+                    group = groups.setdefault(tuple(self._eligible.get(shard, ())), {})
+                    group.setdefault(node, []).append(shard)
+        moves: list[Move] = []
+        for nodes, givers in groups.items():
+            among = {n: one for n, one in self._receivers.items() if not nodes or n in nodes}
+            movable = {node: len(shards) for node, shards in givers.items()}
+            pairs = least_shards(self._load, among, limit=limit, room=room, movable=movable)
+            next_of = {node: iter(shards) for node, shards in givers.items()}
             for giver, to in pairs:
-                shard = next(plain[giver], None)
-                if shard is None:
-                    shard = next((s for s in needy[giver] if self._fits(s, to)), None)
-                    if shard is None:
-                        del receivers[to]
-                        break
-                    needy[giver].remove(shard)
-                moves.append(Move(ShardKey(self._role, shard), to))
-            else:
-                return moves
+                moves.append(Move(ShardKey(self._role, next(next_of[giver])), to))
+                self._add(giver, -1)
+                self._add(to, 1)
+                room[to] -= 1
+            limit -= len(pairs)
+        return moves
 
     def _fixed(self, shard: int) -> bool:
         """Whether balancing must not move a shard: it rests after a revert, an operator wants it

@@ -7,9 +7,10 @@ No rule reads or writes the store.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
+from typing import NamedTuple
 
-from domicile.core.state.records import ConfigRecord, TypeRecord
+from domicile.core.state.records import ConfigRecord, NodeRecord, TypeRecord
 from domicile.errors import ConfigError
 
 
@@ -43,6 +44,31 @@ def mismatch(name: str, known: TypeRecord, own: TypeRecord) -> str:
             "name=, or use another cluster"
         )
     return ""
+
+
+class TypeGap(NamedTuple):
+    """An entity type that some nodes of its role lack (DX-26). Node ids, sorted."""
+
+    role: str
+    kind: str
+    present_at: tuple[str, ...]
+    missing_at: tuple[str, ...]
+
+
+def type_gaps(
+    types: Mapping[str, TypeRecord], nodes: Iterable[NodeRecord], needed: Container[str] = ()
+) -> list[TypeGap]:
+    """The types in which nodes of one role differ. Types that no node has count only if they are
+    `needed`. Nodes that leave do not count."""
+    up = [record for record in nodes if record.status == "up"]
+    gaps: list[TypeGap] = []
+    for kind, known in sorted(types.items()):
+        members = sorted((one.node, kind in one.types) for one in up if known.role in one.roles)
+        present = tuple(node for node, has in members if has)
+        missing = tuple(node for node, has in members if not has)
+        if missing and (present or kind in needed):
+            gaps.append(TypeGap(known.role, kind, present, missing))
+    return gaps
 
 
 def agreed_tokens(known: tuple[str, ...], own: tuple[str, ...]) -> tuple[str, ...]:

@@ -48,7 +48,13 @@ from domicile.testing.history import Event, History
 from domicile.testing.processes.environment import Network, Surroundings
 from domicile.testing.processes.faults import REAP_S, RealFaults
 from domicile.testing.processes.history import merge
-from domicile.testing.processes.member_process import MemberPlan, Place, import_path, loop_factory
+from domicile.testing.processes.member_process import (
+    ImportPath,
+    MemberPlan,
+    Place,
+    import_path,
+    loop_factory,
+)
 from domicile.testing.processes.node_process import HarnessError, NodeProcess
 from domicile.testing.processes.recorder import FileRecorder, RecordReader
 from domicile.testing.processes.store_view import StoreView
@@ -419,7 +425,7 @@ class Processes(RealFaults):
             node_id=process.name,
             candidate=process.candidate,
             manager=process.manager,
-            entities=self._imports,
+            entities=self._imports_of(process),
             settings=asdict(self.settings),
             loop=self._loop_name,
             protocols=process.protocols,
@@ -441,6 +447,10 @@ class Processes(RealFaults):
                 start_new_session=True,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(plan.sys_path)},
             )
+
+    def _imports_of(self, process: NodeProcess) -> list[ImportPath]:
+        kinds = process.entities
+        return self._imports if kinds is None else [import_path(kind) for kind in kinds]
 
     # what the processes leave behind
 

@@ -6,9 +6,11 @@ Used by `domicile.testing.processes.cluster` and its faults. Nothing here starts
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from domicile.core.ids import Incarnation
+from domicile.entity.model.entity import Entity
 from domicile.links.machine import PROTOCOLS
 from domicile.testing.processes.recorder import RecordReader
 
@@ -31,6 +33,8 @@ class NodeProcess:
         """The wire protocols of its next process (DX-19)."""
         self.version = ""
         """The version that its next process announces."""
+        self.entities: Sequence[type[Entity]] | None = None
+        """The entities of its next process; None: all of the cluster."""
         self.runs = 0
         self.frozen = False
         self.process: subprocess.Popen[bytes] | None = None

@@ -37,6 +37,8 @@ from domicile.core.state.keys import (
     LEADER_KEY,
     RELEASE,
     REWOUND_KEY,
+    encode_needs,
+    needs_key,
     node_key,
     node_lease,
     release_key,
@@ -293,6 +295,48 @@ def test_obsolete_release_keys_are_removed_once() -> None:
     rig.land(effects)
     rig.tick(1.0)
     assert commits(rig.tick(1.0)) == []
+    assert commits(rig.watch()) == []
+
+
+# DX-26: shards that need a type which their owner lacks
+
+
+@pytest.mark.parametrize("new_leader", [False, True])
+def test_a_shard_that_needs_a_type_moves_and_a_new_leader_knows_of_it(new_leader: bool) -> None:
+    rig = running(serving(A), serving(A))
+    rig.store.join(B, types=("x",))
+    rig.watch()
+    rig.tick(0.01)
+    rig.store.put(needs_key(S0), encode_needs(["x"]))
+    if new_leader:
+        rig = Rig(rig.store)
+        rig.land(rig.start(A, B))
+    else:
+        assert commits(rig.watch()) == [], "others may follow (H12)"
+        rig.land(rig.tick(0.005))
+    assert rig.store.entry(0).to == B
+    assert rig.store.entry(1).state == "serving"
+    assert needs_key(S0) in rig.store.items, "it stays as long as nodes differ"
+
+
+@pytest.mark.parametrize("how", ["all have it", "the node without it leaves", "nobody has it"])
+def test_needs_are_removed_once_they_make_no_difference(how: str) -> None:
+    rig = running(serving(B), serving(B))
+    rig.store.join(B, types=("x",))
+    rig.store.put(needs_key(S0), encode_needs(["x"]))
+    rig.watch()
+    assert commits(rig.tick(0.5)) == []
+    if how == "all have it":
+        rig.store.join(A, types=("x", "y"))
+    elif how == "the node without it leaves":
+        rig.store.join(A, "leaving")
+    else:
+        rig.store.join(B)
+    effects = rig.watch()
+    (commit,) = commits(effects)
+    assert commit.writes == (Delete(needs_key(S0)),)
+    rig.land(effects)
+    assert needs_key(S0) not in rig.store.items
     assert commits(rig.watch()) == []
 
 

@@ -73,6 +73,22 @@ def test_those_that_are_slow_hold_up_nobody() -> None:
     assert stages.at == later + STAGE_S
 
 
+def test_shards_whose_owner_lacks_a_type_move_in_stages_too() -> None:
+    """DX-26: their messages wait, and a slow one must not hold up the others."""
+    nodes, needs = (node(A), node(B, types=("x",))), dict.fromkeys(range(300), ("x",))
+    stages, entries = DrainPacing(), [serving(A)] * 300
+    first = moves(seen(entries, *nodes, needs=needs), stages, NOW)
+    assert len(first) == stage_of(300) < 300
+    assert stages.at == NOW + STAGE_S
+    entries = under_way(entries, first)
+    assert moves(seen(entries, *nodes, needs=needs), stages, NOW + 0.01) == []
+    released = {first[0].shard.shard: 1}
+    again = moves(seen(entries, *nodes, needs=needs, released=released), stages, NOW + 0.02)
+    assert len(again) == 1
+    later = NOW + STAGE_S
+    assert len(moves(seen(entries, *nodes, needs=needs), stages, later)) >= STAGE, "slow or not"
+
+
 def test_few_shards_move_at_once_and_nobody_has_to_look_again() -> None:
     stages, entries = DrainPacing(), [serving(A)] * STAGE
     assert len(moves(seen(entries, *NODES), stages, NOW)) == STAGE

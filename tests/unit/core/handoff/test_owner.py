@@ -72,6 +72,22 @@ def in_phase(phase: Phase) -> Owner:
     return owner
 
 
+def test_what_could_never_start_goes_back_when_the_shard_is_released() -> None:
+    """DX-26: the shell reports the shard as empty although messages for an unknown type wait."""
+    owner = opened()
+    owner.request(queued(1, finishing=True))
+    owner.request(queued(2, BEN, DOOR, finishing=True))
+    owner.see(MOVING)
+    assert sorted(owner.mailboxes) == [CART, DOOR], "both are finishing, so the cut keeps them"
+    first, second, last = owner.happen(OwnerEvent.EMPTY)
+    assert first == SendBack(ANN, (queued(1, finishing=True),))
+    assert second == SendBack(BEN, (queued(2, BEN, DOOR, finishing=True),))
+    assert last == PhaseChanged(Phase.RELEASED, 1, OwnerAction.RELEASE)
+    assert owner.released, "which `Return` says too, so that the senders hold them (H3)"
+    assert not owner.mailboxes
+    assert owner.admission.count == 0
+
+
 def sent_back(effects: tuple[OwnerEffect, ...]) -> dict[LinkKey, list[int]]:
     found: dict[LinkKey, list[int]] = {}
     for effect in effects:
