@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from proving.profiles import clocks, links, nodes, rolling, stores, storms
+from proving.profiles import clocks, links, nodes, rolling, stores, storms, types
 from proving.profiles.spec import Spec
 from proving.seed_result import SETTINGS
 
@@ -119,6 +119,21 @@ HEALTH = Spec(
     locks=1.0,
 )  # fmt: skip
 
+TYPES = Spec(
+    about="nodes of one role with different entity types, which change as nodes come back",
+    faults=(
+        types.other_types, types.other_types, types.other_types, nodes.crash, nodes.freeze,
+        nodes.freeze_leader, links.cut, links.cut, links.slow, stores.outage, stores.watch,
+        stores.lost_replies, stores.unknown, nodes.stop,
+    ),
+    kinds=(
+        "crash", "cut", "freeze", "freeze past the lease", "leader frozen", "lost replies",
+        "other types", "outage", "slow", "stop", "unknown", "watch",
+    ),
+    settings=FEW_SHARDS,
+    prepare=types.prepare,
+)  # fmt: skip
+
 PROFILES: dict[str, Spec] = {
     "standard": STANDARD,
     "clocks": CLOCKS,
@@ -127,6 +142,7 @@ PROFILES: dict[str, Spec] = {
     "storms": STORMS,
     "rolling": ROLLING,
     "health": HEALTH,
+    "types": TYPES,
 }
 """All of them. "mixed" is none of them but takes them in turn; see `profile_of`."""
 

@@ -82,7 +82,6 @@ class Sim(SimFaults):
         self.random = self.world.stream("test")
         self.settings = LENIENT if settings is None else settings
         self._entities = list(entities)
-        self._homes = dict(homes or {})
         self._resources = resources
         self.servers = Servers(self.world, self.history)
         self.network = SimNetwork(self.world, self.history, self.world.stream("network"))
@@ -91,6 +90,8 @@ class Sim(SimFaults):
             for index in range(nodes)
         ]
         self.nodes += [SimNode(nodes + number, True, manager=True) for number in range(managers)]
+        for index, kinds in (homes or {}).items():
+            self.nodes[index].entities = kinds
         self.loop = self.world.process("client")
         self.machine = Machine()
         """The clocks of the test's own client; change them before the cluster starts."""
@@ -166,7 +167,7 @@ class Sim(SimFaults):
         if process.up:
             raise SimulationError(f"node {node} is running: crash or stop it first")
         if entities is not None:
-            self._homes[node] = entities
+            process.entities = entities
         if version is not None:
             process.version = version
         self._launch(process)
@@ -181,8 +182,7 @@ class Sim(SimFaults):
     ) -> int:
         """Start one more node; returns its number. It is home to `entities`, if given."""
         process = SimNode(len(self.nodes), candidate)
-        if entities is not None:
-            self._homes[process.index] = entities
+        process.entities = entities
         process.version, process.capacity = version, capacity
         self.nodes.append(process)
         self._launch(process)
@@ -282,7 +282,8 @@ class Sim(SimFaults):
         )
 
     def _entities_of(self, process: SimNode) -> Sequence[type[Entity]]:
-        return [] if process.manager else self._homes.get(process.index, self._entities)
+        own = process.entities
+        return [] if process.manager else self._entities if own is None else own
 
     def _launch(self, process: SimNode) -> None:
         process.runs += 1

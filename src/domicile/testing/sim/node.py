@@ -6,8 +6,10 @@ Made by the simulator; campaigns and tests read it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from domicile.core.ids import Incarnation
+from domicile.entity.model.entity import Entity
 from domicile.links.machine import PROTOCOLS
 from domicile.node import Node
 from domicile.testing.sim.calls import Faults
@@ -24,6 +26,8 @@ class SimNode:
         self.candidate = candidate
         self.manager = manager
         self.version = ""
+        self.entities: Sequence[type[Entity]] | None = None
+        """The entities of its next process; None: all of the cluster."""
         self.capacity = 1.0
         self.machine = Machine()
         self.protocols = PROTOCOLS
