@@ -197,7 +197,7 @@ def test_no_ask_fails_in_a_rolling_update_that_adds_a_type(surge: bool, rough: b
         assert traffic(sim, "start") == traffic(sim, "submit")
         await sim.wait_until(lambda: not needs(sim), timeout_s=10)
 
-    for seed in range(4):
+    for seed in range(3):
         settings = Settings(shards=16)
         sim = Sim(
             seed, entities=[Room, Annex], nodes=3, settings=settings,
@@ -207,7 +207,7 @@ def test_no_ask_fails_in_a_rolling_update_that_adds_a_type(surge: bool, rough: b
 
 
 @pytest.mark.scenario("DX-26", partial=True)
-@simulated(entities=[Room, Annex], nodes=3, seeds=6, settings=Settings(shards=16))
+@simulated(entities=[Room, Annex], nodes=3, seeds=3, settings=Settings(shards=16))
 async def test_a_rolling_update_that_removes_a_type_serves_it_until_its_last_node_leaves(
     sim: Sim,
 ) -> None:

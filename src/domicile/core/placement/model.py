@@ -188,10 +188,13 @@ def receives(record: NodeRecord, role: str) -> bool:
 def fitting(
     nodes: Mapping[Incarnation, NodeRecord], types: Iterable[str]
 ) -> dict[Incarnation, None]:
-    """Nodes that have all these entity types (DX-26)."""
-    wanted = tuple(types)
+    """Nodes that have all these entity types (DX-26). Types that none of the nodes has do not
+    count; without any other type, no node fits."""
+    wanted = [kind for kind in types if any(kind in record.types for record in nodes.values())]
     return {
-        node: None for node, record in nodes.items() if all(kind in record.types for kind in wanted)
+        node: None
+        for node, record in nodes.items()
+        if wanted and all(kind in record.types for kind in wanted)
     }
 
 

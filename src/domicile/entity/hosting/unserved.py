@@ -67,6 +67,7 @@ class UnservedMessages:
     def look(self) -> None:
         """A node came or is gone: it may be the first or the last one with a type that messages
         wait for."""
+        self._unknown.clear()
         for host in self._hosts:
             host.look_again(self._entities(host))
 
@@ -94,7 +95,7 @@ class UnservedMessages:
         members = self._runtime.members
         nodes = willing(members.nodes, shard.role, members.drains)
         fit = fitting(nodes, (kind, *members.needs.get(shard, ())))
-        return any(node != self._runtime.me for node in fit)
+        return any(kind in nodes[node].types for node in fit)
 
     def _may_come(self, shard: ShardKey, kind: str) -> bool:
         """Whether this process may not have seen yet that a node with the type is there."""

@@ -40,6 +40,11 @@ def test_all_types_of_a_shard_count_together() -> None:
     assert decide(entries, *nodes, needs={1: XY}).moves == (move(1, C),)
 
 
+def test_a_type_that_no_node_has_any_more_does_not_count_beside_one_that_a_node_has() -> None:
+    nodes = (node(A), node(B, types=X))
+    assert decide([serving(A)], *nodes, needs={0: XY}).moves == (move(0, B),)
+
+
 def test_needs_that_no_node_meets_are_ignored() -> None:
     entries = [serving(A), FREE, serving(D)]
     nodes = (node(A, types=X), node(B, types=Y))
@@ -138,8 +143,8 @@ def eligible(world: World, shard: int) -> list[Incarnation]:
     """The nodes that have what a shard needs, and can receive it."""
     up = list(world.nodes.values())
     willing = [one for one in up if one.node not in world.drains] or up
-    types = world.needs.get(shard, ())
-    return [one.incarnation for one in willing if not set(types) - set(one.types)]
+    types = set(world.needs.get(shard, ())) & {kind for one in willing for kind in one.types}
+    return [one.incarnation for one in willing if types and not types - set(one.types)]
 
 
 @given(worlds())
