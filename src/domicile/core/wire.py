@@ -163,8 +163,21 @@ class Carried(msgspec.Struct, frozen=True, array_like=True, gc=False):
     body: bytes
 
 
+class CarriedTimer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A pending timer of one entity, which a planned move takes along (DX-25)."""
+
+    type: str
+    id: str
+    method: str
+    """The attribute of the entity's class that it calls."""
+    left_s: Seconds
+    """Seconds until it is due; 0 if it is due already."""
+    body: bytes
+    """The encoded arguments."""
+
+
 class Carry(Wire, frozen=True, tag="ca"):
-    """From the old owner to the next: fields of a shard's entities in this epoch (DX-13).
+    """From the old owner to the next: what a shard's entities of this epoch take along (DX-13).
 
     The next owner answers with `CarryTaken`.
     """
@@ -174,6 +187,7 @@ class Carry(Wire, frozen=True, tag="ca"):
     epoch: Count
     id: int
     entities: tuple[Carried, ...]
+    timers: tuple[CarriedTimer, ...] = ()
 
 
 ToOwner = (

@@ -28,6 +28,10 @@ first (`activation`), a key, or a refusal. Before every resumption the turn chec
 A keyed ask has a unit of work (`ports.work`): what it staged is stored before the turn sends a
 message or answers (I4).
 
+A due timer takes the same way as a message of the owner to itself. A resident's timers are in its
+cell; `hosting.timers` keeps those of entities that are not in memory, and a shard that moves takes
+all of them along (DX-25).
+
 **Back.** `Runtime.answer` sends a `Reply` to the link that the message came from. A `Begun` tells
 the sender in batches what has started. `OutgoingCalls.on_reply` resolves the future, and `ask`
 decodes the value or raises the error. `Return` and `Flushed` go to the `Sender`, which writes the
@@ -41,7 +45,8 @@ message again, to the next owner. If the caller stops waiting, `Cancel` follows 
 - `hosting`  a handler begins only in `Execution.begin`, after the owner machine and the lease allow
              it; an exclusive handler runs alone in its entity; a draining shard is released only
              when nothing waits, runs or is resident (H10)
-- `carry`    I1: fields are sent only after their epoch ended, and used only in the next epoch
+- `carry`    I1: fields and timers are sent only after their epoch ended, and used only in the next
+             epoch
 - `running`  no handler is resumed after the deadline (L3), nor cleaned up after the hard one (L4);
              no context variable leaks from one handler to the next
 - `model`    what users write; nothing here sends or runs anything (I9: how errors travel)

@@ -150,7 +150,7 @@ class Runtime:
             most=settings.blocking_threads, most_waiting=settings.blocking_queue,
         )  # fmt: skip
         self.residents: Residents[Cell] = Residents(
-            lambda cell: cell.host.passivate(cell), self._trim_soon, meter, clock.now(),
+            lambda cell, why: cell.host.passivate(cell, why), self._trim_soon, meter, clock.now(),
             limit=settings.residents, by=settings.residents_policy,
         )  # fmt: skip
         self.stops = StopBudget(self.loop, guard)
@@ -542,6 +542,8 @@ class Runtime:
         for host in self.hosts.values():
             host.fence()
         self.carrier.close()
+        losses = self.carrier.timer_losses
+        losses.tell(*losses.shards())
         self.blocking.shut()
         self.workers.cancel_all()
         if self.durability is not None:
@@ -557,6 +559,7 @@ class Runtime:
         self._cancel_timers()
         self._here_until = _NEVER
         self.sending.fail_all("this process left the cluster")
+        self._lose_timers()
         self.carrier.close()
         self.blocking.shut()
         # Called here, not in a task that may be cancelled before it runs.
@@ -566,6 +569,10 @@ class Runtime:
             self.blocking.close(self.settings.stop_budget_s),
         )
         stuck += threads
+        # Handlers that were cancelled may have set more.
+        self._lose_timers()
+        losses = self.carrier.timer_losses
+        losses.tell(*losses.shards())
         if self.durability is not None:
             await self.durability.close()
         if stuck:
@@ -588,6 +595,7 @@ class Runtime:
             self._log_phases()
             self.carrier.sweep(now)
             self.unserved.sweep(now)
+            self._tell_lost_timers()
             more = self.residents.sweep(now)
             self._sweeper = self.clock.call_at(now + (0.0 if more else SWEEP_S), self._sweep)
 
@@ -600,6 +608,17 @@ class Runtime:
             serving = sum(host.owner.phase is Phase.OPEN for host in self.hosts.values())
             text = "%s; this node is home to %d now"
             log.info(text, " and ".join(parts), serving, extra={"node": self.node_id})
+
+    def _lose_timers(self) -> None:
+        for host in self.hosts.values():
+            host.timers.lose_all("its node left before its shard was released")
+
+    def _tell_lost_timers(self) -> None:
+        # A draining shard tells once, when it is released.
+        for shard in self.carrier.timer_losses.shards():
+            host = self.hosts.get(shard)
+            if host is None or host.owner.phase is not Phase.DRAINING:
+                self.carrier.timer_losses.tell(shard)
 
     def _trim_soon(self) -> None:
         self.loop.call_soon(self._trim)

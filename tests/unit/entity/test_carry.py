@@ -17,8 +17,11 @@ from domicile import ConfigError, Entity, EventSourced
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import Carried, Carry
-from domicile.entity.carry.piles import OVERHEAD_BYTES, PART_BYTES, Budget, CarryBook, CarryShelf
+from domicile.entity.carry.budget import Budget
+from domicile.entity.carry.piles import OVERHEAD_BYTES, PART_BYTES, CarryBook, CarryShelf
+from domicile.entity.carry.timers import TimerBook, TimerLosses
 from domicile.entity.model.entity import catalogue, entity_type
+from domicile.ports.meter import NoMeter
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -259,8 +262,13 @@ def test_a_book_is_a_bounded_map(script: list[tuple[str, str, bytes]]) -> None:
 # the shelf
 
 
-def shelf(limit: int = 10_000) -> CarryShelf:
-    return CarryShelf(B, Budget(limit), limit, 10.0)
+def timers() -> TimerBook:
+    return TimerBook(Budget(10_000), 10_000)
+
+
+def shelf(limit: int = 10_000, budget: Budget | None = None) -> CarryShelf:
+    budget = Budget(limit) if budget is None else budget
+    return CarryShelf(B, budget, limit, 10.0, timers, TimerLosses(NoMeter()))
 
 
 def test_a_shelf_gives_once_and_only_to_the_next_epoch() -> None:
@@ -268,12 +276,12 @@ def test_a_shelf_gives_once_and_only_to_the_next_epoch() -> None:
     assert kept.put(A, part(7, 1, "a", "b"), MOVING, 0.0) == 0
     assert kept.put(A, part(7, 2, "c"), MOVING, 0.0) == 0
     assert kept.put(A, part(7, 2, "c"), MOVING, 0.0) == 0, "a repeated part"
-    assert kept.take(OTHER, 8) == {}
-    assert sorted(one.id for one in kept.take(SHARD, 8)) == ["a", "b", "c"]
-    assert kept.take(SHARD, 8) == {}
+    assert kept.take(OTHER, 8, timers()) == {}
+    assert sorted(one.id for one in kept.take(SHARD, 8, timers())) == ["a", "b", "c"]
+    assert kept.take(SHARD, 8, timers()) == {}
     kept.put(A, part(7, 3, "a"), MOVING, 0.0)
-    assert kept.take(SHARD, 9) == {}, "someone was at home there in between"
-    assert kept.take(SHARD, 8) == {}
+    assert kept.take(SHARD, 9, timers()) == {}, "someone was at home there in between"
+    assert kept.take(SHARD, 8, timers()) == {}
 
 
 @pytest.mark.parametrize(
@@ -309,7 +317,7 @@ def test_a_shelf_drops_what_is_no_one_s_next_epoch(entry: Entry, stays: bool) ->
     kept.put(A, part(7, 1, "a"), MOVING, 0.0)
     assert kept.see(OTHER, entry) == 0
     assert kept.see(SHARD, entry) == (0 if stays else 1)
-    assert bool(kept.take(SHARD, 8)) is stays
+    assert bool(kept.take(SHARD, 8, timers())) is stays
 
 
 def test_an_older_batch_gives_way_and_a_newer_one_does_not() -> None:
@@ -318,12 +326,12 @@ def test_an_older_batch_gives_way_and_a_newer_one_does_not() -> None:
     assert kept.put(C, part(9, 1, "new"), MOVING, 0.0) == 0
     assert kept.put(A, part(7, 2, "late"), MOVING, 0.0) is None
     assert kept.put(A, part(9, 2, "forged"), MOVING, 0.0) is None
-    assert [one.id for one in kept.take(SHARD, 10)] == ["new"]
+    assert [one.id for one in kept.take(SHARD, 10, timers())] == ["new"]
 
 
 def test_a_shelf_forgets_after_a_while_and_is_bounded() -> None:
     budget = Budget(500)
-    kept = CarryShelf(B, budget, 300, 10.0)
+    kept = shelf(300, budget)
     assert kept.put(A, part(7, 1, "a", "b", body=b"x" * 100), MOVING, 0.0) == 1
     assert kept.put(A, part(7, 1, "a", body=b"x" * 100, shard=OTHER), MOVING, 5.0) == 0
     assert kept.put(A, part(7, 1, "a", body=b"x" * 200, shard=ShardKey("r", 1)), MOVING, 5.0) == 1
@@ -363,7 +371,7 @@ def test_nothing_is_used_twice_nor_by_any_but_the_next_home(
         elif epoch > known.epoch:
             before, known = known, Entry(who, epoch, "serving", NOBODY, epoch)
             if who == B:
-                for one in kept.take(SHARD, epoch):
+                for one in kept.take(SHARD, epoch, timers()):
                     used.append((epoch, one.id))
                     sender, sent = one.id[0], int(one.id[1:].split(".")[0])
                     assert sent == epoch - 1

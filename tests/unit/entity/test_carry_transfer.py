@@ -83,7 +83,7 @@ def test_a_release_waits_for_the_next_home_and_not_longer() -> None:
     desk, told = Desk(), list[str]()
     here = carrier(desk)
     here.stopped(SHARD, key("a"), FIELDS, cart())
-    assert here.release(SHARD, 7, MOVING, lambda: told.append("released"))
+    assert here.release(SHARD, 7, MOVING, lambda: told.append("released"), here.timer_book())
     assert here.handing_over(SHARD)
     [(to, sent)] = desk.sent
     assert (to, sent.epoch) == (B, 7)
@@ -97,7 +97,7 @@ def test_a_release_waits_for_the_next_home_and_not_longer() -> None:
     assert told == ["released"]
 
     here.stopped(SHARD, key("a"), FIELDS, cart())
-    assert here.release(SHARD, 9, MOVING, lambda: told.append("given up"))
+    assert here.release(SHARD, 9, MOVING, lambda: told.append("given up"), here.timer_book())
     desk.advance(WAIT_S)
     assert told == ["released", "given up"]
     here.on_taken(desk.sent[-1][1].id)
@@ -116,9 +116,9 @@ def test_a_release_waits_for_the_next_home_and_not_longer() -> None:
 def test_without_a_next_home_nothing_is_kept_or_waited_for(entry: Entry) -> None:
     desk = Desk()
     here = carrier(desk)
-    assert not here.release(SHARD, 7, entry, lambda: None), "nothing to carry"
+    assert not here.release(SHARD, 7, entry, lambda: None, here.timer_book()), "nothing to carry"
     here.stopped(SHARD, key("a"), FIELDS, cart())
-    assert not here.release(SHARD, 7, entry, lambda: None)
+    assert not here.release(SHARD, 7, entry, lambda: None, here.timer_book())
     assert desk.sent == []
     assert desk.counts == {"carry.dropped": 1}
     assert here.restore(SHARD, key("a"), FIELDS, cart())
@@ -128,7 +128,7 @@ def test_a_node_whose_record_is_not_known_is_sent_nothing() -> None:
     desk = Desk(protocol=0)
     here = carrier(desk)
     here.stopped(SHARD, key("a"), FIELDS, cart())
-    assert not here.release(SHARD, 7, MOVING, lambda: None)
+    assert not here.release(SHARD, 7, MOVING, lambda: None, here.timer_book())
     assert desk.sent == []
 
 
@@ -137,10 +137,10 @@ def test_what_arrives_is_set_once_and_carried_on_if_it_is_not() -> None:
     a, b = carrier(desk_a), carrier(desk_b, B)
     for id, total in (("x", 3.0), ("y", 4.0)):
         a.stopped(SHARD, key(id), FIELDS, cart(total))
-    a.release(SHARD, 7, MOVING, lambda: None)
+    a.release(SHARD, 7, MOVING, lambda: None, a.timer_book())
     [(_, sent)] = desk_a.sent
     assert b.on_carry(A, sent, MOVING)
-    b.opened(SHARD, 8)
+    b.opened(SHARD, 8, b.timer_book())
     fresh = cart(0.0)
     for _ in range(2):
         assert b.restore(SHARD, key("x"), FIELDS, fresh), "also again, if it failed to start"
@@ -149,7 +149,7 @@ def test_what_arrives_is_set_once_and_carried_on_if_it_is_not() -> None:
     again = cart(0.0)
     assert b.restore(SHARD, key("x"), FIELDS, again)
     assert again.total == 0.0, "what ran once is never set again"
-    b.release(SHARD, 8, Entry(B, 8, "moving", C, 5), lambda: None)
+    b.release(SHARD, 8, Entry(B, 8, "moving", C, 5), lambda: None, b.timer_book())
     [(to, onwards)] = desk_b.sent
     assert (to, onwards.epoch, [one.id for one in onwards.entities]) == (C, 8, ["y"])
     assert desk_b.counts == {"carry.taken": 2, "carry.sent": 1}
@@ -159,7 +159,7 @@ def test_a_home_that_never_opened_passes_it_on() -> None:
     desk = Desk()
     b = carrier(desk, B)
     b.on_carry(A, part(7, 1, "x"), MOVING)
-    assert b.release(SHARD, 8, Entry(B, 8, "moving", C, 5), lambda: None)
+    assert b.release(SHARD, 8, Entry(B, 8, "moving", C, 5), lambda: None, b.timer_book())
     [(to, onwards)] = desk.sent
     assert (to, onwards.epoch, [one.id for one in onwards.entities]) == (C, 8, ["x"])
 
@@ -168,14 +168,14 @@ def test_a_lost_home_uses_nothing() -> None:
     desk = Desk()
     b = carrier(desk, B)
     b.on_carry(A, part(7, 1, "x"), MOVING)
-    b.opened(SHARD, 8)
+    b.opened(SHARD, 8, b.timer_book())
     b.lost(SHARD)
     assert b.restore(SHARD, key("x"), FIELDS, fresh := cart(0.0))
     assert fresh.total == 0.0
     assert not b.on_carry(A, part(7, 2, "x"), Entry(B, 8, "serving", NOBODY, 4))
     b.on_carry(A, part(7, 1, "x", shard=OTHER), MOVING)
     b.see(OTHER, Entry(C, 8, "serving", NOBODY, 4))
-    b.opened(OTHER, 8)
+    b.opened(OTHER, 8, b.timer_book())
     assert desk.counts == {"carry.taken": 1, "carry.dropped": 3}
 
 
@@ -184,7 +184,7 @@ def test_what_does_not_fit_this_version_starts_fresh_and_is_counted() -> None:
     b = carrier(desk, B)
     b.on_carry(A, part(7, 1, "x", body=msgspec.msgpack.encode({"total": "many"})), MOVING)
     b.on_carry(A, part(7, 2, "y", body=b"\xc1"), MOVING)
-    b.opened(SHARD, 8)
+    b.opened(SHARD, 8, b.timer_book())
     assert not b.restore(SHARD, key("x"), FIELDS, cart())
     assert not b.restore(SHARD, key("y"), FIELDS, cart())
     assert b.restore(SHARD, key("x"), FIELDS, cart()), "the second try has nothing to restore"
@@ -199,7 +199,7 @@ def test_what_cannot_travel_or_is_too_large_starts_fresh_and_is_counted() -> Non
     large.lines = [Line("x" * 2_000)]
     for id, entity in (("broken", broken), ("large", large), ("fine", cart())):
         here.stopped(SHARD, key(id), FIELDS, entity)
-    here.release(SHARD, 7, MOVING, lambda: None)
+    here.release(SHARD, 7, MOVING, lambda: None, here.timer_book())
     [(_, sent)] = desk.sent
     assert [one.id for one in sent.entities] == ["fine"]
     assert desk.counts == {"carry.dropped": 2, "carry.sent": 1}
@@ -221,8 +221,10 @@ def test_a_new_move_ends_the_wait_for_an_older_one() -> None:
     desk, told = Desk(), list[int]()
     here = carrier(desk)
     here.stopped(SHARD, key("a"), FIELDS, cart())
-    here.release(SHARD, 7, MOVING, lambda: told.append(7))
-    assert not here.release(SHARD, 9, Entry(A, 9, "moving", C, 9), lambda: told.append(9))
+    here.release(SHARD, 7, MOVING, lambda: told.append(7), here.timer_book())
+    assert not here.release(
+        SHARD, 9, Entry(A, 9, "moving", C, 9), lambda: told.append(9), here.timer_book()
+    )
     desk.advance(2 * WAIT_S)
     assert told == []
     assert not here.handing_over(SHARD)
@@ -232,8 +234,70 @@ def test_a_closed_carrier_tells_nothing() -> None:
     desk, told = Desk(), list[int]()
     here = carrier(desk)
     here.stopped(SHARD, key("a"), FIELDS, cart())
-    here.release(SHARD, 7, MOVING, lambda: told.append(7))
+    here.release(SHARD, 7, MOVING, lambda: told.append(7), here.timer_book())
     here.close()
     desk.advance(2 * WAIT_S)
     here.on_taken(desk.sent[0][1].id)
     assert told == []
+
+
+# timers (DX-25)
+
+
+def test_timers_go_along_without_fields_and_are_told_of_when_nobody_confirms() -> None:
+    desk, told = Desk(time=100.0), list[str]()
+    here = carrier(desk)
+    timers = here.timer_book()
+    timers.keep(key("a"), "ring", 103.0, b"x")
+    timers.keep(key("b"), "ring", 99.0, b"")
+    assert here.release(SHARD, 7, MOVING, lambda: told.append("released"), timers)
+    assert len(timers) == 0
+    [(to, sent)] = desk.sent
+    assert (to, sent.entities) == (B, ())
+    assert [(one.id, one.method, one.left_s) for one in sent.timers] == [
+        ("a", "ring", 3.0), ("b", "ring", 0.0),
+    ]  # fmt: skip
+    desk.advance(WAIT_S)
+    assert told == ["released"]
+    assert desk.counts == {"timer.sent": 2, "timer.unconfirmed": 2, "carry.unconfirmed": 1}
+
+
+def test_timers_arrive_once_and_are_passed_on_by_a_home_that_never_opened() -> None:
+    desk_a, desk_b, desk_c = Desk(), Desk(time=50.0), Desk(time=900.0)
+    a, b, c = carrier(desk_a), carrier(desk_b, B), carrier(desk_c, C)
+    timers = a.timer_book()
+    timers.keep(key("x"), "ring", 4.0, b"")
+    a.release(SHARD, 7, MOVING, lambda: None, timers)
+    assert b.on_carry(A, desk_a.sent[0][1], MOVING)
+    desk_b.time += 1.0
+    onwards = Entry(B, 8, "moving", C, 5)
+    assert b.release(SHARD, 8, onwards, lambda: None, b.timer_book())
+    assert c.on_carry(B, desk_b.sent[0][1], onwards)
+    here = c.timer_book()
+    c.opened(SHARD, 9, here)
+    assert [(one.key, one.due_at) for one in here.empty()] == [(key("x"), 903.0)]
+    c.opened(SHARD, 9, here)
+    assert len(here) == 0
+    assert desk_c.counts == {"timer.taken": 1}
+
+
+@pytest.mark.parametrize("entry", [Entry(A, 7, "moving", NOBODY, 3), Entry(A, 7, "serving", A, 3)])
+def test_timers_without_a_next_home_are_lost(entry: Entry) -> None:
+    desk = Desk()
+    here = carrier(desk)
+    timers = here.timer_book()
+    timers.keep(key("a"), "ring", 3.0, b"x")
+    assert not here.release(SHARD, 7, entry, lambda: None, timers)
+    assert len(timers) == 0
+    assert desk.counts == {"timer.lost": 1}
+    assert here.timer_losses.shards() == [SHARD]
+
+
+def test_timers_on_their_way_when_their_home_is_over_may_be_lost() -> None:
+    desk = Desk()
+    here = carrier(desk)
+    timers = here.timer_book()
+    timers.keep(key("a"), "ring", 3.0, b"x")
+    here.release(SHARD, 7, MOVING, lambda: None, timers)
+    here.close()
+    assert desk.counts == {"timer.sent": 1, "timer.unconfirmed": 1}

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from domicile import ConfigError, Entity, Settings, handler
 from domicile.core.ids import EntityKey
 from domicile.entity.hosting.policies import POLICIES
-from domicile.entity.hosting.residents import PERIOD_S, REST, SLICE, TRIES, IdleWheel, Residents
+from domicile.entity.hosting.residents import (
+    PERIOD_S,
+    REST,
+    SLICE,
+    TRIES,
+    IdleWheel,
+    Residents,
+    StopReason,
+)
 from domicile.entity.model.entity import entity_type
 from domicile.ports.meter import NoMeter
 from domicile.testing import Sim, simulated
@@ -28,6 +36,7 @@ class Item:
         self.used_at = 0.0
         self.bucket: dict[Any, None] | None = None
         self.busy = busy
+        self.awaits_timer = False
 
     def __repr__(self) -> str:
         return f"<{self.key.id}>"
@@ -47,6 +56,7 @@ class Place:
     def __init__(self, limit: int = 0, by: str = "lru") -> None:
         self.meter = Meter()
         self.asked: list[Item] = []
+        self.reasons: list[StopReason] = []
         self.here: dict[Item, None] = {}
         self.called = False
         self.residents: Residents[Item] = Residents(
@@ -57,8 +67,9 @@ class Place:
         assert not self.called, "once is enough"
         self.called = True
 
-    def stop(self, item: Item) -> bool:
+    def stop(self, item: Item, why: StopReason) -> bool:
         self.asked.append(item)
+        self.reasons.append(why)
         if item.busy:
             return False
         del self.here[item]
@@ -171,6 +182,21 @@ def test_a_sweep_stops_the_idle_and_looks_at_nobody_else() -> None:
     assert list(place.here) == [never, long]
     assert place.residents.count == 2
     assert place.meter.counts == {"residents.idle": 3}
+
+
+def test_an_entity_with_a_timer_is_not_idle_but_goes_if_there_are_too_many() -> None:
+    place = Place(limit=1)
+    waits = place.arrive(Item(0))
+    waits.awaits_timer = True
+    place.residents.sweep(12.0)
+    assert place.asked == []
+    waits.awaits_timer = False
+    place.residents.sweep(25.0)
+    assert (list(place.here), place.reasons) == ([], [StopReason.IDLE])
+    place.arrive(Item(1)).awaits_timer = True
+    place.arrive(Item(2))
+    assert [item.key.id for item in place.here] == ["2"]
+    assert place.reasons[1:] == [StopReason.EVICTED]
 
 
 def test_a_sweep_is_cut_into_slices() -> None:

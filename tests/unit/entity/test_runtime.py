@@ -274,16 +274,14 @@ async def test_an_alarm_waits_for_its_turn(sim: Sim) -> None:
 
 
 @simulated(entities=[Alarmed], nodes=2, seeds=SEEDS, settings=FEW)
-async def test_alarms_die_with_the_entity(sim: Sim) -> None:
+async def test_alarms_end_with_an_entity_that_passivates_itself(sim: Sim) -> None:
     LOG.clear()
     ref = sim.ref(Alarmed, "a")
     await ref.ask(Alarmed.ring_in, 1.0, "passivated")
     await ref.ask(Alarmed.leave)
     await ref.ask(Alarmed.busy, 2)
-    await ref.ask(Alarmed.ring_in, 3.0, "moved")
-    await move(sim, Alarmed, "a")
-    await ref.ask(Alarmed.busy, 5)
-    assert LOG == ["busy", "free", "busy", "free"]
+    assert LOG == ["busy", "free"]
+    assert sim.history.counts["timer.lost"] == 0, "the entity wanted it"
 
 
 @simulated(entities=[Room], nodes=2, seeds=1, settings=FEW, resources=notes)
@@ -384,4 +382,4 @@ def test_an_entity_made_by_hand_has_no_home() -> None:
 
 
 def test_simulated_tests_take_no_arguments() -> None:
-    assert not inspect.signature(test_alarms_die_with_the_entity).parameters
+    assert not inspect.signature(test_an_alarm_waits_for_its_turn).parameters

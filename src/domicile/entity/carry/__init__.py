@@ -1,1 +1,1 @@
-"""How do entities' fields follow a shard on a planned move (`carry=True`)?"""
+"""How do entities' fields (`carry=True`) and pending timers follow a shard on a planned move?"""

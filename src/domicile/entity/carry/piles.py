@@ -1,19 +1,21 @@
-"""What entities take along on a planned move: their annotated fields, as bytes, for a short time.
+"""What entities take along on a planned move: their annotated fields and pending timers, as bytes.
 
 `CarryBook` holds the fields that a shard at home here has to hand over or to use. `CarryShelf`
-holds fields that arrived for shards that are not at home here yet. Nothing here does I/O:
-`transfer` sends and answers. Two homes must never use the same fields (I1): they leave a book only
-once its epoch is over, and the shelf only for the very next epoch.
+holds fields and timers that arrived for shards that are not at home here yet. Nothing here does
+I/O: `transfer` sends and answers. Two homes must never use the same fields or timers (I1): they
+leave a book only once its epoch is over, and the shelf only for the very next epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.shardmap import Entry
-from domicile.core.wire import Carried, Carry
+from domicile.core.wire import Carried, CarriedTimer, Carry
+from domicile.entity.carry.budget import Budget
+from domicile.entity.carry.timers import TimerBook, TimerLosses
 
 PART_BYTES = 256 * 1024
 """About how many bytes one `Carry` holds, so that other messages get through between two of
@@ -22,15 +24,8 @@ them."""
 OVERHEAD_BYTES = 64
 """Bytes counted for an entity besides its names and fields."""
 
-
-class Budget:
-    """I6: a limit on the bytes of all shards of a node together."""
-
-    __slots__ = ("most_bytes", "used_bytes")
-
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
-        self.used_bytes = 0
+NO_ROOM = "what its shard keeps exceeds carry_bytes"
+"""Why a timer is lost if a limit is reached (I6)."""
 
 
 class Pile:
@@ -93,7 +88,8 @@ class CarryBook:
 
     def __init__(self, budget: Budget, most_bytes: int) -> None:
         self._pile = Pile(budget, most_bytes)
-        self._awaited: dict[int, None] = {}
+        self._awaited: dict[int, int] = {}
+        """The parts that the next home has not confirmed, each with the number of its timers."""
 
     def keep(self, key: EntityKey, body: bytes) -> bool:
         """Keep a stopped entity's fields; False if there is no room, so that it will start
@@ -112,25 +108,42 @@ class CarryBook:
         """Take the fields that came from the previous home. How many had no room."""
         return sum(not self._pile.put(key, body) for key, body in bodies)
 
-    def hand_over(self, shard: ShardKey, epoch: int, first_id: int) -> tuple[Carry, ...]:
-        """All fields for the next home, in parts numbered from `first_id`; none stay here."""
-        parts: list[list[Carried]] = []
+    def hand_over(
+        self, shard: ShardKey, epoch: int, first_id: int, timers: Iterable[CarriedTimer] = ()
+    ) -> tuple[Carry, ...]:
+        """All fields and these timers for the next home, in parts numbered from `first_id`; no
+        fields stay here."""
+        parts: list[tuple[list[Carried], list[CarriedTimer]]] = []
         size = PART_BYTES
-        for key, body in self._pile.empty().items():
+
+        def part(more_bytes: int) -> tuple[list[Carried], list[CarriedTimer]]:
+            nonlocal size
             if size >= PART_BYTES:
-                parts.append([])
+                parts.append(([], []))
                 size = 0
-            parts[-1].append(Carried(key.type, key.id, body))
-            size += _size_bytes(key, body)
+            size += more_bytes
+            return parts[-1]
+
+        for key, body in self._pile.empty().items():
+            part(_size_bytes(key, body))[0].append(Carried(key.type, key.id, body))
+        for timer in timers:
+            key = EntityKey(timer.type, timer.id)
+            part(len(timer.method) + _size_bytes(key, timer.body))[1].append(timer)
         made = tuple(
-            Carry(*shard, epoch, first_id + at, tuple(part)) for at, part in enumerate(parts)
+            Carry(*shard, epoch, first_id + at, tuple(entities), tuple(pending))
+            for at, (entities, pending) in enumerate(parts)
         )
-        self._awaited = {carry.id: None for carry in made}
+        self._awaited = {carry.id: len(carry.timers) for carry in made}
         return made
 
     def taken(self, id: int) -> bool:
         """The next home has that part; True if no other part is missing."""
-        return self._awaited.pop(id, id) is None and not self._awaited
+        return self._awaited.pop(id, None) is not None and not self._awaited
+
+    @property
+    def unconfirmed_timers(self) -> int:
+        """How many timers are in parts that the next home has not confirmed."""
+        return sum(self._awaited.values())
 
     def give_up(self) -> int:
         """Stop waiting for the next home. How many parts were missing."""
@@ -153,19 +166,31 @@ class _Batch:
     epoch: int
     until: float
     pile: Pile
+    timers: TimerBook
     ids: dict[int, None] = field(default_factory=dict[int, None])
 
 
 class CarryShelf:
-    """The receiver's side: fields that arrived for shards which are not at home here yet."""
+    """The receiver's side: fields and timers that arrived for shards which are not at home here
+    yet."""
 
-    __slots__ = ("_batches", "_budget", "_keep_s", "_me", "_most_bytes")
+    __slots__ = ("_batches", "_budget", "_keep_s", "_losses", "_me", "_most_bytes", "_new_timers")
 
-    def __init__(self, me: Incarnation, budget: Budget, most_bytes: int, keep_s: float) -> None:
+    def __init__(
+        self,
+        me: Incarnation,
+        budget: Budget,
+        most_bytes: int,
+        keep_s: float,
+        new_timers: Callable[[], TimerBook],
+        losses: TimerLosses,
+    ) -> None:
         self._me = me
         self._budget = budget
         self._most_bytes = most_bytes
         self._keep_s = keep_s
+        self._new_timers = new_timers
+        self._losses = losses
         self._batches: dict[ShardKey, _Batch] = {}
 
     def put(self, sender: Incarnation, carry: Carry, known: Entry, now: float) -> int | None:
@@ -175,10 +200,30 @@ class CarryShelf:
         `known` is the newest entry of that shard. A part is too late if another owner sent it, or
         if its epoch already has a successor.
         """
-        epoch = carry.epoch
+        shard = ShardKey(carry.role, carry.shard)
+        batch = self._batch(shard, sender, carry.epoch, known, now)
+        if batch is None:
+            for timer in carry.timers:
+                key = EntityKey(timer.type, timer.id)
+                self._losses.add(shard, key, timer.method, "it came after its shard had moved on")
+            return None
+        batch.until = now + self._keep_s
+        if carry.id in batch.ids:
+            return 0
+        batch.ids[carry.id] = None
+        for timer in carry.timers:
+            key = EntityKey(timer.type, timer.id)
+            if not batch.timers.keep(key, timer.method, now + timer.left_s, timer.body):
+                self._losses.add(shard, key, timer.method, NO_ROOM)
+        return sum(
+            not batch.pile.put(EntityKey(one.type, one.id), one.body) for one in carry.entities
+        )
+
+    def _batch(
+        self, shard: ShardKey, sender: Incarnation, epoch: int, known: Entry, now: float
+    ) -> _Batch | None:
         if known.epoch > epoch or (known.epoch == epoch and known.owner != sender):
             return None
-        shard = ShardKey(carry.role, carry.shard)
         batch = self._batches.get(shard)
         if batch is not None and (batch.epoch, batch.sender) != (epoch, sender):
             if batch.epoch >= epoch:
@@ -187,18 +232,12 @@ class CarryShelf:
             batch = None
         if batch is None:
             pile = Pile(self._budget, self._most_bytes)
-            batch = self._batches[shard] = _Batch(sender, epoch, now, pile)
-        batch.until = now + self._keep_s
-        if carry.id in batch.ids:
-            return 0
-        batch.ids[carry.id] = None
-        return sum(
-            not batch.pile.put(EntityKey(one.type, one.id), one.body) for one in carry.entities
-        )
+            batch = _Batch(sender, epoch, now, pile, self._new_timers())
+            self._batches[shard] = batch
+        return batch
 
     def see(self, shard: ShardKey, entry: Entry) -> int:
-        """A newer entry: drop fields that the next epoch here cannot use. How many entities had
-        some."""
+        """A newer entry: drop what the next epoch here cannot use. How many entities had fields."""
         batch = self._batches.get(shard)
         if batch is None or entry.epoch < batch.epoch:
             return 0
@@ -208,16 +247,22 @@ class CarryShelf:
             return 0
         return self._drop(shard)
 
-    def take(self, shard: ShardKey, epoch: int) -> dict[EntityKey, bytes]:
-        """The shard is at home here in that epoch: the fields of its entities, once."""
-        batch = self._batches.pop(shard, None)
+    def take(self, shard: ShardKey, epoch: int, timers: TimerBook) -> dict[EntityKey, bytes]:
+        """The shard is at home here in that epoch: the fields of its entities, once. Their timers
+        go into `timers`."""
+        batch = self._batches.get(shard)
         if batch is None:
             return {}
-        bodies = batch.pile.empty()
-        return bodies if epoch == batch.epoch + 1 else {}
+        if epoch != batch.epoch + 1:
+            self._drop(shard)
+            return {}
+        del self._batches[shard]
+        timers.adopt(batch.timers)
+        return batch.pile.empty()
 
     def expire(self, now: float) -> int:
-        """Drop the fields of shards that did not come here in time. How many entities had some."""
+        """Drop what is kept for shards that did not come here in time. How many entities had
+        fields."""
         late = [shard for shard, batch in self._batches.items() if now >= batch.until]
         return sum(self._drop(shard) for shard in late)
 
@@ -230,7 +275,9 @@ class CarryShelf:
         return len(self._batches)
 
     def _drop(self, shard: ShardKey) -> int:
-        return len(self._batches.pop(shard).pile.empty())
+        batch = self._batches.pop(shard)
+        self._losses.clear(shard, batch.timers, "its shard did not come to the node that has it")
+        return len(batch.pile.empty())
 
 
 def _size_bytes(key: EntityKey, body: bytes) -> int:

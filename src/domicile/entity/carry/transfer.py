@@ -1,9 +1,10 @@
-"""One incarnation's carried fields on their way: from a released shard here to its next home.
+"""One incarnation's carried fields and timers on their way: from a released shard here to its next
+home.
 
 Made by the runtime. Shard hosts report what stops, starts and is released; the dispatcher brings
 what peers sent. It decides nothing about homes. It delays the report of a release until the next
-home has the fields, but at most `WAIT_S` (DX-13). It gives an entity its fields only in the epoch
-after the one in which they were taken.
+home has everything, but at most `WAIT_S` (DX-13). It gives fields and timers to a home only in the
+epoch after the one in which they were taken.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import msgspec
 
 from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
 from domicile.core.state.shardmap import Entry
-from domicile.core.wire import Carry
-from domicile.entity.carry.piles import Budget, CarryBook, CarryShelf
+from domicile.core.wire import CarriedTimer, Carry
+from domicile.entity.carry.budget import Budget
+from domicile.entity.carry.piles import CarryBook, CarryShelf
+from domicile.entity.carry.timers import TimerBook, TimerLosses
 from domicile.entity.model.entity import Context, Entity, EntityType, make
 from domicile.entity.model.fields import Fields
 from domicile.ports.clock import Clock, Timer
@@ -31,7 +34,11 @@ WAIT_S = 1.0
 """Seconds for which a release may wait until the next home has everything."""
 
 TOTAL = 16
-"""I6: a node keeps at most this many times `carry_bytes`, for all its shards together."""
+"""I6: a node keeps at most this many times `carry_bytes` of fields, and as much of timers, for all
+its shards together."""
+
+MOST_LEFT_S = 1e300
+"""Seconds that a timer's remaining time may have on the wire."""
 
 PROTOCOL = 1
 """The first wire protocol with `Carry`."""
@@ -59,13 +66,22 @@ class CarryTransfer:
         self._most_bytes = settings.carry_bytes
         self._most_body_bytes = min(settings.carry_bytes, settings.message_bytes)
         self._budget = Budget(TOTAL * settings.carry_bytes)
-        self._shelf = CarryShelf(me, self._budget, settings.carry_bytes, settings.hold_timeout_s)
+        self._timer_budget = Budget(TOTAL * settings.carry_bytes)
+        self.timer_losses = TimerLosses(meter)
+        self._shelf = CarryShelf(
+            me, self._budget, settings.carry_bytes, settings.hold_timeout_s, self.timer_book,
+            self.timer_losses,
+        )  # fmt: skip
         self._books: dict[ShardKey, CarryBook] = {}
         self._awaited: dict[int, ShardKey] = {}
         self._releases: dict[ShardKey, tuple[Callable[[], None], Timer]] = {}
         self._next_id = 1
 
     # at home here
+
+    def timer_book(self) -> TimerBook:
+        """A new book, for the timers of one shard."""
+        return TimerBook(self._timer_budget, self._most_bytes)
 
     def stopped(self, shard: ShardKey, key: EntityKey, fields: Fields, entity: Any) -> None:
         """An entity stopped because its shard is about to move: keep its fields."""
@@ -108,37 +124,52 @@ class CarryTransfer:
         if book is not None:
             book.drop(key)
 
-    def opened(self, shard: ShardKey, epoch: int) -> None:
-        """The shard is at home here, in an epoch that is new here."""
+    def opened(self, shard: ShardKey, epoch: int, timers: TimerBook) -> None:
+        """The shard is at home here, in an epoch that is new here. `timers` is its empty book."""
         self.lost(shard)
-        self._unpack(shard, epoch)
+        self._unpack(shard, epoch, timers)
 
-    def release(self, shard: ShardKey, epoch: int, entry: Entry, then: Callable[[], None]) -> bool:
+    def release(
+        self,
+        shard: ShardKey,
+        epoch: int,
+        entry: Entry,
+        then: Callable[[], None],
+        timers: TimerBook,
+    ) -> bool:
         """This epoch of the shard is over here. True if `then` is called later, when that may be
         told.
 
-        Fields are sent only now: nothing of this epoch starts here again (H10).
+        Fields and timers are sent only now: nothing of this epoch starts here again (H10).
         """
         if shard in self._releases:
             self.lost(shard)
-        # A home that was over before it opened passes on the fields that came for it.
-        self._unpack(shard, epoch)
-        book = self._books.get(shard)
-        if book is None or not len(book):
+        # A home that was over before it opened passes on what came for it.
+        self._unpack(shard, epoch, timers)
+        count = len(self._books.get(shard, ()))
+        if not count and not len(timers):
             return False
         to = entry.to
         if entry.state != "moving" or to in (NOBODY, self._me) or self._post.speaks(to) < PROTOCOL:
             self.lost(shard)
+            self.timer_losses.clear(shard, timers, "its shard has no next home")
             return False
-        count = len(book)
-        parts = book.hand_over(shard, epoch, self._next_id)
+        now = self._clock.now()
+        pending = [
+            CarriedTimer(
+                *one.key, one.method, min(max(one.due_at - now, 0.0), MOST_LEFT_S), one.body
+            )
+            for one in timers.empty()
+        ]
+        parts = self._book(shard).hand_over(shard, epoch, self._next_id, pending)
         self._next_id += len(parts)
-        timer = self._clock.call_at(self._clock.now() + WAIT_S, partial(self._give_up, shard))
+        timer = self._clock.call_at(now + WAIT_S, partial(self._give_up, shard))
         self._releases[shard] = (then, timer)
         for part in parts:
             self._awaited[part.id] = shard
             self._post.carry(to, part)
-        self._meter.count("carry.sent", count)
+        self._count("carry.sent", count)
+        self._count("timer.sent", len(pending))
         return True
 
     def handing_over(self, shard: ShardKey) -> bool:
@@ -149,6 +180,7 @@ class CarryTransfer:
         """The shard is no longer at home here, or in a new epoch: drop everything kept for it."""
         book = self._books.pop(shard, None)
         if book is not None:
+            self._unconfirmed(shard, book)
             self._drop(book.clear())
         waiting = self._releases.pop(shard, None)
         if waiting is not None:
@@ -160,6 +192,7 @@ class CarryTransfer:
         """A part from the previous home; True if it may be answered by `CarryTaken`."""
         dropped = self._shelf.put(sender, carry, known, self._clock.now())
         self._drop(len(carry.entities) if dropped is None else dropped)
+        self.timer_losses.tell(ShardKey(carry.role, carry.shard))
         return dropped is not None
 
     def on_taken(self, id: int) -> None:
@@ -173,6 +206,7 @@ class CarryTransfer:
         """A newer entry of any shard, after its host saw it."""
         if len(self._shelf):
             self._drop(self._shelf.see(shard, entry))
+            self.timer_losses.tell(shard)
 
     # in time
 
@@ -188,12 +222,14 @@ class CarryTransfer:
         self._shelf.clear()
         self._awaited.clear()
 
-    def _unpack(self, shard: ShardKey, epoch: int) -> None:
-        bodies = self._shelf.take(shard, epoch)
+    def _unpack(self, shard: ShardKey, epoch: int, timers: TimerBook) -> None:
+        had = len(timers)
+        bodies = self._shelf.take(shard, epoch, timers)
         if bodies:
             dropped = self._book(shard).fill(bodies.items())
             self._drop(dropped)
             self._meter.count("carry.taken", len(bodies) - dropped)
+        self._count("timer.taken", len(timers) - had)
 
     def _book(self, shard: ShardKey) -> CarryBook:
         book = self._books.get(shard)
@@ -204,6 +240,7 @@ class CarryTransfer:
     def _give_up(self, shard: ShardKey) -> None:
         book = self._books.get(shard)
         if book is not None:
+            self._unconfirmed(shard, book)
             self._meter.count("carry.unconfirmed", book.give_up())
         self._tell(shard)
 
@@ -216,6 +253,18 @@ class CarryTransfer:
             timer.cancel()
             then()
 
+    def _unconfirmed(self, shard: ShardKey, book: CarryBook) -> None:
+        timers = book.unconfirmed_timers
+        if timers:
+            self._meter.count("timer.unconfirmed", timers)
+            log.warning(
+                "%d timers of shard %s/%d may be lost: the next home did not confirm them",
+                timers, *shard,
+            )  # fmt: skip
+
     def _drop(self, entities: int) -> None:
-        if entities:
-            self._meter.count("carry.dropped", entities)
+        self._count("carry.dropped", entities)
+
+    def _count(self, name: str, value: int) -> None:
+        if value:
+            self._meter.count(name, value)

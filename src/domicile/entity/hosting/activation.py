@@ -1,8 +1,8 @@
 """How an entity becomes resident: its cell, its object, `on_start`, and what follows a failure.
 
-The base of `Execution`. An entity starts for a message, never by itself. If owners of its shard
-died, a note of its start is stored first (DX-20, I3): only a death after such a note may be the one
-that quarantines the shard. A shard that lost no owners needs no note.
+The base of `Execution`. An entity starts for a message or a timer, never by itself. If owners of
+its shard died, a note of its start is stored first (DX-20, I3): only a death after such a note may
+be the one that quarantines the shard. A shard that lost no owners needs no note.
 """
 
 from __future__ import annotations
@@ -155,6 +155,7 @@ class Activation(ABC):
             self._backoff.pop(cell.key, None)
             if self.cells.get(cell.key) is cell:
                 carrier.started(self.shard, cell.key)
+                self._host.timers.started(cell)
                 self.runtime.residents.arrived(cell, self.runtime.clock.now())
         except (asyncio.CancelledError, GeneratorExit):
             # The caller knows whether the coroutine was closed or the hook raised this.
@@ -169,6 +170,7 @@ class Activation(ABC):
             if not cell.started and self.cells.get(cell.key) is cell:
                 del self.cells[cell.key]
                 cell.resident = False
+                cell.silence()
 
     def _not_started(self, key: EntityKey, error: BaseException) -> Unavailable:
         """Note that an entity failed to start, so that it is not tried again at once."""
@@ -202,9 +204,11 @@ class Activation(ABC):
             if is_ctrl_c(error):
                 raise
             # `_start` makes it again, where failures to start are handled.
+            cell.silence()
             return None
         cell.started = True
         self.cells[key] = cell
+        self._host.timers.started(cell)
         self.runtime.residents.arrived(cell, now)
         return cell
 

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from datetime import datetime
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -64,12 +65,23 @@ class Called(msgspec.Struct, gc=False):
         )  # fmt: skip
 
 
+class PendingTimer(msgspec.Struct, eq=False):
+    """A timer of a resident entity that is not due yet."""
+
+    fn: Callable[..., Any]
+    """The method, not bound: the entity may be another object when the timer is due."""
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    due_at: float
+    timer: Timer
+
+
 class Alarm(msgspec.Struct):
     """A due `self.after`, queued like a message; an `on_stop` runs as one with number 0."""
 
     n: int
     epoch: int
-    run: Callable[..., Any]
+    fn: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     change: int = 0
@@ -80,7 +92,7 @@ class Alarm(msgspec.Struct):
     @property
     def method(self) -> str:
         """The name of the method that it calls."""
-        return getattr(self.run, "__name__", "?")
+        return getattr(self.fn, "__name__", "?")
 
 
 class Cell:
@@ -105,7 +117,8 @@ class Cell:
         self.used_at = 0.0
         self.bucket: dict[Any, None] | None = None
         """The bucket of the idle wheel that holds it."""
-        self.alarms: dict[str, Timer] | None = None
+        self.alarms: dict[str, PendingTimer] | None = None
+        """Its pending timers by the name of their method; others may be kept by its host."""
 
     # the entity's context
 
@@ -118,6 +131,11 @@ class Cell:
     def idle_s(self) -> float:
         """Seconds without a message after which it is passivated."""
         return self.kind.idle_s or self.host.runtime.settings.idle_s
+
+    @property
+    def awaits_timer(self) -> bool:
+        """Whether a timer of it is pending, so that it is not idle (DX-25)."""
+        return bool(self.alarms) or self.host.timers.has(self.key)
 
     @property
     def random(self) -> Random:
@@ -146,20 +164,23 @@ class Cell:
     def after(self, delay_s: float, method: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """Run a method later as a message of its own; this replaces an earlier timer for that
         method."""
+        fn = getattr(method, "__func__", method)
+        if not self.resident:
+            self.host.timers.lose(self.key, fn, "its entity is no longer in memory")
+            return
         alarms = self.alarms
         if alarms is None:
             alarms = self.alarms = {}
-        name = getattr(method, "__name__", repr(method))
+        name = getattr(fn, "__name__", repr(fn))
         earlier = alarms.pop(name, None)
         if earlier is not None:
-            earlier.cancel()
+            earlier.timer.cancel()
+        if self.started:
+            self.host.timers.replaced(self, fn)
         clock = self.host.runtime.clock
-
-        def due() -> None:
-            alarms.pop(name, None)
-            self.host.alarm(self, method, args, kwargs)
-
-        alarms[name] = clock.call_at(clock.now() + delay_s, due)
+        due_at = clock.now() + delay_s
+        timer = clock.call_at(due_at, partial(self._due, name))
+        alarms[name] = PendingTimer(fn, args, kwargs, due_at, timer)
 
     def passivate(self) -> None:
         """Stop once the running handlers have ended; the next message starts the entity again."""
@@ -171,12 +192,19 @@ class Cell:
 
     # lifecycle
 
-    def silence(self) -> None:
-        """Cancel the timers: a stopped entity gets no alarm."""
-        if self.alarms:
-            for timer in self.alarms.values():
-                timer.cancel()
+    def silence(self) -> list[PendingTimer]:
+        """Cancel the timers: a stopped entity gets no alarm. Returns those that were pending."""
+        pending = list((self.alarms or {}).values())
+        for one in pending:
+            one.timer.cancel()
         self.alarms = None
+        return pending
+
+    def _due(self, name: str) -> None:
+        # The guard first: a fence counts the timers that are still pending.
+        if self.host.runtime.guard() and self.alarms is not None:
+            pending = self.alarms.pop(name)
+            self.host.ring(self.key, pending.fn, pending.args, pending.kwargs)
 
 
 class Turn(msgspec.Struct, eq=False):

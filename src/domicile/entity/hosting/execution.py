@@ -82,6 +82,10 @@ class Execution(Activation):
         """Stop an entity that runs nothing."""
 
     @abstractmethod
+    def _not_begun(self, turn: Turn, alarm: Alarm) -> None:
+        """A due timer was taken from its mailbox and did not reach its method."""
+
+    @abstractmethod
     def restart(self, cell: Cell) -> None:
         """Forget the entity object at once."""
 
@@ -420,6 +424,8 @@ class Execution(Activation):
                 self._answer(turn, *encode_error(unstarted))
         finally:
             turn.end()
+            if not turn.began and isinstance(turn.request, Alarm):
+                self._not_begun(turn, turn.request)
             # The worker now waits for other messages and must not keep this turn in memory.
             current_turn.set(None)
         self._finished(turn)
@@ -432,7 +438,7 @@ class Execution(Activation):
         assert entity is not None
         if isinstance(request, Alarm):
             self._note_begun(turn)
-            await request.run(*request.args, **request.kwargs)
+            await request.fn(entity, *request.args, **request.kwargs)
             return b""
         assert isinstance(request, Request)
         handler = cell.kind.handlers.get(request.method)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
+from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
 import xxhash
@@ -32,6 +33,15 @@ REST = 16
 """Number of arrivals after a search in vain before the next search."""
 
 
+class StopReason(Enum):
+    """Why an entity stops, which says what becomes of its timers and carried fields."""
+
+    ASKED = "it called passivate()"
+    IDLE = "it was not used"
+    EVICTED = "there are too many in memory"
+    MOVES = "its shard moves"
+
+
 class Resident(Hashable, Protocol):
     """What this module needs of a resident entity. Hashed by identity."""
 
@@ -47,6 +57,11 @@ class Resident(Hashable, Protocol):
     @property
     def idle_s(self) -> float:
         """Seconds without a message after which it is stopped."""
+        ...
+
+    @property
+    def awaits_timer(self) -> bool:
+        """Whether a timer will run in it, so that it is not idle."""
         ...
 
 
@@ -110,9 +125,9 @@ class IdleWheel(Generic[C]):
 class Residents(Generic[C]):
     """All residents of one incarnation.
 
-    `stop` begins to stop an idle one, and returns False if it is busy. `call` has `trim` called in
-    a turn of the event loop soon. It is never called within a handler, whose entity does not look
-    busy while it runs.
+    `stop` begins to stop one for the given reason, and returns False if it is busy. `call` has
+    `trim` called in a turn of the event loop soon. It is never called within a handler, whose
+    entity does not look busy while it runs.
     """
 
     __slots__ = (
@@ -121,7 +136,7 @@ class Residents(Generic[C]):
 
     def __init__(
         self,
-        stop: Callable[[C], bool],
+        stop: Callable[[C, StopReason], bool],
         call: Callable[[], None],
         meter: Meter,
         now: float,
@@ -176,12 +191,12 @@ class Residents(Generic[C]):
             due_at = item.used_at + item.idle_s
             if due_at > now:
                 self._wheel.add(item, due_at)
-            elif self._stop(item):
+            elif not item.awaits_timer and self._stop(item, StopReason.IDLE):
                 self._meter.count("residents.idle")
                 if self._policy is not None:
                     self._policy.forget(item)
             else:
-                # It is busy until later than now, and its idle time begins only then.
+                # It is busy, or a timer will use it: its idle time begins only after that.
                 self._wheel.add(item, now + item.idle_s)
         self.trim()
         return len(found) == SLICE
@@ -211,7 +226,7 @@ class Residents(Generic[C]):
         for item in by.victims(over + spare):
             if stopped == over:
                 break
-            if self._stop(item):
+            if self._stop(item, StopReason.EVICTED):
                 stopped += 1
                 self._wheel.remove(item)
                 by.forget(item)

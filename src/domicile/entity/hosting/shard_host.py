@@ -9,7 +9,7 @@ pays for one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,8 @@ from domicile.core.wire import Flush, Flushed, Return
 from domicile.entity.hosting.activation import name_of
 from domicile.entity.hosting.cell import Alarm, Cell, Incoming, Turn, current_turn
 from domicile.entity.hosting.execution import ALARM, Execution
+from domicile.entity.hosting.residents import StopReason
+from domicile.entity.hosting.timers import RETRY_S, ShardTimers
 from domicile.entity.model.codec import encode_error
 from domicile.entity.model.entity import Entity
 from domicile.entity.running.exits import exit_hint, is_ctrl_c
@@ -58,6 +60,7 @@ class ShardHost(Execution):
     def __init__(self, runtime: Runtime, shard: ShardKey) -> None:
         super().__init__(runtime, shard)
         self._host = self
+        self.timers = ShardTimers(self)
         self._alarms = 0
         self._floor = 0
         self._stopping = 0
@@ -110,30 +113,40 @@ class ShardHost(Execution):
 
     def fence(self) -> None:
         """The lease is lost: start and answer nothing; the runtime cancels what runs (L4)."""
+        self.timers.lose_all("its node lost its lease")
         self.owner.happen(OwnerEvent.FENCED)
-        self._forget_cells()
+        self._forget_cells("its node lost its lease")
         self._disarm()
 
-    def alarm(
-        self, cell: Cell, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    def ring(
+        self,
+        key: EntityKey,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
     ) -> None:
-        """A due `after` of a resident entity."""
-        if not self.runtime.guard() or self.cells.get(cell.key) is not cell:
-            return
+        """A timer is due: run its method as a message. A shard that moves takes it along."""
         self._alarms += 1
-        alarm = Alarm(-self._alarms, self.owner.epoch, method, args, kwargs)
-        queued = Incoming(ALARM, alarm.n, cell.key, alarm.epoch, 0, False, False, request=alarm)
+        alarm = Alarm(-self._alarms, self.owner.epoch, fn, args, kwargs)
+        queued = Incoming(ALARM, alarm.n, key, alarm.epoch, 0, False, False, request=alarm)
         if self.owner.timer(queued):
-            self._wake(cell.key)
+            self._wake(key)
+        else:
+            self.timers.put_back(key, alarm, self.runtime.clock.now())
 
-    def passivate(self, cell: Cell) -> bool:
+    def _not_begun(self, turn: Turn, alarm: Alarm) -> None:
+        # If the entity failed to start, its timer starts it when that may be tried again.
+        until, _ = self._backoff.get(turn.entity, (0.0, 0.0))
+        self.timers.put_back(turn.entity, alarm, max(until, self.runtime.clock.now() + RETRY_S))
+
+    def passivate(self, cell: Cell, why: StopReason) -> bool:
         """Stop an entity that runs nothing and has no messages, unless its shard is moving anyway.
 
         Never call it within a handler: that handler's entity may not be marked as busy.
         """
         if self.owner.phase is not Phase.OPEN or cell.key in self.owner.mailboxes:
             return False
-        return self._stop(cell)
+        return self._stop(cell, why)
 
     def answer_early(self, turn: Turn) -> None:
         """Answer the caller of a cancelled handler that still has to wait for its thread."""
@@ -186,6 +199,10 @@ class ShardHost(Execution):
                     self._answer(queued, *encode_error(full))
                 case Discard(messages):
                     for queued in messages:
+                        if isinstance(queued.request, Alarm):
+                            now = self.runtime.clock.now()
+                            self.timers.put_back(queued.entity, queued.request, now)
+                            continue
                         self.runtime.meter.count("mail.dropped")
                         self.note("dropped", queued, why="its link is lost")
                 case ReadRecord():
@@ -197,7 +214,7 @@ class ShardHost(Execution):
         runtime = self.runtime
         if change.does in DROPS:
             runtime.cancel_turns(self.shard, "the shard has a new home")
-            self._forget_cells()
+            self._forget_cells("its shard has a new home")
         if change.does is not OwnerAction.REPEAT_RELEASED:
             log.debug("the shard is %s now", change.phase.value, extra=self.tags(change.epoch))
             runtime.phases_seen[change.phase] += 1
@@ -209,9 +226,10 @@ class ShardHost(Execution):
             case Phase.OPEN:
                 self._disarm()
                 if change.does is not OwnerAction.REVERT:
-                    runtime.carrier.opened(self.shard, change.epoch)
+                    runtime.carrier.opened(self.shard, change.epoch, self.timers.book)
                 for entity in list(self.owner.mailboxes):
                     self._wake(entity)
+                self.timers.arm()
             case Phase.DRAINING:
                 clock = runtime.clock
                 self._drain = clock.call_at(
@@ -220,13 +238,16 @@ class ShardHost(Execution):
                 self.settle()
             case Phase.RELEASED:
                 self._disarm()
-                # Carried fields are sent first, then the leader is told of the release (DX-13).
+                # What is carried is sent first, then the leader is told of the release (DX-13).
                 if change.does is OwnerAction.REPEAT_RELEASED or not runtime.carrier.release(
-                    self.shard, change.epoch, self.owner.entry, self.repeat_released
-                ):
+                    self.shard, change.epoch, self.owner.entry, self.repeat_released,
+                    self.timers.book,
+                ):  # fmt: skip
                     self.repeat_released()
             case Phase.CLOSED:
                 self._disarm()
+        if change.phase is not Phase.DRAINING:
+            self.timers.tell()
 
     def _send_back(self, source: LinkKey, messages: tuple[Queued, ...]) -> None:
         for queued in messages:
@@ -271,7 +292,7 @@ class ShardHost(Execution):
             if cell is None:
                 break
             if cell.resident:
-                self._stop(cell, moves=True)
+                self._stop(cell, StopReason.MOVES)
         self._settling = False
         if self.owner.phase is Phase.DRAINING and not self._busy and not self._stopping:
             if self.cells:
@@ -281,28 +302,28 @@ class ShardHost(Execution):
                 self._carry_out(self.owner.happen(OwnerEvent.EMPTY))
         return True
 
-    def _stop(self, cell: Cell, *, moves: bool = False) -> bool:
+    def _stop(self, cell: Cell, why: StopReason = StopReason.ASKED) -> bool:
         """Stop an entity that runs nothing; False if something runs in it."""
         plain = cell.kind.cls.on_stop is Entity.on_stop
         if plain and cell.key not in self.owner.mailboxes:
             # The stop ends within this call, so no message has to be kept out.
-            cell.silence()
-            self._let_go(cell, moves)
+            self._let_go(cell, why)
             if not self._settling:
                 self.settle()
             return True
         if not self.owner.hold(cell.key):
             return False
         cell.wants_stop = False
-        cell.silence()
+        if why is StopReason.ASKED:
+            self.timers.cancelled(cell)
         if plain:
-            self._stopped(cell, moves)
+            self._stopped(cell, why)
         else:
             self._stopping += 1
-            self.runtime.workers.submit(lambda worker: worker.start(self._run_stop(cell, moves)))
+            self.runtime.workers.submit(lambda worker: worker.start(self._run_stop(cell, why)))
         return True
 
-    async def _run_stop(self, cell: Cell, moves: bool) -> None:
+    async def _run_stop(self, cell: Cell, why: StopReason) -> None:
         alarm = Alarm(0, cell.epoch, _nothing, (), {})
         turn = Turn(self, ALARM, cell.key, False, alarm, float("inf"))
         current_turn.set(turn)
@@ -315,10 +336,10 @@ class ShardHost(Execution):
         except asyncio.CancelledError:
             if self.runtime.fenced or (self.runtime.workers.closed and not turn.cancel_reason):
                 raise
-            why = turn.cancel_reason or "it was cancelled"
             log.warning(
-                "on_stop of %s was cut short: %s", name_of(cell.key), why, extra=self.tags()
-            )
+                "on_stop of %s was cut short: %s", name_of(cell.key),
+                turn.cancel_reason or "it was cancelled", extra=self.tags(),
+            )  # fmt: skip
         except Abandoned:
             if not turn.dropped or self.runtime.fenced:
                 raise
@@ -333,28 +354,33 @@ class ShardHost(Execution):
         finally:
             turn.end()
         self._stopping -= 1
-        self._stopped(cell, moves)
+        self._stopped(cell, why)
 
-    def _stopped(self, cell: Cell, moves: bool) -> None:
+    def _stopped(self, cell: Cell, why: StopReason) -> None:
         if cell.resident:
-            self._let_go(cell, moves)
+            self._let_go(cell, why)
         if self.owner.finish(cell.key, False):
             self._wake(cell.key)
         else:
             self.settle()
 
-    def _let_go(self, cell: Cell, moves: bool) -> None:
-        """The entity has stopped; keep the fields that it takes along."""
+    def _let_go(self, cell: Cell, why: StopReason) -> None:
+        """The entity has stopped; keep what it takes along."""
+        if why is StopReason.ASKED:
+            self.timers.cancelled(cell)
+        else:
+            self.timers.left(cell)
         self._leave(cell)
         fields = cell.kind.fields
-        if moves and fields is not None and cell.entity is not None:
-            self.runtime.carrier.stopped(self.shard, cell.key, fields, cell.entity)
+        if fields is not None and cell.entity is not None:
+            if why is StopReason.MOVES:
+                self.runtime.carrier.stopped(self.shard, cell.key, fields, cell.entity)
         # Refs keep cells, and must not keep the entity object alive.
         cell.entity = None
 
     def restart(self, cell: Cell) -> None:
         """Forget the entity object at once: its durable state is in doubt (J4)."""
-        cell.silence()
+        self.timers.lose_of(cell, "its entity starts again after a failure")
         if self.cells.get(cell.key) is cell:
             self._leave(cell)
 
@@ -390,9 +416,9 @@ class ShardHost(Execution):
         epoch = self.owner.epoch if epoch is None else epoch
         return {"node": self.runtime.node_id, "shard": shard, "epoch": epoch}
 
-    def _forget_cells(self) -> None:
+    def _forget_cells(self, why: str) -> None:
+        self.timers.lose_all(why)
         for cell in list(self.cells.values()):
-            cell.silence()
             self._leave(cell)
         self._backoff.clear()
         self.runtime.carrier.lost(self.shard)

@@ -23,6 +23,7 @@ from domicile.core.hashing import NAMED, ShardFunction, place_by, xxh3
 from domicile.core.state.records import TypeRecord
 from domicile.entity.model.fields import Fields
 from domicile.entity.model.handlers import MARK, Handler, HandlerOptions, in_thread
+from domicile.entity.model.timed import TimedMethods
 from domicile.errors import ConfigError
 from domicile.ports.work import UnitOfWork
 
@@ -80,7 +81,7 @@ class Context(Protocol):
         ...
 
     def passivate(self) -> None:
-        """Stop the entity once nothing runs in it."""
+        """Stop the entity once nothing runs in it, and cancel its timers."""
         ...
 
     async def run_blocking(self, name: str, work: Callable[[], T], /) -> T:
@@ -174,9 +175,10 @@ class Entity:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> None:
-        """Run one of this entity's own coroutine methods later, if it is still at home here.
+        """Run one of this entity's own coroutine methods later, as a message of its own.
 
-        This replaces an earlier timer for the same method.
+        This replaces an earlier timer for the same method. A planned move takes the timer along,
+        with its arguments; `passivate` cancels it, and a crash loses it.
         """
         if not (
             inspect.ismethod(method)
@@ -197,7 +199,8 @@ class Entity:
         self._domicile_context().after(delay_s, method, args, kwargs)
 
     def passivate(self) -> None:
-        """Stop this entity after the current message; the next message starts it again."""
+        """Stop this entity after the current message and cancel its timers; the next message
+        starts it again."""
         self._domicile_context().passivate()
 
     async def __domicile_block__(self, name: str, work: Callable[[], T], /) -> T:
@@ -238,6 +241,7 @@ class EntityType:
         "place",
         "role",
         "shard_id",
+        "timed",
     )
 
     def __init__(self, cls: type[Entity]) -> None:
@@ -248,6 +252,8 @@ class EntityType:
         self.durable = cls.__domicile_durable__
         self.fields = cls.__domicile_fields__
         """The fields taken along on a planned move, for types with `carry=True`."""
+        self.timed = TimedMethods(cls, _namespace)
+        """The methods that timers may call."""
         self.handlers: dict[str, Handler] = {}
         self.direct: dict[str, Handler] = {}
         """Handlers that need no thread, so they may begin at once."""
