@@ -96,6 +96,17 @@ class CarriedBell(Bell, name="timer-carried-bell", carry=True):
         self.note(number)
 
 
+class Fading(Entity, name="timer-fading", carry=True, idle_s=5):
+    """Carries, and idles by its own wish."""
+
+    count: int = 0
+
+    @handler
+    async def add(self) -> int:
+        self.count += 1
+        return self.count
+
+
 BELLS: list[type[Bell]] = [Bell, CarriedBell]
 KINDS = pytest.mark.parametrize("kind", BELLS)
 
@@ -381,6 +392,7 @@ async def test_what_waits_at_home_moves_and_is_replaced_too(sim: Sim) -> None:
     assert await sim.ref(CarriedBell, other).ask(CarriedBell.count) == 1
     await sim.ref(Bell, "b").ask(Bell.busy, 0.0)
     await sim.advance(0.1)
+    assert sim.history.counts["carry.dropped"] == 1, "the limit took its fields"
     assert await sim.ref(CarriedBell, other).ask(CarriedBell.count) == 0
     await sim.ref(Bell, "b").ask(Bell.ring_in, 4.0, 3)
     await sim.advance(0.1)
@@ -547,6 +559,23 @@ async def test_an_entity_that_cannot_start_yet_rings_later(sim: Sim) -> None:
     assert [one for one in LOG if one[1] == "start"] == [("broken", "start")] * 3
     assert rung("broken") == [1], "what a failed start has set is void"
     assert lost(sim) == 0
+
+
+# what carries does not idle
+
+
+@pytest.mark.scenario("DX-13", partial=True)
+@simulated(entities=[CarriedBell, Fading], nodes=2, seeds=2, settings=SETTINGS)
+async def test_an_entity_that_carries_idles_only_by_its_own_wish(sim: Sim) -> None:
+    clear(sim)
+    bell, fading = sim.ref(CarriedBell, "b"), sim.ref(Fading, "f")
+    await bell.ask(CarriedBell.ring_in, 0.0, 1)
+    assert await fading.ask(Fading.add) == 1
+    await sim.advance(500.0)
+    assert await bell.ask(CarriedBell.count) == 1
+    assert await fading.ask(Fading.add) == 1, "idle_s= was given"
+    await bell.ask(CarriedBell.leave)
+    assert await bell.ask(CarriedBell.count) == 0
 
 
 # real processes

@@ -375,6 +375,8 @@ class ShardHost(Execution):
         if fields is not None and cell.entity is not None:
             if why is StopReason.MOVES:
                 self.runtime.carrier.stopped(self.shard, cell.key, fields, cell.entity)
+            elif why is StopReason.EVICTED:
+                self.runtime.meter.count("carry.dropped")
         # Refs keep cells, and must not keep the entity object alive.
         cell.entity = None
 

@@ -94,8 +94,9 @@ class Entity:
 
     Class keywords: `name` is durable (hash input, journal key; the class name if left out), `role`
     says which nodes can be home. `idle_s` is the idle time after which it is passivated (None:
-    never; the node's setting if left out). `carry=True` takes the annotated fields along when the
-    shard moves as planned: set before `on_start` at the new home, if they fit `carry_bytes`.
+    never; if left out, the node's setting, or never with `carry=True`). `carry=True` takes the
+    annotated fields along when the shard moves as planned: set before `on_start` at the new home,
+    if they fit `carry_bytes`.
     `shard_id` finds the shard of an id: `xxh3` if left out, `murmur2`, `shardcake`, `by_message`,
     or a function of the id and the number of shards that returns a number from 0 to below that.
     """
@@ -252,6 +253,9 @@ class EntityType:
         self.durable = cls.__domicile_durable__
         self.fields = cls.__domicile_fields__
         """The fields taken along on a planned move, for types with `carry=True`."""
+        if self.fields is not None and self.idle_s is None:
+            # Idling would lose the fields, and nobody asked for it.
+            self.idle_s = math.inf
         self.timed = TimedMethods(cls, _namespace)
         """The methods that timers may call."""
         self.handlers: dict[str, Handler] = {}
