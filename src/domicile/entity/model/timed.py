@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from domicile.entity.model.codec import Packing
-from domicile.errors import ConfigError
 
 _UNTYPED = b"\xc1"
 """First byte of arguments that were encoded without declared types; msgpack never begins so."""
@@ -43,8 +42,9 @@ class TimedMethod:
             packing = Packing(label, fn, names)
             packing.resolve()
             self._packing = packing
-        except ConfigError:
-            # Not a handler, so nothing was promised about its parameters.
+        except Exception:
+            # Nothing was promised about the parameters of a method that is no handler, and odd
+            # annotations must not keep a shard from moving.
             pass
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
