@@ -301,3 +301,52 @@ def test_timers_on_their_way_when_their_home_is_over_may_be_lost() -> None:
     here.release(SHARD, 7, MOVING, lambda: None, timers)
     here.close()
     assert desk.counts == {"timer.sent": 1, "timer.unconfirmed": 1}
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_a_shard_that_comes_back_in_the_next_epoch_has_everything_once(confirmed: bool) -> None:
+    """The coordinator changed its mind after the release: only one of the two homes uses it."""
+    desk_a, desk_b = Desk(), Desk()
+    a, b = carrier(desk_a), carrier(desk_b, B)
+    a.stopped(SHARD, key("x"), FIELDS, cart(3.0))
+    timers = a.timer_book()
+    timers.keep(key("x"), "ring", 4.0, b"")
+    a.release(SHARD, 7, MOVING, lambda: None, timers)
+    [(_, sent)] = desk_a.sent
+    b.on_carry(A, sent, MOVING)
+    if confirmed:
+        a.on_taken(sent.id)
+    else:
+        desk_a.advance(WAIT_S)
+    back = Entry(A, 8, "serving", NOBODY, 4)
+    for one in (a, b):
+        one.see(SHARD, back)
+    a.opened(SHARD, 8, timers)
+    assert [one.key for one in timers.empty()] == [key("x")]
+    assert a.restore(SHARD, key("x"), FIELDS, fresh := cart(0.0))
+    assert fresh.total == 3.0
+    a.opened(SHARD, 9, timers)
+    b.opened(SHARD, 9, other := b.timer_book())
+    assert len(timers) == len(other) == 0
+    assert desk_b.counts == {}, "nothing is lost"
+    assert "timer.lost" not in desk_a.counts
+
+
+@pytest.mark.parametrize("end", ["elsewhere", "expired", "closed"])
+def test_the_copy_of_what_was_sent_is_dropped_without_a_word(end: str) -> None:
+    desk = Desk()
+    here = carrier(desk)
+    here.stopped(SHARD, key("x"), FIELDS, cart(3.0))
+    timers = here.timer_book()
+    timers.keep(key("x"), "ring", 4.0, b"")
+    here.release(SHARD, 7, MOVING, lambda: None, timers)
+    here.on_taken(desk.sent[0][1].id)
+    if end == "elsewhere":
+        here.see(SHARD, Entry(B, 8, "serving", NOBODY, 4))
+    elif end == "expired":
+        here.sweep(60.0)
+    else:
+        here.close()
+    here.opened(SHARD, 8, timers)
+    assert len(timers) == 0
+    assert desk.counts == {"carry.sent": 1, "timer.sent": 1}

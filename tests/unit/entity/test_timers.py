@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from carry_lab import SHARD, A, B, key
+from carry_lab import SHARD, A, B, C, key
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -203,13 +203,16 @@ def test_a_shelf_counts_the_time_from_the_arrival_and_gives_once() -> None:
 
 
 LATE = Entry(B, 8, "serving", NOBODY, 4)
+BACK = Entry(A, 8, "serving", NOBODY, 4)
 
 
 @pytest.mark.parametrize(
     ("do", "lost"),
     [
         (lambda kept: kept.put(A, Carry(*SHARD, 7, 2, (), (pending("b"),)), LATE, 1.0), 1),
-        (lambda kept: kept.see(SHARD, Entry(A, 8, "serving", NOBODY, 4)), 1),
+        (lambda kept: kept.put(A, Carry(*SHARD, 7, 2, (), (pending("b"),)), BACK, 1.0), 0),
+        (lambda kept: kept.see(SHARD, Entry(C, 8, "serving", NOBODY, 4)), 1),
+        (lambda kept: kept.see(SHARD, BACK), 0),
         (lambda kept: kept.take(SHARD, 9, TimerBook(Budget(99), 99)), 1),
         (lambda kept: kept.expire(10.0), 1),
         (lambda kept: kept.clear(), 1),

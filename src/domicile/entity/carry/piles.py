@@ -172,7 +172,11 @@ class _Batch:
 
 class CarryShelf:
     """The receiver's side: fields and timers that arrived for shards which are not at home here
-    yet."""
+    yet.
+
+    A home also puts a copy of what it has sent here: if the coordinator changes its mind after the
+    release, the next epoch may be at the same home again.
+    """
 
     __slots__ = ("_batches", "_budget", "_keep_s", "_losses", "_me", "_most_bytes", "_new_timers")
 
@@ -203,6 +207,8 @@ class CarryShelf:
         shard = ShardKey(carry.role, carry.shard)
         batch = self._batch(shard, sender, carry.epoch, known, now)
         if batch is None:
+            if known.epoch == carry.epoch + 1 and known.owner == sender:
+                return None  # The sender has it back, and uses its copy.
             for timer in carry.timers:
                 key = EntityKey(timer.type, timer.id)
                 self._losses.add(shard, key, timer.method, "it came after its shard had moved on")
@@ -245,7 +251,9 @@ class CarryShelf:
             return self._drop(shard) if entry.owner != batch.sender else 0
         if entry.epoch == batch.epoch + 1 and entry.owner == self._me:
             return 0
-        return self._drop(shard)
+        # The sender has it back, and its copy is the one that counts.
+        back = entry.epoch == batch.epoch + 1 and entry.owner == batch.sender
+        return self._drop(shard, is_copy=back)
 
     def take(self, shard: ShardKey, epoch: int, timers: TimerBook) -> dict[EntityKey, bytes]:
         """The shard is at home here in that epoch: the fields of its entities, once. Their timers
@@ -274,10 +282,14 @@ class CarryShelf:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def _drop(self, shard: ShardKey) -> int:
+    def _drop(self, shard: ShardKey, *, is_copy: bool = False) -> int:
         batch = self._batches.pop(shard)
+        entities = len(batch.pile.empty())
+        if is_copy or batch.sender == self._me:
+            batch.timers.empty()
+            return 0
         self._losses.clear(shard, batch.timers, "its shard did not come to the node that has it")
-        return len(batch.pile.empty())
+        return entities
 
 
 def _size_bytes(key: EntityKey, body: bytes) -> int:

@@ -167,6 +167,7 @@ class CarryTransfer:
         self._releases[shard] = (then, timer)
         for part in parts:
             self._awaited[part.id] = shard
+            self._shelf.put(self._me, part, entry, now)
             self._post.carry(to, part)
         self._count("carry.sent", count)
         self._count("timer.sent", len(pending))
