@@ -306,6 +306,11 @@ async def test_what_on_stop_sets_moves_along(sim: Sim) -> None:
     assert rung("parting") == [97]
 
 
+def at_home(sim: Sim, shard: ShardKey, node: int) -> bool:
+    entry = sim.entry(shard)
+    return entry.state == "serving" and entry.owner == sim.nodes[node].incarnation
+
+
 @pytest.mark.scenario("DX-25")
 @simulated(entities=BELLS, nodes=3, seeds=20, settings=SETTINGS)
 async def test_timers_fire_exactly_once_through_many_moves(sim: Sim) -> None:
@@ -315,24 +320,47 @@ async def test_timers_fire_exactly_once_through_many_moves(sim: Sim) -> None:
 
     async def wind(kind: type[Bell], id: str) -> None:
         for number in range(10):
-            # Never replaced: the next one comes after the one before must have rung.
+            # Never replaced: the next one is set after the one before has rung.
             await sim.ref(kind, id).ask(kind.ring_in, random.random() * 2.0, number)
             wanted.append((id, number))
-            await sim.advance(0.5)
             await sim.wait_until(partial(has_rung, id, number))
+
+    async def move_about(shard: ShardKey) -> None:
+        for _ in range(6):
+            to = random.randrange(3)
+            await sim.wish(shard, to)
+            await sim.wait_until(partial(at_home, sim, shard, to))
+            await sim.advance(random.random() * 2.0)
 
     async with asyncio.TaskGroup() as group:
         for kind in BELLS:
             for number in range(5):
                 group.create_task(wind(kind, f"{kind.__name__}{number}"))
-        for _ in range(25):
-            shard = ShardKey("default", random.randrange(6))
-            await sim.wish(shard, random.randrange(3))
-            await sim.advance(random.random())
+        for number in range(6):
+            group.create_task(move_about(ShardKey("default", number)))
     await sim.advance(5.0)
     assert sorted(one[:2] for one in RINGS) == sorted(wanted)
     assert lost(sim) == 0
     assert sim.history.counts["timer.sent"] > 5
+
+
+@pytest.mark.scenario("DX-25", partial=True)
+@simulated(entities=BELLS, nodes=3, seeds=20, settings=SETTINGS)
+async def test_a_plan_that_changes_during_moves_fires_a_timer_once_or_tells(sim: Sim) -> None:
+    clear(sim)
+    random = sim.random
+    for number in range(60):
+        kind = random.choice(BELLS)
+        id = f"{kind.__name__}.{number}"
+        await sim.ref(kind, id).ask(kind.ring_in, random.random() * 3.0, number)
+        for _ in range(random.randrange(3)):
+            await sim.wish(ShardKey("default", random.randrange(6)), random.randrange(3))
+            await sim.advance(random.random() * 0.02)
+    await sim.advance(10.0)
+    numbers = [one[1] for one in RINGS]
+    assert len(numbers) == len(set(numbers))
+    assert len(numbers) + lost(sim) == 60
+    assert len(numbers) > 20
 
 
 @pytest.mark.scenario("DX-25", partial=True)

@@ -69,6 +69,9 @@ class ShardTimers:
 
     def put_back(self, key: EntityKey, alarm: Alarm, due_at: float) -> None:
         """A due timer did not begin, because its shard moves or its entity does not start."""
+        if alarm.epoch != self._host.owner.epoch:
+            self.lose(key, alarm.fn, "its shard has a new home")
+            return
         cell = self._host.cells.get(key)
         if cell is None or not cell.alarms or alarm.method not in cell.alarms:
             self._keep(key, alarm.fn, alarm.args, alarm.kwargs, due_at)
