@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
 from domicile.core.placement.model import Move, Own, Plan, PlanInput, Revert, RoleInput
 from domicile.core.placement.plan import plan
 from domicile.core.state.records import NodeRecord
-from domicile.core.state.shardmap import Entry
+from domicile.core.state.shardmap import Entry, Suspicion
 from domicile.settings import Settings
 
 A, B, C, D = (Incarnation(name) for name in "abcd")
@@ -22,6 +22,7 @@ Part = (
     | Mapping[int, str]
     | Mapping[int, float]
     | Mapping[int, tuple[str, ...]]
+    | Mapping[int, EntityKey | None]
     | tuple[int, ...]
     | bool
     | None
@@ -100,7 +101,8 @@ def decide(
 
 def own(shard: int, owner: Incarnation, gone: bool = False, deaths: int | None = None) -> Own:
     """A death is a strike; a release is none."""
-    return Own(ShardKey("r", shard), owner, gone, int(gone) if deaths is None else deaths)
+    count = int(gone) if deaths is None else deaths
+    return Own(ShardKey("r", shard), owner, gone, Suspicion(count))
 
 
 def move(shard: int, to: Incarnation) -> Move:

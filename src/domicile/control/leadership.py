@@ -17,6 +17,7 @@ from domicile.control.driver import MachineDriver
 from domicile.control.strategy_runner import StrategyRunner
 from domicile.core.coordinator.custom_strategy import CUSTOM
 from domicile.core.coordinator.events import (
+    Announce,
     AskProbe,
     AskStrategy,
     ClusterEffect,
@@ -28,6 +29,7 @@ from domicile.core.coordinator.events import (
 from domicile.core.coordinator.machine import Coordinator
 from domicile.core.ids import Incarnation
 from domicile.core.lease.lease import Lease
+from domicile.core.placement.suspicion import pause_s
 from domicile.core.wire import Ping, Probe, Told, ToOwner
 from domicile.membership.store_calls import StoreCalls
 from domicile.ports.clock import Clock
@@ -87,6 +89,8 @@ class Leadership(MachineDriver[ClusterEvent, ClusterEffect]):
         match effect:
             case Tell():
                 self._tell(effect)
+            case Announce():
+                announce(effect)
             case AskProbe(voter, node):
                 self._send(voter, Probe(node))
             case AskStrategy():
@@ -133,3 +137,23 @@ class Leadership(MachineDriver[ClusterEvent, ClusterEffect]):
         while self.check():
             self.ping(self._nodes())
             await asyncio.sleep(pause_s)
+
+
+def announce(news: Announce) -> None:
+    """Say in the log what was put away, what is tried again, and what is forgotten (DX-24)."""
+    shard, before, after = f"{news.shard.role}/{news.shard.shard}", news.before, news.after
+    tags = {"shard": shard, "epoch": after.epoch}
+    entities = [entity for entity in after.barred if entity not in before.barred]
+    if after.tries > before.tries:
+        names = ", ".join(f"{entity.type} {entity.id!r}" for entity in entities)
+        log.warning(
+            "%s quarantined: %d owners of the shard died in a row, the last ones while it started. "
+            "Its messages are refused. It is tried again in %g s. See what it does; to serve it "
+            "at once, run: domicile unquarantine %s",
+            f"{names} (shard {shard}) is" if names else f"shard {shard} is",
+            after.deaths, pause_s(after.tries), shard, extra=tags,
+        )  # fmt: skip
+    elif after.tries:
+        log.info("shard %s: what was quarantined is served again, on trial", shard, extra=tags)
+    else:
+        log.info("shard %s: its quarantines are over and forgotten", shard, extra=tags)

@@ -19,6 +19,7 @@ from domicile.core.handoff.tables import Phase
 from domicile.core.ids import Incarnation, LinkKey, ShardKey
 from domicile.core.lease.lease import Lease
 from domicile.core.state.cluster_view import ClusterView
+from domicile.core.state.records import TrialRecord
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import (
     Begun,
@@ -39,6 +40,7 @@ from domicile.entity.hosting.execution import NOT_HERE
 from domicile.entity.hosting.residents import Residents
 from domicile.entity.hosting.shard_host import LimitedHost, ShardHost
 from domicile.entity.hosting.stop_budget import StopBudget
+from domicile.entity.hosting.trials import Trials
 from domicile.entity.hosting.unserved import UnservedMessages
 from domicile.entity.model.entity import Entity, EntityType, entity_type
 from domicile.entity.model.ref import Call, Ref, Route
@@ -101,8 +103,8 @@ class Runtime:
         may_clean_up: Callable[[], bool],
         control: OwnerControl,
         read_record: Callable[[ShardKey], None],
-        mark_started: Callable[[ShardKey, int], Awaitable[bool]],
         note_need: Callable[[ShardKey, str], None],
+        store_trials: Callable[[TrialRecord], Awaitable[bool]],
         catalogue: Mapping[str, EntityType],
         shards: Mapping[str, int] | None = None,
         resources: Mapping[type[Any], Any],
@@ -125,7 +127,6 @@ class Runtime:
         self.may_clean_up = may_clean_up
         self.control = control
         self.read_record = read_record
-        self.mark_started = mark_started
         self.catalogue = catalogue
         self.shards: Mapping[str, int] = {} if shards is None else shards
         """The number of shards of each role that this process can be home to."""
@@ -154,6 +155,7 @@ class Runtime:
             limit=settings.residents, by=settings.residents_policy,
         )  # fmt: skip
         self.stops = StopBudget(self.loop, guard)
+        self.trials = Trials(clock, store_trials)
         self.carrier = CarryTransfer(me, clock, meter, settings, self)
         self.sending = OutgoingCalls(self)
         self.unserved = UnservedMessages(self, note_need)
@@ -573,6 +575,7 @@ class Runtime:
         self._lose_timers()
         losses = self.carrier.timer_losses
         losses.tell(*losses.shards())
+        await self.trials.close()
         if self.durability is not None:
             await self.durability.close()
         if stuck:

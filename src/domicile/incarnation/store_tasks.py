@@ -1,4 +1,4 @@
-"""Small store tasks of one incarnation: read a record again, mark a shard, end old leases.
+"""Small store tasks of one incarnation: read a record again, keep its trials, end old leases.
 
 Made by `RunningIncarnation`. Each task is one bounded call. A failed one is counted, and the caller
 that wanted it tries again. `close` ends all of them and leaves no task behind.
@@ -16,17 +16,18 @@ from domicile.core.state.keys import (
     encode_needs,
     needs_key,
     node_key,
-    started_key,
+    trial_key,
 )
+from domicile.core.state.records import TrialRecord, encode_record
 from domicile.core.state.shardmap import BLOCK_SIZE, Entry, decode_block
-from domicile.core.state.txn import MAX_OPERATIONS, Committed, Present, Put
+from domicile.core.state.txn import MAX_OPERATIONS, Committed, Conflict, Delete, Present, Put
 from domicile.errors import StoreError, StoreUnavailable
 from domicile.membership.store_calls import StoreCalls
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
 from domicile.settings import Settings
 
-MARK_TRIES = 3
+TRIAL_TRIES = 3
 
 
 class StoreTasks:
@@ -57,16 +58,21 @@ class StoreTasks:
             self._reading[key] = None
             self._tasks.spawn(self._read_block(key, shard))
 
-    async def mark_started(self, shard: ShardKey, epoch: int) -> bool:
-        """Have it stored that entities of a shard under suspicion start here; True once it is."""
-        key = started_key(self._me, shard, epoch)
-        for _ in range(MARK_TRIES):
+    async def store_trials(self, record: TrialRecord) -> bool:
+        """Store what this node has on trial (DX-20); True once it is stored.
+
+        Only while the node is registered: nobody would delete what it stores later.
+        """
+        key = trial_key(self._me)
+        write = Put(key, encode_record(record)) if record.trials else Delete(key)
+        for _ in range(TRIAL_TRIES):
             try:
-                commit = self._calls.store.commit((), (Put(key, b""),))
-                if isinstance(await self._calls.bounded(commit), Committed):
-                    return True
+                commit = self._calls.store.commit((Present(node_key(self._me)),), (write,))
+                outcome = await self._calls.bounded(commit)
+                if isinstance(outcome, Committed | Conflict):
+                    return isinstance(outcome, Committed)
             except StoreError:
-                self._meter.count("started.unwritten")
+                self._meter.count("trials.unwritten")
         return False
 
     def note_need(self, shard: ShardKey, kind: str) -> None:

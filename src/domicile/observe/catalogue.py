@@ -55,7 +55,6 @@ COUNTERS: dict[str, str] = {
     "residents.evicted": "Entities stopped because there were too many in memory.",
     "residents.idle": "Entities stopped because nobody used them.",
     "residents.over": "Times that more entities were in memory than wanted, all of them busy.",
-    "started.unwritten": "Marks of suspected shards that the store did not take.",
     "store.rewound": "Times that the store was found to have lost commits (S5).",
     "store.unknown": "Commits of which the store did not say whether they happened (S1).",
     "store.unreadable": "Records of the store that could not be read.",
@@ -77,4 +76,5 @@ COUNTERS: dict[str, str] = {
     "tls.refused": "Incoming connections whose TLS handshake failed.",
     "token.distrusted": "Dialled peers that did not prove to know the token (DX-07).",
     "token.refused": "Connections refused because they did not prove to know the token (DX-07).",
+    "trials.unwritten": "Records of what is on trial that the store did not take (DX-20).",
 }

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from domicile.core.coordinator.events import Commit
+from domicile.core.coordinator.events import Announce, Commit
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.placement.model import Decision, Move, Own, Quarantine, receives
 from domicile.core.state.cluster_view import ClusterView
@@ -28,12 +28,14 @@ from domicile.core.state.keys import (
     node_lease,
     release_key,
     started_key,
+    trial_key,
 )
-from domicile.core.state.records import encode_record
+from domicile.core.state.records import OnTrial, encode_record
 from domicile.core.state.shardmap import (
     BLOCK_SIZE,
     Block,
     Entry,
+    Suspicion,
     encode_block,
 )
 from domicile.core.state.txn import (
@@ -49,10 +51,12 @@ from domicile.core.state.txn import (
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetDeaths:
-    """A shard's owner deaths are too old to count: its count goes back to 0 (DX-20)."""
+class Reconsider:
+    """What speaks against a serving shard changes, and nothing else (DX-20): owner deaths are too
+    old to count, or its entities that were put away are served again."""
 
     shard: ShardKey
+    suspicion: Suspicion
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +69,13 @@ class Draft:
     writes: tuple[Write, ...]
     entries: tuple[Entry, ...]
     tells: tuple[tuple[Incarnation, ShardKey, Entry], ...]
+    news: tuple[Announce, ...] = ()
 
 
 def draft(
     view: ClusterView,
     block: BlockKey,
-    decisions: Sequence[Decision | ForgetDeaths],
+    decisions: Sequence[Decision | Reconsider],
     leader: At,
     txn: str,
     floors: Mapping[ShardKey, int] | None = None,
@@ -83,6 +88,7 @@ def draft(
     deletes: dict[Write, None] = {}
     entries = list(view.entries(block))
     tells: dict[tuple[Incarnation, ShardKey], int] = {}
+    news: list[Announce] = []
     for decision in decisions:
         index = decision.shard.shard % BLOCK_SIZE
         old = entries[index]
@@ -96,15 +102,18 @@ def draft(
         floor = 0 if floors is None else floors.get(decision.shard, 0)
         entries[index] = new = _changed(view, decision, old, floor)
         tells[new.owner, decision.shard] = index
+        if old.tries != new.tries or old.barred != new.barred:
+            news.append(Announce(decision.shard, old, new))
         if old.owner not in (NOBODY, new.owner):
             tells[old.owner, decision.shard] = index
     value = encode_block(Block(txn, tuple(entries)))
     # I3: two decisions may concern one shard; only the entry after both is stored.
     told = tuple([(to, shard, entries[index]) for (to, shard), index in tells.items()])
-    return Draft(txn, block, tuple(conditions), (Put(key, value), *deletes), tuple(entries), told)
+    writes = (Put(key, value), *deletes)
+    return Draft(txn, block, tuple(conditions), writes, tuple(entries), told, tuple(news))
 
 
-def _needs(decision: Decision | ForgetDeaths, old: Entry) -> dict[Condition, None]:
+def _needs(decision: Decision | Reconsider, old: Entry) -> dict[Condition, None]:
     """C4's conditions for one new owner; moves and reverts need only the block's revision."""
     if isinstance(decision, Quarantine):
         return {Absent(node_key(old.owner)): None}
@@ -116,9 +125,7 @@ def _needs(decision: Decision | ForgetDeaths, old: Entry) -> dict[Condition, Non
     return needs
 
 
-def _releases(
-    view: ClusterView, decision: Decision | ForgetDeaths, old: Entry
-) -> dict[Write, None]:
+def _releases(view: ClusterView, decision: Decision | Reconsider, old: Entry) -> dict[Write, None]:
     """The release key that a new owner's entry makes obsolete; `sweep` deletes older ones."""
     report = OwnerReport(old.owner, decision.shard, old.epoch)
     if not isinstance(decision, Own) or report not in view.releases:
@@ -126,21 +133,21 @@ def _releases(
     return {Delete(release_key(*report)): None}
 
 
-def _changed(view: ClusterView, decision: Decision | ForgetDeaths, old: Entry, floor: int) -> Entry:
+def _changed(view: ClusterView, decision: Decision | Reconsider, old: Entry, floor: int) -> Entry:
     """The entry after a decision: a new epoch for a new owner only, a new change always."""
     change = old.change + 1
     if isinstance(decision, Own):
         node = view.nodes[decision.owner].node
         return Entry(
             decision.owner, max(old.epoch, floor) + 1, "serving", NOBODY, change, node,
-            decision.deaths,
+            *decision.suspicion,
         )  # fmt: skip
     if isinstance(decision, Quarantine):
         return Entry(
-            NOBODY, old.epoch, "quarantined", NOBODY, change, old.previous, decision.deaths
+            NOBODY, old.epoch, "quarantined", NOBODY, change, old.previous, *decision.suspicion
         )
-    if isinstance(decision, ForgetDeaths):
-        return msgspec.structs.replace(old, deaths=0, change=change)
+    if isinstance(decision, Reconsider):
+        return msgspec.structs.replace(old, change=change, **decision.suspicion._asdict())
     if isinstance(decision, Move):
         return msgspec.structs.replace(old, state="moving", to=decision.to, change=change)
     return msgspec.structs.replace(old, state="serving", to=NOBODY, change=change)
@@ -183,17 +190,21 @@ class Housekeeping:
         return self._begin(view, node, Delete(node_key(node)), txn, now)
 
     def sweep(self, view: ClusterView, txn: str, now: float, rewind_over: bool) -> Commit | None:
-        """Delete reports about past epochs, needs that no longer matter, clearances of shards that
-        are no longer quarantined, and the mark of a rewind that is over."""
+        """Delete reports about past epochs, needs that no longer matter, clearances that are
+        carried out, and the mark of a rewind that is over."""
         if not self._free(SWEEP, now):
             return None
         obsolete = [release_key(*report) for report in view.releases if _is_over(view, report)]
         obsolete += [started_key(*report) for report in view.started if _is_over(view, report)]
         obsolete += [needs_key(shard) for shard in _satisfied(view)]
         obsolete += [
-            clearance_key(shard)
-            for shard in view.clearances
-            if view.entry(shard).state != "quarantined"
+            trial_key(owner)
+            for owner, record in view.trials.items()
+            if owner not in view.nodes
+            and all(_is_over(view, OwnerReport(owner, *_subject(one))) for one in record.trials)
+        ]
+        obsolete += [
+            clearance_key(shard) for shard in view.clearances if not put_away(view.entry(shard))
         ]
         if view.rewound and rewind_over:
             obsolete.append(REWOUND_KEY)
@@ -217,6 +228,15 @@ class Housekeeping:
             return False
         self._after.pop(key, None)
         return True
+
+
+def put_away(entry: Entry) -> bool:
+    """Whether a shard or any of its entities is put away (DX-20)."""
+    return entry.state == "quarantined" or bool(entry.barred)
+
+
+def _subject(one: OnTrial) -> tuple[ShardKey, int]:
+    return ShardKey(one.role, one.shard), one.epoch
 
 
 def _is_over(view: ClusterView, report: OwnerReport) -> bool:

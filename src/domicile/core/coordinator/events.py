@@ -135,6 +135,15 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell operators that a shard or some of its entities are put away, or no longer (DX-24)."""
+
+    shard: ShardKey
+    before: Entry
+    after: Entry
+
+
+@dataclass(frozen=True, slots=True)
 class AskProbe:
     """Ask a member whether it reaches a node. `ProbeAnswered` may follow, or nothing."""
 
@@ -159,7 +168,7 @@ class Resign:
 DriverEffect = Commit | ReadBack | Arm | Resign
 """What a driver carries out for any machine."""
 
-ClusterEffect = Tell | AskProbe | AskStrategy
+ClusterEffect = Tell | Announce | AskProbe | AskStrategy
 """The effects that only a coordinator has."""
 
 CoordinatorEffect = DriverEffect | ClusterEffect

@@ -14,8 +14,8 @@ from domicile.core.coordinator.commits import (
     HOLD_S,
     CommitBackoff,
     Draft,
-    ForgetDeaths,
     Housekeeping,
+    Reconsider,
     draft,
 )
 from domicile.core.coordinator.custom_strategy import CUSTOM, CustomStrategy
@@ -42,7 +42,7 @@ from domicile.core.coordinator.events import (
     Tick,
 )
 from domicile.core.coordinator.eviction import UNREACHED, Eviction
-from domicile.core.coordinator.quarantine import OwnerDeaths, long_ago
+from domicile.core.coordinator.quarantine import OwnerDeaths
 from domicile.core.coordinator.reports import Reports
 from domicile.core.coordinator.waiting import StartupWait, patience_ends, silent
 from domicile.core.ids import Incarnation, ShardKey
@@ -100,7 +100,7 @@ class Coordinator:
         self._txns = 0
         self._eviction = Eviction(me, settings)
         self._startup_wait = StartupWait(settings)
-        self._owner_deaths = OwnerDeaths(settings.poison_window_s)
+        self._owner_deaths = OwnerDeaths(settings)
         self._housekeeping = Housekeeping(self._leader)
         self._drain_pacing = DrainPacing()
         self._strategy, self._custom_strategy = strategy, CustomStrategy(settings)
@@ -295,7 +295,8 @@ class Coordinator:
             if entry.state == "serving":
                 self._reports.reverted(shard, entry, rest_until)
         nodes = self._view.nodes
-        return [Tell(to, shard, entry) for to, shard, entry in made.tells if to in nodes]
+        tells = [Tell(to, shard, entry) for to, shard, entry in made.tells if to in nodes]
+        return [*tells, *made.news]
 
     def _resign(self, reason: str) -> list[CoordinatorEffect]:
         """C1: discard everything remembered; the next leadership starts from a listing."""
@@ -337,13 +338,13 @@ class Coordinator:
             effects += [AskStrategy(situation) for situation in asked]
         self._dirty = False
         self._balance_due = self._balance_due and self._custom_strategy.waiting
-        wanted: dict[BlockKey, list[Decision | ForgetDeaths]] = {}
+        wanted: dict[BlockKey, list[Decision | Reconsider]] = {}
         found = plan(view, now, self._settings).decisions
         # A decision that cannot be committed now must not use a place in a stage.
         decisions = self._drain_pacing.pace(
             view, [one for one in found if self._ready(one, now)], now
         )
-        for decision in (*decisions, *long_ago(view, decisions)):
+        for decision in (*decisions, *self._owner_deaths.reconsidered(view, decisions)):
             if self._ready(decision, now):
                 wanted.setdefault(block_of(decision.shard), []).append(decision)
         effects += [self._issue(block, decisions) for block, decisions in wanted.items()]
@@ -351,11 +352,11 @@ class Coordinator:
         sweep = self._housekeeping.sweep(self._view, self._next_txn(), now, rewind_over)
         return [*effects, *([] if sweep is None else [sweep])]
 
-    def _ready(self, decision: Decision | ForgetDeaths, now: float) -> bool:
+    def _ready(self, decision: Decision | Reconsider, now: float) -> bool:
         block = block_of(decision.shard)
         return block not in self._drafts and not self._backoff.held(block, self._view, now)
 
-    def _issue(self, block: BlockKey, decisions: Sequence[Decision | ForgetDeaths]) -> Commit:
+    def _issue(self, block: BlockKey, decisions: Sequence[Decision | Reconsider]) -> Commit:
         for shard, floor in self._view.floors.items():
             self._reports.floor(shard, floor)
         floors = self._reports.floors
@@ -407,7 +408,10 @@ class Coordinator:
 
 def _matters(fact: ViewChange) -> bool:
     """Whether a fact may change a decision. Deleted reports do not: the leader has used them, or
-    their epoch is over. Clients do not: only nodes get shards."""
+    their epoch is over. Clients do not: only nodes get shards. What an owner has on trial matters
+    only when the owner is gone."""
+    if isinstance(fact, NoteChanged) and fact.family is KeyFamily.TRIAL:
+        return False
     if isinstance(fact, NoteChanged):
         return fact.value is not None or fact.family not in REPORTS
     return not isinstance(fact, (ClientUp, ClientGone, KickWished, Unreadable))

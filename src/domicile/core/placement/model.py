@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
 from domicile.core.placement import versions
 from domicile.core.state.records import NodeRecord
-from domicile.core.state.shardmap import Entry
+from domicile.core.state.shardmap import INNOCENT, Entry, Suspicion
 from domicile.settings import Settings
 
 
@@ -32,12 +32,14 @@ class RoleInput:
     """For shards that could not be emptied in time: when they may be tried again."""
     recent_deaths: Mapping[int, int] = field(default_factory=dict[int, int])
     """How many owners a shard lost recently, before the present one."""
-    begun: Mapping[int, int] = field(default_factory=dict[int, int])
-    """Epochs in which the owner reported that entities of a suspect shard start."""
     needs: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
     """Entity types that an owner reported as needed by a shard and lacking (DX-26)."""
+    named: Mapping[int, EntityKey | None] = field(default_factory=dict[int, EntityKey | None])
+    """Shards that their owner has on trial, and the entity, if it tries exactly one alone."""
     cleared: tuple[int, ...] = ()
-    """Quarantined shards that an operator wants in service again."""
+    """Shards whose quarantines an operator wants to end."""
+    due: tuple[int, ...] = ()
+    """Shards whose quarantines have lasted long enough."""
     advice: Mapping[int, str] | None = None
     """Where a user's function wants shards: node ids. None: the named strategy decides."""
     undecided: bool = False
@@ -72,7 +74,7 @@ class Own:
     shard: ShardKey
     owner: Incarnation
     gone: bool
-    deaths: int = 0
+    suspicion: Suspicion = INNOCENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +94,10 @@ class Revert:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """A shard that lost too many owners gets no home until an operator clears it (DX-20)."""
+    """A shard that killed its owners gets no home for a while (DX-20)."""
 
     shard: ShardKey
-    deaths: int
+    suspicion: Suspicion
 
 
 Decision = Own | Move | Revert | Quarantine

@@ -25,21 +25,17 @@ from domicile.core.placement.model import (
     PlanInput,
     Quarantine,
     Revert,
-    fallen,
     heard,
 )
 from domicile.core.placement.strategies import Seat, Situation
+from domicile.core.placement.suspicion import judge
 from domicile.core.state.records import NodeRecord
-from domicile.core.state.shardmap import Entry
+from domicile.core.state.shardmap import Entry, Suspicion
 from domicile.settings import Settings
 
 SUSPICIOUS = 2
 """Owner deaths after which a shard is suspect and is placed apart from other suspects; at most
 `poison_deaths - 1`."""
-
-TOGETHER = 2
-"""Multiplier on `poison_deaths` while several owners die together, e.g. in a store outage: a
-poisonous shard kills one owner at a time."""
 
 MOST_CAPACITY = 1e6
 """I6: a record's capacity counts up to this, so that no sum of capacities overflows."""
@@ -108,8 +104,9 @@ class _Round:
         self._wanted = self._ask_strategy()
 
     def decide(self) -> Plan:
-        deaths, quarantines = self._judge()
-        owns = self._place(deaths)
+        suspicions, away = judge(self._part, self._homeless, self._settings)
+        quarantines = [Quarantine(ShardKey(self._role, shard), one) for shard, one in away.items()]
+        owns = self._place(suspicions)
         moves = [*self._empty(), *self._fulfil()]
         if self._eligible and self._receivers:
             moves += self._suit({move.shard.shard: None for move in moves})
@@ -136,7 +133,7 @@ class _Round:
         for shard, entry in enumerate(self._part.entries):
             owner, state = entry.owner, entry.state
             if state == "quarantined":
-                if shard in self._part.cleared:
+                if shard in self._part.cleared or shard in self._part.due:
                     self._homeless.append(shard)
                 continue
             if owner not in nodes or shard in released:
@@ -206,40 +203,19 @@ class _Round:
         at_wish = self._part.wishes.get(shard) == self._view.nodes[owner].node
         return at_wish and self._fits(shard, owner)
 
-    def _judge(self) -> tuple[dict[int, int], list[Quarantine]]:
-        """Owner deaths of each shard without a home, and the shards with too many (DX-20).
-
-        For a shard that is one death from quarantine, a death counts only if entities of the shard
-        had begun to start. So a shard that only shared a node with the poisonous one is safe.
-        """
-        deaths: dict[int, int] = {}
-        quarantines: list[Quarantine] = []
-        most, fell = self._settings.poison_deaths, fallen(self._part, self._homeless)
-        enough = most if len(dict.fromkeys(fell.values())) == 1 else TOGETHER * most
-        for shard in self._homeless:
-            entry = self._part.entries[shard]
-            before = 0 if entry.state == "quarantined" else self._part.recent_deaths.get(shard, 0)
-            counts = before < most - 1 or self._part.begun.get(shard) == entry.epoch
-            count = before + (shard in fell and counts)
-            if before < count >= enough:
-                quarantines.append(Quarantine(ShardKey(self._role, shard), count))
-            else:
-                deaths[shard] = count
-        return deaths, quarantines
-
-    def _place(self, deaths: Mapping[int, int]) -> list[Own]:
+    def _place(self, suspicions: Mapping[int, Suspicion]) -> list[Own]:
         """Homes for shards that have none: by wish, by the move under way, by the strategy, by the
-        last owner (C8). Suspect shards go apart from each other, most deaths first (DX-20)."""
+        last owner (C8). Suspect shards go apart from each other, most blamed first (DX-20)."""
         chosen: dict[int, Incarnation] = {}
         prefer: dict[int, Incarnation] = {}
         rest: list[int] = []
         suspects: list[int] = []
-        for shard, count in deaths.items():
+        for shard, suspicion in suspicions.items():
             entry = self._part.entries[shard]
             wish = self._wish(shard)
             if wish is not None:
                 self._take(chosen, shard, wish)
-            elif count >= self._suspicious:
+            elif suspicion.deaths >= self._suspicious:
                 suspects.append(shard)
             elif (
                 entry.state == "moving"
@@ -252,12 +228,12 @@ class _Round:
                 if entry.owner not in self._view.nodes and entry.previous in self._target_ids:
                     prefer[shard] = self._target_ids[entry.previous]
         if not self._part.undecided:
-            suspects.sort(key=lambda shard: -deaths[shard])
+            suspects.sort(key=lambda one: (-suspicions[one].blamed, -suspicions[one].deaths))
             chosen |= self._spread(suspects, marked=self._suspects())
             chosen |= self._spread(rest, prefer)
         return [
-            self._own(shard, chosen[shard], count)
-            for shard, count in deaths.items()
+            self._own(shard, chosen[shard], suspicion)
+            for shard, suspicion in suspicions.items()
             if shard in chosen
         ]
 
@@ -312,12 +288,12 @@ class _Round:
                 counts[owner] = counts.get(owner, 0) + 1
         return counts
 
-    def _own(self, shard: int, node: Incarnation, deaths: int) -> Own:
+    def _own(self, shard: int, node: Incarnation, suspicion: Suspicion) -> Own:
         entry = self._part.entries[shard]
         released = shard in self._part.released
         gone = not released and entry.owner != NOBODY
         assert released or entry.owner not in self._view.nodes, "C4: neither released nor gone"
-        return Own(ShardKey(self._role, shard), node, gone, deaths)
+        return Own(ShardKey(self._role, shard), node, gone, suspicion)
 
     def _empty(self) -> list[Move]:
         """Leaving and drained nodes give everything away."""

@@ -25,7 +25,13 @@ from domicile.core.state.keys import (
     node_key,
     parse_block_key,
 )
-from domicile.core.state.records import ClientRecord, ConfigRecord, LeaderRecord, NodeRecord
+from domicile.core.state.records import (
+    ClientRecord,
+    ConfigRecord,
+    LeaderRecord,
+    NodeRecord,
+    TrialRecord,
+)
 from domicile.core.state.shardmap import (
     BLOCK_SIZE,
     FREE,
@@ -202,11 +208,13 @@ class ClusterView:
         """The epochs above that are not 0. They are kept after their releases, until a listing
         (J1)."""
         self.started: dict[OwnerReport, bool] = {}
-        """Owners' reports that entities of a suspect shard start, as keys (DX-20)."""
+        """Reports of owners of earlier versions, as keys: to be deleted."""
         self.needs: dict[ShardKey, tuple[str, ...]] = {}
         """Entity types that messages of a shard need and an owner of it lacked (DX-26)."""
+        self.trials: dict[Incarnation, TrialRecord] = {}
+        """What owners have or had on trial; an owner that is gone is in no other dict (DX-20)."""
         self.clearances: dict[ShardKey, bool] = {}
-        """Quarantined shards that an operator wants in service again, as keys (DX-20)."""
+        """Shards whose quarantines an operator wants to end, as keys (DX-20)."""
         self.kicks: dict[tuple[ShardKey, EntityKey], int] = {}
         """Wishes to end handlers that were already returned as facts, with their revisions."""
         self._target: dict[None, str] = {}
@@ -217,6 +225,7 @@ class ClusterView:
             KeyFamily.RELEASE: self.releases,
             KeyFamily.STARTED: self.started,
             KeyFamily.NEEDS: self.needs,
+            KeyFamily.TRIAL: self.trials,
             KeyFamily.CLEARANCE: self.clearances,
             KeyFamily.TARGET: self._target,
             KeyFamily.REWOUND: self._rewound,

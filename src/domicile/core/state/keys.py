@@ -22,6 +22,7 @@ from domicile.core.state.records import (
     ConfigRecord,
     LeaderRecord,
     NodeRecord,
+    TrialRecord,
     decode_record,
 )
 from domicile.core.state.shardmap import BLOCK_SIZE, decode_block
@@ -37,6 +38,8 @@ WISH = b"wish/"
 DEAD = b"dead/"
 TARGET_KEY = b"target"
 STARTED = b"started/"
+"""Reports of earlier versions about first starts; a leader deletes them."""
+TRIAL = b"trial/"
 CLEARANCE = b"pardon/"
 AUDIT = b"audit/"
 NEEDS = b"needs/"
@@ -59,7 +62,7 @@ class BlockKey(NamedTuple):
 
 
 class OwnerReport(NamedTuple):
-    """A shard's owner and epoch: the subject of a release (H10) or of a first start (DX-20)."""
+    """A shard's owner and epoch: the subject of a release (H10)."""
 
     owner: Incarnation
     shard: ShardKey
@@ -105,7 +108,7 @@ def wish_key(shard: ShardKey) -> bytes:
 
 
 def clearance_key(shard: ShardKey) -> bytes:
-    """The key of a clearance: an operator's wish to end a shard's quarantine."""
+    """The key of a clearance: an operator's wish to end a quarantine in a shard."""
     return CLEARANCE + _shard_text(shard)
 
 
@@ -115,13 +118,18 @@ def release_key(incarnation: Incarnation, shard: ShardKey, epoch: int) -> bytes:
 
 
 def started_key(incarnation: Incarnation, shard: ShardKey, epoch: int) -> bytes:
-    """The key of an owner's report that entities of a suspect shard start (DX-20)."""
+    """The key of an owner's report that entities of a suspect shard start, in earlier versions."""
     return STARTED + _report_text(incarnation, shard, epoch)
 
 
 def needs_key(shard: ShardKey) -> bytes:
     """The key of an owner's report that a shard needs entity types that the owner lacks (DX-26)."""
     return NEEDS + _shard_text(shard)
+
+
+def trial_key(incarnation: Incarnation) -> bytes:
+    """The key of what an owner has on trial (DX-20)."""
+    return TRIAL + incarnation.encode()
 
 
 def stuck_key(incarnation: Incarnation) -> bytes:
@@ -223,6 +231,7 @@ class KeyFamily(Enum):
     RELEASE = (RELEASE, _of_parts(release_key), _parse_report, _decode_floor)
     STARTED = (STARTED, _of_parts(started_key), _parse_report, _present)
     NEEDS = (NEEDS, needs_key, _parse_shard, _decode_needs)
+    TRIAL = (TRIAL, trial_key, Incarnation, partial(decode_record, kind=TrialRecord))
     CLEARANCE = (CLEARANCE, clearance_key, _parse_shard, _present)
     TARGET = (TARGET_KEY, None, None, bytes.decode)
     REWOUND = (REWOUND_KEY, None, None, _present)

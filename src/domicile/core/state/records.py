@@ -1,4 +1,4 @@
-"""The records that processes keep in the store: node, client, leader and config.
+"""The records that processes keep in the store: node, client, leader, config and trials.
 
 Every package may import it. Data only: the rules about records are in `agreement`.
 """
@@ -62,10 +62,31 @@ class ConfigRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Fingerprints of the secrets that are valid in this cluster, the newest first (DX-07)."""
 
 
-Record = TypeVar("Record", NodeRecord, ClientRecord, LeaderRecord, ConfigRecord)
+class OnTrial(msgspec.Struct, frozen=True, array_like=True):
+    """A shard that lost owners, and of which entities have just started at its present owner.
+
+    `type` and `id` name the one entity that started, if one more blame would put it away (DX-20).
+    """
+
+    role: str
+    shard: int
+    epoch: int
+    type: str = ""
+    id: str = ""
 
 
-def encode_record(record: NodeRecord | ClientRecord | LeaderRecord | ConfigRecord) -> bytes:
+class TrialRecord(msgspec.Struct, frozen=True):
+    """What an owner has on trial. It stays after its owner is gone: then it names who is blamed."""
+
+    trials: tuple[OnTrial, ...] = ()
+
+
+Record = TypeVar("Record", NodeRecord, ClientRecord, LeaderRecord, ConfigRecord, TrialRecord)
+
+
+def encode_record(
+    record: NodeRecord | ClientRecord | LeaderRecord | ConfigRecord | TrialRecord,
+) -> bytes:
     """The stored form: JSON, so that people can read it in any store's own tools."""
     return msgspec.json.encode(record)
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
 
 BLOCK_SIZE = 64
 
@@ -27,9 +27,31 @@ MAX_COUNT = (1 << 62) - 1
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 
 
+MOST_BARRED = 8
+"""I6: entities of one shard that may be put away. One more, and the whole shard is."""
+
+Barred = Annotated[tuple[EntityKey, ...], msgspec.Meta(max_length=MOST_BARRED)]
+
+
+class Suspicion(NamedTuple):
+    """What speaks against a shard, as its entry holds it (DX-20)."""
+
+    deaths: int = 0
+    """Owners in a row that died with this shard, at short intervals."""
+    blamed: int = 0
+    """How many of the latest of those deaths came while entities of this shard were on trial."""
+    tries: int = 0
+    """How often the shard or one of its entities was put away; each time for longer."""
+    barred: tuple[EntityKey, ...] = ()
+    """Entities that are put away; the rest of the shard is served."""
+
+
+INNOCENT = Suspicion()
+
+
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One shard's place. Free: it never had an owner. Moving: `owner` empties it for `to`.
-    Quarantined: several owners in a row died; it gets no home until an operator clears it."""
+    Quarantined: it killed several owners in a row; it gets no home for a while."""
 
     owner: Incarnation = NOBODY
     epoch: Count = 0
@@ -39,7 +61,14 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     previous: str = ""
     """Node id of the last owner, preferred after a restart of the whole cluster (C8)."""
     deaths: Count = 0
-    """Owners in a row that died with this shard, at short intervals."""
+    blamed: Count = 0
+    tries: Count = 0
+    barred: Barred = ()
+
+    @property
+    def suspicion(self) -> Suspicion:
+        """The last four fields, which `Suspicion` explains."""
+        return Suspicion(self.deaths, self.blamed, self.tries, self.barred)
 
 
 FREE = Entry()
@@ -62,6 +91,9 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
     """All other names; their numbers follow those of the incarnations."""
     rows: tuple[Annotated[tuple[Count, ...], msgspec.Meta(max_length=7)], ...]
     """Owner, epoch, change, previous, state, to, deaths, without zeros at the end."""
+    blames: tuple[tuple[Count, Count, Count, Barred], ...] = ()
+    """Number of the row, blamed, tries, barred, for entries that have them. Earlier versions
+    ignore it: their rows may have no more than seven numbers."""
 
 
 _STATES: tuple[ShardState, ...] = ("serving", "free", "moving", "quarantined")
@@ -89,7 +121,13 @@ def encode_block(block: Block) -> bytes:
         while len(row) > 1 and not row[-1]:
             row.pop()
         rows.append(row)
-    return _encoder.encode((block.txn, b"".join(packed.values()), names, rows))
+    blames = [
+        (index, *entry.suspicion[1:])
+        for index, entry in enumerate(block.entries)
+        if entry.blamed or entry.tries or entry.barred
+    ]
+    known = (block.txn, b"".join(packed.values()), names, rows)
+    return _encoder.encode((*known, blames) if blames else known)
 
 
 @lru_cache(maxsize=16)
@@ -118,6 +156,10 @@ def decode_block(value: bytes) -> Block:
                     names[previous],
                     deaths,
                 )
+            )
+        for index, blamed, tries, barred in packed.blames:
+            entries[index] = msgspec.structs.replace(
+                entries[index], blamed=blamed, tries=tries, barred=barred
             )
     except IndexError as error:
         raise msgspec.ValidationError("a block's entry has a number that names nothing") from error

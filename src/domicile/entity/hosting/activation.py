@@ -1,22 +1,22 @@
 """How an entity becomes resident: its cell, its object, `on_start`, and what follows a failure.
 
 The base of `Execution`. An entity starts for a message or a timer, never by itself. If owners of
-its shard died, a note of its start is stored first (DX-20, I3): only a death after such a note may
-be the one that quarantines the shard. A shard that lost no owners needs no note.
+its shard died, the store names its shard as on trial first (DX-20, I3). An entity that is put away
+does not start.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from domicile.concurrency.single_flight import SingleFlight
 from domicile.core.handoff.owner import Owner
 from domicile.core.ids import EntityKey, ShardKey
+from domicile.core.placement.suspicion import on_the_brink
 from domicile.entity.hosting.cell import Cell, Incoming, Turn
+from domicile.entity.hosting.trials import Trial
 from domicile.entity.model.entity import Entity, make
 from domicile.entity.running.exits import exit_hint, is_ctrl_c
 from domicile.errors import NotExecuted, Unavailable
@@ -25,39 +25,6 @@ from domicile.taglog import TaggedLog
 if TYPE_CHECKING:
     from domicile.entity.hosting.shard_host import ShardHost
     from domicile.entity.runtime import Runtime
-
-
-class StartNotes:
-    """The start notes of one shard at one owner. `store` writes one and returns True once it is
-    stored."""
-
-    __slots__ = ("_enough", "_epoch", "_flight", "_store")
-
-    def __init__(self, poison_deaths: int, store: Callable[[int], Awaitable[bool]]) -> None:
-        self._enough = poison_deaths - 1
-        self._store = store
-        self._epoch = 0
-        self._flight = SingleFlight()
-
-    def due(self, deaths: int, epoch: int) -> bool:
-        """Whether one more death would quarantine the shard, and no note of this epoch is stored
-        yet."""
-        return deaths >= self._enough and self._epoch != epoch
-
-    async def make(self, epoch: int) -> bool:
-        """Store a note; False if that failed, also for all callers that wait for the same
-        attempt."""
-        landing = self._flight.join()
-        if landing is not None:
-            await landing
-            return self._epoch == epoch
-        try:
-            if await self._store(epoch):
-                self._epoch = epoch
-        finally:
-            self._flight.land()
-        return self._epoch == epoch
-
 
 log = TaggedLog()
 
@@ -87,9 +54,6 @@ class Activation(ABC):
         )
         self.cells: dict[EntityKey, Cell] = {}
         self._backoff: dict[EntityKey, tuple[float, float]] = {}
-        self._marks = StartNotes(
-            runtime.settings.poison_deaths, partial(runtime.mark_started, shard)
-        )
 
     @abstractmethod
     def tags(self, epoch: int | None = None) -> dict[str, object]:
@@ -120,21 +84,39 @@ class Activation(ABC):
             until, _ = self._backoff.get(key, (0.0, 0.0))
             if now < until:
                 raise NotStarted(Unavailable(f"{name_of(key)} failed to start; next try soon"))
-            if self._marks.due(self.owner.entry.deaths, self.owner.epoch):
-                if not await self._marks.make(self.owner.epoch):
-                    raise NotStarted(
-                        Unavailable(
-                            f"{name_of(key)} can't start: owners of its shard died, and the store "
-                            "did not take the note that it starts again; try again"
-                        )
-                    )
-                # Another message may have made the cell meanwhile.
-                cell = self.cells.get(key)
-            if cell is None:
-                cell = self.cells[key] = Cell(self._host, key, kind, self.owner.epoch)
+            self._check_barred(key)
+            cell = self.cells[key] = Cell(self._host, key, kind, self.owner.epoch)
         if not cell.started:
             await self._start(cell)
         return cell
+
+    async def _begin_trial(self, turn: Turn) -> Trial | None:
+        """DX-20: if an entity has yet to start, have the store name it or its shard as on trial."""
+        key, entry = turn.entity, self.owner.entry
+        if key in self.cells:
+            return None
+        self._check_barred(key)
+        alone = key if on_the_brink(entry, self.runtime.settings.poison_deaths) else None
+        trial = await self.runtime.trials.begin(self.shard, self.owner.epoch, alone)
+        if trial is None:
+            raise NotStarted(
+                Unavailable(
+                    f"{name_of(key)} can't start: owners of its shard died, and the store did not "
+                    "take the note that it starts again; try again"
+                )
+            )
+        return trial
+
+    def _check_barred(self, key: EntityKey) -> None:
+        if key in self.owner.entry.barred:
+            shard = f"{self.shard.role}/{self.shard.shard}"
+            raise NotStarted(
+                Unavailable(
+                    f"{name_of(key)} is quarantined: the last owners of its shard {shard} died "
+                    "while it ran; it is tried again by itself. See what it does, then run "
+                    f"`domicile unquarantine {shard}`"
+                )
+            )
 
     async def _start(self, cell: Cell) -> None:
         flight = cell.starting
@@ -194,7 +176,8 @@ class Activation(ABC):
             or kind.cls.on_start is not Entity.on_start
             or kind.fields is not None
             or key in self._backoff
-            or self._marks.due(self.owner.entry.deaths, self.owner.epoch)
+            or self.owner.entry.deaths
+            or self.owner.entry.barred
         ):
             return None
         cell = Cell(self._host, key, kind, self.owner.epoch)

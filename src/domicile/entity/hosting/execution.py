@@ -384,7 +384,8 @@ class Execution(Activation):
     async def _serve(self, turn: Turn) -> None:
         """Run a message that needs more than its handler: a start, a key, or a refusal."""
         current_turn.set(turn)
-        await self._see_through(turn, Guarded(self._run(turn), turn), None)
+        run = self._run_on_trial if self.owner.entry.deaths else self._run
+        await self._see_through(turn, Guarded(run(turn), turn), None)
 
     async def _see_through(self, turn: Turn, guarded: Guarded, handler: Handler | None) -> None:
         """Await a message's coroutine, and answer. Raises only what ends the worker."""
@@ -429,6 +430,15 @@ class Execution(Activation):
             # The worker now waits for other messages and must not keep this turn in memory.
             current_turn.set(None)
         self._finished(turn)
+
+    async def _run_on_trial(self, turn: Turn) -> bytes:
+        """As `_run`, in a shard that lost owners."""
+        trial = await self._begin_trial(turn)
+        try:
+            return await self._run(turn)
+        finally:
+            if trial is not None:
+                self.runtime.trials.end(trial)
 
     async def _run(self, turn: Turn) -> bytes:
         """Everything between a started message and its encoded reply."""

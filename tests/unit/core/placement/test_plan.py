@@ -420,19 +420,7 @@ def test_the_seats_are_those_of_the_target_version() -> None:
 
 def test_a_shard_that_was_emptied_for_nobody_lost_its_owner_to_no_death() -> None:
     left = decide([moving(C, NOBODY), moving(C, A)], node(A), node(B))
-    assert [one.deaths for one in left.owns] == [0, 1]
-
-
-def test_shards_of_several_owners_that_fell_together_are_condemned_later() -> None:
-    nodes, begun = (node(A), node(B)), {0: 1, 1: 1}
-    alone = decide([serving(C), serving(C)], *nodes, recent_deaths={0: 2, 1: 1}, begun=begun)
-    assert [(one.shard.shard, one.deaths) for one in alone.quarantines] == [(0, 3)]
-    together = decide([serving(C), serving(D)], *nodes, recent_deaths={0: 2, 1: 4}, begun=begun)
-    assert not together.quarantines
-    assert [one.deaths for one in together.owns] == [3, 5]
-    again = decide([serving(C), serving(D)], *nodes, recent_deaths={0: 5, 1: 5}, begun={0: 1})
-    assert [(one.shard.shard, one.deaths) for one in again.quarantines] == [(0, 6)]
-    assert [one.deaths for one in again.owns] == [5], "it had not even started"
+    assert [one.suspicion.deaths for one in left.owns] == [0, 1]
 
 
 def test_what_was_on_its_way_to_somebody_who_leaves_too_goes_to_nobody_if_nobody_stays() -> None:

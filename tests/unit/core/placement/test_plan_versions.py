@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from plan_lab import NOW, SETTINGS, A, B, C, D, World, decide, move, moving, node, own, serving
 
-from domicile.core.ids import NOBODY, Incarnation, ShardKey
-from domicile.core.placement.model import Plan, Quarantine
+from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
+from domicile.core.placement.model import Own, Plan, Quarantine
 from domicile.core.state.records import NodeRecord
-from domicile.core.state.shardmap import FREE, Entry
+from domicile.core.state.shardmap import FREE, Entry, Suspicion
 from domicile.settings import Settings
 
 # versions
@@ -243,7 +244,7 @@ def quarantined(deaths: int = 3) -> Entry:
 def test_a_death_counts_and_a_release_does_not() -> None:
     entries = [serving(D), serving(D), serving(A), FREE]
     result = decide(entries, node(A), node(B), recent_deaths={1: 1, 2: 1}, released={2: 1})
-    assert [(one.shard.shard, one.deaths) for one in result.owns] == [
+    assert [(one.shard.shard, one.suspicion.deaths) for one in result.owns] == [
         (0, 1),
         (1, 2),
         (2, 1),
@@ -251,48 +252,19 @@ def test_a_death_counts_and_a_release_does_not() -> None:
     ]
 
 
-def test_the_last_death_counts_only_if_its_entities_had_begun() -> None:
-    """DX-20: those who lived beside the culprit are not condemned with it."""
-    entries = [serving(D, 7), serving(D, 7), serving(D, 7)]
-    recent = dict.fromkeys(range(3), 2)
-    result = decide(entries, node(A), recent_deaths=recent, begun={1: 7, 2: 6})
-    assert result.quarantines == (Quarantine(ShardKey("r", 1), 3),)
-    assert [(one.shard.shard, one.deaths) for one in result.owns] == [(0, 2), (2, 2)]
-    assert result.decisions[0] == result.quarantines[0]
-
-
-def test_earlier_deaths_need_no_proof() -> None:
-    result = decide([serving(D, 7)], node(A), recent_deaths={0: 1})
-    assert result.owns == (own(0, A, gone=True, deaths=2),)
-
-
-def test_how_many_deaths_are_too_many_is_a_setting() -> None:
-    settings = Settings(poison_deaths=2)
-    result = decide([serving(D, 7)], node(A), recent_deaths={0: 1}, begun={0: 7}, settings=settings)
-    assert result.quarantines == (Quarantine(ShardKey("r", 0), 2),)
-    settings = Settings(poison_deaths=5)
-    result = decide([serving(D, 7)], node(A), recent_deaths={0: 2}, begun={0: 7}, settings=settings)
-    assert result.owns == (own(0, A, gone=True, deaths=3),)
-    settings = Settings(poison_deaths=1)
-    result = decide([serving(D, 7)], node(A), begun={0: 7}, settings=settings)
-    assert result.quarantines == (Quarantine(ShardKey("r", 0), 1),)
-
-
 def test_a_quarantine_needs_no_receiver_and_no_advice() -> None:
-    recent, begun = {0: 2}, {0: 1}
-    expected = Plan(quarantines=(Quarantine(ShardKey("r", 0), 3),))
-    assert decide([serving(D)], recent_deaths=recent, begun=begun) == expected
-    assert (
-        decide([serving(D)], node(A), recent_deaths=recent, begun=begun, undecided=True) == expected
-    )
+    entry = replace(serving(D), deaths=2, blamed=1)
+    args = {"recent_deaths": {0: 2}, "named": {0: EntityKey("t", "")}}
+    expected = Plan(quarantines=(Quarantine(ShardKey("r", 0), Suspicion(3, 0, 1)),))
+    assert decide([entry], **args) == expected  # type: ignore[arg-type]
+    assert decide([entry], node(A), undecided=True, **args) == expected  # type: ignore[arg-type]
 
 
 def test_a_planned_release_never_ends_in_quarantine() -> None:
-    result = decide(
-        [serving(A)], node(A), node(B), recent_deaths={0: 2}, begun={0: 1}, released={0: 1}
-    )
+    entry, named = replace(serving(A), deaths=2, blamed=1), {0: EntityKey("t", "x")}
+    result = decide([entry], node(A), node(B), recent_deaths={0: 2}, named=named, released={0: 1})
     assert result.quarantines == ()
-    assert result.owns[0].deaths == 2
+    assert result.owns[0].suspicion == Suspicion(2, 1)
 
 
 def test_a_quarantined_shard_is_left_alone_and_weighs_nothing() -> None:
@@ -308,6 +280,12 @@ def test_a_cleared_shard_gets_a_home_and_a_clean_record() -> None:
     result = decide(entries, node(A), node(B), cleared=(1,), recent_deaths={0: 3, 1: 3})
     assert result == Plan(owns=(own(1, B, deaths=0),))
     assert decide([serving(A)], node(A), cleared=(0,)) == Plan(), "it was not quarantined"
+
+
+def test_a_shard_whose_quarantine_lasted_long_enough_gets_a_home_on_the_brink() -> None:
+    entries = [replace(quarantined(), tries=4), quarantined()]
+    (found,) = decide(entries, node(A), due=(0,)).owns
+    assert found == Own(ShardKey("r", 0), A, False, Suspicion(3, 1, 4))
 
 
 def test_suspects_are_placed_apart_the_worst_first() -> None:

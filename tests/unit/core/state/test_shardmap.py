@@ -7,19 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.keys import block_key, parse_block_key
 from domicile.core.state.records import (
     ClientRecord,
     ConfigRecord,
     LeaderRecord,
     NodeRecord,
+    OnTrial,
+    TrialRecord,
     decode_record,
     encode_record,
 )
 from domicile.core.state.shardmap import (
     BLOCK_SIZE,
     FREE,
+    MOST_BARRED,
     Block,
     Entry,
     ShardMap,
@@ -44,6 +47,11 @@ ENTRIES = st.one_of(
         change=st.integers(0, 2**50),
         previous=st.one_of(st.text(max_size=5), DIGITS, ODD),
         deaths=st.integers(0, 5),
+        blamed=st.integers(0, 2),
+        tries=st.integers(0, 2),
+        barred=st.lists(
+            st.builds(EntityKey, st.text(max_size=3), st.text(max_size=3)), max_size=MOST_BARRED
+        ).map(tuple),
     ),
 )
 RECORDS = st.one_of(
@@ -67,6 +75,20 @@ RECORDS = st.one_of(
         shards=st.dictionaries(st.text(max_size=3), st.integers(1, 2**40), max_size=3),
         hash=st.text(max_size=5),
     ),
+    st.builds(
+        TrialRecord,
+        st.lists(
+            st.builds(
+                OnTrial,
+                st.text(max_size=3),
+                st.integers(0, 2**40),
+                st.integers(0, 2**40),
+                st.text(max_size=3),
+                st.text(max_size=3),
+            ),
+            max_size=4,
+        ).map(tuple),
+    ),
 )
 SHARD = ShardKey("r", 0)
 
@@ -83,7 +105,7 @@ def test_blocks_are_read_back(txn: str, entries: list[Entry]) -> None:
 
 @given(RECORDS)
 def test_records_are_read_back(
-    record: NodeRecord | ClientRecord | LeaderRecord | ConfigRecord,
+    record: NodeRecord | ClientRecord | LeaderRecord | ConfigRecord | TrialRecord,
 ) -> None:
     assert decode_record(encode_record(record), type(record)) == record
 
@@ -116,8 +138,29 @@ def test_a_full_block_is_far_below_the_stores_limit() -> None:
     assert len(encode_block(Block("t" * 32, tuple(entries)))) < MAX_VALUE_BYTES / 10
 
 
-def packed(rows: list[list[object]]) -> bytes:
-    return msgspec.msgpack.encode(["t", b"", [], rows])
+def test_a_block_full_of_barred_entities_is_below_the_stores_limit() -> None:
+    """S7."""
+    barred = tuple(EntityKey("t" * 60, f"{number}" + "x" * 255) for number in range(MOST_BARRED))
+    entries = [Entry(epoch=2**60, change=2**60, barred=barred)] * BLOCK_SIZE
+    assert len(encode_block(Block("t" * 32, tuple(entries)))) < MAX_VALUE_BYTES / 2
+
+
+def packed(rows: list[list[object]], *more: object) -> bytes:
+    return msgspec.msgpack.encode(["t", b"", [], rows, *more])
+
+
+def test_what_speaks_against_a_shard_is_beside_the_rows_that_earlier_versions_read() -> None:
+    entry = Entry(epoch=1, state="quarantined", change=1, deaths=3)
+    without = encode_block(Block("t", (FREE, entry)))
+    barred = (EntityKey("t", "x"),)
+    suspect = msgspec.structs.replace(entry, blamed=1, tries=2, barred=barred)
+    known = msgspec.msgpack.decode(encode_block(Block("t", (FREE, suspect))))
+    assert msgspec.msgpack.decode(without) == known[:4]
+    assert known[4:] == [[[1, 1, 2, [["t", "x"]]]]]
+    many = [["t", str(number)] for number in range(MOST_BARRED + 1)]
+    for wrong in ([[1, 0, 1, []]], [[0, -1, 0, []]], [[0, 0, 1, many]]):
+        with pytest.raises(msgspec.ValidationError):
+            decode_block(packed([[0]], wrong))
 
 
 def test_rows_as_stored_are_read() -> None:

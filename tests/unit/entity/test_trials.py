@@ -1,0 +1,321 @@
+"""DX-20 at the owner and at senders: starts that are named first, and shards that nobody serves."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from domicile import Entity, MaybeExecuted, NotExecuted, Settings, Unavailable, handler
+from domicile.core.ids import EntityKey, ShardKey
+from domicile.core.state.keys import TRIAL
+from domicile.core.state.records import OnTrial, TrialRecord, decode_record
+from domicile.entity.hosting.trials import GROW_S, MOST_NAMED, PLACE_S, Trials
+from domicile.testing import Event, Sim, simulated
+from domicile.testing.sim.clock import ManualClock
+
+CAREFUL = Settings(shards=4, poison_deaths=2, fencing="health")
+"""After one death every shard is on the brink."""
+
+LAX = Settings(shards=4, fencing="health")
+
+
+class Vial(Entity, name="vial"):
+    @handler
+    async def shake(self) -> str:
+        return self.id
+
+    @handler
+    async def simmer(self, for_s: float) -> str:
+        await asyncio.sleep(for_s)
+        return self.id
+
+
+# the record, with a store and a clock of the test's own
+
+
+class Shelf:
+    """A store that takes records, or does not, or lets them wait."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[OnTrial, ...]] = []
+        self.takes = True
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def store(self, record: TrialRecord) -> bool:
+        await self.open.wait()
+        if self.takes:
+            self.records.append(record.trials)
+        return self.takes
+
+
+def shard(number: int) -> ShardKey:
+    return ShardKey("r", number)
+
+
+def key(id: str) -> EntityKey:
+    return EntityKey("t", id)
+
+
+def on(number: int, id: str = "") -> OnTrial:
+    return OnTrial("r", number, 1, "t" if id else "", id)
+
+
+def with_trials(body: Callable[[Trials, Shelf, ManualClock], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        clock, shelf = ManualClock(), Shelf()
+        trials = Trials(clock, shelf.store)
+        await body(trials, shelf, clock)
+        await trials.close()
+
+    asyncio.run(run())
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_starts_that_wait_share_a_commit() -> None:
+    async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
+        shelf.open.clear()
+        begun = [asyncio.ensure_future(trials.begin(shard(n), 1, None)) for n in range(50)]
+        await settle()
+        assert not any(one.done() for one in begun)
+        shelf.open.set()
+        assert all(await asyncio.gather(*begun))
+        assert shelf.records == [(on(0),), tuple(on(n) for n in range(50))]
+
+    with_trials(body)
+
+
+def test_a_name_is_removed_after_a_while_but_not_while_its_handler_runs() -> None:
+    async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
+        first, second = await trials.begin(shard(1), 1, None), await trials.begin(shard(2), 1, None)
+        assert first is not None
+        assert second is not None
+        trials.end(first)
+        for _ in range(8):
+            clock.advance(0.25)
+            await settle()
+        assert shelf.records[-1] == (on(2),)
+        trials.end(second)
+        for _ in range(8):
+            clock.advance(0.25)
+            await settle()
+        assert shelf.records[-1] == ()
+        written = len(shelf.records)
+        clock.advance(60.0)
+        await settle()
+        assert len(shelf.records) == written, "nothing is left to look after"
+
+    with_trials(body)
+
+
+def test_entities_on_the_brink_are_tried_one_at_a_time() -> None:
+    async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
+        begun = [asyncio.ensure_future(trials.begin(shard(1), 1, key(id))) for id in "abc"]
+        await settle()
+        for at, id in enumerate("abc"):
+            assert [one.done() for one in begun] == [other <= at for other in range(3)]
+            assert shelf.records[-1] == (on(1, id),), "exactly one is named"
+            trial = begun[at].result()
+            assert trial is not None
+            trials.end(trial)
+            await settle()
+
+    with_trials(body)
+
+
+def test_a_handler_that_runs_on_gives_its_place_away_and_stays_named_by_its_shard() -> None:
+    async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
+        slow = await trials.begin(shard(1), 1, key("slow"))
+        next_one = asyncio.ensure_future(trials.begin(shard(2), 1, key("next")))
+        await settle()
+        assert slow is not None
+        assert not next_one.done()
+        clock.advance(PLACE_S)
+        await settle()
+        assert next_one.done()
+        assert sorted(shelf.records[-1], key=lambda one: one.shard) == [on(1), on(2, "next")]
+
+    with_trials(body)
+
+
+def test_places_grow_while_entities_wait_for_long() -> None:
+    async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
+        begun = [asyncio.ensure_future(trials.begin(shard(1), 1, key(str(n)))) for n in range(60)]
+        await settle()
+        served: list[int] = []
+        for _ in range(int(4 * GROW_S / 0.25)):
+            clock.advance(0.25)
+            await settle()
+            served.append(sum(one.done() for one in begun))
+        steps = [after - before for before, after in itertools.pairwise(served)]
+        assert steps[0] == 1
+        assert max(steps) >= 4
+        for one in begun:
+            one.cancel()
+
+    with_trials(body)
+
+
+def test_a_caller_that_gives_up_leaves_its_place_to_the_next() -> None:
+    async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
+        first = await trials.begin(shard(1), 1, key("a"))
+        assert first is not None
+        waiting = [asyncio.ensure_future(trials.begin(shard(1), 1, key(id))) for id in "bcd"]
+        await settle()
+        waiting[0].cancel()
+        trials.end(first)
+        waiting[1].cancel()
+        await settle()
+        assert [one.done() for one in waiting] == [True, True, True]
+        assert waiting[2].result() is not None
+
+    with_trials(body)
+
+
+def test_what_the_store_does_not_take_does_not_begin_and_the_next_tries_again() -> None:
+    async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
+        shelf.takes = False
+        assert await trials.begin(shard(1), 1, None) is None
+        assert await trials.begin(shard(2), 1, key("a")) is None
+        shelf.takes = True
+        assert await trials.begin(shard(2), 1, key("b")) is not None
+        assert on(2, "b") in shelf.records[-1]
+
+    with_trials(body)
+
+
+def test_the_record_is_bounded_and_long_ids_are_left_out() -> None:
+    async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
+        many = [trials.begin(shard(n), 1, None) for n in range(MOST_NAMED + 10)]
+        assert all(await asyncio.gather(*many))
+        assert len(shelf.records[-1]) == MOST_NAMED
+        for id in ("x" * 1_000, "\ud800"):
+            assert await trials.begin(shard(1), 1, key(id)) is not None
+            assert OnTrial("r", 1, 1, "t", "") in shelf.records[-1]
+
+    with_trials(body)
+
+
+# in a cluster
+
+
+def trials_of(sim: Sim) -> list[tuple[Event, tuple[OnTrial, ...]]]:
+    """Each record of trials that was stored, in order."""
+    return [
+        (event, decode_record(value, TrialRecord).trials)
+        for event in sim.history.of("commit")
+        for key, value, *_ in event.fields["puts"]
+        if key.startswith(TRIAL)
+    ]
+
+
+def same_shard(sim: Sim, count: int) -> list[str]:
+    """Entities of one shard."""
+    shard = sim.shard(Vial, "v0")
+    return [id for n in range(200) if sim.shard(Vial, id := f"v{n}") == shard][:count]
+
+
+async def after_a_death(sim: Sim) -> None:
+    """Crash the owner of `v0`, and wait for the next."""
+    sim.crash(sim.owner(Vial, "v0"))
+    await sim.wait_until(lambda: sim.entry(sim.shard(Vial, "v0")).deaths == 1)
+    await sim.wait_until(sim.settled)
+
+
+@simulated(entities=[Vial], nodes=2, seeds=5, settings=CAREFUL, locks=True)
+async def test_each_entity_on_the_brink_is_named_before_it_starts(sim: Sim) -> None:
+    await after_a_death(sim)
+    ids = same_shard(sim, 6)
+    asks = [sim.ref(Vial, id).ask(Vial.shake) for id in ids for _ in range(3)]
+    assert await asyncio.gather(*asks) == [id for id in ids for _ in range(3)]
+    records = trials_of(sim)
+    assert all(len(names) == 1 for _, names in records)
+    started = {event.fields["id"]: event for event in reversed(list(sim.history.of("start")))}
+    named = {names[0].id: event for event, names in records}
+    assert sorted(named) == sorted(started) == sorted(ids)
+    assert all(named[id].at < started[id].at for id in ids)
+
+
+@simulated(entities=[Vial], nodes=2, seeds=5, settings=LAX, locks=True)
+async def test_a_shard_without_deaths_has_no_trials(sim: Sim) -> None:
+    for id in same_shard(sim, 3):
+        assert await sim.ref(Vial, id).ask(Vial.shake) == id
+    assert not trials_of(sim)
+    await after_a_death(sim)
+    shard = sim.shard(Vial, "v0")
+    for id in same_shard(sim, 3):
+        assert await sim.ref(Vial, id).ask(Vial.shake) == id
+    ((_, names),) = trials_of(sim)
+    assert names == (OnTrial(*shard, sim.entry(shard).epoch),)
+
+
+@simulated(entities=[Vial], nodes=2, seeds=5, settings=CAREFUL, locks=True)
+async def test_what_can_not_be_named_does_not_start_and_the_next_tries_again(sim: Sim) -> None:
+    await after_a_death(sim)
+    ids = same_shard(sim, 4)
+    owner = sim.owner(Vial, ids[0])
+    sim.cut_store(owner)
+    asks = [sim.ref(Vial, id).ask(Vial.shake) for id in ids]
+    for error in await asyncio.gather(*asks, return_exceptions=True):
+        assert isinstance(error, Unavailable)
+        assert "try again" in str(error)
+    assert not list(sim.history.of("start"))
+    sim.heal()
+    for id in ids:
+        assert await sim.ref(Vial, id).ask(Vial.shake) == id
+
+
+# what senders learn of a quarantine
+
+
+def quarantined(sim: Sim, shard: ShardKey) -> bool:
+    return sim.entry(shard).state == "quarantined"
+
+
+LONG = "v" * 600
+"""An id that is too long for a record: its whole shard is put away."""
+
+
+@pytest.mark.scenario("DX-20", partial=True)
+@simulated(entities=[Vial], nodes=4, seeds=5, settings=CAREFUL, locks=True)
+async def test_a_quarantine_is_told_at_once_to_all_that_wait_and_all_that_come(sim: Sim) -> None:
+    shard = sim.shard(Vial, LONG)
+    sim.crash(sim.owner(Vial, LONG))
+    await sim.wait_until(lambda: sim.entry(shard).deaths == 1 and sim.settled())
+    owner = sim.owner(Vial, LONG)
+    where = f"{shard.role}/{shard.shard}"
+    cooking = asyncio.ensure_future(sim.ref(Vial, LONG).ask(Vial.simmer, 60.0))
+    await sim.wait_until(lambda: bool(list(sim.history.of("start"))))
+    # Its connection is down, so what comes now waits here.
+    sim.partition([owner], [node.index for node in sim.nodes if node.index != owner and node.up])
+    sim.network.block("client", sim.node_id(owner))
+    sim.cut_client(owner)
+    await sim.advance(1.0)
+    waiting = asyncio.ensure_future(sim.ref(Vial, LONG).ask(Vial.shake))
+    await sim.ref(Vial, LONG).tell(Vial.shake)
+    await sim.advance(0.1)
+    sim.crash(owner)
+    began = sim.world.now
+    await sim.wait_until(lambda: quarantined(sim, shard))
+    with pytest.raises(NotExecuted, match=f"shard {where} is quarantined"):
+        await waiting
+    with pytest.raises(MaybeExecuted):
+        await cooking
+    for _ in range(2):
+        with pytest.raises(Unavailable, match=f"domicile unquarantine {where}"):
+            await sim.ref(Vial, LONG).ask(Vial.shake)
+        with pytest.raises(Unavailable, match="2 owners died within 60 s"):
+            await sim.ref(Vial, LONG).tell(Vial.shake)
+    assert sim.world.now - began < 5.0, "nobody waited for a timeout"
+    other = next(id for n in range(100) if sim.shard(Vial, id := f"v{n}") != shard)
+    assert await sim.ref(Vial, other).ask(Vial.shake) == other
+    await sim.wait_until(lambda: not quarantined(sim, shard), timeout_s=20)
+    assert await sim.ref(Vial, LONG).ask(Vial.shake) == LONG
