@@ -2,7 +2,7 @@
 only.
 
 Reads and never changes: no clock is armed, no guard asked, nothing counted. Its cost grows with the
-shards of this node and with mailboxes that hold mail, never with resident entities (I8).
+shards of the cluster and with mailboxes that hold mail, never with resident entities (I8).
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ def gauges_of(life: RunningIncarnation) -> list[MetricFamily]:
         Sample(count, (("role", role), ("phase", phase)))
         for (role, phase), count in sorted(phases.items())
     ]
+    away = {"shards": 0, "entities": 0}
+    for _, entry in members.map:
+        away["shards"] += entry.state == "quarantined"
+        away["entities"] += len(entry.barred)
     found = [
         MetricFamily(
             "domicile_turns_total", "counter", "Handlers begun.", (Sample(runtime.observer.turns),)
@@ -40,6 +44,7 @@ def gauges_of(life: RunningIncarnation) -> list[MetricFamily]:
         gauge("domicile_clients", "Clients in the store.", len(members.clients)),
         gauge("domicile_leading", "1 while this process coordinates.", life.control.leading),
         MetricFamily("domicile_shards", "gauge", "Shards at this node by phase.", shards),
+        gauges("domicile_quarantined", "Shards and entities put away (DX-20).", "what", away),
         gauges("domicile_residents", "Entities in memory.", "role", residents),
         gauges("domicile_mailbox_messages", "Messages that wait for a turn.", "role", messages),
         gauge("domicile_held_messages", "Messages sent here whose shard has no home yet.", held),

@@ -64,7 +64,11 @@ def add_operator_commands(app: typer.Typer) -> None:
         (
             "unquarantine",
             unquarantine,
-            (f"unquarantine default/7 {dev}", f"unquarantine default/7 {dev} --why fixed --yes"),
+            (
+                f"unquarantine default/7 {dev}",
+                f"unquarantine default/7 default/9 {dev} --why fixed --yes",
+                f"unquarantine --all {dev}",
+            ),
         ),
         (
             "reset-history",
@@ -252,30 +256,57 @@ def free(
 
 
 def unquarantine(
-    shard: Shard,
-    store: StoreOption = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ROLE/SHARD]... [STORE]",
+            show_default=False,
+            help="The shards, as in default/7, and the store's URL; else that of --app, else "
+            "DOMICILE_STORE.",
+        ),
+    ] = None,
     app: App = None,
     cluster: Cluster = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every shard with a quarantine.")
+    ] = False,
     yes: Yes = False,
     why: Why = "",
 ) -> None:
-    """Give a quarantined shard a home again.
+    """End the quarantines of shards and of the entities in them at once.
 
-    A shard is quarantined after several of its owners died soon after each other.
+    An entity, or its shard, is quarantined after several owners in a row died while it started. It
+    is tried again by itself, with growing pauses; this command need not wait for that.
     """
-    url, name = which(store, app, cluster, "unquarantine", shard)
-    key = answered(lambda: operator_commits.parse_shard(shard))
+    shards = [word for word in words or () if "://" not in word]
+    stores = [word for word in words or () if "://" in word]
+    if len(stores) > 1 or everything == bool(shards):
+        fail("say which shards, as in default/7, or --all, and one store", USAGE)
+    typed = ["--all"] if everything else shards
+    url, name = which(stores[0] if stores else None, app, cluster, "unquarantine", *typed)
+    keys = [answered(lambda one=one: operator_commits.parse_shard(one)) for one in shards]  # type: ignore[misc]
     picture = _look(url, name)
-    answered(lambda: operator_commits.unquarantine_commit(picture, key))
+    if everything:
+        keys = answered(lambda: operator_commits.put_away_shards(picture))
+    keys = list(dict.fromkeys(keys))
+    what = answered(lambda: operator_commits.unquarantine_commit(picture, keys)).what
     _confirm(
-        f"{shard} was quarantined because its last owners died with it.\n"
-        "If one of its entities still kills its process, the next owners die as well, and with "
-        "them\nthe homes of other shards for a while. Fix or remove what did it first.",
-        shard,
+        f"{what}: quarantined because the last owners died with it.\n"
+        "If an entity still kills its process, the next owners die as well, and with them\n"
+        "the homes of other shards for a while. Fix or remove what did it first.",
+        shards[0] if len(keys) == 1 and shards else f"{len(keys)} shards",
         yes,
     )
-    _do(url, name, "unquarantine", lambda now: operator_commits.unquarantine_commit(now, key), why)
-    typer.echo(f"{shard} is cleared; a coordinator gives it a home")
+    for first in range(0, len(keys), operator_commits.MOST_CLEARED):
+        some = keys[first : first + operator_commits.MOST_CLEARED]
+        _do(
+            url,
+            name,
+            "unquarantine",
+            lambda now, some=some: operator_commits.unquarantine_commit(now, some),  # type: ignore[misc]
+            why,
+        )
+    typer.echo(f"{what}: cleared; a coordinator has everything in it served")
 
 
 def reset_history(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from domicile.core.coordinator.commits import put_away
 from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
 from domicile.core.lease.death_probes import removal
 from domicile.core.placement.versions import ranks
@@ -195,12 +196,26 @@ def free_commit(picture: StoreSnapshot, shard: ShardKey) -> OperatorCommit:
     )
 
 
-def unquarantine_commit(picture: StoreSnapshot, shard: ShardKey) -> OperatorCommit:
-    """End a shard's quarantine (DX-20): the leader gives it a home again."""
-    entry, name = picture.entry(shard), f"{shard.role}/{shard.shard}"
-    if entry.state != "quarantined":
-        raise LookupError(f"{name} is not quarantined; it is {entry.state}")
-    return OperatorCommit(name, (), (Put(clearance_key(shard), b""),))
+MOST_CLEARED = 32
+"""S7: shards whose quarantines one commit ends."""
+
+
+def put_away_shards(picture: StoreSnapshot) -> list[ShardKey]:
+    """Shards that are quarantined, or of which entities are; raises `LookupError` if none is."""
+    found = sorted(shard for shard, entry in picture.members.map if put_away(entry))
+    if not found:
+        raise LookupError("nothing is quarantined")
+    return found
+
+
+def unquarantine_commit(picture: StoreSnapshot, shards: Sequence[ShardKey]) -> OperatorCommit:
+    """End all quarantines in some shards (DX-20): the leader has everything in them served."""
+    for shard in shards:
+        entry = picture.entry(shard)
+        if not put_away(entry):
+            raise LookupError(f"{shard.role}/{shard.shard} is not quarantined; it is {entry.state}")
+    names = ", ".join(f"{shard.role}/{shard.shard}" for shard in shards)
+    return OperatorCommit(names, (), tuple(Put(clearance_key(shard), b"") for shard in shards))
 
 
 def target_commit(version: str | None) -> OperatorCommit:
@@ -282,7 +297,7 @@ def _raised(members: ClusterView, entry: Entry, gap: int) -> Entry:
     if entry.state == "quarantined":
         return msgspec.structs.replace(entry, epoch=epoch, change=change)
     if entry.owner not in members.nodes:
-        return Entry(NOBODY, epoch, "free", NOBODY, change, entry.previous, entry.deaths)
+        return Entry(NOBODY, epoch, "free", NOBODY, change, entry.previous, *entry.suspicion)
     return msgspec.structs.replace(entry, epoch=epoch, change=change)
 
 

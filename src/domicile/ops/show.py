@@ -17,7 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from domicile.ops.operator_commits import AuditRecord
-from domicile.ops.status import ClusterStatus, EntityPlace, NodeSeen, TypeGapSeen
+from domicile.ops.status import (
+    ClusterStatus,
+    EntityPlace,
+    NodeSeen,
+    QuarantineSeen,
+    TypeGapSeen,
+)
 from domicile.ops.stuck_seen import StuckSeen
 
 WIDE = 160
@@ -92,10 +98,7 @@ def status_view(status: ClusterStatus) -> RenderableType:
         wished = ", ".join(f"{one.role}/{one.shard} to {one.node}" for one in status.wishes)
         parts.append(Text(f"wishes   {wished}"))
     if status.quarantined:
-        shards = ", ".join(
-            f"{one.role}/{one.shard} ({one.deaths} owners died)" for one in status.quarantined
-        )
-        parts.append(Text(f"quarantined  {shards}", style="bold red"))
+        parts.append(_quarantined(status.quarantined))
     parts += [_type_gap(gap) for gap in status.type_gaps]
     if status.stuck:
         parts.append(stuck_view(status.stuck, status.more_stuck))
@@ -114,6 +117,23 @@ def _type_gap(gap: TypeGapSeen) -> Text:
         verb = "waits" if gap.waiting == 1 else "wait"
         text += f"; {count(gap.waiting, 'shard')} {verb} for a node that has it"
     return Text(text, style="bold red" if gap.waiting else "yellow", overflow="fold")
+
+
+def _quarantined(quarantined: Sequence[QuarantineSeen]) -> RenderableType:
+    """What is put away, a line for each, and what an operator can do."""
+    lines: list[Text] = []
+    for one in quarantined:
+        line = Text("quarantined  " if not lines else " " * 13, style="bold red", overflow="fold")
+        shard = f"{one.role}/{one.shard}"
+        line.append(shard if one.type is None else f"{one.type}/{one.id}")
+        where = "" if one.type is None else f" ({shard})"
+        line.append(
+            f"{where}: {one.deaths} owners died, tried again after {one.pause_s:g} s; "
+            f"to serve it now: domicile unquarantine {shard}",
+            style="not bold red",
+        )
+        lines.append(line)
+    return Group(*lines)
 
 
 def _audit(record: AuditRecord) -> str:

@@ -14,6 +14,7 @@ from domicile.backends.registry import Backend, store_backend
 from domicile.backends.wiring import WholeStore, open_whole_store
 from domicile.core.hashing import NAMED, shard_of
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.placement.suspicion import pause_s
 from domicile.core.state.agreement import type_gaps
 from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.records import ConfigRecord, NodeRecord
@@ -94,11 +95,18 @@ class WishSeen:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineSeen:
-    """A shard that gets no home until an operator clears it (DX-20)."""
+    """A shard that is put away, or an entity of a shard that is served (DX-20).
+
+    It is tried again `pause_s` after it was put away, or after the coordinator changed.
+    """
 
     role: str
     shard: int
     deaths: int
+    type: str | None = None
+    id: str | None = None
+    tries: int = 0
+    pause_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,8 +339,14 @@ def _state(entry: Entry, lives: bool) -> str:
 
 
 def _quarantined(members: ClusterView) -> list[QuarantineSeen]:
-    found = [(shard, entry) for shard, entry in members.map if entry.state == "quarantined"]
-    return [QuarantineSeen(*shard, entry.deaths) for shard, entry in sorted(found)]
+    found: list[QuarantineSeen] = []
+    for shard, entry in sorted(members.map):
+        more = (entry.tries, pause_s(entry.tries))
+        if entry.state == "quarantined":
+            found.append(QuarantineSeen(*shard, entry.deaths, None, None, *more))
+        else:
+            found += [QuarantineSeen(*shard, entry.deaths, *one, *more) for one in entry.barred]
+    return found
 
 
 def _type_gaps(members: ClusterView, living: Iterable[Incarnation]) -> list[TypeGapSeen]:

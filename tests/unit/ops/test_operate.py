@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 from cluster_lab import GONE, A, B, Stored, contents, healthy, node, poisoned, serving
+from msgspec import structs
 from typer.testing import CliRunner, Result
 
-from domicile.core.ids import ShardKey
+from domicile.core.ids import EntityKey, ShardKey
 from domicile.core.state.keys import AUDIT, LEADER_KEY, block_key, dead_key, node_key
 from domicile.core.state.shardmap import FREE, decode_block
 from domicile.core.state.txn import Committed, Outcome, Put, Unknown
@@ -171,6 +172,32 @@ def test_a_quarantined_shard_is_cleared(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert contents(path)[b"pardon/default/1"] == b""
     assert audits(path)[0]["why"] == "fixed in 2.1"
+
+
+def test_several_quarantines_or_all_are_ended_by_one_command(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    barred = structs.replace(serving(A), barred=(EntityKey("cart", "x"),), tries=1)
+    many = [serving(A), barred, *[poisoned(3)] * 40]
+    url = Stored(nodes=[node(A)], shards={"default": many}).write(path)
+    assert domicile("unquarantine", "default/1", "default/2", url, "--yes").exit_code == 0
+    found = [key for key in contents(path) if key.startswith(b"pardon/")]
+    assert sorted(found) == [b"pardon/default/1", b"pardon/default/2"]
+    assert audits(path)[0]["what"] == "default/1, default/2"
+    result = domicile("unquarantine", "--all", url, "--yes")
+    assert result.exit_code == 0, result.output
+    assert len([key for key in contents(path) if key.startswith(b"pardon/")]) == 41
+
+
+@pytest.mark.parametrize("words", [(), ("default/1", "--all"), ("memory://x", "memory://y")])
+def test_unquarantine_needs_shards_or_all_and_one_store(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    url = Stored(nodes=[node(A)], shards={"default": [serving(A)]}).write(tmp_path / "s.db")
+    result = domicile("unquarantine", *words, url)
+    assert result.exit_code == 2
+    assert "say which shards" in result.stderr
+    result = domicile("unquarantine", "--all", url)
+    assert (result.exit_code, result.stderr) == (1, "error: nothing is quarantined\n")
 
 
 def test_history_is_reset_only_without_nodes(tmp_path: Path) -> None:

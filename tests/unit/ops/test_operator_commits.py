@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domicile.core.ids import NOBODY, Incarnation, ShardKey
+from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
 from domicile.core.state.keys import (
     AUDIT,
     CONFIG_KEY,
@@ -52,6 +52,7 @@ from domicile.ops.operator_commits import (
     find_node_record,
     free_commit,
     parse_shard,
+    put_away_shards,
     raised_block,
     target_commit,
     unquarantine_commit,
@@ -152,14 +153,19 @@ def test_shards_that_do_not_exist_are_told() -> None:
     with pytest.raises(LookupError, match="they are 0 to 1"):
         free_commit(picture(serving(A, 1), serving(A, 1)), ShardKey(ROLE, 2))
     with pytest.raises(LookupError, match="known ones: default"):
-        unquarantine_commit(picture(serving(A, 1)), ShardKey("other", 0))
+        unquarantine_commit(picture(serving(A, 1)), [ShardKey("other", 0)])
 
 
 def test_only_a_quarantined_shard_is_cleared() -> None:
     seen = picture(serving(A, 1), Entry(NOBODY, 3, "quarantined", change=3, deaths=3))
-    assert unquarantine_commit(seen, ShardKey(ROLE, 1)).writes == (Put(b"pardon/default/1", b""),)
+    assert unquarantine_commit(seen, [ShardKey(ROLE, 1)]).writes == (Put(b"pardon/default/1", b""),)
     with pytest.raises(LookupError, match="is not quarantined; it is serving"):
-        unquarantine_commit(seen, ShardKey(ROLE, 0))
+        unquarantine_commit(seen, [ShardKey(ROLE, 0)])
+    barred = msgspec.structs.replace(serving(A, 1), barred=(EntityKey("cart", "x"),))
+    seen = picture(barred, serving(A, 1))
+    assert unquarantine_commit(seen, put_away_shards(seen)).what == "default/0"
+    with pytest.raises(LookupError, match="nothing is quarantined"):
+        put_away_shards(picture(serving(A, 1)))
 
 
 def test_the_target_is_plain_text() -> None:

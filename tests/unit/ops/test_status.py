@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from cluster_lab import GONE, A, B, C, Stored, healthy, moving, node, poisoned, serving
+from msgspec import structs
 from typer.testing import CliRunner, Result
 
 from domicile.core.hashing import shard_of
@@ -118,10 +119,11 @@ def test_json_holds_everything_and_nothing_else_is_printed(tmp_path: Path) -> No
 
 def test_what_operators_did_and_what_is_poisoned_is_shown(tmp_path: Path) -> None:
     audit = {"at": "2026-01-02T03:04:05.678Z", "by": "eva@desk", "command": "free", "what": "x"}
+    barred = structs.replace(serving(B), deaths=4, tries=2, barred=(EntityKey("cart", "c 1"),))
     stored = Stored(
         nodes=[node(A, version="2.0"), node(B, version="1.9")],
         leader=node(A),
-        shards={"default": [serving(A), serving(B), poisoned(3)]},
+        shards={"default": [serving(A), barred, poisoned(3)]},
         more={
             b"target": b"2.0",
             b"audit/2026-01-02T03:04:05.678Z-0001": json.dumps({**audit, "why": "stuck"}).encode(),
@@ -133,16 +135,24 @@ def test_what_operators_did_and_what_is_poisoned_is_shown(tmp_path: Path) -> Non
     result = domicile("status", url, "--json")
     assert result.exit_code == 3
     seen = json.loads(result.stdout)
-    assert seen["quarantined"] == [{"role": "default", "shard": 2, "deaths": 3}]
+    entity = {"type": "cart", "id": "c 1", "tries": 2, "pause_s": 20.0}
+    whole = {"type": None, "id": None, "tries": 0, "pause_s": 10.0}
+    assert seen["quarantined"] == [
+        {"role": "default", "shard": 1, "deaths": 4, **entity},
+        {"role": "default", "shard": 2, "deaths": 3, **whole},
+    ]
     assert seen["roles"][0]["quarantined"] == 1
     assert seen["roles"][0]["lost"] == 0
     assert (seen["target"], seen["audit"]) == ("2.0", {**audit, "why": "stuck"})
     assert [one["version"] for one in seen["nodes"]] == ["2.0", "1.9"]
     text = domicile("status", url).stdout
+    flat = " ".join(text.split())
     lines = [line.split() for line in text.splitlines()]
     assert ["node-b", "127.0.0.1:7098", "up", "1.9", "1", "age", "unknown"] in lines
     assert ["default", "3", "2", "0", "0", "0", "1"] in lines
-    assert "quarantined  default/2 (3 owners died)" in text
+    assert "cart/c 1 (default/1): 4 owners died, tried again after 20 s" in flat
+    assert "domicile unquarantine default/1" in flat
+    assert "default/2: 3 owners died, tried again after 10 s" in flat
     assert "target   2.0" in text
     assert "last command  2026-01-02T03:04:05.678Z eva@desk, free: x (stuck)" in text
 
