@@ -34,10 +34,10 @@ class Mines:
     async def resources(self) -> AsyncGenerator[dict[type[Any], Any]]:
         yield {Mines: self}
 
-    async def step_on(self, kind: type[Entity], id: str) -> None:
+    async def step_on(self, kind: type[Entity], id: str, how: str = "") -> None:
         """End the process of the caller, if the id is live."""
         sim = self.sim
-        if id in self.live and sim is not None:
+        if how + id in self.live and sim is not None:
             home = sim.owner(kind, id)
 
             def blow() -> None:
@@ -66,7 +66,7 @@ class Desk(Entity, name="desk"):
     @handler
     async def late(self) -> int:
         """Kills its process only when it is asked to, long after its start."""
-        await self.resource(Mines).step_on(Desk, f"late {self.id}")
+        await self.resource(Mines).step_on(Desk, self.id, "late ")
         return 0
 
 
@@ -282,3 +282,26 @@ def test_an_operator_ends_a_quarantine_and_it_survives_a_restart_of_everything()
         assert await ask(sim, "mine") == 1
 
     run(6, body, nodes=4)
+
+
+@pytest.mark.scenario("DX-20")
+@pytest.mark.parametrize("seed", range(3))
+def test_a_handler_that_kills_long_after_its_entity_started_is_found_as_well(seed: int) -> None:
+    """Each time the entity serves other messages for a while, and only then gets the deadly one."""
+
+    async def body(sim: Sim, mines: Mines) -> None:
+        shard = sim.shard(Desk, "slow").shard
+        mines.live["late slow"] = None
+        async with load(sim):
+            for count in range(1, 4):
+                for _ in range(8):
+                    await ask_until_answered(sim, "slow")
+                    await sim.advance(0.5)
+                with pytest.raises(DomicileError):
+                    await sim.ref(Desk, "slow").options(timeout_s=3).ask(Desk.late)
+                await sim.wait_until(lambda count=count: mines.killed == count)  # type: ignore[misc]
+                assert count == 3 or put_away(sim) == []
+            await sim.wait_until(lambda: bool(put_away(sim)), timeout_s=5)
+            assert put_away(sim) == [(shard, (EntityKey("desk", "slow"),))]
+
+    run(seed, body, nodes=4)

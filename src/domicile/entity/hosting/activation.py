@@ -86,16 +86,20 @@ class Activation(ABC):
                 raise NotStarted(Unavailable(f"{name_of(key)} failed to start; next try soon"))
             self._check_barred(key)
             cell = self.cells[key] = Cell(self._host, key, kind, self.owner.epoch)
+            if self.owner.entry.deaths:
+                cell.tried, cell.direct = {}, {}
         if not cell.started:
             await self._start(cell)
         return cell
 
     async def _begin_trial(self, turn: Turn) -> Trial | None:
-        """DX-20: if an entity has yet to start, have the store name it or its shard as on trial."""
-        key, entry = turn.entity, self.owner.entry
-        if key in self.cells:
+        """DX-20: if the entity, or this handler of it, runs for the first time at this owner, have
+        the store name it or its shard as on trial."""
+        key, entry, cell = turn.entity, self.owner.entry, self.cells.get(turn.entity)
+        if cell is None:
+            self._check_barred(key)
+        elif cell.tried is None or turn.request.method in cell.tried:
             return None
-        self._check_barred(key)
         alone = key if on_the_brink(entry, self.runtime.settings.poison_deaths) else None
         trial = await self.runtime.trials.begin(self.shard, self.owner.epoch, alone)
         if trial is None:

@@ -23,6 +23,7 @@ from domicile.core.handoff.mailbox import Queued
 from domicile.core.ids import EntityKey, LinkKey, ShardKey
 from domicile.core.wire import CallingTurn, Request
 from domicile.entity.model.entity import Entity, EntityType
+from domicile.entity.model.handlers import Handler
 from domicile.entity.model.ref import Ref
 from domicile.errors import ConfigError
 from domicile.ports.clock import Timer
@@ -35,6 +36,10 @@ E = TypeVar("E", bound=Entity)
 T = TypeVar("T")
 
 current_turn: ContextVar[Turn | None] = ContextVar("domicile_turn", default=None)
+
+
+MOST_TRIED = 64
+"""I6: names of methods that one cell remembers as tried, beside those of direct handlers."""
 
 
 class Incoming(Queued, kw_only=True):
@@ -99,8 +104,8 @@ class Cell:
     """A resident entity. Implements the entity's `Context`."""
 
     __slots__ = (
-        "alarms", "bucket", "entity", "epoch", "host", "key", "kind", "resident", "started",
-        "starting", "used_at", "wants_stop",
+        "alarms", "bucket", "direct", "entity", "epoch", "host", "key", "kind", "resident",
+        "started", "starting", "tried", "used_at", "wants_stop",
     )  # fmt: skip
 
     def __init__(self, host: ShardHost, key: EntityKey, kind: EntityType, epoch: int) -> None:
@@ -108,6 +113,11 @@ class Cell:
         self.key = key
         self.kind = kind
         self.epoch = epoch
+        self.direct: dict[str, Handler] = kind.direct
+        """Handlers that may begin without `_serve`."""
+        self.tried: dict[str, None] | None = None
+        """Handlers that ran since its start in a shard that lost owners (DX-20); None: it did not
+        lose any."""
         self.entity: Entity | None = None
         self.starting: SingleFlight | None = None
         self.started = False
@@ -119,6 +129,13 @@ class Cell:
         """The bucket of the idle wheel that holds it."""
         self.alarms: dict[str, PendingTimer] | None = None
         """Its pending timers by the name of their method; others may be kept by its host."""
+
+    def has_tried(self, method: str) -> None:
+        """A handler ran for the first time, and this process lives: it needs no more trial."""
+        if self.tried is not None and (len(self.tried) < MOST_TRIED or method in self.kind.direct):
+            self.tried[method] = None
+            if method in self.kind.direct:
+                self.direct[method] = self.kind.direct[method]
 
     # the entity's context
 

@@ -161,7 +161,7 @@ class Execution(Activation):
         ):
             if cell is None:
                 cell = self._start_now(entity, now)
-            handler = None if cell is None else cell.kind.direct.get(request.method)
+            handler = None if cell is None else cell.direct.get(request.method)
             if cell is not None and cell.started and handler is not None:
                 try:
                     args, kwargs = handler.decode_args(request.body)
@@ -279,7 +279,7 @@ class Execution(Activation):
         cell = route.cell
         if cell is None or not cell.resident or cell.host is not self:
             cell = route.cell = self.cells.get(entity) or self._start_now(entity, now)
-        handler = None if cell is None else cell.kind.direct.get(call.handler.name)
+        handler = None if cell is None else cell.direct.get(call.handler.name)
         if cell is None or handler is None or not cell.started:
             return NOT_HERE
         args, kwargs = call.args, call.kwargs
@@ -360,7 +360,7 @@ class Execution(Activation):
         turn, now = self.turn_of(queued), self.runtime.clock.now()
         request = turn.request
         if isinstance(request, Request) and cell is not None and cell.started:
-            handler = cell.kind.direct.get(request.method)
+            handler = cell.direct.get(request.method)
             if handler is not None and not request.key and now < turn.expires_at:
                 try:
                     args, kwargs = handler.decode_args(request.body)
@@ -384,7 +384,11 @@ class Execution(Activation):
     async def _serve(self, turn: Turn) -> None:
         """Run a message that needs more than its handler: a start, a key, or a refusal."""
         current_turn.set(turn)
-        run = self._run_on_trial if self.owner.entry.deaths else self._run
+        run = self._run
+        if self.owner.entry.deaths:
+            run = self._run_on_trial
+        elif (cell := self.cells.get(turn.entity)) is not None and cell.tried is not None:
+            cell.tried, cell.direct = None, cell.kind.direct
         await self._see_through(turn, Guarded(run(turn), turn), None)
 
     async def _see_through(self, turn: Turn, guarded: Guarded, handler: Handler | None) -> None:
@@ -434,11 +438,15 @@ class Execution(Activation):
     async def _run_on_trial(self, turn: Turn) -> bytes:
         """As `_run`, in a shard that lost owners."""
         trial = await self._begin_trial(turn)
+        if trial is None:
+            return await self._run(turn)
         try:
             return await self._run(turn)
         finally:
-            if trial is not None:
-                self.runtime.trials.end(trial)
+            self.runtime.trials.end(trial)
+            cell = self.cells.get(turn.entity)
+            if cell is not None:
+                cell.has_tried(turn.request.method)
 
     async def _run(self, turn: Turn) -> bytes:
         """Everything between a started message and its encoded reply."""
