@@ -8,7 +8,6 @@ what only a coordinator wants: nodes told, nodes pinged and probed, a user's fun
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from random import Random
 from typing import Any
@@ -35,8 +34,9 @@ from domicile.membership.store_calls import StoreCalls
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
 from domicile.settings import Settings
+from domicile.taglog import TaggedLog
 
-log = logging.getLogger("domicile")
+log = TaggedLog()
 
 PING_S = 1.0
 """How often a leader asks every node whether it is there (C7), unless silence means something

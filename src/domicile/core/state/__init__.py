@@ -13,7 +13,7 @@ its values. Each family has one writer, or a rule for concurrent writers:
     nodes/<incarnation>  a node, under its lease; if it is gone, the node cannot commit or serve
     clients/<incarn.>    a client, under its lease
     map/<role>/<block>   64 entries of the shard map; only the leader writes them
-    release/..., started/...      what owners report through the store
+    release/..., trial/<incarn.>  what owners report through the store
     drain/, wish/, target, pardon/, kick/         what operators want
     dead/, stuck/, audit/, rewound                evidence, reports, marks
 

@@ -8,7 +8,6 @@ move can help are refused at once. The leader learns of the need from the store.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -17,12 +16,13 @@ from domicile.core.ids import EntityKey, LinkKey, ShardKey
 from domicile.core.placement.model import fitting, willing
 from domicile.entity.hosting.cell import Incoming
 from domicile.errors import Unavailable
+from domicile.taglog import TaggedLog
 
 if TYPE_CHECKING:
     from domicile.entity.hosting.shard_host import ShardHost
     from domicile.entity.runtime import Runtime
 
-log = logging.getLogger("domicile")
+log = TaggedLog()
 
 NEWS_S = 2.0
 """Seconds that messages for a type wait although no node is known here to have it: their sender may

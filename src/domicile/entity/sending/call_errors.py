@@ -30,13 +30,14 @@ def overloaded(sender: CallSender, entity: EntityKey) -> Overloaded:
 
 
 def quarantined(sender: CallSender, within_s: float) -> Unavailable:
-    """Its shard is quarantined: it gets no home until an operator clears it (DX-20)."""
+    """Its shard is quarantined: it gets no home for a while (DX-20)."""
     shard = f"{sender.shard.role}/{sender.shard.shard}"
     deaths = sender.entry.deaths
     died = f"{deaths} owners died within {within_s:g} s of each other"
     return Unavailable(
-        f"shard {shard} is quarantined: its last {died if deaths > 1 else 'owner died'}; see "
-        f"what its entities do, then run `domicile unquarantine {shard}`"
+        f"shard {shard} is quarantined: its last {died if deaths > 1 else 'owner died'}; it is "
+        "tried again by itself. See what its entities do, then run "
+        f"`domicile unquarantine {shard}`"
     )
 
 
