@@ -63,13 +63,13 @@ class Activation(ABC):
     def note(self, kind: str, what: Turn, **more: Any) -> None:
         """A history event about one message."""
 
-    async def _started_cell(self, turn: Turn) -> Cell:
+    async def _started_cell(self, turn: Turn, waking: bool) -> Cell:
         key = turn.entity
         now = self.runtime.clock.now()
         if now >= turn.expires_at:
             raise NotStarted(Unavailable(f"its time ran out before {name_of(key)} could start it"))
         cell = self.cells.get(key)
-        if cell is None or not cell.started:
+        if not waking and (cell is None or not cell.started):
             self.note("waking", turn)
         if cell is None:
             kind = self.runtime.catalogue.get(key.type)
@@ -100,6 +100,8 @@ class Activation(ABC):
             self._check_barred(key)
         elif cell.tried is None or turn.request.method in cell.tried:
             return None
+        # H9: the message has left its mailbox, so it is no longer returned if its shard drains.
+        self.note("waking", turn)
         alone = key if on_the_brink(entry, self.runtime.settings.poison_deaths) else None
         trial = await self.runtime.trials.begin(self.shard, self.owner.epoch, alone)
         if trial is None:

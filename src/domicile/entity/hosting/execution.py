@@ -384,12 +384,14 @@ class Execution(Activation):
     async def _serve(self, turn: Turn) -> None:
         """Run a message that needs more than its handler: a start, a key, or a refusal."""
         current_turn.set(turn)
-        run = self._run
         if self.owner.entry.deaths:
-            run = self._run_on_trial
-        elif (cell := self.cells.get(turn.entity)) is not None and cell.tried is not None:
-            cell.tried, cell.direct = None, cell.kind.direct
-        await self._see_through(turn, Guarded(run(turn), turn), None)
+            work = self._run_on_trial(turn)
+        else:
+            cell = self.cells.get(turn.entity)
+            if cell is not None and cell.tried is not None:
+                cell.tried, cell.direct = None, cell.kind.direct
+            work = self._run(turn)
+        await self._see_through(turn, Guarded(work, turn), None)
 
     async def _see_through(self, turn: Turn, guarded: Guarded, handler: Handler | None) -> None:
         """Await a message's coroutine, and answer. Raises only what ends the worker."""
@@ -441,17 +443,17 @@ class Execution(Activation):
         if trial is None:
             return await self._run(turn)
         try:
-            return await self._run(turn)
+            return await self._run(turn, waking=True)
         finally:
             self.runtime.trials.end(trial)
             cell = self.cells.get(turn.entity)
             if cell is not None:
                 cell.has_tried(turn.request.method)
 
-    async def _run(self, turn: Turn) -> bytes:
+    async def _run(self, turn: Turn, waking: bool = False) -> bytes:
         """Everything between a started message and its encoded reply."""
         request = turn.request
-        cell = await self._started_cell(turn)
+        cell = await self._started_cell(turn, waking)
         entity = cell.entity
         assert entity is not None
         if isinstance(request, Alarm):
