@@ -189,11 +189,9 @@ class Housekeeping:
         """Remove an evicted node's record after the time in which the node must stop (C5)."""
         return self._begin(view, node, Delete(node_key(node)), txn, now)
 
-    def sweep(self, view: ClusterView, txn: str, now: float, rewind_over: bool) -> Commit | None:
-        """Delete reports about past epochs, needs that no longer matter, clearances that are
-        carried out, and the mark of a rewind that is over."""
-        if not self._free(SWEEP, now):
-            return None
+    def waste(self, view: ClusterView, rewind_over: bool) -> list[bytes]:
+        """Keys of reports about past epochs, of needs that no longer matter, of clearances that are
+        carried out, and of the mark of a rewind that is over."""
         obsolete = [release_key(*report) for report in view.releases if _is_over(view, report)]
         obsolete += [started_key(*report) for report in view.started if _is_over(view, report)]
         obsolete += [needs_key(shard) for shard in _satisfied(view)]
@@ -208,10 +206,16 @@ class Housekeeping:
         ]
         if view.rewound and rewind_over:
             obsolete.append(REWOUND_KEY)
-        if not obsolete:
-            return None
+        return obsolete
+
+    def may_sweep(self, now: float) -> bool:
+        """Whether no sweep is open or was made a moment ago."""
+        return self._free(SWEEP, now)
+
+    def sweep(self, waste: Sequence[bytes], txn: str) -> Commit:
+        """Delete as many of these keys as fit into one commit (S7)."""
         self._busy[SWEEP] = txn
-        writes = tuple(map(Delete, obsolete[: MAX_OPERATIONS - 1]))
+        writes = tuple(map(Delete, waste[: MAX_OPERATIONS - 1]))
         return Commit(txn, (self._leader,), writes)
 
     def _begin(

@@ -8,6 +8,7 @@ wants under C4's conditions, with one open commit per block. It tells nodes only
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 from domicile.core.coordinator.commits import (
@@ -47,7 +48,13 @@ from domicile.core.coordinator.reports import Reports
 from domicile.core.coordinator.waiting import StartupWait, patience_ends, silent
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.machines import Arm
-from domicile.core.placement.model import Decision, Move, PlanInput, RoleInput
+from domicile.core.placement.model import (
+    Decision,
+    Move,
+    PlanInput,
+    RoleInput,
+    timed_inputs,
+)
 from domicile.core.placement.plan import plan
 from domicile.core.state.cluster_view import (
     ClientGone,
@@ -72,6 +79,9 @@ LISTEN_S = 0.5
 """Seconds that a new leader waits to hear from all nodes before it places any shard (C7)."""
 
 NEVER = float("inf")
+
+TimedInputs = tuple[object, ...]
+"""What of a round's input changes by time alone, to be compared with another."""
 
 REPORTS = (KeyFamily.RELEASE, KeyFamily.STARTED, KeyFamily.NEEDS)
 """Families of keys in which owners leave their reports."""
@@ -107,6 +117,8 @@ class Coordinator:
         self._listed = self._over = self._dirty = self._balance_due = False
         self._listen_until = self._balance_at = self._reach_at = 0.0
         self._batch_at = self._armed_at = self._patience_ends_at = NEVER
+        self._rest: TimedInputs | None = None
+        """If the last round found nothing to do: what of its input time alone can change."""
 
     def step(self, event: CoordinatorEvent, now: float) -> tuple[CoordinatorEffect, ...]:
         """Take one event; return what the driver must do, in order."""
@@ -273,8 +285,17 @@ class Coordinator:
         self._dirty |= now >= min(self._times())
         self._backoff.expire(now)
         if now >= self._balance_at:
-            self._balance_due = True
             self._balance_at = now + self._settings.balance_interval_s
+            self._balance_due = self._dirty = self._dirty or not self._rests(now)
+
+    def _rests(self, now: float) -> bool:
+        """Whether a round to balance would find nothing again: the last one found nothing, and
+        since then neither an event nor time has changed its input (I8)."""
+        return self._rest is not None and self._rest == self._timed_inputs(self._cluster(now), now)
+
+    def _timed_inputs(self, view: PlanInput, now: float) -> TimedInputs:
+        recent = self._startup_wait.returned_recently(now)
+        return timed_inputs(view, now, self._settings), self._reports.resting(now), recent
 
     # outcomes
 
@@ -328,6 +349,7 @@ class Coordinator:
 
     def _decide(self, now: float) -> list[CoordinatorEffect]:
         self._batch_at = self._drain_pacing.at = NEVER
+        self._rest = None
         view = self._planned_view(now)
         self._patience_ends_at = patience_ends(view, now, self._settings)
         if now < self._listen_until and silent(view, now, self._settings.heard_s):
@@ -344,13 +366,19 @@ class Coordinator:
         decisions = self._drain_pacing.pace(
             view, [one for one in found if self._ready(one, now)], now
         )
-        for decision in (*decisions, *self._owner_deaths.reconsidered(view, decisions)):
+        obsolete = self._owner_deaths.reconsidered(view, decisions)
+        for decision in (*decisions, *obsolete):
             if self._ready(decision, now):
                 wanted.setdefault(block_of(decision.shard), []).append(decision)
         effects += [self._issue(block, decisions) for block, decisions in wanted.items()]
         rewind_over = not self._startup_wait.after_rewind(self._view.rewound, now)
-        sweep = self._housekeeping.sweep(self._view, self._next_txn(), now, rewind_over)
-        return [*effects, *([] if sweep is None else [sweep])]
+        waste = self._housekeeping.waste(self._view, rewind_over)
+        if waste and self._housekeeping.may_sweep(now):
+            effects.append(self._housekeeping.sweep(waste, self._next_txn()))
+        # A user's function may use data outside the plan's input, so every round asks it.
+        if view.balance and not (found or obsolete or waste or self._strategy == CUSTOM):
+            self._rest = self._timed_inputs(view, now)
+        return effects
 
     def _ready(self, decision: Decision | Reconsider, now: float) -> bool:
         block = block_of(decision.shard)
@@ -371,6 +399,15 @@ class Coordinator:
         self._txns += 1
         return f"{self._me}-{self._leader.revision}-{self._txns}"
 
+    def _cluster(self, now: float) -> PlanInput:
+        """A plan's input without the roles."""
+        view, reports = self._view, self._reports
+        return PlanInput(
+            self._me, view.nodes, reports.heard_at, tuple(view.drains), {}, self._balance_due,
+            self._strategy, view.target, reports.known_since(view, now),
+            reports.departing_since(view, now),
+        )  # fmt: skip
+
     def _planned_view(self, now: float) -> PlanInput:
         """What is stored, with the drafts under way in its place, so no decision is made twice."""
         view = self._view
@@ -386,20 +423,16 @@ class Coordinator:
             if self._startup_wait.settled(role, entries, view.nodes, heard_at, now):
                 part = self._reports.role_view(view, role, entries)
                 roles[role] = self._owner_deaths.added_to(part, view, role, now)
-        return PlanInput(
-            self._me, view.nodes, self._reports.heard_at, tuple(view.drains), roles,
-            self._balance_due, self._strategy, view.target, self._reports.known_since(view, now),
-            self._reports.departing_since(view, now),
-        )  # fmt: skip
+        return replace(self._cluster(now), roles=roles)
 
     def _times(self) -> list[float]:
-        """The times at which something other than `_look_around` is due."""
-        times = [self._balance_at, self._batch_at, self._startup_wait.at, self._owner_deaths.at]
+        """The times at which something other than `_look_around` and balancing is due."""
+        times = [self._batch_at, self._startup_wait.at, self._owner_deaths.at]
         times += [self._patience_ends_at, self._drain_pacing.at, *self._backoff.times]
         return [*times, self._listen_until] if self._dirty else times
 
     def _arm(self) -> list[CoordinatorEffect]:
-        at = min([self._reach_at, *self._times()])
+        at = min([self._reach_at, self._balance_at, *self._times()])
         if at == self._armed_at:
             return []
         self._armed_at = at

@@ -95,6 +95,10 @@ class Reports:
             if now >= until or view.entry(shard).epoch != epoch:
                 del self._resting[shard]
 
+    def resting(self, now: float) -> tuple[ShardKey, ...]:
+        """The shards that stay where they are for now, after a revert."""
+        return tuple(shard for shard, (_, until) in self._resting.items() if now < until)
+
     def role_view(self, view: ClusterView, role: str, entries: Sequence[Entry]) -> RoleInput:
         """One role for the planner. `entries` may contain drafts that are not stored yet."""
         released = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from domicile.core.ids import Incarnation
-from domicile.core.placement.model import PlanInput, heard, patient
+from domicile.core.placement.model import PlanInput, heard, new, patient
 from domicile.core.state.records import NodeRecord
 from domicile.core.state.shardmap import Entry
 from domicile.settings import CLOCK_DRIFT, Settings
@@ -37,6 +37,10 @@ class StartupWait:
         """The store answers again after an outage: nodes may register again soon."""
         self._joined_at = self._returned_at = now
 
+    def returned_recently(self, now: float) -> bool:
+        """Whether the store was away and nodes may still have to register again."""
+        return now - self._returned_at < self._settings.settle_max_s
+
     def after_rewind(self, rewound: bool, now: float) -> bool:
         """Whether the store lost commits so recently that a forgotten owner may still run (S5)."""
         if not rewound:
@@ -60,8 +64,7 @@ class StartupWait:
     ) -> bool:
         """Whether a role's shards may get homes now; if not, `at` says when to ask again."""
         gone = sum(entry.owner not in nodes and entry.state != "quarantined" for entry in entries)
-        lately = now - self._returned_at < self._settings.settle_max_s
-        if not gone or not (lately or 2 * gone > len(entries)):
+        if not gone or not (self.returned_recently(now) or 2 * gone > len(entries)):
             self._first_look.pop(role, None)
             return True
         ready = [
@@ -87,8 +90,7 @@ class StartupWait:
 def patience_ends(view: PlanInput, now: float, settings: Settings) -> float:
     """When a departing node that waits for a new node goes on without it."""
     if not any(
-        now - view.known_since.get(node, float("-inf")) <= settings.heard_s
-        and not heard(view, node, now, settings.heard_s)
+        new(view, node, now, settings.heard_s) and not heard(view, node, now, settings.heard_s)
         for node in view.nodes
     ):
         return float("inf")

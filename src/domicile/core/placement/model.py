@@ -123,6 +123,25 @@ def heard(view: PlanInput, node: Incarnation, now: float, heard_s: float) -> boo
     return node == view.me or now - view.heard_at.get(node, float("-inf")) <= heard_s
 
 
+def new(view: PlanInput, node: Incarnation, now: float, heard_s: float) -> bool:
+    """Whether a node has just registered."""
+    return now - view.known_since.get(node, float("-inf")) <= heard_s
+
+
+def timed_inputs(view: PlanInput, now: float, settings: Settings) -> tuple[object, ...]:
+    """What a plan takes from its input that time alone can change, shards that rest aside.
+
+    If these are equal at two times and the rest of the input is equal too, so are the plans.
+    """
+    heard_s = settings.heard_s
+    return (
+        tuple(
+            (heard(view, node, now, heard_s), new(view, node, now, heard_s)) for node in view.nodes
+        ),
+        tuple(patient(view, now, settings)),
+    )
+
+
 def fresh(
     view: PlanInput,
     role: str,
@@ -140,7 +159,7 @@ def fresh(
     allowed = versions.target_versions((record.version for record in willing.values()), view.target)
     return any(
         record.version in allowed
-        and now - view.known_since.get(node, float("-inf")) <= settings.heard_s
+        and new(view, node, now, settings.heard_s)
         and not heard(view, node, now, settings.heard_s)
         for node, record in willing.items()
     )

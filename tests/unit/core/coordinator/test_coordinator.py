@@ -207,6 +207,38 @@ def test_what_clients_say_costs_no_plan(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(planned) == 1
 
 
+def test_a_balanced_cluster_in_which_nothing_changes_costs_no_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """I8: an idle leader's cost does not grow with shards."""
+    rig = running(serving(A), serving(B))
+    planned: list[float] = []
+
+    def count(view: PlanInput, now: float, settings: Settings) -> Plan:
+        planned.append(now)
+        return plan(view, now, settings)
+
+    def live(seconds: int) -> int:
+        before = len(planned)
+        for _ in range(seconds):
+            rig.step(Heard(B))
+            assert commits(rig.tick(1.0)) == []
+        return len(planned) - before
+
+    monkeypatch.setattr("domicile.core.coordinator.machine.plan", count)
+    assert live(10) == 2, "the first round finds nothing, and the nodes are no longer new later"
+    assert live(10) == 0
+    rig.tick(1.0)
+    rig.tick(1.1)
+    assert len(planned) == 3, "a node became silent"
+    assert live(10) == 2, "it is heard again, and one round balances"
+    assert live(10) == 0
+    rig.store.put(wish_key(S0), b"node-none")
+    rig.watch()
+    assert live(10) == 1
+    assert len(planned) == 7
+
+
 def test_a_silent_node_delays_a_new_leader_only_briefly() -> None:
     store = TinyStore(2)
     store.join(A)
@@ -296,6 +328,20 @@ def test_obsolete_release_keys_are_removed_once() -> None:
     rig.tick(1.0)
     assert commits(rig.tick(1.0)) == []
     assert commits(rig.watch()) == []
+
+
+def test_obsolete_keys_are_removed_again_until_they_are_gone() -> None:
+    rig = running(serving(A, 3), nodes=(A,))
+    rig.store.put(release_key(A, S0, 2), b"")
+    rig.watch()
+    effects = rig.tick(0.005)
+    for _ in range(3):
+        (commit,) = commits(effects)
+        rig.step(CommitDone(commit.txn, Unknown()))
+        effects = rig.tick(1.0)
+    rig.land(effects)
+    rig.watch()
+    assert commits(rig.tick(1.0)) == []
 
 
 # DX-26: shards that need a type which their owner lacks

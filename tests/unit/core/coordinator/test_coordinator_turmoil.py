@@ -21,6 +21,7 @@ from domicile.core.coordinator.events import (
     Reread,
     Resign,
     RevertAsked,
+    StoreReturned,
     Tell,
     Tick,
 )
@@ -59,9 +60,19 @@ class Owner:
             self.phases[shard] = ("open", entry.epoch)
 
 
+class Restless(Coordinator):
+    """Plans from scratch at each balancing round, whether anything has changed or not."""
+
+    def _rests(self, now: float) -> bool:
+        return False
+
+
 @dataclass
 class Leader:
     machine: Coordinator
+    restless: Coordinator
+    """Gets the same events, and must decide the same at the same time (I8)."""
+    inc: Incarnation
     seen: int
     waiting: list[Commit] = field(default_factory=list[Commit])
     reading: list[ReadBack] = field(default_factory=list[ReadBack])
@@ -71,6 +82,8 @@ class Leader:
 
 class Turmoil:
     """Several leaderships at once, a store that answers late or never, owners that come and go."""
+
+    limits = SETTINGS
 
     def __init__(self, seed: int, shards: int) -> None:
         self.random, self.shards, self.now = Random(seed), shards, 100.0
@@ -125,7 +138,9 @@ class Turmoil:
         if leader.over:
             assert leader.machine.step(event, self.now) == ()
             return
-        for effect in leader.machine.step(event, self.now):
+        effects = leader.machine.step(event, self.now)
+        assert effects == leader.restless.step(event, self.now)
+        for effect in effects:
             match effect:
                 case Commit():
                     assert len(effect.conditions) + len(effect.writes) <= MAX_OPERATIONS
@@ -151,9 +166,11 @@ class Turmoil:
 
     def elect(self) -> None:
         inc = self.random.choice(list(self.owners))
-        leader = Leader(
-            Coordinator(inc, self.store.lead(inc), SETTINGS, self.random), self.store.revision
+        revision, seed = self.store.lead(inc), self.random.random()
+        machine, restless = (
+            kind(inc, revision, self.limits, Random(seed)) for kind in (Coordinator, Restless)
         )
+        leader = Leader(machine, restless, inc, self.store.revision)
         self.leaders = [*self.leaders[-1:], leader]
         self.feed(leader, Listed(self.store.listing()))
 
@@ -273,6 +290,61 @@ class Turmoil:
             if self.now >= leader.tick_at:
                 self.feed(leader, Tick())
             self.one_home()
+
+
+class Quiet(Turmoil):
+    """One leadership and long times in which little happens; nodes are silent now and then."""
+
+    limits = Settings(drain_deadline_s=2.0, poison_window_s=5.0, settle_max_s=3.0)
+
+    def join(self) -> None:
+        self.names += 1
+        inc = Incarnation(f"i{self.names:03}")
+        self.owners[inc] = Owner()
+        version = self.random.choice(["1", "1", "2"])
+        self.store.join(inc, node=f"node-{self.names % 5}", version=version)
+
+    def step(self) -> None:
+        leader = self.leaders[-1]
+        roll = self.random.random()
+        if roll < 0.6:
+            self.now += self.random.choice([0.2, 1.0, 1.0, 2.1])
+            self.feed(leader, Tick())
+        elif roll < 0.8:
+            for inc in self.owners:
+                if self.random.random() < 0.8:
+                    self.feed(leader, Heard(inc))
+        elif roll < 0.9:
+            for inc, owner in self.owners.items():
+                self.node(inc, owner)
+        elif roll < 0.93:
+            self.operate()
+        elif roll < 0.95 and len(self.owners) < 5:
+            self.join()
+        elif roll < 0.96 and len(self.owners) > 2:
+            inc = self.random.choice([inc for inc in self.owners if inc != leader.inc])
+            self.store.delete(node_key(inc))
+            del self.owners[inc]
+        elif roll < 0.97:
+            self.feed(leader, StoreReturned())
+        while leader.waiting or leader.reading or leader.seen < self.store.revision:
+            self.answer(leader, self.random.choice(["", "", "", "lost"]))
+            self.read(leader)
+            self.watch(leader)
+        for inc in [inc for inc in self.owners if node_key(inc) not in self.store.items]:
+            del self.owners[inc]
+        if not self.owners:
+            self.join()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32))
+def test_a_leader_that_rests_decides_as_one_that_plans_again_and_again(seed: int) -> None:
+    quiet = Quiet(seed, 8)
+    for _ in range(200):
+        quiet.step()
+        if quiet.leaders[-1].over:
+            quiet.elect()
 
 
 @settings(max_examples=60, deadline=None)
