@@ -31,6 +31,7 @@ from domicile.core.handoff.tables import Phase
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.placement.model import Decision, Move, PlanInput, departing
 from domicile.core.state.cluster_view import ClusterView
+from domicile.core.state.keys import BlockKey, block_of
 from domicile.core.state.shardmap import Entry
 from domicile.settings import Settings
 
@@ -71,9 +72,14 @@ class DrainPacing:
         """When more shards may move even without an event; `NEVER` if no decision was held back."""
 
     def pace(
-        self, view: PlanInput, decisions: Iterable[Decision], now: float
+        self,
+        view: PlanInput,
+        decisions: Iterable[Decision],
+        now: float,
+        ready: Callable[[BlockKey], bool] = lambda _: True,
     ) -> tuple[Decision, ...]:
-        """The decisions that may be carried out now."""
+        """The decisions that may be carried out now. A move in a block that is not ready for a
+        commit must not use a place in a stage: it is left out."""
         self.at = NEVER
         leaving = departing(view.nodes, view.drains)
         before, self._since = self._since, {}
@@ -105,6 +111,8 @@ class DrainPacing:
                     ready_at = view.departing_since.get(owner, now - GATHER_S) + GATHER_S
                     if now < ready_at:
                         self.at = min(self.at, ready_at)
+                        continue
+                    if not ready(block_of(decision.shard)):
                         continue
                     if len(swift) >= stage:
                         full = True

@@ -7,7 +7,7 @@ wants under C4's conditions, with one open commit per block. It tells nodes only
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -51,12 +51,14 @@ from domicile.core.machines import Arm
 from domicile.core.placement.model import (
     Decision,
     Move,
+    Own,
     PlanInput,
     RoleInput,
     timed_inputs,
 )
-from domicile.core.placement.plan import plan
+from domicile.core.placement.plan import Slices, plan_in_slices
 from domicile.core.state.cluster_view import (
+    BlockChanged,
     ClientGone,
     ClientUp,
     ClusterView,
@@ -68,9 +70,15 @@ from domicile.core.state.cluster_view import (
     ViewChange,
 )
 from domicile.core.state.keys import LEADER_KEY, BlockKey, KeyFamily, block_of, classify
-from domicile.core.state.shardmap import Entry
+from domicile.core.state.shardmap import BLOCK_SIZE, Entry
 from domicile.core.state.txn import At, Changes, Committed, Conflict, Item, Listing, Outcome
 from domicile.settings import Settings
+
+SLICE = 4_096
+"""Shards that a round handles before other work gets its turn: 10 to 20 ms of CPU time at most."""
+
+DRAFT = 512
+"""What one drafted block counts for: its commit and the nodes that are told of it take time too."""
 
 BATCH_S = 0.005
 """H12: seconds that the first release waits for more releases."""
@@ -114,9 +122,12 @@ class Coordinator:
         self._housekeeping = Housekeeping(self._leader)
         self._drain_pacing = DrainPacing()
         self._strategy, self._custom_strategy = strategy, CustomStrategy(settings)
-        self._listed = self._over = self._dirty = self._balance_due = False
+        self._listed = self._over = self._dirty = self._balance_due = self._listening = False
         self._listen_until = self._balance_at = self._reach_at = 0.0
-        self._batch_at = self._armed_at = self._patience_ends_at = NEVER
+        self._batch_at = self._armed_at = self._patience_ends_at = self._resume_at = NEVER
+        self._round: Slices[None] | None = None
+        """The round under way, if it pauses; what it wants done is in `_out`."""
+        self._out: list[CoordinatorEffect] = []
         self._rest: TimedInputs | None = None
         """If the last round found nothing to do: what of its input time alone can change."""
 
@@ -157,8 +168,11 @@ class Coordinator:
             return tuple(effects)
         if now >= self._reach_at:
             effects += self._look_around(now)
-        if self._dirty and not self._over:
-            effects += self._decide(now)
+        if not self._over:
+            if begins := self._dirty and self._round is None:
+                self._begin_round(now)
+            if begins or (self._round is not None and isinstance(event, Tick)):
+                effects += self._go_on(now)
         return (*effects, *([] if self._over else self._arm()))
 
     @property
@@ -168,6 +182,8 @@ class Coordinator:
             return "listing"
         if self._drafts:
             return "committing"
+        if self._round is not None:
+            return "planning"
         if self._batch_at != NEVER:
             return "batching releases"
         if self._startup_wait.at != NEVER:
@@ -197,7 +213,7 @@ class Coordinator:
             self._listen_until = now + LISTEN_S
             self._balance_at = now + self._settings.balance_interval_s
         self._dirty = True
-        return self._refreshed(now)
+        return self._refreshed(now, tuple(self._drafts))
 
     def _change(self, changes: Changes, now: float) -> list[CoordinatorEffect]:
         if not self._listed:
@@ -211,20 +227,21 @@ class Coordinator:
             self._soon(now)
         else:
             self._dirty = True
-        return self._refreshed(now)
+        changed = [fact.block for fact in facts if isinstance(fact, BlockChanged)]
+        return self._refreshed(now, changed)
 
     def _soon(self, now: float) -> None:
         """H12: many changes wait for one plan, because each plan looks at all shards."""
         self._batch_at = min(self._batch_at, now + BATCH_S)
 
-    def _refreshed(self, now: float) -> list[CoordinatorEffect]:
-        """The view changed: resign if another process leads; notice own commits that are stored."""
+    def _refreshed(self, now: float, blocks: Iterable[BlockKey]) -> list[CoordinatorEffect]:
+        """The view changed: resign if another process leads; notice own commits to these blocks."""
         if self._view.leader_revision != self._leader.revision:
             return self._resign("deposed")
         effects: list[CoordinatorEffect] = []
-        for made in tuple(self._drafts.values()):
-            stored = self._view.blocks.get(made.block)
-            if stored is not None and stored.txn == made.txn:
+        for block in blocks:
+            made, stored = self._drafts.get(block), self._view.blocks.get(block)
+            if made is not None and stored is not None and stored.txn == made.txn:
                 effects += self._landed(made, stored.revision, now)
         return effects
 
@@ -307,7 +324,7 @@ class Coordinator:
         del self._drafts[made.block]
         stored = StoredBlock(revision, made.txn, made.entries)
         self._view.take_own(made.block, stored, made.writes)
-        if self._drafts:
+        if self._drafts or self._round is not None:
             self._soon(now)
         else:
             self._dirty = True
@@ -324,6 +341,7 @@ class Coordinator:
         self._over = True
         self._view, self._reports = ClusterView(follow_entries=False), Reports()
         self._drafts, self._backoff = {}, CommitBackoff()
+        self._round, self._out = None, []
         return [Resign(reason)]
 
     # decisions
@@ -347,44 +365,76 @@ class Coordinator:
         probes = [AskProbe(voter, node) for voter, node in due.probes]
         return [*probes, *(commit for commit in exiles if commit is not None)]
 
-    def _decide(self, now: float) -> list[CoordinatorEffect]:
+    def _begin_round(self, now: float) -> None:
+        self._dirty, self._rest = False, None
         self._batch_at = self._drain_pacing.at = NEVER
-        self._rest = None
-        view = self._planned_view(now)
+        self._round = self._in_slices(now)
+
+    def _go_on(self, now: float) -> list[CoordinatorEffect]:
+        """One slice of the round. The next one follows when the event loop has turned."""
+        assert self._round is not None
+        left = SLICE
+        for handled in self._round:
+            left -= handled
+            if left <= 0:
+                break
+        else:
+            self._round = None
+        self._resume_at = NEVER if self._round is None and not self._dirty else now
+        effects, self._out = self._out, []
+        return effects
+
+    def _in_slices(self, now: float) -> Slices[None]:
+        """Plan from what is known now, and draft what is wanted, into `_out`.
+
+        While the round pauses, the machine takes other events. What they change is decided by the
+        next round. A decision of this one is drafted only if what it relies on is still so.
+        """
+        balance, self._balance_due = self._balance_due, False
+        view = yield from self._planned_view(now, balance)
         self._patience_ends_at = patience_ends(view, now, self._settings)
-        if now < self._listen_until and silent(view, now, self._settings.heard_s):
-            return []
-        effects: list[CoordinatorEffect] = []
+        self._listening = now < self._listen_until and silent(view, now, self._settings.heard_s)
+        if self._listening:
+            self._balance_due |= balance
+            return
         if self._strategy == CUSTOM:
             asked, view = self._custom_strategy.consult(view, now)
-            effects += [AskStrategy(situation) for situation in asked]
-        self._dirty = False
-        self._balance_due = self._balance_due and self._custom_strategy.waiting
-        wanted: dict[BlockKey, list[Decision | Reconsider]] = {}
-        found = plan(view, now, self._settings).decisions
-        # A decision that cannot be committed now must not use a place in a stage.
-        decisions = self._drain_pacing.pace(
-            view, [one for one in found if self._ready(one, now)], now
-        )
+            self._out += [AskStrategy(situation) for situation in asked]
+            self._balance_due |= balance and self._custom_strategy.waiting
+        found = (yield from plan_in_slices(view, now, self._settings)).decisions
+        decisions = self._drain_pacing.pace(view, found, now, lambda one: self._ready(one, now))
+        yield len(decisions)
         obsolete = self._owner_deaths.reconsidered(view, decisions)
-        for decision in (*decisions, *obsolete):
-            if self._ready(decision, now):
-                wanted.setdefault(block_of(decision.shard), []).append(decision)
-        effects += [self._issue(block, decisions) for block, decisions in wanted.items()]
+        wanted: dict[BlockKey, list[Decision | Reconsider]] = {}
+        for done, decision in enumerate((*decisions, *obsolete), 1):
+            wanted.setdefault(block_of(decision.shard), []).append(decision)
+            if not done % SLICE:
+                yield SLICE
+        for block, of_block in wanted.items():
+            if self._ready(block, now):
+                self._issue(block, of_block, view)
+                yield DRAFT
         rewind_over = not self._startup_wait.after_rewind(self._view.rewound, now)
         waste = self._housekeeping.waste(self._view, rewind_over)
         if waste and self._housekeeping.may_sweep(now):
-            effects.append(self._housekeeping.sweep(waste, self._next_txn()))
+            self._out.append(self._housekeeping.sweep(waste, self._next_txn()))
         # A user's function may use data outside the plan's input, so every round asks it.
-        if view.balance and not (found or obsolete or waste or self._strategy == CUSTOM):
+        if balance and not (found or obsolete or waste or self._strategy == CUSTOM):
             self._rest = self._timed_inputs(view, now)
-        return effects
 
-    def _ready(self, decision: Decision | Reconsider, now: float) -> bool:
-        block = block_of(decision.shard)
+    def _ready(self, block: BlockKey, now: float) -> bool:
         return block not in self._drafts and not self._backoff.held(block, self._view, now)
 
-    def _issue(self, block: BlockKey, decisions: Sequence[Decision | Reconsider]) -> Commit:
+    def _issue(
+        self, block: BlockKey, decisions: Sequence[Decision | Reconsider], planned: PlanInput
+    ) -> None:
+        first, entries = block.number * BLOCK_SIZE, planned.roles[block.role].entries
+        if self._view.entries(block) != entries[first : first + BLOCK_SIZE]:
+            return  # The event that changed it causes the next round.
+        if self._dirty:
+            decisions = [one for one in decisions if self._stands(one, planned)]
+            if not decisions:
+                return
         for shard, floor in self._view.floors.items():
             self._reports.floor(shard, floor)
         floors = self._reports.floors
@@ -393,46 +443,67 @@ class Coordinator:
         for decision in decisions:
             if isinstance(decision, Move):
                 self._reports.move(self._view, decision.shard, decision.to)
-        return Commit(made.txn, made.conditions, made.writes)
+        self._out.append(Commit(made.txn, made.conditions, made.writes))
+
+    def _stands(self, decision: Decision | Reconsider, planned: PlanInput) -> bool:
+        """Whether the two nodes of a decision and the wish for its shard are as planned."""
+        view, part = self._view, planned.roles[decision.shard.role]
+        number = decision.shard.shard
+        nodes = [part.entries[number].owner]
+        if isinstance(decision, Own):
+            nodes.append(decision.owner)
+        elif isinstance(decision, Move):
+            nodes.append(decision.to)
+        drained = [record.node for node in nodes if (record := planned.nodes.get(node))]
+        return (
+            all(view.nodes.get(node) == planned.nodes.get(node) for node in nodes)
+            and all((node in view.drains) == (node in planned.drains) for node in drained)
+            and view.wishes.get(decision.shard) == part.wishes.get(number)
+        )
 
     def _next_txn(self) -> str:
         self._txns += 1
         return f"{self._me}-{self._leader.revision}-{self._txns}"
 
-    def _cluster(self, now: float) -> PlanInput:
+    def _cluster(self, now: float, balance: bool = False) -> PlanInput:
         """A plan's input without the roles."""
         view, reports = self._view, self._reports
         return PlanInput(
-            self._me, view.nodes, reports.heard_at, tuple(view.drains), {}, self._balance_due,
+            self._me, dict(view.nodes), dict(reports.heard_at), tuple(view.drains), {}, balance,
             self._strategy, view.target, reports.known_since(view, now),
             reports.departing_since(view, now),
         )  # fmt: skip
 
-    def _planned_view(self, now: float) -> PlanInput:
+    def _planned_view(self, now: float, balance: bool) -> Slices[PlanInput]:
         """What is stored, with the drafts under way in its place, so no decision is made twice."""
         view = self._view
         self._reports.prune(view, now)
         self._startup_wait.at = self._owner_deaths.at = NEVER
-        roles: dict[str, RoleInput] = {}
-        heard_at = {**self._reports.heard_at, self._me: now}
+        cluster = self._cluster(now, balance)
+        heard_at = {**cluster.heard_at, self._me: now}
+        known: dict[str, list[Entry]] = {}
         for role in () if self._startup_wait.after_rewind(view.rewound, now) else view.shards:
-            entries: list[Entry] = []
+            entries = known[role] = []
             for block in view.role_blocks(role):
                 made = self._drafts.get(block)
                 entries += made.entries if made else view.entries(block)
-            if self._startup_wait.settled(role, entries, view.nodes, heard_at, now):
+        roles: dict[str, RoleInput] = {}
+        for role, entries in known.items():
+            yield len(entries)
+            if self._startup_wait.settled(role, entries, cluster.nodes, heard_at, now):
                 part = self._reports.role_view(view, role, entries)
+                yield len(entries)
                 roles[role] = self._owner_deaths.added_to(part, view, role, now)
-        return replace(self._cluster(now), roles=roles)
+        return replace(cluster, roles=roles)
 
     def _times(self) -> list[float]:
         """The times at which something other than `_look_around` and balancing is due."""
         times = [self._batch_at, self._startup_wait.at, self._owner_deaths.at]
         times += [self._patience_ends_at, self._drain_pacing.at, *self._backoff.times]
-        return [*times, self._listen_until] if self._dirty else times
+        return [*times, self._listen_until] if self._listening else times
 
     def _arm(self) -> list[CoordinatorEffect]:
-        at = min([self._reach_at, self._balance_at, *self._times()])
+        at = min([self._reach_at, self._balance_at, self._resume_at, *self._times()])
         if at == self._armed_at:
             return []
         self._armed_at = at

@@ -60,7 +60,7 @@ def place(
         return {}
     load = {node: owned.get(node, 0) for node in capacity}
     limit = most if most is not None else dict.fromkeys(capacity, len(shards) + max(load.values()))
-    chosen = _preferred(shards, load, capacity, prefer, limit) if prefer else {}
+    chosen = preferred(shards, load, capacity, prefer, most) if prefer else {}
     step = 0 if marked is None else 1
     heap = [
         (marked.get(node, 0) if marked else 0, (load[node] + 1) / capacity[node], order, node)
@@ -83,18 +83,18 @@ def place(
     return {shard: chosen[shard] for shard in shards if shard in chosen} if prefer else chosen
 
 
-def _preferred(
+def preferred(
     shards: Sequence[int],
     load: dict[N, int],
     capacity: Mapping[N, float],
     prefer: Mapping[int, N],
-    limit: Mapping[N, int],
+    most: Mapping[N, int] | None,
 ) -> dict[int, N]:
     """Shards that go to their preferred node, within fair shares; `load` is updated."""
     total, units = sum(load.values()) + len(shards), fsum(capacity.values())
-    share = {
-        node: min(limit[node], ceil(total * one / units - ULP)) for node, one in capacity.items()
-    }
+    share = {node: ceil(total * one / units - ULP) for node, one in capacity.items()}
+    if most is not None:
+        share = {node: min(most[node], one) for node, one in share.items()}
     chosen: dict[int, N] = {}
     for shard in shards:
         node = prefer.get(shard)

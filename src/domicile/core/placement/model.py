@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
 from domicile.core.placement import versions
 from domicile.core.state.records import NodeRecord
@@ -67,8 +69,7 @@ class PlanInput:
     departing for a long time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Own:
+class Own(msgspec.Struct, frozen=True, gc=False):
     """A shard without a home gets an owner. `gone`: because the old owner's record is gone (X)."""
 
     shard: ShardKey
@@ -77,23 +78,20 @@ class Own:
     suspicion: Suspicion = INNOCENT
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(msgspec.Struct, frozen=True, gc=False):
     """A shard's owner must empty it for another node."""
 
     shard: ShardKey
     to: Incarnation
 
 
-@dataclass(frozen=True, slots=True)
-class Revert:
+class Revert(msgspec.Struct, frozen=True, gc=False):
     """A move is cancelled; the shard stays with its owner."""
 
     shard: ShardKey
 
 
-@dataclass(frozen=True, slots=True)
-class Quarantine:
+class Quarantine(msgspec.Struct, frozen=True, gc=False):
     """A shard that killed its owners gets no home for a while (DX-20)."""
 
     shard: ShardKey

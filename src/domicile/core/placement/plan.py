@@ -6,8 +6,9 @@ committed, and under which conditions (C4). A plan never reads the store and rem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from math import fsum
+from typing import TypeVar
 
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.placement import model, strategies, versions
@@ -15,6 +16,7 @@ from domicile.core.placement.balance import (
     intake,
     least_shards,
     place,
+    preferred,
     receiver_limit,
     round_limit,
 )
@@ -41,9 +43,34 @@ MOST_CAPACITY = 1e6
 """I6: a record's capacity counts up to this, so that no sum of capacities overflows."""
 
 
+PAUSE = 2_048
+"""Shards that are placed between two pauses of a plan."""
+
+T = TypeVar("T")
+Slices = Generator[int, None, T]
+"""Work that can pause. Each number says about how many shards it has handled since the last."""
+
+
 def plan(view: PlanInput, now: float, settings: Settings) -> Plan:
     """The changes that are wanted now."""
-    parts = [_Round(view, role, now, settings).decide() for role in view.roles]
+    found: list[Plan] = []
+
+    def all_slices() -> Slices[None]:
+        found.append((yield from plan_in_slices(view, now, settings)))
+
+    for _ in all_slices():
+        pass
+    return found[0]
+
+
+def plan_in_slices(view: PlanInput, now: float, settings: Settings) -> Slices[Plan]:
+    """As `plan`, with pauses: at 65,536 shards a plan takes 40 to 400 ms of CPU time, and other
+    work must not wait for it (I8). The input must not change meanwhile."""
+    parts: list[Plan] = []
+    for role in view.roles:
+        one = _Round(view, role, now, settings)
+        yield len(view.roles[role].entries)
+        parts.append((yield from one.decide()))
     return Plan(
         tuple(own for part in parts for own in part.owns),
         tuple(move for part in parts for move in part.moves),
@@ -103,15 +130,17 @@ class _Round:
         )
         self._wanted = self._ask_strategy()
 
-    def decide(self) -> Plan:
+    def decide(self) -> Slices[Plan]:
         suspicions, away = judge(self._part, self._homeless, self._settings)
         quarantines = [Quarantine(ShardKey(self._role, shard), one) for shard, one in away.items()]
-        owns = self._place(suspicions)
-        moves = [*self._empty(), *self._fulfil()]
+        yield len(self._homeless)
+        owns = yield from self._place(suspicions)
+        moves = [*(yield from self._empty()), *self._fulfil()]
         if self._eligible and self._receivers:
             moves += self._suit({move.shard.shard: None for move in moves})
         reverts = self._take_back()
         if self._view.balance and not (self._homeless or self._mixed or self._part.undecided):
+            yield len(self._part.entries)
             moves += self._balance({move.shard.shard: None for move in moves})
         return Plan(tuple(owns), tuple(moves), tuple(reverts), tuple(quarantines))
 
@@ -203,14 +232,16 @@ class _Round:
         at_wish = self._part.wishes.get(shard) == self._view.nodes[owner].node
         return at_wish and self._fits(shard, owner)
 
-    def _place(self, suspicions: Mapping[int, Suspicion]) -> list[Own]:
+    def _place(self, suspicions: Mapping[int, Suspicion]) -> Slices[list[Own]]:
         """Homes for shards that have none: by wish, by the move under way, by the strategy, by the
         last owner (C8). Suspect shards go apart from each other, most blamed first (DX-20)."""
         chosen: dict[int, Incarnation] = {}
         prefer: dict[int, Incarnation] = {}
         rest: list[int] = []
         suspects: list[int] = []
-        for shard, suspicion in suspicions.items():
+        for done, (shard, suspicion) in enumerate(suspicions.items(), 1):
+            if not done % PAUSE:
+                yield PAUSE
             entry = self._part.entries[shard]
             wish = self._wish(shard)
             if wish is not None:
@@ -229,13 +260,15 @@ class _Round:
                     prefer[shard] = self._target_ids[entry.previous]
         if not self._part.undecided:
             suspects.sort(key=lambda one: (-suspicions[one].blamed, -suspicions[one].deaths))
-            chosen |= self._spread(suspects, marked=self._suspects())
-            chosen |= self._spread(rest, prefer)
-        return [
-            self._own(shard, chosen[shard], suspicion)
-            for shard, suspicion in suspicions.items()
-            if shard in chosen
-        ]
+            chosen |= yield from self._spread(suspects, marked=self._suspects())
+            chosen |= yield from self._spread(rest, prefer)
+        owns: list[Own] = []
+        for shard, suspicion in suspicions.items():
+            if shard in chosen:
+                owns.append(self._own(shard, chosen[shard], suspicion))
+                if not len(owns) % PAUSE:
+                    yield PAUSE
+        return owns
 
     def _take(self, chosen: dict[int, Incarnation], shard: int, node: Incarnation) -> None:
         chosen[shard] = node
@@ -254,7 +287,7 @@ class _Round:
         shards: Sequence[int],
         prefer: Mapping[int, Incarnation] | None = None,
         marked: Mapping[Incarnation, int] | None = None,
-    ) -> dict[int, Incarnation]:
+    ) -> Slices[dict[int, Incarnation]]:
         """Choose the least loaded nodes. Shards beyond the intake of the target version go to
         nodes of other versions."""
         chosen: dict[int, Incarnation] = {}
@@ -266,7 +299,7 @@ class _Round:
                 self._take(chosen, shard, node)
             else:
                 rest.append(shard)
-        placed = place(rest, self._load, self._targets, prefer, most=self._most, marked=marked)
+        placed = yield from self._by_load(rest, prefer, marked)
         if len(placed) < len(rest):
             others = {n: one for n, one in self._open.items() if n not in self._targets}
             placed |= place([shard for shard in rest if shard not in placed], self._load, others)
@@ -278,6 +311,28 @@ class _Round:
         """The heard nodes that have the types that a shard needs; of the target version, if any."""
         fit = {n: one for n, one in self._open.items() if n in self._eligible[shard]}
         return {n: one for n, one in fit.items() if n in self._targets} or fit
+
+    def _by_load(
+        self,
+        shards: Sequence[int],
+        prefer: Mapping[int, Incarnation] | None,
+        marked: Mapping[Incarnation, int] | None,
+    ) -> Slices[dict[int, Incarnation]]:
+        """As `place`, with pauses. Marked shards are few and placed at once."""
+        targets, most = self._targets, self._most
+        if marked is not None or len(shards) <= PAUSE:
+            return place(shards, self._load, targets, prefer, most=most, marked=marked)
+        load = {node: self._load.get(node, 0) for node in targets}
+        placed = preferred(shards, load, targets, prefer, most) if prefer else {}
+        rest = [shard for shard in shards if shard not in placed]
+        yield len(shards)
+        for start in range(0, len(rest), PAUSE):
+            found = place(rest[start : start + PAUSE], load, targets, most=most)
+            for node in found.values():
+                load[node] += 1
+            placed |= found
+            yield PAUSE
+        return placed
 
     def _suspects(self) -> dict[Incarnation, int]:
         """How many suspect shards each node has."""
@@ -295,7 +350,7 @@ class _Round:
         assert released or entry.owner not in self._view.nodes, "C4: neither released nor gone"
         return Own(ShardKey(self._role, shard), node, gone, suspicion)
 
-    def _empty(self) -> list[Move]:
+    def _empty(self) -> Slices[list[Move]]:
         """Leaving and drained nodes give everything away."""
         departing = model.emptying(
             self._view, self._role, self._departing, self._willing, self._now, self._settings
@@ -315,7 +370,7 @@ class _Round:
             elif not (self._receivers and self._take_wanted(chosen, shard)):
                 rest.append(shard)
         if self._receivers:
-            chosen |= self._spread(rest)
+            chosen |= yield from self._spread(rest)
         for shard in () if self._willing else rest:
             # No node can receive the shard: it is drained anyway before its owner leaves (H14).
             if self._view.nodes[self._part.entries[shard].owner].status == "leaving":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 
 import pytest
@@ -28,15 +29,16 @@ from domicile.core.coordinator.events import (
     Tell,
     Tick,
 )
-from domicile.core.coordinator.machine import Coordinator
+from domicile.core.coordinator.machine import DRAFT, SLICE, Coordinator
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.machines import Arm
 from domicile.core.placement.model import Plan, PlanInput
-from domicile.core.placement.plan import plan
+from domicile.core.placement.plan import Slices, plan_in_slices
 from domicile.core.state.keys import (
     LEADER_KEY,
     RELEASE,
     REWOUND_KEY,
+    drain_key,
     encode_needs,
     needs_key,
     node_key,
@@ -44,7 +46,7 @@ from domicile.core.state.keys import (
     release_key,
     wish_key,
 )
-from domicile.core.state.shardmap import Entry
+from domicile.core.state.shardmap import Entry, decode_block
 from domicile.core.state.txn import (
     MAX_OPERATIONS,
     Absent,
@@ -98,6 +100,11 @@ class Rig:
 
 def commits(effects: list[CoordinatorEffect]) -> list[Commit]:
     return [effect for effect in effects if isinstance(effect, Commit)]
+
+
+def block_entries(commit: Commit) -> tuple[Entry, ...]:
+    (put,) = (write for write in commit.writes if isinstance(write, Put))
+    return decode_block(put.value).entries
 
 
 def told(effects: list[CoordinatorEffect]) -> list[tuple[Incarnation, int, str, int]]:
@@ -193,11 +200,11 @@ def test_what_clients_say_costs_no_plan(monkeypatch: pytest.MonkeyPatch) -> None
     rig = running(serving(A), serving(B))
     planned: list[float] = []
 
-    def count(view: PlanInput, now: float, settings: Settings) -> Plan:
+    def count(view: PlanInput, now: float, settings: Settings) -> Slices[Plan]:
         planned.append(now)
-        return plan(view, now, settings)
+        return plan_in_slices(view, now, settings)
 
-    monkeypatch.setattr("domicile.core.coordinator.machine.plan", count)
+    monkeypatch.setattr("domicile.core.coordinator.machine.plan_in_slices", count)
     for _ in range(5):
         rig.now += 1.0
         assert rig.step(Heard(Incarnation("client"))) == []
@@ -214,9 +221,9 @@ def test_a_balanced_cluster_in_which_nothing_changes_costs_no_plan(
     rig = running(serving(A), serving(B))
     planned: list[float] = []
 
-    def count(view: PlanInput, now: float, settings: Settings) -> Plan:
+    def count(view: PlanInput, now: float, settings: Settings) -> Slices[Plan]:
         planned.append(now)
-        return plan(view, now, settings)
+        return plan_in_slices(view, now, settings)
 
     def live(seconds: int) -> int:
         before = len(planned)
@@ -225,7 +232,7 @@ def test_a_balanced_cluster_in_which_nothing_changes_costs_no_plan(
             assert commits(rig.tick(1.0)) == []
         return len(planned) - before
 
-    monkeypatch.setattr("domicile.core.coordinator.machine.plan", count)
+    monkeypatch.setattr("domicile.core.coordinator.machine.plan_in_slices", count)
     assert live(10) == 2, "the first round finds nothing, and the nodes are no longer new later"
     assert live(10) == 0
     rig.tick(1.0)
@@ -515,6 +522,49 @@ def test_a_commit_never_exceeds_the_stores_limit() -> None:
         assert len(found[0].conditions) + len(found[0].writes) <= MAX_OPERATIONS
         effects = rig.land(effects)
     assert all(store.entry(shard).state == "serving" for shard in range(64))
+
+
+def test_many_shards_are_placed_in_slices_and_all_of_them() -> None:
+    shards = 4 * SLICE
+    store = TinyStore(shards)
+    store.join(A)
+    store.join(B)
+    rig = Rig(store)
+    rig.start(A, B)
+    rig.now += 0.5
+    waiting: list[Commit] = []
+    steps = 0
+    while rig.machine.doing != "idle":
+        found = commits(rig.step(Tick()))
+        assert len(found) <= SLICE // DRAFT
+        waiting += found
+        for commit in waiting[:2]:
+            rig.step(CommitDone(commit.txn, store.commit(commit.conditions, commit.writes)))
+        waiting = waiting[2:]
+        steps += 1
+    assert steps > shards / SLICE
+    counts = Counter(store.entry(shard).owner for shard in range(shards))
+    assert counts == {A: shards // 2, B: shards // 2}
+
+
+def test_a_decision_whose_node_left_while_the_round_paused_is_not_committed() -> None:
+    store = TinyStore(4 * SLICE)
+    for inc in (A, B, C):
+        store.join(inc)
+    rig = Rig(store)
+    rig.start(A, B, C)
+    rig.now += 0.5
+    before = commits(rig.step(Tick()))
+    while not before:
+        before = commits(rig.step(Tick()))
+    store.delete(node_key(C))
+    store.put(drain_key(f"node-{B}"), b"")
+    rig.watch()
+    after = commits(rig.step(Tick()))
+    while len(after) < 20:
+        after += commits(rig.step(Tick()))
+    owners = {entry.owner for commit in after for entry in block_entries(commit)}
+    assert owners <= {A, NOBODY}
 
 
 def test_garbage_in_the_store_is_left_out() -> None:

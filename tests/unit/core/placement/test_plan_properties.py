@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 from plan_lab import World, decide, node, serving
 
 from domicile.core.ids import NOBODY, Incarnation
-from domicile.core.placement import versions
+from domicile.core.placement import plan, versions
 from domicile.core.placement.balance import round_limit
 from domicile.core.placement.model import Own, Plan
 from domicile.core.placement.strategies import NAMES as STRATEGIES
@@ -72,11 +73,16 @@ def test_a_difference_of_one_moves_nothing(base: int, extras: list[bool]) -> Non
 
 
 ENTRY = st.builds(
-    lambda owner, to, state, epoch: FREE if state == "free" else Entry(owner, epoch, state, to, 9),
+    lambda owner, to, state, epoch, previous: (
+        FREE
+        if state == "free"
+        else Entry(owner, epoch, state, to if state == "moving" else NOBODY, 9, previous)
+    ),
     st.sampled_from(NAMES),
     st.sampled_from([NOBODY, *NAMES]),
     st.sampled_from(["free", "serving", "moving"]),
     st.integers(1, 3),
+    st.sampled_from(["", *(f"node-{inc}" for inc in NAMES)]),
 )
 
 
@@ -105,16 +111,22 @@ def test_every_situation_is_handled_and_obeys_c4(
     owned = [number for number, entry in enumerate(entries) if entry.owner]
     released = {number: entries[number].epoch for number in releases if number in owned}
     asked = {number: entries[number].epoch for number in asks if number in owned}
-    result = decide(
-        entries,
-        *(node(inc, status) for inc, status in standing),
-        drains=tuple(drains),
-        wishes=wishes,
-        released=released,
-        asked=asked,
-        wished=asked,
-        balance=balance,
-    )
+
+    def result_with(pause: int) -> Plan:
+        with patch.object(plan, "PAUSE", pause):
+            return decide(
+                entries,
+                *(node(inc, status) for inc, status in standing),
+                drains=tuple(drains),
+                wishes=wishes,
+                released=released,
+                asked=asked,
+                wished=asked,
+                balance=balance,
+            )
+
+    result = result_with(plan.PAUSE)
+    assert result_with(2) == result, "pauses change nothing"
     up = [inc for inc, status in standing if status == "up"]
     willing = [inc for inc in up if f"node-{inc}" not in drains]
     known = [inc for inc, _ in standing]
