@@ -567,6 +567,43 @@ def test_a_decision_whose_node_left_while_the_round_paused_is_not_committed() ->
     assert owners <= {A, NOBODY}
 
 
+def test_a_block_that_changed_while_the_round_paused_is_planned_again() -> None:
+    """S1: a commit that was not found is stored after all, while the next round plans."""
+    store = TinyStore(4 * SLICE)
+    store.join(A)
+    store.join(B)
+    store.write(moving(B, A))
+    rig = Rig(store)
+    rig.start(A, B)
+    rig.step(ReleasedBy(B, S0, 1))
+    rig.now += 0.5
+
+    def next_commits() -> list[Commit]:
+        found = commits(rig.step(Tick()))
+        for commit in found:
+            if commit.writes[0].key != BLOCK:
+                rig.step(CommitDone(commit.txn, store.commit(commit.conditions, commit.writes)))
+        return found
+
+    found = next_commits()
+    while not found:
+        found = next_commits()
+    (late,) = (commit for commit in found if commit.writes[0].key == BLOCK)
+    rig.step(CommitDone(late.txn, Unknown()))
+    rig.step(Reread(late.txn, store.items[BLOCK]))
+    while next_commits():
+        pass
+    assert next_commits() == []
+    assert rig.machine.doing == "planning", "the next round has begun"
+    store.commit(late.conditions, late.writes)
+    rig.watch()
+    assert store.entry(0) == Entry(A, 2, "serving", NOBODY, 3, "node-a")
+    while rig.machine.doing != "idle":
+        rig.now += 0.001
+        assert all(commit.writes[0].key != BLOCK for commit in next_commits())
+        rig.watch()
+
+
 def test_garbage_in_the_store_is_left_out() -> None:
     rig = running(serving(A))
     for key in (b"map/r", b"map/r/x", b"nodes/z", b"wish/r", b"release/x", b"drain/\xff", b"zzz"):
