@@ -9,6 +9,7 @@ here decides about shards.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterable
 
 from domicile.concurrency.task_set import TaskSet
@@ -35,6 +36,9 @@ from domicile.errors import StoreError
 from domicile.membership.store_calls import StoreCalls
 from domicile.ports.control import ControlWiring
 from domicile.ports.transport import AnswerTakers, RequestTakers
+
+LEARN = 256
+"""Entries that a leader takes from itself in one turn of the loop: each may open a shard here."""
 
 UNHEARD_S = 1.0
 """A release goes into the store if the leader was out of reach for so long."""
@@ -65,6 +69,8 @@ class Elected:
         self._probe = PeerProbe(wiring.me, wiring.clock, wiring.meter, self._send, self._tell)
         self._unheard: dict[ShardKey, tuple[int, float]] = {}
         """Epochs that were released, and since when no leader was in reach to hear it."""
+        self._told: deque[Told] = deque()
+        """What this process told itself and has not taken yet. Bounded: the map has no more."""
         self._tasks: TaskSet[None] = TaskSet("domicile-release")
 
     @property
@@ -219,10 +225,20 @@ class Elected:
         if to != self._me:
             self._wiring.send(to, message)
         elif isinstance(message, Told):
-            shard = ShardKey(message.role, message.shard)
-            asyncio.get_running_loop().call_soon(self._wiring.learn, shard, (message.entry,))
+            if not self._told:
+                asyncio.get_running_loop().call_soon(self._learn)
+            self._told.append(message)
         else:
             self.heard(self._me)
+
+    def _learn(self) -> None:
+        """Take what this process as the leader told itself, in order; many shards in several turns
+        of the loop."""
+        for _ in range(min(LEARN, len(self._told))):
+            told = self._told.popleft()
+            self._wiring.learn(ShardKey(told.role, told.shard), (told.entry,))
+        if self._told:
+            asyncio.get_running_loop().call_soon(self._learn)
 
     def _tell(self, message: Probed | Suspect) -> None:
         """Tell the leader about another node; if none is known, the next one will ask."""

@@ -46,6 +46,9 @@ from domicile.ports.meter import Meter
 from domicile.ports.store import Kept, OffersThreads, Store
 from domicile.settings import Settings
 
+PAUSE_CHANGES = 4
+"""Changed keys after which the watch lets the event loop turn: a few milliseconds of CPU time."""
+
 
 class Member(LeaseHolder[R]):
     """One incarnation of a node, a client or another holder of a record under a lease.
@@ -314,7 +317,7 @@ class Member(LeaseHolder[R]):
         return Kept(ttl_s, None if ttl_s is None else await self._store.get(self._key))
 
     async def _keep_watching(self) -> None:
-        failures = 0
+        failures = taken = 0
         compacted = False
         while not self._over.is_set():
             try:
@@ -332,6 +335,12 @@ class Member(LeaseHolder[R]):
                         self._take_changes(change)
                         if self._over.is_set():
                             return
+                        taken += len(change.changes)
+                        if taken >= PAUSE_CHANGES:
+                            # The watch may have many more at hand, which other work must not wait
+                            # for: a commit of the map is up to 64 shards that open here.
+                            taken = 0
+                            await asyncio.sleep(0)
                 finally:
                     await _close(changes)
             except WatchCompacted:

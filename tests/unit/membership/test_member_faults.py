@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from itertools import pairwise
 
@@ -14,7 +15,7 @@ from domicile.core.ids import Incarnation
 from domicile.core.state.cluster_view import NodeGone, Unreadable, ViewChange
 from domicile.core.state.keys import node_key
 from domicile.core.state.records import NodeRecord, encode_record
-from domicile.core.state.txn import Changes, Delete, Put
+from domicile.core.state.txn import Change, Changes, Delete, Put
 from domicile.errors import StoreUnavailable, WatchCompacted
 from domicile.stores.memory.store import MemoryStore
 from domicile.testing.sim.clock import SimClock
@@ -362,6 +363,33 @@ def test_a_watch_that_goes_back_fences(lab: Lab, node: Process) -> None:
         ((_, reason),) = node.fenced
         assert reason.startswith("store rewound")
         assert len(node.changes) == 1
+
+    lab.run(main())
+
+
+def test_a_watch_with_much_at_hand_lets_the_loop_turn(lab: Lab, node: Process) -> None:
+    turns = 0
+    taken: Counter[int] = Counter()
+
+    async def burst(prefix: bytes, from_revision: int) -> AsyncIterator[Changes]:
+        node.loop.call_soon(turn)
+        for revision in range(from_revision + 1, from_revision + 101):
+            taken[turns] += 1
+            yield Changes(revision, (Change(b"unread", None), Change(b"too", None)))
+        await asyncio.get_running_loop().create_future()
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        if len(node.changes) < 100:
+            node.loop.call_soon(turn)
+
+    async def main() -> None:
+        node.store.on_watch = burst
+        node.start()
+        await asyncio.sleep(1)
+        assert len(node.changes) == 100
+        assert max(taken.values()) <= 10
 
     lab.run(main())
 
