@@ -175,6 +175,25 @@ async def test_a_crowded_node_is_left_alone_for_a_while(sim: Sim) -> None:
     assert await sim.ref(Desk, "later").ask(Desk.note, 1) == 1
 
 
+class Slow(Entity, name="overload-slow"):
+    """Waits for something else, such as a disk, and uses no processor meanwhile."""
+
+    @handler
+    async def wait(self) -> None:
+        await asyncio.sleep(0.05)
+
+
+@simulated(entities=[Slow], nodes=1, seeds=3, settings=Settings(shards=8))
+async def test_handlers_that_wait_are_no_load(sim: Sim) -> None:
+    for number in range(1_000):
+        await sim.ref(Slow, f"s{number % 100}").tell(Slow.wait)
+    await sim.wait_until(lambda: unstarted(sim) > 500)
+    await sim.advance(5.0)
+    assert unstarted(sim) == 0
+    counts = sim.history.counts
+    assert counts["tell.refused"] == counts["mail.refused"] == counts["message.overloaded"] == 0
+
+
 # with real processes
 
 

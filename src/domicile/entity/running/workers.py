@@ -20,13 +20,17 @@ TURN_S = 0.02
 """Seconds that jobs may run one after another before the event loop gets a turn."""
 
 SPELL_S = 0.1
-"""Seconds, at least, that an estimate covers, during which a job was always ready."""
+"""Seconds, at least, of a spell: a time during which a job was always ready."""
+
+SPELLS = 3
+"""An estimate is the shortest of so many spells in a row. One stall of the process, e.g. on a busy
+machine, makes one spell long and says nothing about the jobs."""
 
 
 class Fairness:
     """Measures one pool of workers, and says when the event loop must get a turn."""
 
-    __slots__ = ("_began", "_jobs", "_now", "_since", "_turns", "_until", "job_s")
+    __slots__ = ("_began", "_jobs", "_now", "_since", "_spells", "_turns", "_until", "job_s")
 
     def __init__(self, now: Callable[[], float], turns: Callable[[], int]) -> None:
         self._now = now
@@ -36,6 +40,8 @@ class Fairness:
         self._until = 0.0
         self._began = 0.0
         self._jobs = 0
+        self._spells: deque[float] = deque(maxlen=SPELLS)
+        """Seconds from one job to the next in each of the last spells."""
         self.job_s = 0.0
         """Recent seconds from one job to the next; 0 while jobs have not been ready for long
         enough."""
@@ -57,12 +63,14 @@ class Fairness:
         if not ready:
             # The next job does not wait for another one.
             self._began, self._jobs, self.job_s = 0.0, 0, 0.0
+            self._spells.clear()
             return
         now = self._now()
         if now - self._began >= SPELL_S and self._jobs:
             turns = self._turns()
-            lately_s = (now - self._began) / max(self._jobs, turns - self._since)
-            self.job_s = (self.job_s + lately_s) / 2 if self.job_s else lately_s
+            self._spells.append((now - self._began) / max(self._jobs, turns - self._since))
+            if len(self._spells) == SPELLS:
+                self.job_s = min(self._spells)
             self._began, self._since, self._jobs = now, turns, 0
 
 
