@@ -352,9 +352,9 @@ async def test_a_joining_node_takes_about_its_share_from_the_ring(sim: Sim) -> N
     new = sim.add()
     await sim.advance(30)
     print(f"RG-15, 9 to 10 nodes: {len(count.moved)} of 256 shards moved, a share is 25.6")
-    assert 10 <= len(count.moved) <= 51
+    assert 10 <= len(count.moved) <= 1.5 * 25.6
     assert len(set(count.moved)) == len(count.moved)
-    assert homes(sim).count(new) == len(count.moved), "all of them to the new node"
+    assert homes(sim).count(new) >= 0.8 * len(count.moved), "nearly all of them to the new node"
 
 
 class Pairs:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from itertools import accumulate
+from math import ceil, floor, fsum
 
 import xxhash
 
+from domicile.core.placement.balance import ULP
 from domicile.errors import ConfigError
 
 
@@ -52,6 +54,11 @@ NAMES = ("least_shards", *PLACES)
 POINTS = 128
 """Points on the ring for one unit of capacity."""
 
+FULL = 1.25
+SPARE = 4
+"""A node on the ring takes at most `FULL` times its fair share of the shards, or `SPARE` more than
+it. A lower bound would make many shards move when a node joins and shares are small."""
+
 MOST_POINTS = 16_384
 """I6: points of one node, whatever capacity it claims."""
 
@@ -87,12 +94,15 @@ def wanted(
 
 
 def _ring(role: str, shards: int, seats: tuple[tuple[str, float], ...]) -> tuple[str, ...]:
-    """Each shard belongs to the next point clockwise.
+    """Each shard belongs to the next point clockwise whose node has room, in the order of numbers.
 
-    A node's points depend on its own id and capacity alone. So a node that joins only takes shards,
-    and a node that leaves only gives them. Hashes are a contract between versions of coordinators:
-    a change would move nearly every shard.
+    A node's points depend on its own id and capacity alone. A node is full at `FULL` times its fair
+    share. So a node that joins takes shards, and few others move: those that no longer fit where
+    they were. Hashes are a contract between versions of coordinators: a change would move nearly
+    every shard.
     """
+    units = fsum(capacity for _, capacity in seats)
+    room = {node: _room(shards * capacity / units) for node, capacity in seats}
     digest = xxhash.xxh3_64_intdigest
     owner: dict[int, str] = {}
     for node, capacity in sorted(seats):
@@ -104,9 +114,19 @@ def _ring(role: str, shards: int, seats: tuple[tuple[str, float], ...]) -> tuple
     last, prefix = len(points), b"shard\x00%b\x00" % role.encode()
     found: list[str] = []
     for shard in range(shards):
-        index = bisect_left(points, digest(prefix + b"%d" % shard))
-        found.append(owner[points[index if index < last else 0]])
+        index = bisect_left(points, digest(prefix + b"%d" % shard)) % last
+        node = owner[points[index]]
+        while not room[node]:
+            index = (index + 1) % last
+            node = owner[points[index]]
+        room[node] -= 1
+        found.append(node)
     return tuple(found)
+
+
+def _room(share: float) -> int:
+    """How many shards a node takes whose fair share is `share`: together, nodes take all."""
+    return max(floor(share * FULL + ULP), ceil(share - ULP) + SPARE)
 
 
 def _ranges(shards: int, seats: tuple[tuple[str, float], ...]) -> tuple[str, ...]:

@@ -224,11 +224,9 @@ def test_at_rest_everything_that_can_be_is_in_its_place(world: World) -> None:
             assert world.nodes[entry.owner].node == place
 
 
-@given(worlds(*STRATEGIES), st.data())
+@given(worlds("least_shards"), st.data())
 def test_a_newcomer_takes_and_nobody_else_moves(world: World, data: st.DataObject) -> None:
-    """Of the default and the ring; ranges shift."""
-    if world.strategy == "ranges":
-        return
+    """Of the default; on the ring a few others move, and ranges shift."""
     world.silent, world.drains = (), ()
     world.rest()
     before = [entry.owner for entry in world.entries]
