@@ -6,32 +6,36 @@ whole clusters in virtual time; `domicile.ports` holds the interfaces for other 
 
 from __future__ import annotations
 
-from domicile.client import connect
-from domicile.core.hashing import by_message, murmur2, shardcake, xxh3
-from domicile.core.placement.strategies import Seat, Situation
-from domicile.entity.model.client import Client
-from domicile.entity.model.entity import Entity
-from domicile.entity.model.handlers import blocking, handler
-from domicile.entity.model.ref import Ref
-from domicile.entity.model.region import Region
-from domicile.errors import (
-    CallCycle,
-    CallTooDeep,
-    ConfigError,
-    DomicileError,
-    Fenced,
-    HandlerFailed,
-    MaybeExecuted,
-    NotExecuted,
-    Overloaded,
-    Rejection,
-    Unavailable,
-)
-from domicile.manager import Manager
-from domicile.node import Node
-from domicile.persist.eventsourced import EventSourced
-from domicile.settings import Settings
-from domicile.sync import SyncClient, SyncRef, connect_sync
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from domicile.client import connect
+    from domicile.core.hashing import by_message, murmur2, shardcake, xxh3
+    from domicile.core.placement.strategies import Seat, Situation
+    from domicile.entity.model.client import Client
+    from domicile.entity.model.entity import Entity
+    from domicile.entity.model.handlers import blocking, handler
+    from domicile.entity.model.ref import Ref
+    from domicile.entity.model.region import Region
+    from domicile.errors import (
+        CallCycle,
+        CallTooDeep,
+        ConfigError,
+        DomicileError,
+        Fenced,
+        HandlerFailed,
+        MaybeExecuted,
+        NotExecuted,
+        Overloaded,
+        Rejection,
+        Unavailable,
+    )
+    from domicile.manager import Manager
+    from domicile.node import Node
+    from domicile.persist.eventsourced import EventSourced
+    from domicile.settings import Settings
+    from domicile.sync import SyncClient, SyncRef, connect_sync
 
 __all__ = [
     "CallCycle",
@@ -66,3 +70,51 @@ __all__ = [
     "shardcake",
     "xxh3",
 ]
+
+_MODULES = {
+    "CallCycle": "domicile.errors",
+    "CallTooDeep": "domicile.errors",
+    "Client": "domicile.entity.model.client",
+    "ConfigError": "domicile.errors",
+    "DomicileError": "domicile.errors",
+    "Entity": "domicile.entity.model.entity",
+    "EventSourced": "domicile.persist.eventsourced",
+    "Fenced": "domicile.errors",
+    "HandlerFailed": "domicile.errors",
+    "Manager": "domicile.manager",
+    "MaybeExecuted": "domicile.errors",
+    "Node": "domicile.node",
+    "NotExecuted": "domicile.errors",
+    "Overloaded": "domicile.errors",
+    "Ref": "domicile.entity.model.ref",
+    "Region": "domicile.entity.model.region",
+    "Rejection": "domicile.errors",
+    "Seat": "domicile.core.placement.strategies",
+    "Settings": "domicile.settings",
+    "Situation": "domicile.core.placement.strategies",
+    "SyncClient": "domicile.sync",
+    "SyncRef": "domicile.sync",
+    "Unavailable": "domicile.errors",
+    "blocking": "domicile.entity.model.handlers",
+    "by_message": "domicile.core.hashing",
+    "connect": "domicile.client",
+    "connect_sync": "domicile.sync",
+    "handler": "domicile.entity.model.handlers",
+    "murmur2": "domicile.core.hashing",
+    "shardcake": "domicile.core.hashing",
+    "xxh3": "domicile.core.hashing",
+}
+"""Where each name is defined. Its module is imported when the name is first used: a program that
+only defines entities needs neither stores nor sockets, and most tools need even less."""
+
+if not TYPE_CHECKING:  # A type checker would take any name as known.
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(import_module(_MODULES[name]), name)
+        globals()[name] = found
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted([*globals(), *__all__])

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from domicile.errors import ConfigError
 from domicile.ports.health import Health
@@ -22,6 +21,9 @@ from domicile.ports.journal import Journal
 from domicile.ports.meter import Meter, NoMeter
 from domicile.ports.store import Store
 from domicile.ports.transport import Transport
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
 
 GROUP = "domicile.backends"
 """The group of entry points by which other packages register their backends."""
@@ -171,7 +173,7 @@ def _installed(module: str) -> bool:
 
 def _loaded(scheme: str) -> Backend | None:
     """The backend that an installed package has for a scheme; it is registered from then on."""
-    points = {point.value: point for point in entry_points(group=GROUP, name=scheme)}
+    points = {point.value: point for point in _entry_points() if point.name == scheme}
     if not points:
         return None
     if len(points) > 1:
@@ -196,6 +198,13 @@ def _loaded(scheme: str) -> Backend | None:
     return _known.setdefault(scheme, backend)
 
 
+def _entry_points() -> EntryPoints:
+    # Here, because it takes long to import and the built-in backends do not need it.
+    from importlib.metadata import entry_points
+
+    return entry_points(group=GROUP)
+
+
 def _origin(point: EntryPoint) -> str:
     return point.value if point.dist is None else f"{point.value} (package {point.dist.name})"
 
@@ -211,7 +220,7 @@ def _unknown(what: Literal["store", "journal"], url: str) -> ConfigError:
     }
     forms |= {
         point.name: f"{point.name}://… (of {_origin(point)})"
-        for point in entry_points(group=GROUP)
+        for point in _entry_points()
         if point.name not in _known
     }
     kinds = {scheme: form for scheme, form in forms.items() if form}

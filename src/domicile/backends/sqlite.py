@@ -13,7 +13,6 @@ from domicile.errors import ConfigError
 from domicile.ports.health import Health
 from domicile.ports.store import Store
 from domicile.stores.file_locks import FileLocks
-from domicile.stores.sqlite.store import SqliteStore
 
 
 def sqlite_url(path: Path) -> str:
@@ -38,6 +37,9 @@ class SqliteBackend(Backend):
 
     def open_store(self, url: str, options: OpenOptions) -> Store:
         """As `Backend.open_store`."""
+        # Here, because SQLite takes long to import and other stores do not need it.
+        from domicile.stores.sqlite.store import SqliteStore
+
         cluster = options.cluster
         return SqliteStore(
             self.sqlite_file(url),
