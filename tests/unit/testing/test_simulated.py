@@ -212,7 +212,8 @@ def test_pytest_shows_the_lines_of_the_test_and_none_of_the_library(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makepyfile(FAILING)
-    result = pytester.runpytest("-p", "no:cacheprovider", "-p", "no:logging")
+    # In a process of its own: handlers of the log that other tests left would write here.
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:logging")
     result.assert_outcomes(failed=6, skipped=1)
     shown = [line for line in result.outlines if not line.startswith(("E ", "    ", "FAILED"))]
     assert [line for line in shown if "domicile/" in line or "domicile\\" in line] == []
