@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 from domicile import config
 from domicile.backends.registry import shown_url
-from domicile.backends.wiring import check_urls, open_backends
+from domicile.backends.wiring import check_journal, check_urls, open_backends
 from domicile.core.placement.strategies import Strategy, check_strategy
 from domicile.errors import ConfigError
 from domicile.incarnation.context import Backends, Identity
@@ -58,6 +58,7 @@ class Process(ABC):
         self._settings = config.from_environment() if settings is None else settings
         self._strategy, self._node_id, self._meter = strategy, node_id, meter
         self._backends = backends
+        self._durable = bool(durable)
         self._watchdog: Watchdog | None = None
         self._stack = AsyncExitStack()
         self._lives = Supervisor()
@@ -124,7 +125,10 @@ class Process(ABC):
             resources = await self._prepare(stack)
             await stack.enter_async_context(self._observed)
             node_id = self._node_id or default_node_id()
-            await self._lives.start(self._wire(node_id), self._identity(node_id, resources))
+            backends = self._wire(node_id)
+            if self._durable and self._backends is None:
+                await check_journal(backends)
+            await self._lives.start(backends, self._identity(node_id, resources))
             self._stack = stack.pop_all()
         return self
 

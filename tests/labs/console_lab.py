@@ -198,7 +198,8 @@ class Session:
 
 
 def _telling(lines: Iterable[str]) -> list[str]:
-    return [line for line in lines if plain(line)]
+    """Lines that say something. Only some shells say that a program was killed."""
+    return [line for line in lines if plain(line) and line != "Killed"]
 
 
 def _in_order(lines: Sequence[str]) -> list[str]:

@@ -8,13 +8,14 @@ knows schemes. Nothing here opens a file or a connection.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from domicile.core.ids import Incarnation
 from domicile.errors import ConfigError
 from domicile.ports.health import Health
 from domicile.ports.journal import Journal
@@ -50,6 +51,8 @@ class OpenOptions:
     meter: Meter = field(default_factory=NoMeter)
     reads_only: bool = False
     """Whether the process only reads: then its user need not be allowed to write."""
+    lives: Callable[[Incarnation], Awaitable[bool]] | None = None
+    """Whether the store has the record of an incarnation, for a journal that must know it (J3)."""
 
 
 class Backend:
@@ -140,10 +143,10 @@ def journal_backend(url: str) -> Backend:
 
 
 def shown_url(url: str) -> str:
-    """A URL for people to read: without the user and password that it may contain."""
+    """A URL for people to read: without the user, password and options that it may contain."""
     scheme, found, rest = url.partition("://")
     host, slash, path = rest.partition("/")
-    return f"{scheme}{found}{host.rpartition('@')[2]}{slash}{path}"
+    return f"{scheme}{found}{host.rpartition('@')[2]}{slash}{path.partition('?')[0]}"
 
 
 def _find(url: str) -> Backend | None:
@@ -157,7 +160,7 @@ def _usable(what: str, url: str, backend: Backend) -> Backend:
     absent = [name for name in backend.needs if not _installed(name)]
     if absent:
         raise ConfigError(
-            f"{what} {url!r} needs {', '.join(absent)}, not installed here: "
+            f"{what} {shown_url(url)!r} needs {', '.join(absent)}, not installed here: "
             f"pip install '{backend.install or absent[0]}'"
         )
     backend.check_url(url)
@@ -227,7 +230,7 @@ def _unknown(what: Literal["store", "journal"], url: str) -> ConfigError:
     meant = _meant(url, list(kinds))
     hint = f"; did you mean {meant}?" if meant else ""
     listed = ", ".join(kinds.values())
-    return ConfigError(f"{what} {url!r} is not one of the known kinds: {listed}{hint}")
+    return ConfigError(f"{what} {shown_url(url)!r} is not one of the known kinds: {listed}{hint}")
 
 
 def _meant(url: str, schemes: list[str]) -> str:

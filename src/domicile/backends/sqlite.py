@@ -1,6 +1,7 @@
-"""`sqlite:///file.db`: the embedded store of the processes of one machine, with its locks (L6).
+"""`sqlite:///file.db`: store and journal of the processes of one machine, with their locks (L6).
 
-The registry calls it. The locks are in a directory next to the file. Nothing here opens either.
+The registry calls it. The journal (`file.db.journal`) and a directory with the locks are next to
+the store's file. Nothing here opens any of them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from pathlib import Path
 from domicile.backends.registry import Backend, OpenOptions
 from domicile.core.state.keys import CLIENTS
 from domicile.errors import ConfigError
+from domicile.journals.sqlite.journal import SqliteJournal
 from domicile.ports.health import Health
+from domicile.ports.journal import Journal
 from domicile.ports.store import Store
 from domicile.stores.file_locks import FileLocks
 
@@ -21,10 +24,11 @@ def sqlite_url(path: Path) -> str:
 
 
 class SqliteBackend(Backend):
-    """One SQLite file that the processes of one machine share."""
+    """SQLite files that the processes of one machine share."""
 
     scheme = "sqlite"
     stores = "sqlite:///path/to/file.db (many processes of one machine)"
+    journals = "sqlite:///path/to/file.db.journal (many processes of one machine)"
     reach = "machine"
 
     def check_url(self, url: str) -> None:
@@ -67,12 +71,24 @@ class SqliteBackend(Backend):
         path = self.sqlite_file(url)
         return FileLocks(path.with_name(path.name + ".d"))
 
+    def default_journal(self, url: str) -> str | None:
+        """As `Backend.default_journal`: a file of its own, so that no renewal waits for events."""
+        path = self.sqlite_file(url)
+        return sqlite_url(path.with_name(path.name + ".journal"))
+
+    def open_journal(self, url: str, options: OpenOptions) -> Journal:
+        """As `Backend.open_journal`."""
+        return SqliteJournal(
+            self.sqlite_file(url), options.cluster, wait_s=options.op_timeout_s,
+            lives=options.lives,
+        )  # fmt: skip
+
     def sqlite_file(self, url: str) -> Path:
         """As `Backend.sqlite_file`; four slashes begin an absolute path."""
         path = url.removeprefix(f"{self.scheme}://")
         if not path.startswith("/") or len(path) < 2 or path.endswith("/"):
             raise ConfigError(
-                f"store {url!r} names no file: write {self.scheme}:///relative/file.db or "
+                f"{url!r} names no file: write {self.scheme}:///relative/file.db or "
                 f"{self.scheme}:////absolute/file.db, or memory://name for one process"
             )
         return Path(path[1:])

@@ -7,18 +7,22 @@ backend a URL means.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 from domicile.backends.registry import Backend, OpenOptions, journal_backend, store_backend
+from domicile.core.ids import Incarnation
+from domicile.core.state.keys import node_key
 from domicile.entity.running.blocking import blocking_threads
-from domicile.errors import ConfigError
+from domicile.errors import ConfigError, StoreError
 from domicile.incarnation.context import Backends
 from domicile.membership.clock import SystemClock
 from domicile.ports.health import Health
-from domicile.ports.journal import Journal
+from domicile.ports.journal import Journal, JournalUnknown
 from domicile.ports.meter import Meter, NoMeter
 from domicile.ports.store import Store
 from domicile.ports.transport import Transport
@@ -29,6 +33,8 @@ from domicile.transports.framing import FIRST_BYTES, packet_limit_bytes
 from domicile.transports.tcp import TcpTransport
 from domicile.transports.tls import Certificates
 
+log = logging.getLogger("domicile")
+
 LOOPBACK = "127.0.0.1:0"
 """The default address of a node: any free port, this machine only."""
 
@@ -36,18 +42,36 @@ LOOPBACK = "127.0.0.1:0"
 def check_urls(store: str, journal: str | None = None, durable: Sequence[str] = ()) -> None:
     """Raise `ConfigError` unless the URLs can be opened.
 
-    `durable` names the entity classes that store events: in a cluster of several processes they
-    need a journal that all processes share (I4).
+    `durable` names the entity classes that store events: they need a journal (I4).
     """
     backend = store_backend(store)
     if journal is not None:
         journal_backend(journal)
     elif durable and backend.default_journal(store) is None:
         raise ConfigError(
-            f"{durable[0]} keeps events, but {store} comes without a journal. Use memory://name "
-            'with all nodes in one process, or say journal="memory://" if it is fine that events '
-            "are lost whenever a shard moves or this process ends"
+            f"{durable[0]} keeps events, but {store} comes without a journal. Name one that all "
+            'nodes share, as in journal="sqlite:///events.journal" for one machine, or say '
+            'journal="memory://" if it is fine that events are lost whenever a shard moves or this '
+            "process ends"
         )
+
+
+async def check_journal(backends: Backends) -> None:
+    """Open the journal before a process joins: a wrong file must be told at once.
+
+    A journal that does not answer now may do so later, so that is only logged.
+    """
+    if backends.journal is None:
+        return
+    try:
+        await backends.journal.claim([])
+    except JournalUnknown as error:
+        log.warning(
+            "durable entities wait until the journal answers, which it does not now: %s", error
+        )
+    except BaseException:
+        await backends.close()
+        raise
 
 
 def open_backends(
@@ -71,8 +95,10 @@ def open_backends(
     backend = store_backend(store)
     meter = NoMeter() if meter is None else meter
     options = OpenOptions(by, cluster, store, settings.op_timeout_s, meter)
+    opened = Namespace(backend.open_store(store, options), cluster)
+    options = replace(options, lives=partial(_lives, opened))
     return Backends(
-        store=Namespace(backend.open_store(store, options), cluster),
+        store=opened,
         transport=backend.transport(store, options)
         or _sockets(listen, advertise, settings, meter, bool(token)),
         journal=_journal(backend, store, journal, options),
@@ -116,6 +142,14 @@ def _journal(
 ) -> Journal | None:
     url = backend.default_journal(store) if journal is None else journal
     return None if url is None else journal_backend(url).open_journal(url, options)
+
+
+async def _lives(store: Store, incarnation: Incarnation) -> bool:
+    """Whether the store has a node's record; a store that does not answer may have it."""
+    try:
+        return await store.get(node_key(incarnation)) is not None
+    except StoreError:
+        return True
 
 
 def _sockets(

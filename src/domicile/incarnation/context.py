@@ -48,6 +48,14 @@ class Backends:
     blocking: Threads | None = None
     tracer: Tracer | None = None
 
+    async def close(self) -> None:
+        """Let go of store and journal: this process uses them no more."""
+        try:
+            await self.store.close()
+        finally:
+            if self.journal is not None:
+                await self.journal.close()
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:

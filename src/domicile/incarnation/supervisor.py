@@ -192,7 +192,7 @@ class Supervisor:
             joined.set_exception(error)
         finally:
             try:
-                await backends.store.close()
+                await backends.close()
             finally:
                 if not joined.done():
                     joined.set_exception(Unavailable("it was ended before it had joined"))

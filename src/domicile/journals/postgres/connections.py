@@ -1,0 +1,199 @@
+"""The connections of a journal to its database, its schema, and what errors mean.
+
+Only `domicile.journals.postgres` uses it. The schema of a cluster is created or refused when the
+first connection is made. Connections never wait longer than `wait_s` for a lock or an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import asyncpg
+
+from domicile.errors import ConfigError
+from domicile.journals.postgres.schema import (
+    FORMAT,
+    KEPT_DAYS,
+    LOCK,
+    TABLES,
+    create_partition,
+    day_partition,
+)
+from domicile.ports.journal import JournalUnknown
+
+if TYPE_CHECKING:
+    from asyncpg.pool import PoolConnectionProxy
+
+    Connection = PoolConnectionProxy[asyncpg.Record]
+    Pool = asyncpg.Pool[asyncpg.Record]
+
+CONNECTIONS = 8
+"""Most connections of one process. A batch that waits for a row keeps one meanwhile."""
+
+_TODAY = "SELECT extract(epoch FROM clock_timestamp())::bigint / 86400"
+
+
+class Connections:
+    """A pool of connections, opened at the first use. Texts call the journal `shown`."""
+
+    def __init__(self, url: str, shown: str, cluster: str, wait_s: float) -> None:
+        self._url, self._shown, self._wait_s = url, shown, wait_s
+        self._schema = f"{cluster}_journal"
+        self._pool: Pool | None = None
+        self._opening = asyncio.Lock()
+        self._day = 0
+
+    @asynccontextmanager
+    async def use(self) -> AsyncGenerator[Connection, None]:
+        """A connection; whatever goes wrong with it is `JournalUnknown` or `ConfigError`."""
+        try:
+            pool = self._pool or await self._open()
+            async with pool.acquire(timeout=self._wait_s) as connection:
+                yield connection
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            raise self._explain(error) from error
+
+    async def begin_day(self) -> None:
+        """Have partitions for the keys of today and tomorrow, and drop those that are too old."""
+        async with self.use() as connection:
+            if await connection.fetchval(_TODAY) != self._day:
+                await self._partition(connection)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            try:
+                async with asyncio.timeout(self._wait_s):
+                    await pool.close()
+            except TimeoutError:
+                pool.terminate()
+
+    async def _open(self) -> Pool:
+        async with self._opening:
+            if self._pool is None:
+                pool = await asyncpg.create_pool(
+                    self._url,
+                    min_size=1,
+                    max_size=CONNECTIONS,
+                    timeout=self._wait_s,
+                    command_timeout=2 * self._wait_s,
+                    server_settings=self._session(),
+                )
+                try:
+                    async with pool.acquire(timeout=self._wait_s) as connection:
+                        await self._set_up(connection)
+                except BaseException:
+                    pool.terminate()
+                    raise
+                self._pool = pool
+            return self._pool
+
+    def _session(self) -> dict[str, str]:
+        wait_ms = str(max(1, int(self._wait_s * 1000)))
+        return {
+            "application_name": "domicile journal",
+            "search_path": f'"{self._schema}"',
+            "synchronous_commit": "on",
+            "jit": "off",
+            "plan_cache_mode": "force_generic_plan",
+            # A plan that was made while the tables were empty must not last.
+            "enable_seqscan": "off",
+            "lock_timeout": wait_ms,
+            "idle_in_transaction_session_timeout": wait_ms,
+            "tcp_user_timeout": wait_ms,
+        }
+
+    async def _set_up(self, connection: Connection) -> None:
+        schema = self._schema
+        if await connection.fetchval("SHOW search_path") != f'"{schema}"':
+            raise ConfigError(
+                f"the journal {self._shown} ignores settings of the session, as PgBouncer "
+                "does in transaction mode; name the server itself, or a pool in session mode"
+            )
+        async with connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
+            there = await connection.fetchval(
+                "SELECT EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1)", schema
+            )
+            if not there:
+                await connection.execute(f'CREATE SCHEMA "{schema}"')
+            made = await connection.fetchval("SELECT to_regclass('meta') IS NOT NULL")
+            if not made:
+                await connection.execute(TABLES)
+                await connection.execute(
+                    "INSERT INTO meta VALUES ($1, $2)", FORMAT, secrets.token_hex(16)
+                )
+            found = await connection.fetchval("SELECT format FROM meta")
+        if found != FORMAT:
+            raise ConfigError(
+                f"the journal {self._shown}, schema {schema}, has format {found}, this "
+                f"version of Domicile reads {FORMAT}; run the version that made it, or name "
+                "another database"
+            )
+        await self._partition(connection)
+
+    async def _partition(self, connection: Connection) -> None:
+        async with connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
+            today: int = await connection.fetchval(_TODAY)
+            found = await connection.fetch(
+                "SELECT inhrelid::regclass::text AS name FROM pg_inherits "
+                "WHERE inhparent = 'inbox'::regclass"
+            )
+            known = [str(row["name"]) for row in found]
+            for day in (today, today + 1):
+                if day_partition(day) not in known:
+                    await connection.execute(create_partition(day))
+            oldest = day_partition(today - KEPT_DAYS)
+            for name in known:
+                if name < oldest:
+                    await connection.execute(f"DROP TABLE {name}")
+        self._day = today
+
+    def _explain(self, error: Exception) -> Exception:
+        where = self._shown
+        match error:
+            case asyncpg.InvalidPasswordError() | asyncpg.InvalidAuthorizationSpecificationError():
+                return ConfigError(
+                    f"the journal {where} refuses this user: {error}; look at the user and the "
+                    "password in its URL, or in PGUSER and PGPASSWORD"
+                )
+            case asyncpg.InvalidCatalogNameError():
+                return ConfigError(
+                    f"the journal {where} names a database that is not there: {error}; create it, "
+                    "as in `createdb`, or name another one"
+                )
+            case asyncpg.InsufficientPrivilegeError():
+                return ConfigError(
+                    f"the journal {where} does not let this user work: {error}; the user must own "
+                    f'the schema "{self._schema}", or may create it in the database'
+                )
+            case asyncpg.ReadOnlySQLTransactionError():
+                return JournalUnknown(
+                    f"the journal {where} takes no writes now: {error}; name the primary server"
+                )
+            case asyncpg.LockNotAvailableError():
+                return JournalUnknown(
+                    f"a row or table of the journal {where} stayed locked for {self._wait_s:.1f} "
+                    "s: another session holds it; pg_stat_activity names it"
+                )
+            case asyncpg.PostgresError() if "startup parameter" in str(error):
+                return ConfigError(
+                    f"the journal {where} refuses settings of the session ({error}), as PgBouncer "
+                    "does; name the server itself, or a pool in session mode"
+                )
+            case TimeoutError():
+                return JournalUnknown(
+                    f"the journal {where} did not answer within {2 * self._wait_s:.1f} s"
+                )
+            case OSError() | asyncpg.InterfaceError():
+                return JournalUnknown(f"the journal {where} can't be reached: {error}")
+            case _:
+                return JournalUnknown(
+                    f"the journal {where} failed ({type(error).__name__}: {error})"
+                )

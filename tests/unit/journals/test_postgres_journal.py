@@ -1,0 +1,216 @@
+"""The PostgreSQL journal, on a server of the test run's own: the contract, days, bad usage."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import asyncpg
+import pytest
+from postgres_lab import GUARDED, PostgresServer, programs, shared_server
+
+from domicile.backends.registry import shown_url
+from domicile.errors import ConfigError
+from domicile.journals.postgres.journal import PostgresJournal
+from domicile.membership.clock import SystemClock
+from domicile.ports.journal import (
+    Journal,
+    JournalUnknown,
+    JournalWrite,
+    StoredReply,
+    WriteRefused,
+    Written,
+)
+from domicile.testing.suites.journal import (
+    BESIDE,
+    CAROL,
+    ENTITY,
+    NEW,
+    OLD,
+    OTHER,
+    SHARD,
+    JournalContract,
+    batch,
+    events_of,
+    write,
+)
+
+numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _server() -> None:
+    shared_server()
+
+
+def opened(cluster: str = "", **more: object) -> PostgresJournal:
+    name = cluster or f"c{next(numbers)}"
+    return PostgresJournal(
+        shared_server().url, name, SystemClock(), shown="postgresql://here", **more
+    )  # type: ignore[arg-type]
+
+
+class TestPostgresJournal(JournalContract):
+    patience_s = 60.0
+
+    @asynccontextmanager
+    async def open(self, pause: Callable[[], Awaitable[None]]) -> AsyncIterator[Journal]:
+        journal = opened(pause=pause, wait_s=30.0)
+        self._watching = await asyncpg.connect(shared_server().url)
+        yield journal
+        await journal.close()
+        await self._watching.close()
+
+    async def queued(self, journal: Journal) -> int:
+        return int(
+            await self._watching.fetchval(
+                "SELECT count(*) FROM pg_stat_activity "
+                "WHERE wait_event_type = 'Lock' AND application_name = 'domicile journal'"
+            )
+        )
+
+
+def test_what_is_written_is_there_for_another_process() -> None:
+    async def scenario() -> None:
+        here, there = opened("shared"), opened("shared")
+        await here.claim([OLD])
+        keyed = JournalWrite(SHARD, ENTITY, 0, (b"1", b"\0\xff", b""), (("k", b"reply"),))
+        await here.write(batch(1, OLD, keyed))
+        assert await events_of(there) == (b"1", b"\0\xff", b"")
+        assert await there.inbox([(ENTITY, "k"), (ENTITY, "l")]) == [StoredReply(b"reply"), None]
+        assert await there.claim([NEW]) == [None]
+        stale = batch(2, OLD, write(ENTITY, 3, b"stale"))
+        assert await here.write(stale) == [WriteRefused("fenced", 2)]
+        other = opened("apart")
+        assert await other.claim([OLD]) == [None]
+        assert await events_of(other) == ()
+        for journal in (here, there, other):
+            await journal.close()
+
+    asyncio.run(scenario())
+
+
+def test_keys_are_dropped_by_the_day() -> None:
+    async def scenario() -> None:
+        journal = opened("days")
+        await journal.claim([])
+        raw = await asyncpg.connect(
+            shared_server().url, server_settings={"search_path": "days_journal"}
+        )
+        today = await raw.fetchval("SELECT extract(epoch FROM now())::bigint / 86400")
+
+        async def days() -> list[int]:
+            rows = await raw.fetch(
+                "SELECT inhrelid::regclass::text AS name FROM pg_inherits "
+                "WHERE inhparent = 'inbox'::regclass"
+            )
+            return sorted(int(row["name"].removeprefix("inbox_")) for row in rows)
+
+        assert await days() == [today, today + 1]
+        for day in (today - 8, today - 7):
+            await raw.execute(
+                f"CREATE TABLE inbox_{day:06} PARTITION OF inbox "
+                f"FOR VALUES FROM ({day}) TO ({day + 1})"
+            )
+            number = "SELECT '00000000-0000-0000-0000-000000000000'::uuid"
+            await raw.execute(f"INSERT INTO inbox {number}, 'k', {day}, NULL")
+        await journal.close()
+        again = opened("days")
+        await again.claim([])
+        assert await days() == [today - 7, today, today + 1]
+        await again.close()
+        await raw.close()
+
+    asyncio.run(scenario())
+
+
+def test_one_locked_shard_delays_no_other() -> None:
+    """DX-29: somebody's session holds the fence row of a shard."""
+
+    async def scenario() -> None:
+        journal = opened("locked", wait_s=0.5)
+        await journal.claim([OLD, BESIDE])
+        raw = await asyncpg.connect(
+            shared_server().url, server_settings={"search_path": "locked_journal"}
+        )
+        async with raw.transaction():
+            await raw.execute("SELECT 1 FROM fence WHERE shard = $1 FOR UPDATE", SHARD.shard)
+            mine, theirs = write(ENTITY, 0, b"1"), write(CAROL, 0, b"c", shard=OTHER)
+            both = await journal.write(batch(1, (OLD, BESIDE), mine, theirs))
+            assert list(both) == [WriteRefused("busy", 1), Written(1, 1)]
+            with pytest.raises(JournalUnknown, match="stayed locked"):
+                await journal.write(batch(2, OLD, mine))
+        assert await journal.settle(batch(2, OLD, mine)) == [None]
+        assert await journal.write(batch(3, OLD, mine)) == [Written(1, 1)]
+        await journal.close()
+        await raw.close()
+
+    asyncio.run(scenario())
+
+
+async def refused(url: str, cluster: str = "refused") -> str:
+    journal = PostgresJournal(url, cluster, SystemClock(), shown=shown_url(url))
+    with pytest.raises(ConfigError) as caught:
+        await journal.claim([OLD])
+    await journal.close()
+    return str(caught.value)
+
+
+def test_what_is_wrong_with_a_database_is_told() -> None:
+    url = shared_server().url
+
+    async def scenario() -> None:
+        raw = await asyncpg.connect(url)
+        await raw.execute(f"CREATE ROLE {GUARDED} LOGIN PASSWORD 'right'")
+        await raw.execute("CREATE DATABASE closed")
+        await raw.execute("REVOKE CREATE ON DATABASE closed FROM PUBLIC")
+        told = await refused(url.replace("domicile@", f"{GUARDED}:wrong@"))
+        assert "refuses this user" in told
+        assert "wrong" not in told, "a password is not shown"
+        told = await refused(
+            url.replace("domicile@", f"{GUARDED}:right@").replace("/postgres", "/closed")
+        )
+        assert 'must own the schema "refused_journal"' in told
+        assert "create it" in await refused(url.replace("/postgres", "/nowhere"))
+        journal = opened("newer")
+        await journal.claim([])
+        await journal.close()
+        await raw.execute("UPDATE newer_journal.meta SET format = 99")
+        assert "has format 99" in await refused(url, "newer")
+        await raw.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_was_acknowledged_survives_a_crash_of_the_server() -> None:
+    bin = programs()
+    assert bin is not None
+    server = PostgresServer(bin)
+
+    async def scenario() -> None:
+        journal = PostgresJournal(server.url, "c", SystemClock(), shown=server.url)
+        await journal.claim([OLD])
+        acknowledged = 0
+        for number in range(1, 50):
+            await journal.write(batch(number, OLD, write(ENTITY, number - 1, b"%d" % number)))
+            acknowledged = number
+        server.kill()
+        open_one = batch(50, OLD, write(ENTITY, acknowledged, b"lost"))
+        with pytest.raises(JournalUnknown):
+            await journal.write(open_one)
+        server.start()
+        assert await journal.settle(open_one) == [None]
+        found = await events_of(journal)
+        assert found == tuple(b"%d" % number for number in range(1, acknowledged + 1))
+        assert await journal.write(batch(51, OLD, write(ENTITY, acknowledged, b"on"))) == [
+            Written(acknowledged + 1, acknowledged + 1)
+        ]
+        await journal.close()
+
+    try:
+        server.start()
+        asyncio.run(scenario())
+    finally:
+        server.stop()

@@ -1,0 +1,230 @@
+"""The SQLite journal: the contract, several processes' connections, days, and bad files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from domicile.errors import ConfigError
+from domicile.journals.sqlite.journal import SqliteJournal
+from domicile.ports.journal import (
+    Journal,
+    JournalUnknown,
+    JournalWrite,
+    StoredReply,
+    WriteRefused,
+    Written,
+)
+from domicile.testing.suites.journal import (
+    ENTITY,
+    NEW,
+    OLD,
+    SHARD,
+    JournalContract,
+    batch,
+    events_of,
+    write,
+)
+
+
+class TestSqliteJournal(JournalContract):
+    one_writer = True
+
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path: Path) -> None:
+        self._path = tmp_path
+        self._opened = 0
+
+    @asynccontextmanager
+    async def open(self, pause: Callable[[], Awaitable[None]]) -> AsyncIterator[Journal]:
+        loop = asyncio.get_running_loop()
+
+        async def paused() -> None:
+            await pause()
+
+        def wait() -> None:
+            # In the writing thread: the loop has the gate.
+            asyncio.run_coroutine_threadsafe(paused(), loop).result()
+
+        self._opened += 1
+        journal = SqliteJournal(self._path / f"{self._opened}.journal", "c", pause=wait)
+        yield journal
+        await journal.close()
+
+    async def queued(self, journal: Journal) -> int:
+        assert isinstance(journal, SqliteJournal)
+        return journal.queued
+
+
+def opened(path: Path, cluster: str = "c", **more: Any) -> SqliteJournal:
+    return SqliteJournal(path / "x.journal", cluster, **more)
+
+
+def keyed(expected: int, key: str, *events: bytes) -> JournalWrite:
+    return JournalWrite(SHARD, ENTITY, expected, events, ((key, b"reply of " + key.encode()),))
+
+
+def test_what_is_written_is_there_for_another_process(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        here, there = opened(tmp_path), opened(tmp_path)
+        await here.claim([OLD])
+        await here.write(batch(1, OLD, keyed(0, "k", b"1", b"\0\xff", b"")))
+        assert await events_of(there) == (b"1", b"\0\xff", b"")
+        assert await there.inbox([(ENTITY, "k")]) == [StoredReply(b"reply of k")]
+        assert await there.claim([NEW]) == [None]
+        assert await here.write(batch(2, OLD, write(ENTITY, 3, b"stale"))) == [
+            WriteRefused("fenced", 2)
+        ]
+        await here.close()
+        await there.close()
+        again = opened(tmp_path)
+        assert await events_of(again) == (b"1", b"\0\xff", b"")
+        await again.close()
+
+    asyncio.run(scenario())
+
+
+def test_clusters_of_one_file_do_not_see_each_other(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        ours, theirs = opened(tmp_path, "ours"), opened(tmp_path, "theirs")
+        await ours.claim([NEW])
+        await ours.write(batch(1, NEW, write(ENTITY, 0, b"ours")))
+        assert await theirs.claim([OLD]) == [None]
+        assert await theirs.write(batch(1, OLD, write(ENTITY, 0, b"theirs"))) == [Written(1, 1)]
+        assert await events_of(ours) == (b"ours",)
+        assert await events_of(theirs) == (b"theirs",)
+        await ours.close()
+        await theirs.close()
+
+    asyncio.run(scenario())
+
+
+def test_keys_are_kept_for_seven_days_and_dropped_by_the_day(tmp_path: Path) -> None:
+    day = 20_000.5
+
+    async def scenario() -> None:
+        nonlocal day
+        one, two = [opened(tmp_path, days=lambda: day) for _ in range(2)]
+        await one.claim([OLD])
+        await one.write(batch(1, OLD, keyed(0, "first", b"1")))
+        day += 7
+        await two.claim([OLD])
+        assert await two.write(batch(2, OLD, keyed(1, "first", b"2"))) == [WriteRefused("key", 1)]
+        late = JournalWrite(SHARD, ENTITY, 1, (), (("open", None),))
+        await two.write(batch(3, OLD, late))
+        day += 1
+        # `one` still has a trigger that names the table which `two` drops.
+        await two.claim([OLD])
+        assert await one.inbox([(ENTITY, "first"), (ENTITY, "open")]) == [None, StoredReply(None)]
+        assert await one.write(batch(4, OLD, keyed(1, "first", b"2"))) == [Written(2, 2)]
+        reply = JournalWrite(SHARD, ENTITY, 2, (), (), (("open", b"done"),))
+        assert await one.write(batch(5, OLD, reply)) == [Written(2, 2)]
+        assert await two.inbox([(ENTITY, "open")]) == [StoredReply(b"done")]
+        day -= 3
+        await one.close()
+        again = opened(tmp_path, days=lambda: day)
+        assert await again.write(batch(6, OLD, keyed(2, "back", b"3"))) == [Written(3, 3)]
+        assert await events_of(again) == (b"1", b"2", b"3")
+        await again.close()
+        await two.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_long_history_comes_in_pages_and_none_is_left_out(tmp_path: Path) -> None:
+    events = tuple(b"%06d" % n for n in range(9_000))
+
+    async def scenario() -> None:
+        journal = opened(tmp_path)
+        await journal.claim([OLD])
+        await journal.write(batch(1, OLD, write(ENTITY, 0, *events)))
+        for max_bytes in (1, 1_000, 30_000, 1 << 20):
+            seq, found, pages = 0, list[bytes](), 0
+            while True:
+                [page] = await journal.recover([(ENTITY, seq)], max_bytes)
+                assert sum(map(len, page.events)) <= max(max_bytes, 6)
+                found += page.events
+                seq, pages = page.seq, pages + 1
+                if not page.more or (max_bytes == 1 and pages == 50):
+                    break
+            assert tuple(found) == events[: len(found)]
+            assert len(found) == (50 if max_bytes == 1 else len(events))
+        await journal.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
+    async def refused(journal: SqliteJournal) -> str:
+        with pytest.raises(ConfigError) as caught:
+            await journal.claim([OLD])
+        await journal.close()
+        return str(caught.value)
+
+    async def scenario() -> None:
+        (tmp_path / "x.journal").mkdir()
+        assert "is a directory" in await refused(opened(tmp_path))
+        (tmp_path / "x.journal").rmdir()
+        raw = apsw.Connection(str(tmp_path / "x.journal"))
+        raw.execute("CREATE TABLE other (n)")
+        assert "another program's database" in await refused(opened(tmp_path))
+        raw.execute("DROP TABLE other")
+        journal = opened(tmp_path)
+        assert await journal.claim([OLD]) == [None]
+        await journal.close()
+        raw.pragma("user_version", 99)
+        raw.close()
+        assert "has format 99" in await refused(opened(tmp_path))
+
+    asyncio.run(scenario())
+
+
+def test_a_file_that_was_replaced_takes_nothing_more(tmp_path: Path) -> None:
+    """What is written to a deleted file is lost, so it must not be acknowledged (I4)."""
+
+    async def scenario() -> None:
+        journal = opened(tmp_path)
+        await journal.claim([OLD])
+        (tmp_path / "x.journal").rename(tmp_path / "y.journal")
+        with pytest.raises(JournalUnknown, match="deleted or replaced"):
+            await journal.write(batch(1, OLD, write(ENTITY, 0, b"1")))
+        await journal.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_lock_that_another_process_keeps_is_told_and_nothing_is_written(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        journal = opened(tmp_path, wait_s=0.05)
+        await journal.claim([OLD])
+        raw = apsw.Connection(str(tmp_path / "x.journal"))
+        raw.execute("BEGIN IMMEDIATE")
+        one = batch(1, OLD, write(ENTITY, 0, b"1"))
+        with pytest.raises(JournalUnknown, match=r"stayed locked.*fuser -v"):
+            await journal.write(one)
+        assert await events_of(journal) == ()
+        raw.execute("ROLLBACK")
+        raw.close()
+        assert await journal.settle(one) == [None]
+        await journal.close()
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_made_before_the_first_call(tmp_path: Path) -> None:
+    async def scenario(*, calls: bool) -> None:
+        journal = opened(tmp_path / "deeper")
+        if calls:
+            await journal.claim([])
+        await journal.close()
+
+    asyncio.run(scenario(calls=False))
+    assert not list(tmp_path.iterdir())
+    asyncio.run(scenario(calls=True))
+    assert (tmp_path / "deeper" / "x.journal").exists()
