@@ -14,8 +14,10 @@ Two machines per shard keep the order, each a table from (state, event) to what 
 An open shard accepts a message whose stamp (epoch, change) fits. A draining one accepts only
 *finishing* messages, which running handlers wait for (N3-N5), so call chains do not deadlock.
 After it has refused a message of a link, it refuses that whole link until the sender flushes (H7):
-otherwise a later message could overtake a returned one. *Released* is final for its epoch (H10): no
-older entry opens the shard again, or two homes could be open at once.
+otherwise a later message could overtake a returned one. Messages for an entity type that the node
+lacks never start (DX-26): they do not keep the shard from being empty, and its release returns
+them. *Released* is final for its epoch (H10): no older entry opens the shard again, or two homes
+could be open at once.
 
 **The sender** (`sender`), one per shard at each process that sends to it:
 

@@ -8,7 +8,8 @@ coordinator that reads the same store decides the same.
 A home is chosen for the first of these reasons that applies: an operator's wish, the target of a
 move under way, the strategy's place, the node that had the shard last, the least loaded node.
 Departing nodes receive no shards and give all their shards away. While versions are mixed, only
-nodes of the target version receive, and nothing is balanced.
+nodes of the target version receive, and nothing is balanced. A shard that needs an entity type goes
+to no node that lacks it while another node that can receive has it (DX-26).
 
 - `model`       what goes in and what comes out: data, and small questions about it
 - `plan`        the decisions of one role, in their order
