@@ -192,6 +192,41 @@ def test_what_the_store_does_not_take_does_not_begin_and_the_next_tries_again() 
     with_trials(body)
 
 
+def test_a_slow_store_takes_no_place_from_an_entity_that_is_not_named_yet() -> None:
+    async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
+        shelf.open.clear()
+        begun = [asyncio.ensure_future(trials.begin(shard(1), 1, key(id))) for id in "ab"]
+        await settle()
+        clock.advance(3 * PLACE_S)
+        await settle()
+        shelf.open.set()
+        await settle()
+        assert shelf.records == [(on(1, "a"),)]
+        assert begun[0].result() is not None
+        begun[1].cancel()
+
+    with_trials(body)
+
+
+def test_a_name_that_could_not_be_removed_is_removed_later() -> None:
+    """A name that stays would blame an innocent."""
+
+    async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
+        trial = await trials.begin(shard(1), 1, None)
+        assert trial is not None
+        trials.end(trial)
+        shelf.takes = False
+        for _ in range(8):
+            clock.advance(0.25)
+            await settle()
+        shelf.takes = True
+        clock.advance(0.25)
+        await settle()
+        assert shelf.records == [(on(1),), ()]
+
+    with_trials(body)
+
+
 def test_the_record_is_bounded_and_long_ids_are_left_out() -> None:
     async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
         many = [trials.begin(shard(n), 1, None) for n in range(MOST_NAMED + 10)]

@@ -47,7 +47,8 @@ class Trial:
         self.name = name
         self.running = 0
         self.over_at = now
-        self.place_until = now + PLACE_S
+        self.place_until = float("inf")
+        """When it gives its place to the next, although its handler runs. First it is stored."""
 
 
 class Trials:
@@ -58,6 +59,8 @@ class Trials:
         self._open: dict[OnTrial, Trial] = {}
         self._stored: dict[OnTrial, None] = {}
         """Names that are in the store, whatever the outcome of the commit under way is."""
+        self._unsure = False
+        """Whether the store may hold other names as well, because a commit did not succeed."""
         self._flight = SingleFlight()
         self._waiting: deque[tuple[OnTrial, asyncio.Future[Trial]]] = deque()
         self._waiting_since = 0.0
@@ -86,6 +89,7 @@ class Trials:
         finally:
             if not stored:
                 self.end(trial)
+        trial.place_until = min(trial.place_until, self._clock.now() + PLACE_S)
         return trial if stored else None
 
     def end(self, trial: Trial) -> None:
@@ -162,14 +166,16 @@ class Trials:
                 await landing
             else:
                 await self._write()
+                break
         return name in self._stored
 
     async def _write(self) -> None:
         names = dict.fromkeys(self._open)
         self._stored = {name: None for name in self._stored if name in names}
+        self._unsure = True
         try:
             if await self._store(TrialRecord(tuple(names))):
-                self._stored = names
+                self._stored, self._unsure = names, False
         finally:
             self._flight.land()
 
@@ -189,9 +195,9 @@ class Trials:
             if now >= trial.over_at:
                 del self._open[trial.name]
         self._admit()
-        if any(name not in self._open for name in self._stored):
+        if self._unsure or any(name not in self._open for name in self._stored):
             self._tasks.spawn(self._remove())
-        if self._open or self._stored:
+        if self._open or self._stored or self._unsure:
             self._look_later()
 
 
