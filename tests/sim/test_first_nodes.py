@@ -111,12 +111,9 @@ async def test_when_the_last_node_is_gone_an_ask_waits_for_the_next(sim: Sim) ->
     assert await waiting == [3]
 
 
-@simulated(
-    entities=[Porter, Cook], nodes=0, seeds=5, settings=FEW,
-    homes={0: [Porter], 1: [Cook], 2: [Cook]},
-)  # fmt: skip
+@simulated(entities=[Porter, Cook], nodes=0, seeds=5, settings=FEW)
 async def test_a_node_waits_for_the_first_node_of_another_role(sim: Sim) -> None:
-    sim.add()
+    sim.add(entities=[Porter])
     porter = sim.ref(Porter, "a").options(timeout_s=8)
     assert await porter.ask(Porter.take, 1) == [1]
     with pytest.raises(Unavailable, match="no node of role 'kitchen' is up"):
@@ -130,7 +127,7 @@ async def test_a_node_waits_for_the_first_node_of_another_role(sim: Sim) -> None
     sim.spawn(0, ask_itself)
     await sim.advance(3)
     assert not ringing.done()
-    sim.add()
+    sim.add(entities=[Cook])
     assert await ringing == "c"
     await sim.wait_until(lambda: own == ["d"])
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from domicile.backends.registry import Backend, OpenOptions
 from domicile.core.state.keys import CLIENTS
 from domicile.errors import ConfigError
-from domicile.journals.sqlite.journal import SqliteJournal
 from domicile.ports.health import Health
 from domicile.ports.journal import Journal
 from domicile.ports.store import Store
@@ -78,6 +77,8 @@ class SqliteBackend(Backend):
 
     def open_journal(self, url: str, options: OpenOptions) -> Journal:
         """As `Backend.open_journal`."""
+        from domicile.journals.sqlite.journal import SqliteJournal  # late, as above
+
         return SqliteJournal(
             self.sqlite_file(url), options.cluster, wait_s=options.op_timeout_s,
             lives=options.lives,

@@ -19,7 +19,7 @@ from domicile.core.state.shardmap import BLOCK_SIZE, Entry, decode_block
 from domicile.core.state.txn import Condition, Outcome, Unknown, Write
 from domicile.entity.model.entity import Entity, entity_type
 from domicile.entity.model.ref import Outbound
-from domicile.errors import StoreRewound
+from domicile.errors import ConfigError, StoreRewound
 from domicile.incarnation.context import Backends, Identity
 from domicile.incarnation.incarnation import RunningIncarnation
 from domicile.incarnation.supervisor import Supervisor
@@ -91,6 +91,11 @@ class Sim(SimFaults):
         ]
         self.nodes += [SimNode(nodes + number, True, manager=True) for number in range(managers)]
         for index, kinds in (homes or {}).items():
+            if not 0 <= index < nodes:
+                raise ConfigError(
+                    f"homes names node {index}, but there are {nodes}: give those that come later "
+                    "their entities by sim.add(entities=[...])"
+                )
             self.nodes[index].entities = kinds
         self.loop = self.world.process("client")
         self.machine = Machine()
