@@ -18,7 +18,7 @@ from domicile import Client, Entity, Settings, connect, handler
 
 T = TypeVar("T")
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 APP = """
 import asyncio

@@ -28,10 +28,15 @@ async def a_process_is_killed() -> None:
     settings = Settings(shards=16, ask_timeout_s=60.0)
     async with Processes([Counter], nodes=2, settings=settings) as cluster:
         ids = [f"c{n}" for n in range(16)]
+
+        def both_have_some() -> bool:
+            owners = {cluster.owner(Counter, id) for id in ids}
+            return owners == {0, 1} and cluster.settled()
+
+        await cluster.wait_until(both_have_some, timeout_s=60.0)
         first = {id: await cluster.ref(Counter, id).ask(Counter.add) for id in ids}
         homes = {id: cluster.owner(Counter, id) for id in ids}
         assert {total for total, _ in first.values()} == {1}
-        assert {*homes.values()} == {0, 1}, "both processes are home to some"
         cluster.crash(0)
         await cluster.wait_until(cluster.settled, timeout_s=60.0)
         for id in ids:
