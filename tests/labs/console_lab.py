@@ -36,6 +36,8 @@ VARYING = (
     (re.compile(r"[─━]+|={3,}|_{3,}"), ""),
     (re.compile(r"\b0x[0-9a-f]+"), "<object>"),
 )
+UNWANTED = ("DOMICILE_STORE", "CI", "BUILD_NUMBER")
+"""Variables that a reader's terminal does not have: with the last two pytest prints more."""
 SOON_S = 60.0
 SIGNALS = {
     "": signal.SIGTERM,
@@ -93,7 +95,7 @@ class Session:
         self._pids: dict[str, int] = {}
         scripts = Path(sys.executable).parent
         self._environment = {
-            **{name: value for name, value in os.environ.items() if name != "DOMICILE_STORE"},
+            **{name: value for name, value in os.environ.items() if name not in UNWANTED},
             "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}",
             "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src"),
             "COLUMNS": "120",
