@@ -145,7 +145,9 @@ class Coordinator:
             case Changed(changes):
                 effects += self._change(changes, now)
             case ReleasedBy(owner, shard, epoch, floor):
-                effects += self._release(owner, shard, epoch, floor, now)
+                effects += self._release(owner, shard, epoch, now)
+                if (known := self._view.entry(shard)).owner == owner and known.epoch == epoch:
+                    self._reports.floor(shard, floor)
             case RevertAsked(owner, shard, epoch):
                 effects += self._ask_revert(owner, shard, epoch)
             case CommitDone(txn, outcome):
@@ -244,17 +246,13 @@ class Coordinator:
         return effects
 
     def _release(
-        self, owner: Incarnation, shard: ShardKey, epoch: int, floor: int, now: float
+        self, owner: Incarnation, shard: ShardKey, epoch: int, now: float
     ) -> list[CoordinatorEffect]:
-        """Keep a release that may be current, also before this leader has listed the store."""
         entry = self._view.entry(shard)
         if epoch < entry.epoch or (epoch == entry.epoch and owner != entry.owner):
             return [Tell(owner, shard, entry)] if entry.change else []
-        if self._listed and not self._view.knows(shard):
-            return []
-        # J1: with the release, or the next epoch would be refused by the journal again.
-        self._reports.floor(shard, floor)
-        if self._reports.release(shard, (owner, epoch)):
+        known = not self._listed or self._view.knows(shard)
+        if known and self._reports.release(shard, (owner, epoch)):
             self._soon(now)
         return []
 
