@@ -6,16 +6,16 @@ also carries out the effects: commit, read again, tell a node, ask for a probe, 
 After it has resigned, the object returns no effects.
 
 **The round.** A round begins when something changed or a timer fired. A round that balances is left
-out if the last one found nothing and neither an event nor time has changed its input since (I8). The
-machine prunes what owners reported (`reports`) and asks `core.placement.plan` what should be. It drops what must wait
-(`waiting`, `departures`) and drafts one commit per block of the map (`commits`). A round does not
-wait for all releases: the leader commits each shard's new owner as soon as that shard is released,
-batched for 5 ms (H12).
+out if the last one found nothing and neither an event nor time has changed its input since (I8).
+The machine prunes what owners reported (`reports`) and asks `core.placement.plan` what should be.
+It drops what must wait (`waiting`, `departures`) and drafts one commit per block of the map
+(`commits`). A round does not wait for all releases: the leader commits each shard's new owner as
+soon as that shard is released, batched for 5 ms (H12).
 
-**Slices.** With many shards a round pauses after some milliseconds of work and goes on with the next
-`Tick`, which the machine asks for at once. Meanwhile it takes other events. They do not stop the
-round: the next one decides about what they change. So a decision is drafted only if its block, the
-records of its nodes and the wish for its shard are still as planned.
+**Slices.** With many shards a round pauses after some milliseconds of work and goes on with the
+next `Tick`, which the machine asks for at once. Meanwhile it takes other events. They do not stop
+the round: the next one decides about what they change. So a decision is drafted only if its block,
+the records of its nodes and the wish for its shard are still as planned.
 
 **Why a commit cannot do harm.** Every commit has conditions. The revision of the leader key: a
 deposed leader changes nothing (C1). The revision of the block: no change is lost. The new owner's
