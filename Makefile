@@ -21,6 +21,7 @@ JOBS ?= 2
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN || echo 2); [ $$n -lt 8 ] || n=8; echo $$n)
 MINUTES ?= 20
 SEED ?= 1
+JOURNAL ?= sqlite
 HOURS ?= 2
 
 ifneq ($(shell test -w "$$HOME" && echo yes),yes)
@@ -32,7 +33,7 @@ ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
 endif
 
-.PHONY: help setup check format test test-real test-docs prove golden sim sim-long chaos full-size search mutant mutants chaos-mutants demo bench compare planner idle overload recovery rolling crowd soak docs lock clean
+.PHONY: help setup check format test test-real test-docs prove golden sim sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable compare planner idle overload recovery rolling crowd soak docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +96,9 @@ sim-long: setup ## 100,000 of them, with stops: the same command goes on (UNTIL=
 chaos: setup ## random faults on real processes (MINUTES=20 SEED=1, ARGS="--round 3")
 	$(PY) -m proving.chaos --minutes $(MINUTES) --seed $(SEED) $(ARGS)
 
+chaos-bank: setup ## durable accounts under faults, judged by a ledger (MINUTES=20 SEED=1 JOURNAL=postgresql)
+	$(PY) -m proving.bank --minutes $(MINUTES) --seed $(SEED) --journal $(JOURNAL) $(ARGS)
+
 full-size: setup ## RG-05 in full: a million numbered messages while shards move (ARGS="--numbers 20")
 	$(PY) -m proving.full_size $(ARGS)
 
@@ -111,11 +115,14 @@ mutants: setup ## all planted bugs, one after the other
 chaos-mutants: setup ## the planted bugs that real processes can show, each under chaos until found
 	$(PY) -m proving.mutants.run --chaos --all $(ARGS)
 
-demo: setup ## a small cluster of real processes under load; kill one, freeze one, see nothing lost
+demo: setup ## a bank on real processes under load; kill one, freeze one, see that no coin is lost
 	$(VENV)/bin/domicile demo
 
 bench: setup ## the benchmarks, with peers in the same run (ARGS=--quick, ARGS="--peers none")
 	$(PY) -m proving.benchmarks.run $(ARGS)
+
+bench-durable: setup ## durable entities on both journals, with peers (ARGS="--only lone", ARGS=--quick)
+	$(PY) -m proving.benchmarks.durable $(ARGS)
 
 compare: setup ## CPU per message of another checkout and of this one, interleaved: OLD=path
 	@test -n "$(OLD)" || { echo "usage: make compare OLD=path/to/checkout" >&2; exit 2; }

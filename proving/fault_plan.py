@@ -19,6 +19,7 @@ from domicile.core.ids import ShardKey
 from domicile.errors import DomicileError, StoreError
 from domicile.testing.checkers.reading import GRACE_S
 from domicile.testing.history import Event
+from domicile.testing.sim.calls import Faults
 from domicile.testing.sim.node import SimNode
 from proving.seed_result import (
     FAULTY_S,
@@ -85,6 +86,9 @@ class Mischief:
         self.retired: dict[int, None] = {}
         """Nodes that were taken out of service for good."""
         self.drained: dict[int, None] = {}
+        self.lagging: dict[Faults, None] = {}
+        """Ways to the store that a script has slowed down: the next one must not take that for how
+        they were before."""
         self.updating = False
         """Whether a rolling update is under way."""
         self._skip = skip

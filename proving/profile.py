@@ -22,7 +22,7 @@ from domicile.testing.sim.cluster import Sim
 from proving.fault_plan import Mischief
 from proving.profiles import PROFILES, links, nodes
 from proving.seed_result import CALM_S, FAULTY_S, LEAST_MESSAGES, NODES, ROOMS, Tally, seen
-from proving.workload import ENTITIES, Ledger, Room, rooms_by_shard
+from proving.workload import ENTITIES, Clerk, Ledger, Notebook, Room, clerk_of, rooms_by_shard
 
 RUSHED = [f"l{number}" for number in range(36)]
 """Ledgers that are written at once: more of them at one home than batches may be on their way."""
@@ -40,15 +40,21 @@ class Profile:
         spec = PROFILES[name]
         # Sometimes all are on one machine, where a kernel's locks prove a death at once (L6).
         locks = Random(f"locks {seed}").random() < spec.locks
-        self.sim = Sim(seed, entities=ENTITIES, nodes=NODES, settings=spec.settings, locks=locks)
+        notebook = Notebook()
+        self.sim = Sim(
+            seed, entities=ENTITIES, nodes=NODES, settings=spec.settings, locks=locks,
+            resources=notebook.resources,
+        )  # fmt: skip
+        notebook.history = self.sim.history
         self.tally = Tally()
         self.hot = rooms_by_shard(
             self.sim.world.stream("rooms"), spec.settings.shards, hot=6, each=ROOMS
         )
         # Rooms ask upwards in this order only: else two of them could wait for each other.
         self.rooms = [ids[rank] for rank in range(ROOMS) for ids in self.hot.values()]
+        self.clerks = {shard: clerk_of(shard, spec.settings.shards) for shard in self.hot}
         self.began_at = self.sim.world.now
-        self._values = 0
+        self._values = self._tokens = 0
         self._released = 0
         self.sim.history.subscribe(self._count, "submit", "released")
         self.mischief = Mischief(
@@ -81,6 +87,7 @@ class Profile:
                 group.create_task(self._talk(sender, start + FAULTY_S + CALM_S - 3))
             group.create_task(self._move(start + FAULTY_S + CALM_S - 4))
             group.create_task(self._rush(start + FAULTY_S + CALM_S - 3))
+            group.create_task(self._count_on(start + FAULTY_S + CALM_S - 3))
             group.create_task(self.mischief.harm(start, group))
         await asyncio.sleep(max(0.0, start + FAULTY_S + CALM_S - sim.world.now))
         for id in (*self.rooms, *RUSHED):
@@ -163,6 +170,28 @@ class Profile:
         seq = await (ledger.options(key=key) if key else ledger).ask(Ledger.note, value)
         self.sim.history.event("acked", type="ledger", id=id, seq=seq, value=None if key else value)
 
+    async def _count_on(self, until: float) -> None:
+        """Clerks count, and have themselves called back, wherever they are."""
+        random = self.sim.world.stream("clerks")
+        while True:
+            pause_s = random.uniform(0.2, 1.6)
+            if self.sim.world.now + pause_s >= until:
+                return
+            await asyncio.sleep(pause_s)
+            self._visit(random.randrange(-1, NODES), random, random.choice(list(self.hot)))
+
+    def _visit(self, sender: int, random: Random, shard: ShardKey) -> None:
+        delay_s = random.choice((0.0, random.uniform(0.0, 0.05), random.uniform(0.05, 5.0)))
+        self.inside(sender, partial(self._count_one, self.clerks[shard], delay_s))
+
+    async def _count_one(self, id: str, delay_s: float, client: Client) -> None:
+        clerk = client.ref(Clerk, id)
+        with suppress(DomicileError):
+            await clerk.ask(Clerk.add)
+            if delay_s:
+                self._tokens += 1
+                await clerk.tell(Clerk.remind, delay_s, self._tokens)
+
     async def _rush(self, until: float) -> None:
         """Many ledgers are written at once, so that their homes write them together (J3)."""
         random = self.sim.world.stream("rush")
@@ -240,6 +269,8 @@ class Profile:
         room = random.choice(self.hot[shard])
         sender = random.randrange(-1, NODES)
         pause = random.uniform(0.003, 0.02)
+        if random.random() < 0.5:
+            self._visit(sender, random, shard)
         self.inside(sender, lambda client: self.row(client, room, pause, 10))
         await asyncio.sleep(random.uniform(0, 0.01))
         await self.sim.wish(shard, random.randrange(NODES))

@@ -7,15 +7,19 @@ history alone.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from domicile.core.hashing import shard_of
 from domicile.core.ids import EntityKey, ShardKey
 from domicile.entity.model.entity import Entity
 from domicile.entity.model.handlers import handler
-from domicile.errors import Rejection
+from domicile.errors import DomicileError, Rejection
 from domicile.persist.eventsourced import EventSourced
+from domicile.testing.history import History
 
 
 class Enough(Rejection, name="campaign.Enough"):
@@ -57,6 +61,20 @@ class Room(Entity, name="room"):
         await asyncio.sleep(seconds)
         return self.notes
 
+    @handler(shared=True)
+    async def cling(self, seconds: float, cleaning_s: float, friend: str) -> None:
+        """Suspends for a while; if it is cancelled, it takes its time, whoever cancels it again,
+        and tries to tell a friend."""
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            for _ in range(round(cleaning_s / 0.1)):
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.1)
+                with suppress(DomicileError):
+                    await self.ref(Room, friend).tell(Room.note, 1)
+            raise
+
     @handler
     async def relay(self, seconds: float, path: list[str]) -> int:
         """Think, then tell and ask the next room on the path, and wait for its answer."""
@@ -93,8 +111,66 @@ class Ledger(EventSourced[list[int], Noted], name="ledger"):
         """How many there are."""
         return len(await self.state())
 
+    @handler(shared=True)
+    async def read(self, seconds: float) -> int:
+        """The same after a while, beside other readers."""
+        await asyncio.sleep(seconds)
+        return len(await self.state())
 
-ENTITIES: tuple[type[Entity], ...] = (Room, Ledger)
+
+class Notebook:
+    """Where clerks note what they know: the history of their run."""
+
+    def __init__(self) -> None:
+        self.history: History | None = None
+
+    @asynccontextmanager
+    async def resources(self) -> AsyncGenerator[dict[type[Any], Any]]:
+        """Given to every node."""
+        yield {Notebook: self}
+
+    def note(self, kind: str, clerk: Clerk, **more: object) -> None:
+        """An event of the history."""
+        assert self.history is not None, "a run has begun"
+        self.history.event(kind, type="clerk", id=clerk.id, epoch=clerk.epoch, **more)
+
+
+class Clerk(Entity, name="clerk", carry=True):
+    """Counts, and takes its count and its alarm along when it moves."""
+
+    count: int = 0
+
+    async def on_start(self) -> None:
+        """Note with which count it begins here."""
+        self.resource(Notebook).note("woke", self, count=self.count)
+
+    @handler
+    async def add(self) -> int:
+        """Ends in the turn that it starts in."""
+        self.count += 1
+        self.resource(Notebook).note("increased", self, count=self.count)
+        return self.count
+
+    @handler
+    async def remind(self, delay_s: float, token: int) -> None:
+        """Be called back, instead of what was wished before."""
+        self.resource(Notebook).note("armed", self, delay=delay_s, token=token)
+        self.after(delay_s, self.ring, token)
+
+    async def ring(self, token: int) -> None:
+        """What it wished for."""
+        self.resource(Notebook).note("rang", self, token=token)
+
+
+ENTITIES: tuple[type[Entity], ...] = (Room, Ledger, Clerk)
+
+
+def clerk_of(shard: ShardKey, shards: int) -> str:
+    """The id of a clerk at home in a shard."""
+    number = 0
+    while shard_of(EntityKey("clerk", f"c{number}"), shards) != shard.shard:
+        number += 1
+    return f"c{number}"
 
 
 def rooms_by_shard(random: Random, shards: int, hot: int, each: int) -> dict[ShardKey, list[str]]:

@@ -11,6 +11,7 @@ import os
 import platform
 import socket
 import sys
+import sysconfig
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from typing import Any
 from proving.benchmarks import certificates, pause, recovery, seeds
 from proving.benchmarks.caller import PAYLOAD_BYTES
 from proving.benchmarks.environments import Missing, Peer, environment
-from proving.benchmarks.processes import Part, PartFailed, cpu_of_all_s
+from proving.benchmarks.processes import Part, PartFailed, cpu_of_each_s
 from proving.benchmarks.report import OURS, Report, is_ours
 
 DEPTHS = (1, 100, 1_000)
@@ -153,18 +154,20 @@ class Bench:
             where, what, depth = left[0]
             for shown, key, _ in system.shown:
                 caller, *others = (client, server) if where == "remote" else (server,)
-                before_s = cpu_of_all_s(caller, *others)
+                before_s = cpu_of_each_s(caller, *others)
                 told = caller.run(
                     system=shown, what=what, depth=depth, seconds=self.scale.seconds,
                     warm_s=self.scale.warm_s,
                 )  # fmt: skip
-                after_s = cpu_of_all_s(caller, *others)
+                after_s = cpu_of_each_s(caller, *others)
                 one = {
                     "per_s": told["count"] / told["took_s"],
                     **{name: told[name] for name in ("p50_s", "p99_s", "max_s")},
                 }
                 if before_s is not None and after_s is not None:
-                    one["cpu_s"] = (after_s - before_s) / told["all"]
+                    used = [now_s - before_s.get(pid, 0.0) for pid, now_s in after_s.items()]
+                    one["cpu_s"] = sum(used) / told["all"]
+                    one["busiest_s"] = max(used) / told["all"]
                 self.found.setdefault((where, what, depth, key), []).append(one)
             del left[0]
 
@@ -257,6 +260,7 @@ class Bench:
         return {
             "domicile": version("domicile"),
             "python": platform.python_version(),
+            "build": python_build(),
             "system": f"{platform.system()} {platform.machine()}",
             "cpus": os.cpu_count(),
             "load": load,
@@ -282,7 +286,9 @@ class Bench:
                     "where": where, "what": what, "in_flight": depth, "system": key,
                     **{
                         name: median(one[name] for one in rounds) if name in rounds[0] else None
-                        for name in ("per_s", "p50_s", "p99_s", "max_s", "cpu_s")
+                        for name in (
+                            "per_s", "p50_s", "p99_s", "max_s", "cpu_s", "busiest_s",
+                        )
                     },
                     "rounds": rounds,
                 }
@@ -290,6 +296,13 @@ class Bench:
             ],
             "single": self.single,
         }  # fmt: skip
+
+
+def python_build() -> str:
+    """How this Python was built: figures depend on it."""
+    given = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
+    found = [name for name in ("--enable-optimizations", "--with-lto") if name in given]
+    return f"{platform.python_compiler()}, {' '.join(found) or 'without optimizations'}"
 
 
 def own(scale: Scale, missing: dict[str, str]) -> list[System]:

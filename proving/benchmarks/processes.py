@@ -151,8 +151,14 @@ def cpu_s(pid: int) -> float:
     return used_ns / 1e9
 
 
-def cpu_of_all_s(*parts: Part) -> float | None:
-    """What parts and all that they started have used of a processor; None where nobody knows."""
+def cpu_of_each_s(*parts: Part) -> dict[int, float] | None:
+    """What each process of parts has used of a processor; None where nobody knows."""
     if sys.platform != "linux":
         return None
-    return sum(cpu_s(pid) for part in parts for pid in descendants(part.pid))
+    return {pid: cpu_s(pid) for part in parts for pid in descendants(part.pid)}
+
+
+def cpu_of_all_s(*parts: Part) -> float | None:
+    """What parts and all that they started have used of a processor; None where nobody knows."""
+    each = cpu_of_each_s(*parts)
+    return None if each is None else sum(each.values())

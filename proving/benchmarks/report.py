@@ -145,6 +145,29 @@ def costs(report: Report) -> str:
     return grid(["CPU µs per message", "in flight", *_titles(report)], rows)
 
 
+def limits(report: Report) -> str:
+    """What the busiest process of a system allows: the rate at which it fills one processor.
+
+    It says what a machine with more processors would show, where processes do not share them.
+    """
+    rows: list[list[str]] = []
+    for kind in kinds(report):
+        cells = _cells(report, kind)
+        known = [None if cell is None else cell.get("busiest_s") for cell in cells]
+        if not any(known):
+            continue
+        peers = [
+            one for one, system in zip(known, report["systems"], strict=True)
+            if one and not is_ours(system["key"])
+        ]  # fmt: skip
+        ours = row(report, *kind, OURS)
+        mine = None if ours is None else ours.get("busiest_s")
+        times = f"{min(peers) / mine:.1f}×" if peers and mine else ""
+        rows.append([*_named(kind), *(number(1 / one) if one else "" for one in known), times])
+    head = ["per second of the busiest process", "in flight", *_titles(report), "to the best peer"]
+    return grid(head, rows) if rows else ""
+
+
 def singles(report: Report) -> str:
     """What is not a rate of messages."""
     rows = [
@@ -213,6 +236,8 @@ def facts(report: Report) -> Iterator[str]:
         for one in report["systems"]
     )
     yield f"Measured: {versions}."
+    if "build" in report:
+        yield f"The Python of Domicile was built by {report['build']}."
     yield (
         f"{report['system']}, {report['cpus']} CPUs, load {report['load']:.1f} at the start. Two "
         f"processes on loopback, not pinned; {report['payload_bytes']}-byte payloads, "
@@ -228,7 +253,7 @@ def page(report: Report) -> str:
     """All of it."""
     parts = [floors(report), lowest(report)]
     if report["rows"]:
-        parts += [rates(report), latencies(report), costs(report)]
+        parts += [rates(report), latencies(report), costs(report), limits(report)]
     if report["single"]:
         parts.append(singles(report))
     parts += [missing(report), "\n".join(facts(report)), NOTES]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from proving.profiles import clocks, links, nodes, rolling, stores, storms, types
+from proving.profiles import clocks, handoffs, links, nodes, rolling, stores, storms, types
 from proving.profiles.spec import Spec
 from proving.seed_result import SETTINGS
 
@@ -134,6 +134,62 @@ TYPES = Spec(
     prepare=types.prepare,
 )  # fmt: skip
 
+REVERTS = Spec(
+    about="handlers that outlast the drain deadline, and moves that are taken back in between",
+    faults=(
+        handoffs.overdue, handoffs.overdue, handoffs.overdue, handoffs.lone_return,
+        handoffs.lone_return, handoffs.missed, handoffs.late_release, nodes.crash, nodes.freeze,
+        nodes.freeze_leader, links.cut, nodes.stop,
+    ),
+    kinds=(
+        "crash", "cut", "freeze", "freeze past the lease", "late release", "leader frozen",
+        "lone return", "missed move", "overdue drain", "stop",
+    ),
+    settings=replace(FEW_SHARDS, drain_deadline_s=1.5),
+)  # fmt: skip
+
+STAMPS = Spec(
+    about="senders that know newer entries than owners do, and owners that know newer ones",
+    faults=(
+        handoffs.parked, handoffs.parked, handoffs.parked, handoffs.missed, handoffs.missed,
+        handoffs.lone_return, handoffs.late_release, links.late_owner, links.late_answers,
+        stores.watch, links.cut, nodes.crash,
+    ),
+    kinds=(
+        "crash", "cut", "late answers", "late owner", "late release", "lone return", "missed move",
+        "parked", "watch",
+    ),
+)  # fmt: skip
+
+JOURNALS = Spec(
+    about="journals that know more than the store: rewinds, forgotten homes, raised fences",
+    faults=(
+        stores.forgotten_homes, stores.forgotten_homes, stores.busy_fence, stores.busy_fence,
+        stores.busy_fence, handoffs.clinging, stores.rewind, stores.lost_replies,
+        nodes.stalled_write, nodes.crash, links.cut,
+    ),
+    kinds=(
+        "busy fence", "clinging", "crash", "cut", "forgotten homes", "lost replies", "rewind",
+        "stalled write",
+    ),
+    settings=FEW_SHARDS,
+    pace_s=(1.5, 4.5),
+)  # fmt: skip
+
+DEPOSED = Spec(
+    about="leaders that live on without the leader key, and messages that reach the wrong one late",
+    faults=(
+        nodes.deposed, nodes.deposed, nodes.deposed, handoffs.late_release, handoffs.late_release,
+        handoffs.parked, nodes.freeze_leader, nodes.freeze_leader, stores.unknown, links.slow_way,
+        links.cut, nodes.crash,
+    ),
+    kinds=(
+        "crash", "cut", "deposed", "late release", "leader frozen", "parked", "slow way",
+        "unknown",
+    ),
+    settings=FEW_SHARDS,
+)  # fmt: skip
+
 PROFILES: dict[str, Spec] = {
     "standard": STANDARD,
     "clocks": CLOCKS,
@@ -143,6 +199,10 @@ PROFILES: dict[str, Spec] = {
     "rolling": ROLLING,
     "health": HEALTH,
     "types": TYPES,
+    "reverts": REVERTS,
+    "stamps": STAMPS,
+    "journals": JOURNALS,
+    "deposed": DEPOSED,
 }
 """All of them. "mixed" is none of them but takes them in turn; see `profile_of`."""
 

@@ -73,7 +73,8 @@ def slow(m: Mischief, random: Random) -> None:
     """A node's network and its way to the store get slow, until the calm."""
     process = random.choice(m.sim.nodes)
     m.note("slow", f"node {process.index}")
-    m.sim.network.slow(process.name, random.uniform(0.005, 0.1))
+    # A broken connection takes several round trips to stand again, within the hold timeout.
+    m.sim.network.slow(process.name, random.uniform(0.005, 0.06))
     if process.store is not None:
         process.store.slow = random.uniform(1, 50)
 
@@ -166,7 +167,9 @@ async def _hear_late(
     m.sim.note_fault("slow", m.sim.nodes[owner])
     for way in slow_ways:
         m.sim.network.slow_way(*way, random.uniform(0.3, 0.6))
-    if store is not None:
+    lags = store is not None and store not in m.lagging
+    if store is not None and lags:
+        m.lagging[store] = None
         late_s = random.uniform(0.1, 0.3)
         store.watch_delay_s = (late_s, late_s)
     pause_s = random.uniform(0.1, 0.3)
@@ -180,8 +183,9 @@ async def _hear_late(
     await m.sim.wish(shard, None)
     for way in slow_ways:
         m.sim.network.slow_way(*way, 0.0)
-    if store is not None:
+    if store is not None and lags:
         store.watch_delay_s = usual
+        del m.lagging[store]
 
 
 def _name(index: int) -> str:

@@ -110,3 +110,28 @@ async def _write_twice(m: Mischief, id: str) -> None:
     for _ in range(2):
         with suppress(DomicileError):
             await m.load.note_down(m.sim, id, "", refused=False)
+
+
+def deposed(m: Mischief, random: Random) -> None:
+    """The leader key is another's before the leader hears of it, and its own lease stands (C1)."""
+    leader = m.leader()
+    if leader is not None and leader.index not in m.sleepers and m.faulty:
+        m.note("deposed", f"node {leader.index}")
+        m.load.inside(-1, lambda _: _depose(m, random, leader))
+
+
+async def _depose(m: Mischief, random: Random, leader: SimNode) -> None:
+    faults = leader.store
+    if faults is None:
+        return
+    m.sim.note_fault("outage", leader)
+    faults.cut = True
+    await m.sim.depose()
+    others = [node for node in m.sim.nodes if node is not leader]
+    await m.until(lambda: any(map(leading, others)), 2.5)
+    await asyncio.sleep(random.uniform(0.0, 0.3))
+    # What it missed can't be made up for one by one: it sees a key of another, and never none.
+    m.sim.compact()
+    faults.cut = False
+    faults.break_watch()
+    m.sim.note_fault("back", leader)

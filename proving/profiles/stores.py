@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from random import Random
 
 from domicile.core.hashing import shard_of
 from domicile.core.ids import EntityKey, ShardKey
+from domicile.entity.model.client import Client
 from domicile.errors import DomicileError
 from proving.fault_plan import Mischief
 from proving.seed_result import NODES
+from proving.workload import Ledger
 
 
 def outage(m: Mischief, random: Random) -> None:
@@ -144,3 +147,62 @@ def compaction(m: Mischief, random: Random) -> None:
     if random.random() < 0.3:
         m.sim.store.break_watch()
     m.later(random.choice((0.0, random.uniform(0.0, 0.3))), m.sim.compact)
+
+
+def forgotten_homes(m: Mischief, random: Random) -> None:
+    """As `forgotten_home`, after several moves: the journal is ahead by several epochs (J1)."""
+    id = random.choice(m.load.rooms)
+    number = shard_of(EntityKey("ledger", id), m.sim.settings.shards)
+    m.note("forgotten homes", f"of shard {number}")
+    m.load.inside(-1, lambda _: _forget_several(m, random, id, ShardKey("default", number)))
+
+
+async def _forget_several(m: Mischief, random: Random, id: str, shard: ShardKey) -> None:
+    began_at, epoch = m.sim.world.now, m.sim.entry(shard).epoch
+    for node in random.sample(range(NODES), random.randint(2, 4)):
+        await m.sim.wish(shard, node)
+        await asyncio.sleep(random.uniform(0.1, 0.4))
+        await _write(m, id)
+    await m.sim.wish(shard, None)
+    if not m.faulty or m.sim.entry(shard).epoch <= epoch:
+        return
+    m.sim.rewind(m.sim.world.now - began_at + random.uniform(0.0, 0.5))
+    for pause_s in (random.uniform(0.0, 3.0), random.uniform(6.0, 9.0), random.uniform(15.0, 25.0)):
+        await asyncio.sleep(pause_s)
+        await _write(m, id)
+
+
+def busy_fence(m: Mischief, random: Random) -> None:
+    """A fence is raised in a shard with a reader that takes its time: it drains by itself, and
+    what a sender has for it comes back though no entry says that it moves (J1, H3)."""
+    id = random.choice(m.load.rooms)
+    shard = ShardKey("default", shard_of(EntityKey("ledger", id), m.sim.settings.shards))
+    entry = m.sim.entry(shard)
+    senders = [node.index for node in m.up() if node.incarnation != entry.owner]
+    if senders:
+        sender = random.choice([*senders, -1])
+        m.load.inside(-1, lambda _: _raise_busy(m, random, id, shard, sender))
+
+
+async def _raise_busy(m: Mischief, random: Random, id: str, shard: ShardKey, sender: int) -> None:
+    await _write(m, id)
+    if not m.faulty:
+        return
+    m.note("busy fence", f"of shard {shard.shard}")
+    pause_s = random.uniform(0.2, 0.8)
+    m.load.inside(sender, partial(_read, id=id, pause_s=pause_s))
+    await asyncio.sleep(random.uniform(0.01, 0.05))
+    m.sim.raise_fence(shard)
+    for _ in range(random.randint(3, 8)):
+        m.load.inside(sender, partial(_note, m, id))
+        await asyncio.sleep(random.uniform(0.005, 0.1))
+
+
+async def _read(client: Client, id: str, pause_s: float) -> None:
+    with suppress(DomicileError):
+        await client.ref(Ledger, id).ask(Ledger.read, pause_s)
+
+
+async def _note(m: Mischief, id: str, client: Client) -> None:
+    with suppress(DomicileError):
+        await m.load.note_down(client, id, "", refused=False)

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 from proving.fault_plan import Mischief
 from proving.profiles.nodes import ask_to_stop
-from proving.workload import Room
+from proving.workload import Clerk, Room
 
 if TYPE_CHECKING:
     from proving.profile import Profile
+
+LIGHT = (Room, Clerk)
+"""What the others know."""
 
 LEAST_FULL = 2
 """Nodes that keep all types, as far as other faults let them."""
@@ -20,7 +23,7 @@ LEAST_FULL = 2
 def prepare(load: Profile) -> None:
     """Most nodes know rooms only."""
     for process in load.sim.nodes[LEAST_FULL:]:
-        process.entities = [Room]
+        process.entities = list(LIGHT)
 
 
 def other_types(m: Mischief, random: Random) -> None:
@@ -30,6 +33,6 @@ def other_types(m: Mischief, random: Random) -> None:
     if victim is None or (victim.entities is None and full <= LEAST_FULL):
         return
     if ask_to_stop(m, victim):
-        victim.entities = [Room] if victim.entities is None else None
+        victim.entities = list(LIGHT) if victim.entities is None else None
         m.note("other types", f"for node {victim.index}")
         m.later(random.uniform(4.0, 12.0), partial(m.restart, victim.index))

@@ -33,7 +33,11 @@ if TYPE_CHECKING:
     )
     from domicile.manager import Manager
     from domicile.node import Node
-    from domicile.persist.eventsourced import EventSourced
+    from domicile.persist.durable import Durable
+    from domicile.persist.durable_entity import DurableEntity
+    from domicile.persist.eventsourced import EventSourced, upcast
+    from domicile.persist.projections import Deleted, JournalEvent, Projection
+    from domicile.projector import Projector
     from domicile.settings import Settings
     from domicile.sync import SyncClient, SyncRef, connect_sync
 
@@ -42,16 +46,22 @@ __all__ = [
     "CallTooDeep",
     "Client",
     "ConfigError",
+    "Deleted",
     "DomicileError",
+    "Durable",
+    "DurableEntity",
     "Entity",
     "EventSourced",
     "Fenced",
     "HandlerFailed",
+    "JournalEvent",
     "Manager",
     "MaybeExecuted",
     "Node",
     "NotExecuted",
     "Overloaded",
+    "Projection",
+    "Projector",
     "Ref",
     "Region",
     "Rejection",
@@ -68,6 +78,7 @@ __all__ = [
     "handler",
     "murmur2",
     "shardcake",
+    "upcast",
     "xxh3",
 ]
 
@@ -76,16 +87,22 @@ _MODULES = {
     "CallTooDeep": "domicile.errors",
     "Client": "domicile.entity.model.client",
     "ConfigError": "domicile.errors",
+    "Deleted": "domicile.persist.projections",
     "DomicileError": "domicile.errors",
+    "Durable": "domicile.persist.durable",
+    "DurableEntity": "domicile.persist.durable_entity",
     "Entity": "domicile.entity.model.entity",
     "EventSourced": "domicile.persist.eventsourced",
     "Fenced": "domicile.errors",
     "HandlerFailed": "domicile.errors",
+    "JournalEvent": "domicile.persist.projections",
     "Manager": "domicile.manager",
     "MaybeExecuted": "domicile.errors",
     "Node": "domicile.node",
     "NotExecuted": "domicile.errors",
     "Overloaded": "domicile.errors",
+    "Projection": "domicile.persist.projections",
+    "Projector": "domicile.projector",
     "Ref": "domicile.entity.model.ref",
     "Region": "domicile.entity.model.region",
     "Rejection": "domicile.errors",
@@ -102,6 +119,7 @@ _MODULES = {
     "handler": "domicile.entity.model.handlers",
     "murmur2": "domicile.core.hashing",
     "shardcake": "domicile.core.hashing",
+    "upcast": "domicile.persist.eventsourced",
     "xxh3": "domicile.core.hashing",
 }
 """Where each name is defined. Its module is imported when the name is first used: a program that

@@ -20,7 +20,7 @@ from domicile.errors import ConfigError
 from domicile.incarnation.context import Backends, Identity
 from domicile.links.machine import PROTOCOLS
 from domicile.observe.readiness import ProbeAnswer
-from domicile.persist.eventsourced import EventSourced
+from domicile.persist.durable_entity import DurableEntity
 from domicile.ports.meter import Meter
 from domicile.ports.trace import Tracer
 from domicile.process import Process
@@ -82,7 +82,7 @@ class Node(Process, Client):
         if not 0 < capacity < float("inf"):
             raise ConfigError(f"capacity={capacity!r} must be a positive number")
         kinds = [kind.cls for kind in self._catalogue.values()]
-        durable = [kind.__name__ for kind in kinds if issubclass(kind, EventSourced)]
+        durable = [kind.__name__ for kind in kinds if issubclass(kind, DurableEntity)]
         super().__init__(
             store, cluster=cluster, listen=listen, advertise=advertise, token=token,
             settings=settings, strategy=strategy, node_id=node_id, meter=meter, journal=journal,

@@ -81,6 +81,11 @@ class Process(ABC):
         return self._store
 
     @property
+    def journal(self) -> str | None:
+        """The journal's URL, if one was named."""
+        return self._journal
+
+    @property
     def cluster(self) -> str:
         """The name of the cluster."""
         return self._cluster

@@ -53,12 +53,13 @@ class Clerk(Entity, name="clerk"):
 
 SHORT = Settings(ttl_s=2, shards=4)
 HASTY = Settings(ttl_s=2, shards=4, stall_limit_s=0.5)
+STEADY = Settings(ttl_s=20, shards=4)
 node = Node("sqlite:///clerk.db", entities=[Clerk], settings=SHORT, node_id="desk")
 hasty = Node("sqlite:///clerk.db", entities=[Clerk], settings=HASTY, node_id="desk")
 patient = Node("sqlite:///clerk.db", entities=[Clerk], settings=Settings(shards=4), node_id="desk")
 
 follower = Node(
-    "sqlite:///clerk.db", entities=[Clerk], settings=SHORT, node_id="aide", candidate=False
+    "sqlite:///clerk.db", entities=[Clerk], settings=STEADY, node_id="aide", candidate=False
 )
 
 
@@ -169,7 +170,8 @@ def as_client(place: Path, work: Callable[[Client], Coroutine[Any, Any, T]]) -> 
 
     async def connected() -> T:
         store = f"sqlite:///{place / 'clerk.db'}"
-        async with connect(store, settings=Settings(drain_deadline_s=0.1, linger_s=0.1)) as client:
+        settings = Settings(drain_deadline_s=0.1, linger_s=0.1, ask_timeout_s=60)
+        async with connect(store, settings=settings) as client:
             return await work(client)
 
     return asyncio.run(connected())

@@ -23,6 +23,7 @@ from domicile.stores.sqlite.store import SqliteStore
 Ask = tuple[Sequence[Condition], Sequence[Write]]
 
 WORKER = Path(__file__).with_name("sqlite_worker.py")
+PATIENCE_S = 120.0
 
 
 class Disk(apsw.VFS):
@@ -56,7 +57,7 @@ class DiskFile(apsw.VFSFile):
         time.sleep(self._disk.slow_s)
         stall = self._disk.stalls.pop(by, None)
         if stall is not None:
-            assert stall.wait(10)
+            assert stall.wait(PATIENCE_S)
 
     def xRead(self, amount: int, offset: int) -> bytes:  # noqa: N802
         bad = self._disk.bad_reads.pop(_thread("domicile-store-read "), None)
@@ -151,8 +152,8 @@ def held(store: SqliteStore, desk: int = 0) -> Iterator[None]:
     """The writing (0) or reading (1) thread is stuck meanwhile, and all that is asked waits."""
     begun, over = threading.Event(), threading.Event()
     assert store._desks is not None
-    store._desks[desk].submit(lambda: (begun.set(), over.wait(10)))
-    assert begun.wait(10)
+    store._desks[desk].submit(lambda: (begun.set(), over.wait(PATIENCE_S)))
+    assert begun.wait(PATIENCE_S)
     try:
         yield
     finally:
@@ -208,7 +209,7 @@ def opened(path: Path) -> Iterator[apsw.Connection]:
         connection.close()
 
 
-async def until(condition: Callable[[], bool], patience_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
     """Wait for a condition."""
     async with asyncio.timeout(patience_s):
         while not condition():  # noqa: ASYNC110

@@ -17,7 +17,7 @@ from domicile.transports.addresses import parse
 from domicile.transports.framing import header
 from domicile.transports.tcp import TcpTransport
 
-LIMIT_S = 20.0
+LIMIT_S = 90.0
 """No test waits longer than this for anything."""
 
 Body = Coroutine[Any, Any, None]

@@ -34,7 +34,7 @@ from domicile.testing import Sim, simulated
 
 T = TypeVar("T")
 
-WAIT_S = 20.0
+WAIT_S = 90.0
 FEW = Settings(shards=4)
 
 

@@ -20,13 +20,13 @@ STORE = "sqlite:///clerk.db"
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("DOMICILE_STORE", raising=False)
-    monkeypatch.setenv("DOMICILE_TTL_S", "2")
+    monkeypatch.setenv("DOMICILE_TTL_S", "20")
     (tmp_path / "clerkapp.py").write_text(APP, encoding="utf-8")
     return tmp_path
 
 
 async def add(client: Client) -> int:
-    return await client.ref(Clerk, "anna").options(timeout_s=30).ask(Clerk.add)
+    return await client.ref(Clerk, "anna").options(timeout_s=120).ask(Clerk.add)
 
 
 def status(place: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def make(name: str) -> Manager:
 
 
 async def until_leading(*managers: Manager) -> Manager:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             leading = [manager for manager in managers if manager.leading]
             if leading:
@@ -96,7 +96,7 @@ def test_a_signal_ends_run_and_leaving_follows() -> None:
         async with make("manager-signal") as manager:
             before = signal.getsignal(signal.SIGTERM)
             running = asyncio.ensure_future(manager.run())
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while signal.getsignal(signal.SIGTERM) is before:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -138,7 +138,9 @@ class Told:
     """What a run of all verbs left behind."""
 
     def __init__(self) -> None:
-        cluster = Processes([Bell], nodes=3, settings=Settings(shards=6))
+        # A lease that a busy machine leaves to everybody: here only verbs end incarnations.
+        settings = Settings(shards=6, ttl_s=20.0)
+        cluster = Processes([Bell], nodes=3, settings=settings)
 
         async def scenario() -> None:
             async with cluster:
@@ -189,7 +191,9 @@ def test_faults_name_what_they_were_done_to(told: Told) -> None:
     faults = [(event.fields["fault"], event.fields["inc"]) for event in told.during.of("fault")]
     frozen, crashed = told.done["frozen"], told.done["crashed"]
     assert faults == [("freeze", frozen), ("thaw", frozen), ("crash", crashed)]
-    assert [event.fields["fault"] for event in told.history.of("fault")][3:] == ["shutdown"]
+    _, _, _, last, *killed = [event.fields["fault"] for event in told.history.of("fault")]
+    assert last == "shutdown"
+    assert {*killed} <= {"crash"}, "processes that a busy machine lets leave too slowly"
 
 
 def test_a_node_that_was_stopped_ended_by_its_own_will(told: Told) -> None:
@@ -346,7 +350,8 @@ def test_a_planted_violation_is_found_in_a_real_history(
     events = told.events()
     tamper(events, told.done)
     found = check(RealHistory(events, told.during.counts))
-    assert rule in {violation.rule for violation in found}
+    lost = [event for event in events if event.kind == "fenced"]
+    assert rule in {violation.rule for violation in found}, f"these lost their leases: {lost}"
 
 
 # what goes wrong
@@ -556,7 +561,7 @@ def test_nothing_outlives_a_killed_test_run(tmp_path: Path) -> None:
         parent.send_signal(signal.SIGKILL)
         parent.communicate()
 
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while any(alive(pid) for pid in children):
         assert time.monotonic() < deadline
         time.sleep(0.01)

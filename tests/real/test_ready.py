@@ -172,7 +172,7 @@ def address(cluster: Processes, node: int) -> str:
 
 @pytest.mark.scenario("RG-23")
 def test_probes_of_real_processes(tmp_path: Path) -> None:
-    settings = Settings(shards=8, ttl_s=3.0, http="127.0.0.1:0", poison_deaths=1_000)
+    settings = Settings(shards=8, http="127.0.0.1:0", poison_deaths=1_000)
 
     async def test() -> None:
         async with Processes(
@@ -205,7 +205,7 @@ def test_probes_of_real_processes(tmp_path: Path) -> None:
                 assert await get(at[other], "/readyz") == (200, "takes part\n")
             # One that leaves says so as long as it has to wait for something.
             begun = await turns(at[other])
-            napping = asyncio.ensure_future(diaries[0].ask(Diary.nap, 1.0))
+            napping = asyncio.ensure_future(diaries[0].ask(Diary.nap, 4.0))
             while await turns(at[other]) == begun:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             stopping = asyncio.ensure_future(cluster.stop(other))

@@ -72,7 +72,7 @@ def test_a_node_that_was_stopped_beyond_its_lease_changes_nothing_and_begins_ane
             epoch = cluster.entry(shard).epoch
             assert await diary.ask(Diary.write, "at the old home") == 1
             # Woken up it would finish a handler, answer, and say that its shard is released.
-            nap = asyncio.ensure_future(diary.ask(Diary.nap, 1.0))
+            nap = asyncio.ensure_future(diary.ask(Diary.nap, 5.0))
             await cluster.wait_until(lambda: len(of(cluster.history(), old, "start")) == 2)
             await cluster.wish(shard, target)
             await cluster.wait_until(lambda: drains(cluster, shard))
@@ -142,7 +142,7 @@ def test_a_coordinator_that_wakes_up_behind_its_successor_changes_nothing() -> N
             owner, old = mine(cluster, 2), mine(cluster, leader)
             # The move is decided by the old coordinator, its end falls into its sleep.
             diary = cluster.ref(Diary, napper).options(timeout_s=60)
-            nap = asyncio.ensure_future(diary.ask(Diary.nap, 1.0))
+            nap = asyncio.ensure_future(diary.ask(Diary.nap, 2.5))
             await cluster.wait_until(lambda: bool(of(cluster.history(), owner, "start")))
             await cluster.wish(shard, 3)
             await cluster.wait_until(lambda: drains(cluster, shard))

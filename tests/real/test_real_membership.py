@@ -204,7 +204,7 @@ async def test_a_report_alone_has_the_manager_look_and_bury_the_dead(
 @pytest.mark.scenario("RG-09")
 def test_known_shards_flow_and_unknown_ones_wait_until_somebody_coordinates_again() -> None:
     """Only one process may coordinate, so the time without a coordinator lasts until it is back."""
-    settings = Settings(shards=SHARDS, ttl_s=TTL_S)
+    settings = Settings(shards=SHARDS)
 
     async def scenario() -> None:
         async with Processes([Diary], nodes=3, settings=settings, candidates=[0]) as cluster:
@@ -243,7 +243,7 @@ def test_known_shards_flow_and_unknown_ones_wait_until_somebody_coordinates_agai
 
 @pytest.mark.scenario("RG-09")
 def test_another_process_coordinates_when_the_first_is_killed() -> None:
-    settings = Settings(shards=SHARDS, ttl_s=TTL_S)
+    settings = Settings(shards=SHARDS)
 
     async def scenario() -> None:
         async with Processes([Diary], nodes=3, settings=settings) as cluster:

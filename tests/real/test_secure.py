@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -39,9 +40,9 @@ from domicile.transports.framing import FrameDecoder, header
 
 TOKEN = "the token of this cluster, and no other"
 OTHER = "the token of another cluster"
-SETTINGS = Settings(shards=4, settle_s=0.1, poison_deaths=1_000)
+SETTINGS = Settings(shards=4, ttl_s=20.0, settle_s=0.1, ask_timeout_s=60.0, poison_deaths=1_000)
 IMPATIENT = Settings(shards=4, linger_s=0.1, drain_deadline_s=0.1)
-LIMIT_S = 30.0
+LIMIT_S = 90.0
 
 
 @pytest.fixture(autouse=True)
@@ -279,11 +280,9 @@ def test_a_stranger_without_a_certificate_neither_sends_nor_reads(
             ):
                 unsuspecting = IMPATIENT if files is None else files.into(IMPATIENT)
                 async with connect(cluster.store, settings=unsuspecting) as client:
-                    # Nothing was sent, so nothing can have run (I9).
-                    with pytest.raises(Unavailable, match=f"{address}.*{why}") as caught:
-                        await client.ref(Diary, "d").options(timeout_s=2.0).ask(Diary.write, "x")
-                    assert "did not run" in str(caught.value)
-                    assert "TLS" in str(caught.value)
+                    said = await refusal(client, f"{address}.*{why}")
+                    assert "did not run" in said
+                    assert "TLS" in said
             assert await diary.ask(Diary.write, "ours") == 2, "no stranger wrote in between"
             await cluster.wait_until(lambda: cluster.counts(home)["tls.refused"] >= 5)
             other = ours.issue("client").into(SETTINGS)
@@ -291,6 +290,17 @@ def test_a_stranger_without_a_certificate_neither_sends_nor_reads(
                 assert await client.ref(Diary, "d").ask(Diary.write, "ours, too") == 3
 
     run(scenario())
+
+
+async def refusal(client: Client, pattern: str) -> str:
+    """The error of an ask, once it names this reason: a busy machine may not have tried before."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            # Nothing was sent, so nothing can have run (I9).
+            with pytest.raises(Unavailable) as caught:
+                await client.ref(Diary, "d").options(timeout_s=2.0).ask(Diary.write, "x")
+            if re.search(pattern, str(caught.value)):
+                return str(caught.value)
 
 
 @pytest.mark.scenario("DX-07")
@@ -418,6 +428,12 @@ def test_whoever_insists_may_serve_strangers(place: Path) -> None:
     run(scenario())
 
 
+def home_to(node: Node) -> int:
+    """How many shards a node has open."""
+    hosts = {} if node.life is None else node.life.runtime.hosts
+    return sum(host.owner.phase.value == "open" for host in hosts.values())
+
+
 @pytest.mark.scenario("DX-07")
 @pytest.mark.parametrize("secured", [False, True], ids=["plain", "tls"])
 def test_a_cluster_on_unix_sockets(place: Path, tmp_path: Path, secured: bool) -> None:
@@ -428,9 +444,13 @@ def test_a_cluster_on_unix_sockets(place: Path, tmp_path: Path, secured: bool) -
     async def scenario() -> None:
         async with (
             Node(store, entities=[Diary], listen=f"unix:{place}/run", settings=settings) as one,
-            Node(store, entities=[Diary], listen=f"unix:{place}/run", settings=settings),
+            Node(store, entities=[Diary], listen=f"unix:{place}/run", settings=settings) as two,
             connect(store, settings=settings) as client,
         ):
+            # A diary forgets its lines when it moves, so both have their share first.
+            async with asyncio.timeout(LIMIT_S):
+                while not home_to(one) == home_to(two) == 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
             for number in range(12):
                 assert await client.ref(Diary, f"d{number}").ask(Diary.write, "line") == 1
                 assert await one.ref(Diary, f"d{number}").ask(Diary.write, "line") == 2

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from sqlite_lab import Disk, opened, worker
+from sqlite_lab import PATIENCE_S, Disk, opened, worker
 
 from domicile.core.state.txn import Committed, Conflict, Put, Unknown
 from domicile.errors import StoreUnavailable
@@ -26,13 +26,14 @@ from domicile.stores.sqlite.threads import FileNotifier
 from domicile.testing.suites.store import put
 
 NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
+LIMIT_S = 240.0
 
 
 def run(path: Path, scenario: Callable[[SqliteStore], Awaitable[None]], **settings: float) -> None:
     async def main() -> None:
         store = SqliteStore(path, by="test", **settings)
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(LIMIT_S):
                 await scenario(store)
         finally:
             await store.close()
@@ -53,7 +54,7 @@ def counted(path: Path) -> list[int]:
 def test_twenty_processes_lose_no_update(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with worker(path, "crowd", 20) as crowd:
-        said = crowd.communicate(timeout=60)[0]
+        said = crowd.communicate(timeout=LIMIT_S)[0]
         assert crowd.returncode == 0
     acknowledged = [tuple(map(int, line.split())) for line in said.splitlines()]
     assert sorted(value for _, value in acknowledged) == list(range(1, 101))
@@ -91,6 +92,7 @@ def test_a_process_stopped_inside_a_write_is_named_and_waited_for(tmp_path: Path
 
     async def scenario(store: SqliteStore) -> None:
         last = await put(store, b"k", b"")
+        patient = SqliteStore(path, by="patient", op_timeout_s=60.0)
         with worker(path, "lock", 0) as locker:
             assert locker.stdout is not None
             assert await asyncio.to_thread(locker.stdout.readline) == "locked\n"
@@ -98,9 +100,10 @@ def test_a_process_stopped_inside_a_write_is_named_and_waited_for(tmp_path: Path
             with pytest.raises(StoreUnavailable, match=rf"{path} stayed locked .*fuser"):
                 await store.commit([], [Put(b"k", b"no")])
             assert await store.get(b"k") is not None
-            waiting = asyncio.create_task(store.commit([], [Put(b"k", b"yes")]))
+            waiting = asyncio.create_task(patient.commit([], [Put(b"k", b"yes")]))
             await asyncio.sleep(0)
         assert await waiting == Committed(last + 1)
+        await patient.close()
 
     run(path, scenario, op_timeout_s=1.0)
 
@@ -231,7 +234,7 @@ def test_a_watch_in_another_process_follows(tmp_path: Path) -> None:
             for _ in range(20):
                 await put(store, b"at", b"%r" % time.monotonic())
                 assert float(await asyncio.to_thread(follower.stdout.readline)) > 0
-            assert await asyncio.to_thread(follower.wait, 10) == 0
+            assert await asyncio.to_thread(follower.wait, LIMIT_S) == 0
 
     run(path, scenario)
 
@@ -281,18 +284,18 @@ def test_what_fails_beside_the_loop_once_it_has_begun_may_have_happened(
         await store.grant("l", 60.0)
         side = store.beside()
         disk.bad_syncs["test"] = True
-        assert side.rewrite(b"k", 0, b"lost", "l").result(20) == Unknown()
+        assert side.rewrite(b"k", 0, b"lost", "l").result(LIMIT_S) == Unknown()
         with pytest.raises(StoreUnavailable, match=r"store\.db"):
-            side.keep("l", b"k").result(20)
+            side.keep("l", b"k").result(LIMIT_S)
         disk.bad_syncs.clear()
         assert not caplog.records
         shaken.where = "domicile-store-write"
-        assert side.rewrite(b"k", 0, b"there", "l").result(20) == Unknown()
+        assert side.rewrite(b"k", 0, b"there", "l").result(LIMIT_S) == Unknown()
         assert "unexpected" in caplog.text
         item = await store.get(b"k")
         assert item is not None
         assert item.value == b"there"
-        assert side.rewrite(b"k", 1, b"", "l").result(20) == Conflict(b"k")
+        assert side.rewrite(b"k", 1, b"", "l").result(LIMIT_S) == Conflict(b"k")
 
     disk = Disk()
     try:
@@ -311,11 +314,11 @@ def test_a_look_for_changes_that_meets_the_unexpected_ends_no_thread(
         asked = asyncio.ensure_future(anext(store.watch(b"", last)))
         shaken.where = "domicile-store-read"
         with pytest.raises(StoreUnavailable, match="bad argument"):
-            await asyncio.wait_for(asked, 20)
+            await asyncio.wait_for(asked, LIMIT_S)
         await put(store, b"k", b"new")
         assert (await store.list(b"")).revision == last + 1
         again = store.watch(b"", last)
-        assert (await asyncio.wait_for(anext(again), 20)).revision == last + 1
+        assert (await asyncio.wait_for(anext(again), LIMIT_S)).revision == last + 1
         assert "looking for changes" in caplog.text
 
     run(tmp_path / "store.db", scenario)
@@ -334,7 +337,8 @@ def test_a_thread_that_the_disk_keeps_holds_up_no_end(
             await put(store, b"k", b"")
             disk.stalls["test"] = stall
             assert isinstance(await store.commit([], [Put(b"k", b"")]), Unknown)
-            async with asyncio.timeout(8):
+            # The disk stalls for longer than this.
+            async with asyncio.timeout(PATIENCE_S / 2):
                 await store.close()
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(store.close(), 0.01)
@@ -392,7 +396,7 @@ def test_a_store_that_can_not_start_leaves_nothing_behind_and_starts_later(
                 left = allowed
                 with pytest.raises(StoreUnavailable, match="file descriptors and threads"):
                     await store.get(b"k")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_S):
             while threading.active_count() > threads:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert len(os.listdir("/proc/self/fd")) == files

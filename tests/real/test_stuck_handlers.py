@@ -23,9 +23,11 @@ from domicile.ops.status import ClusterStatus, summed_up
 from domicile.testing import Processes, Sim, check, simulated
 
 FEW = Settings(shards=8)
-REAL = Settings(ttl_s=3, shards=4)
-STEADY = Settings(ttl_s=3, shards=4, link_timeout_s=30)
-"""Links that outlast a loop which stands still for some seconds."""
+REAL = Settings(ttl_s=20, shards=4)
+STEADY = Settings(ttl_s=20, shards=4, link_timeout_s=240, stall_limit_s=240)
+"""A lease and links that outlast a loop which stands still while commands run."""
+BUSY_S = 200.0
+"""Seconds that commands may take on a busy machine, each of which starts a process."""
 SOON_S = 5.0
 
 
@@ -46,10 +48,10 @@ class Jam(Entity, name="stuck.jam"):
             with contextlib.suppress(asyncio.CancelledError):
                 await self.never()
 
-    @handler
+    @handler(timeout_s=300)
     async def block(self, until: str) -> None:
         """Hold the event loop until there is such a file, and no longer than the node can bear."""
-        limit = time.monotonic() + 25.0
+        limit = time.monotonic() + BUSY_S
         while not Path(until).exists() and time.monotonic() < limit:  # noqa: ASYNC240
             time.sleep(0.02)  # noqa: ASYNC251
 
@@ -132,7 +134,7 @@ async def domicile(cluster: Processes, *arguments: str, code: int = 0) -> str:
 
 async def until_stuck(cluster: Processes, id: str) -> dict[str, Any]:
     """The named handler as status shows it, once it does."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(BUSY_S):
         while True:
             seen = json.loads((await domicile(cluster, "status", "--json")).splitlines()[0])
             for one in seen["stuck"]:
@@ -187,7 +189,7 @@ def test_a_real_handler_that_holds_the_event_loop_is_named_meanwhile(tmp_path: P
             await cluster.wait_until(lambda: balanced(cluster))
             enough = tmp_path / "enough"
             task = asyncio.get_running_loop().create_task(
-                cluster.ref(Jam, "held").options(timeout_s=60).ask(Jam.block, str(enough))
+                cluster.ref(Jam, "held").options(timeout_s=300).ask(Jam.block, str(enough))
             )
             one = await until_stuck(cluster, "held")
             assert (one["kind"], one["handler"]) == ("runs", "block")
@@ -196,7 +198,7 @@ def test_a_real_handler_that_holds_the_event_loop_is_named_meanwhile(tmp_path: P
             assert not task.done()
             enough.touch()
             await task
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(BUSY_S):
                 while json.loads(await domicile(cluster, "status", "--json"))["stuck"]:
                     pass
 

@@ -35,10 +35,12 @@ from domicile.client import ConnectedClient
 from domicile.errors import StoreUnavailable
 
 QUICK = Settings(
-    shards=4, ttl_s=3.0, settle_s=0.05, settle_max_s=0.1, linger_s=0.5, drain_deadline_s=1.0
-)
+    shards=4, ttl_s=20.0, settle_s=0.05, settle_max_s=0.1, linger_s=0.5, drain_deadline_s=1.0,
+    ask_timeout_s=60.0, slow_s=60.0,
+)  # fmt: skip
+"""Quick where nothing has to be waited for, and silent about a busy machine."""
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 class Refused(Rejection, name="sync.refused"):

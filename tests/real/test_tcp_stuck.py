@@ -43,12 +43,15 @@ def test_long_ids_count_for_the_size_of_a_frame() -> None:
 def test_an_id_beyond_the_limit_of_messages_is_refused_and_harms_nobody(tmp_path: Path) -> None:
     async def main() -> None:
         url = f"sqlite:///{tmp_path}/s.db"
-        settings = Settings(shards=4, settle_s=0.05)
-        async with Node(url, entities=[Scale], settings=settings), connect(url) as client:
+        settings = Settings(shards=4, settle_s=0.05, ask_timeout_s=60)
+        node, client = (
+            Node(url, entities=[Scale], settings=settings),
+            connect(url, settings=settings),
+        )
+        async with node, client:
             with pytest.raises(NotExecuted):
                 await client.ref(Scale, "i" * 34_000_000).ask(Scale.pid)
-            async with asyncio.timeout(5):
-                assert await client.ref(Scale, "a").ask(Scale.pid) == os.getpid()
+            assert await client.ref(Scale, "a").ask(Scale.pid) == os.getpid()
 
     asyncio.run(main())
 
@@ -65,8 +68,7 @@ def test_a_link_is_lost_when_the_peer_never_takes_its_first_frame(tmp_path: Path
         async with node, client:
             with pytest.raises(MaybeExecuted):
                 await client.ref(Scale, "a").ask(Scale.weigh, bytes(36_000_000))
-            async with asyncio.timeout(10):
-                assert await client.ref(Scale, "a").ask(Scale.weigh, b"abc") == 3
+            assert await client.ref(Scale, "a").ask(Scale.weigh, b"abc") == 3
 
     asyncio.run(main())
 
@@ -98,7 +100,7 @@ def test_a_message_longer_than_the_silence_gets_through_a_slow_network(tmp_path:
         async with proxy, node:
             assert node.life is not None
             port = node.life._transport._listeners[0]._sock.getsockname()[1]  # type: ignore[attr-defined]
-            async with connect(url, settings=Settings(ask_timeout_s=30)) as client:
+            async with connect(url, settings=Settings(ask_timeout_s=120)) as client:
                 assert await client.ref(Scale, "a").ask(Scale.weigh, bytes(3_000_000)) == 3_000_000
 
     asyncio.run(main())

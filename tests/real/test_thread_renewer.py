@@ -37,11 +37,11 @@ from domicile.stores.memory.store import MemoryStore
 ME = Incarnation("a" * 32)
 KEY = node_key(ME)
 SHORT = Settings(ttl_s=2.0)
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 60))
+    asyncio.run(asyncio.wait_for(test, 2 * WAIT_S))
 
 
 def wait_here(condition: Callable[[], bool]) -> None:

@@ -22,12 +22,12 @@ from domicile.testing.sim.clock import SimClock
 from domicile.testing.sim.loop import World
 
 T = TypeVar("T")
-WAIT_S = 20.0
+WAIT_S = 60.0
 KEY = b"nodes/a"
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 60))
+    asyncio.run(asyncio.wait_for(test, 2 * WAIT_S))
 
 
 def blocked(ask: Callable[[], Future[T]]) -> T:

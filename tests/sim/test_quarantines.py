@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from domicile.core.ids import EntityKey, ShardKey
 from domicile.core.state.keys import TRIAL, clearance_key
 from domicile.core.state.shardmap import Entry
 from domicile.core.state.txn import Put
-from domicile.testing import Sim
+from domicile.testing import Sim, SimulationError
 from domicile.testing.sim.simulated import run_simulation
 
 SETTINGS = Settings(shards=32)
@@ -34,8 +35,8 @@ class Mines:
     async def resources(self) -> AsyncGenerator[dict[type[Any], Any]]:
         yield {Mines: self}
 
-    async def step_on(self, kind: type[Entity], id: str, how: str = "") -> None:
-        """End the process of the caller, if the id is live."""
+    async def step_on(self, kind: type[Entity], id: str, how: str = "", after_s: float = 0) -> None:
+        """End the process of the caller after a while, if the id is live."""
         sim = self.sim
         if how + id in self.live and sim is not None:
             home = sim.owner(kind, id)
@@ -45,6 +46,7 @@ class Mines:
                 sim.crash(home)
                 sim.world.call_at(sim.world.now + 1.0, lambda: sim.start(home))
 
+            await asyncio.sleep(after_s)
             sim.world.call_at(sim.world.now, blow)
             await asyncio.sleep(60)
 
@@ -67,6 +69,13 @@ class Desk(Entity, name="desk"):
     async def late(self) -> int:
         """Kills its process only when it is asked to, long after its start."""
         await self.resource(Mines).step_on(Desk, self.id, "late ")
+        return 0
+
+    @handler
+    async def work(self, for_s: float) -> int:
+        """Takes its time, and kills its process after that if it is live."""
+        await self.resource(Mines).step_on(Desk, self.id, "work ", for_s)
+        await asyncio.sleep(for_s)
         return 0
 
 
@@ -130,6 +139,25 @@ async def load(sim: Sim, keys: list[str] = KEYS) -> AsyncGenerator[None]:
         over.set()
 
 
+def neighbours(sim: Sim, id: str, count: int) -> list[str]:
+    """Other ids of the same shard."""
+    found: list[str] = []
+    number = 0
+    while len(found) < count:
+        if sim.shard(Desk, f"n{number}") == sim.shard(Desk, id):
+            found.append(f"n{number}")
+        number += 1
+    return found
+
+
+async def repeat(sim: Sim, id: str, method: Callable[..., Any], *args: float) -> None:
+    """Ask one entity again and again, as soon as it has answered or failed."""
+    while True:
+        with suppress(DomicileError):
+            await sim.ref(Desk, id).options(timeout_s=5).ask(method, *args)
+        await asyncio.sleep(0.02)
+
+
 # the innocent
 
 
@@ -155,16 +183,66 @@ def test_three_unrelated_crashes_within_a_minute_quarantine_nothing(
     run(seed, body, nodes=3)
 
 
+async def kill_at_random(sim: Sim, random: Random, id: str, kills: int, most_s: float) -> None:
+    """Kill owners of an entity, and sometimes other nodes, at random moments."""
+    for _ in range(kills):
+        await sim.advance(random.uniform(0.1, most_s))
+        victim = random.randrange(len(sim.nodes))
+        if random.random() < 0.8:
+            with suppress(SimulationError):  # Its last owner is dead, and it has no other yet.
+                victim = sim.owner(Desk, id)
+        if sim.nodes[victim].up:
+            sim.crash(victim)
+            sim.world.call_at(sim.world.now + 1.0, lambda victim=victim: sim.start(victim))  # type: ignore[misc]
+
+
+@pytest.mark.scenario("DX-24")
+@pytest.mark.parametrize("seed", range(40))
+def test_kills_at_random_moments_put_no_innocent_entity_away(
+    seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kills follow a shard in which entities begin at all times. Some runs have three kills,
+    and entities that run for a moment, for long, or always; others have many kills."""
+    caplog.set_level("INFO", logger="domicile")
+    random, three = Random(seed), seed % 2 == 0
+
+    async def body(sim: Sim, mines: Mines) -> None:
+        near = neighbours(sim, "k0", 6)
+        durations_s = [random.uniform(0, 0.05) for _ in near]
+        if three:
+            durations_s[:3] = [random.uniform(0.05, 0.5), random.uniform(0.5, 3), 60.0]
+        async with load(sim), asyncio.TaskGroup() as group:
+            asking = [
+                group.create_task(repeat(sim, id, Desk.work, duration_s))
+                for id, duration_s in zip(near, durations_s, strict=True)
+            ]
+            await sim.advance(1.0)
+            kills, most_s = (3, random.choice([2.0, 5.0, 20.0])) if three else (10, 4.0)
+            await kill_at_random(sim, random, "k0", kills, most_s)
+            await sim.wait_until(sim.settled)
+            for one in asking:
+                one.cancel()
+        await asyncio.gather(*(ask_until_answered(sim, key) for key in (*KEYS, *near)))
+        assert not [one for one in caplog.records if "quarantined" in one.getMessage()]
+        assert put_away(sim) == []
+        assert sim.entry(sim.shard(Desk, "k0")).deaths, "the kills hit it"
+
+    run(seed, body, nodes=4)
+
+
 def test_deaths_and_trials_are_forgotten() -> None:
     async def body(sim: Sim, mines: Mines) -> None:
-        async with load(sim):
-            sim.crash(1)
-            await sim.advance(0.7)
-            sim.crash(2)
-            await sim.advance(3.0)
-        assert any(entry.blamed for entry in entries(sim)), "the second death hit trials"
-        sim.start(1)
-        sim.start(2)
+        async with load(sim), asyncio.TaskGroup() as group:
+            worker = group.create_task(repeat(sim, "k0", Desk.work, 30.0))
+            await sim.advance(1.0)
+            for _ in range(2):
+                victim = sim.owner(Desk, "k0")
+                sim.crash(victim)
+                await sim.wait_until(sim.settled)
+                await sim.advance(1.0)
+                sim.start(victim)
+            worker.cancel()
+        assert sim.entry(sim.shard(Desk, "k0")).blamed == 1, "the second death hit a trial"
         await sim.advance(SETTINGS.poison_window_s + 5.0)
         assert not any(entry.deaths or entry.blamed for entry in entries(sim))
         keys = [item.key for item in (await sim._operator_store().list(b"")).items]
@@ -183,17 +261,6 @@ async def until_put_away(sim: Sim, id: str) -> None:
             await ask(sim, id)
         except DomicileError:
             await asyncio.sleep(0.05)
-
-
-def neighbours(sim: Sim, id: str, count: int) -> list[str]:
-    """Other ids of the same shard."""
-    found: list[str] = []
-    number = 0
-    while len(found) < count:
-        if sim.shard(Desk, f"n{number}") == sim.shard(Desk, id):
-            found.append(f"n{number}")
-        number += 1
-    return found
 
 
 @pytest.mark.scenario("DX-20")
@@ -222,6 +289,52 @@ def test_an_entity_that_kills_its_process_at_each_start_is_put_away_alone(
         assert "desk 'mine'" in warned.getMessage()
         assert "3 owners" in warned.getMessage()
         assert f"domicile unquarantine default/{shard}" in warned.getMessage()
+
+    run(seed, body, nodes=4)
+
+
+@pytest.mark.scenario("DX-20")
+@pytest.mark.parametrize("seed", range(12))
+def test_an_entity_that_kills_soon_after_it_began_is_always_put_away_and_no_other_is(
+    seed: int,
+) -> None:
+    """Three deaths are enough; two more are, if those that ran beside it hid its name."""
+    random = Random(seed)
+
+    async def body(sim: Sim, mines: Mines) -> None:
+        shard, beside = sim.shard(Desk, "mine").shard, random.choice([2, 12])
+        near = neighbours(sim, "mine", beside)
+        mines.live["work mine"] = None
+        async with load(sim), asyncio.TaskGroup() as group:
+            asking = [
+                group.create_task(repeat(sim, id, Desk.work, random.uniform(0, 0.1))) for id in near
+            ]
+            asking.append(
+                group.create_task(repeat(sim, "mine", Desk.work, random.uniform(0, 0.15)))
+            )
+            await sim.wait_until(lambda: bool(put_away(sim)), timeout_s=120)
+            assert put_away(sim) == [(shard, (EntityKey("desk", "mine"),))]
+            assert mines.killed == 3 or (beside > 2 and mines.killed <= 5)
+            for one in asking:
+                one.cancel()
+
+    run(seed, body, nodes=4)
+
+
+@pytest.mark.scenario("DX-20")
+@pytest.mark.parametrize("seed", range(4))
+def test_an_entity_that_kills_after_it_has_run_for_long_is_put_away_with_more_deaths(
+    seed: int,
+) -> None:
+    async def body(sim: Sim, mines: Mines) -> None:
+        mines.live["work mine"] = None
+        async with load(sim), asyncio.TaskGroup() as group:
+            worker = group.create_task(repeat(sim, "mine", Desk.work, 0.4 + 0.5 * seed))
+            await sim.wait_until(lambda: bool(put_away(sim)), timeout_s=300)
+            worker.cancel()
+        shard = sim.shard(Desk, "mine").shard
+        assert put_away(sim) == [(shard, (EntityKey("desk", "mine"),))]
+        assert mines.killed == 6
 
     run(seed, body, nodes=4)
 

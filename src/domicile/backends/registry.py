@@ -109,6 +109,13 @@ class Backend:
         """The journal at a URL."""
         raise NotImplementedError(f"{self.scheme}:// has no journals")
 
+    def copy_journal(self, url: str, to: str) -> None:
+        """Copy a journal to a new place while nodes use it. Blocks. `ConfigError`: it can't be."""
+        raise ConfigError(
+            f"journals of {self.scheme}:// are copied with the tools of their database, as "
+            "`pg_dump` for PostgreSQL"
+        )
+
     def sqlite_file(self, url: str) -> Path | None:
         """The SQLite file of a store that is one, for test tools that lock it or read its log."""
         return None

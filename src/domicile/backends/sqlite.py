@@ -84,6 +84,12 @@ class SqliteBackend(Backend):
             lives=options.lives,
         )  # fmt: skip
 
+    def copy_journal(self, url: str, to: str) -> None:
+        """As `Backend.copy_journal`."""
+        from domicile.journals.sqlite.inspection import copy_journal_file  # late, as above
+
+        copy_journal_file(self.sqlite_file(url), self.sqlite_file(to))
+
     def sqlite_file(self, url: str) -> Path:
         """As `Backend.sqlite_file`; four slashes begin an absolute path."""
         path = url.removeprefix(f"{self.scheme}://")

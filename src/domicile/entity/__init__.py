@@ -24,9 +24,12 @@ which lends a worker and hands each request to the `ShardHost` of its shard. The
             -- suspended --> a worker resumes it (`Guarded`) -> answer
 
 `_serve` is the long way, for a message that needs more than its handler: an entity that must start
-first (`activation`), a key, or a refusal. Before every resumption the turn checks the lease (L3).
-A keyed ask has a unit of work (`ports.work`): what it staged is stored before the turn sends a
-message or answers (I4).
+first (`activation`), a key that was perhaps used before, or a refusal. Before every resumption the
+turn checks the lease (L3).
+
+A durable entity has an output gate (`ports.work`, J5). Its handlers do not wait for the journal.
+What leaves it does: its answers wait in the gate, and its own asks and tells await the gate first,
+until everything that the handler could have seen is committed (I4).
 
 A due timer takes the same way as a message of the owner to itself. A resident's timers are in its
 cell; `hosting.timers` keeps those of entities that are not in memory, and a shard that moves takes

@@ -37,6 +37,7 @@ from domicile.entity.carry.transfer import CarryTransfer
 from domicile.entity.hosting.cancellation import Cancellations
 from domicile.entity.hosting.cell import Cell, Turn, current_turn
 from domicile.entity.hosting.execution import NOT_HERE
+from domicile.entity.hosting.remembering import Remembering
 from domicile.entity.hosting.residents import Residents
 from domicile.entity.hosting.shard_host import LimitedHost, ShardHost
 from domicile.entity.hosting.stop_budget import StopBudget
@@ -159,6 +160,7 @@ class Runtime:
         self.carrier = CarryTransfer(me, clock, meter, settings, self)
         self.sending = OutgoingCalls(self)
         self.unserved = UnservedMessages(self, note_need)
+        self.remembering = Remembering(self)
         self.hosts: dict[ShardKey, ShardHost] = {}
         self._by_role: dict[str, dict[int, ShardHost]] = {}
         self.running: Turn | None = None
@@ -546,6 +548,7 @@ class Runtime:
         self.carrier.close()
         losses = self.carrier.timer_losses
         losses.tell(*losses.shards())
+        self.remembering.stop()
         self.blocking.shut()
         self.workers.cancel_all()
         if self.durability is not None:
@@ -563,6 +566,7 @@ class Runtime:
         self.sending.fail_all("this process left the cluster")
         self._lose_timers()
         self.carrier.close()
+        await self.remembering.close()
         self.blocking.shut()
         # Called here, not in a task that may be cancelled before it runs.
         self.workers.cancel_all()

@@ -164,6 +164,7 @@ class RunningIncarnation:
             limits={
                 "buffer": settings.buffer, "window": settings.window,
                 "mailbox": settings.mailbox, "chain": settings.chain,
+                "stop": settings.stop_budget_s,
             },
         )  # fmt: skip
         self.dispatch.start(self._links)

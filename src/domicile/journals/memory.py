@@ -9,19 +9,29 @@ a mere check lets a stale owner through (I2).
 from __future__ import annotations
 
 import asyncio
+import secrets
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from heapq import nsmallest
 from typing import Any, Literal, TypeVar
 
 from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
 from domicile.ports.journal import (
     BLIND,
+    MOST_KEYS,
     Batch,
     Claim,
+    EventPage,
     JournalWrite,
     Recovered,
+    Remembered,
+    StoredEvent,
     StoredReply,
+    Wanted,
     WriteRefused,
     Written,
+    counted,
+    placed,
 )
 from domicile.ports.meter import Meter, NoMeter, takes_events
 
@@ -29,6 +39,56 @@ T = TypeVar("T")
 
 _Answer = Written | WriteRefused
 _Why = Literal["fenced", "busy", "seq", "key"]
+
+
+class _Head:
+    """What there is of one entity."""
+
+    __slots__ = (
+        "deleted", "events", "fence", "keys", "last", "logs", "remembered", "seq", "snapshot",
+        "state",
+    )  # fmt: skip
+
+    def __init__(self, fence: _Fence) -> None:
+        self.fence = fence
+        self.logs = [fence.log]
+        """Where its events are: that of its shard, unless it had another one before."""
+        self.seq = 0
+        self.events: list[StoredEvent] = []
+        self.keys: dict[str, bytes | None] = {}
+        self.state: bytes | None = None
+        self.snapshot: tuple[int, bytes] | None = None
+        self.deleted = 0
+        """The number of the last deletion, whose event is the first one from then on."""
+        self.remembered = False
+        self.last = 0
+        """Which write of its shard was the last one."""
+
+    def keep(self, snapshot: tuple[int, bytes]) -> None:
+        """Replace the snapshot, unless this one is older, or from before a deletion."""
+        if snapshot[0] > self.deleted and (
+            self.snapshot is None or snapshot[0] >= self.snapshot[0]
+        ):
+            self.snapshot = snapshot
+
+    def remember(self, entity: EntityKey, *, flag: bool) -> None:
+        """Set or clear the flag."""
+        self.remembered = flag
+        if flag:
+            self.fence.remembered[entity] = self
+        else:
+            self.fence.remembered.pop(entity, None)
+
+    def clear(self, entity: EntityKey) -> None:
+        """What a deletion takes away."""
+        for event in self.events:
+            for log in self.logs:
+                if log.get(event.offset) is event:
+                    del log[event.offset]
+        self.events.clear()
+        self.state = self.snapshot = None
+        self.deleted = self.seq
+        self.remember(entity, flag=False)
 
 
 class _Fence:
@@ -42,6 +102,11 @@ class _Fence:
         """The number of the last batch: the last that wrote, or that `settle` used up (J4)."""
         self.void = 0
         """The number of the last batch that `settle` used up: it never wrote."""
+        self.writes = 0
+        """How many batches the shard has taken."""
+        self.log: dict[int, StoredEvent] = {}
+        """The events of the shard by their offsets."""
+        self.remembered: dict[EntityKey, _Head] = {}
         self.users = 0
         """Transactions that hold the row or wait for it."""
         self._lock = asyncio.Lock()
@@ -79,13 +144,14 @@ class MemoryJournal:
         self,
         meter: Meter | None = None,
         pause: Callable[[], Awaitable[None]] | None = None,
+        history: str | None = None,
     ) -> None:
         self._meter: Meter = NoMeter() if meter is None else meter
         self._tells = takes_events(self._meter)
         self._pause = pause
         self._fences: dict[tuple[ShardKey, int], _Fence] = {}
-        self._events: dict[EntityKey, list[bytes]] = {}
-        self._inbox: dict[tuple[EntityKey, str], bytes | None] = {}
+        self._heads: dict[EntityKey, _Head] = {}
+        self._history = secrets.token_hex(16) if history is None else history
         self._running: dict[asyncio.Task[Any], None] = {}
 
     @property
@@ -105,29 +171,65 @@ class MemoryJournal:
         """What became of a batch of unknown outcome, once its rows are free (J4)."""
         return await self._whole(self._settle_all(batch))
 
-    async def recover(
-        self, wanted: Sequence[tuple[EntityKey, int]], max_bytes: int
-    ) -> Sequence[Recovered]:
-        """The committed events of entities, in order. Waits for no lock."""
-        found: list[Recovered] = []
-        left, first = max_bytes, True
-        for entity, after in wanted:
-            events = self._events.get(entity, [])
-            end = after
-            while end < len(events) and (first or len(events[end]) <= left):
-                left -= len(events[end])
-                first = False
-                end += 1
-            found.append(Recovered(tuple(events[after:end]), end, end < len(events)))
-        return found
+    async def recover(self, wanted: Sequence[Wanted], max_bytes: int) -> Sequence[Recovered]:
+        """What is committed of entities. Waits for no lock."""
+        room = _Room(max_bytes)
+        return [self._recovered(one, room) for one in wanted]
 
     async def inbox(self, asked: Sequence[tuple[EntityKey, str]]) -> Sequence[StoredReply | None]:
         """What became of keyed asks that were recorded. Waits for no lock."""
-        return [StoredReply(self._inbox[one]) if one in self._inbox else None for one in asked]
+        found: list[StoredReply | None] = []
+        for entity, key in asked:
+            head = self._heads.get(entity)
+            known = head is not None and key in head.keys
+            found.append(StoredReply(head.keys[key]) if head is not None and known else None)
+        return found
+
+    async def scan(self, shard: ShardKey, after: int, limit: int) -> EventPage:
+        """Committed events of a shard, in order. Waits for no lock."""
+        fence = self._fences.get((shard, 0))
+        if fence is None:
+            return EventPage((), 0)
+        events: list[StoredEvent] = []
+        for offset in range(after + 1, fence.next + 1):
+            event = fence.log.get(offset)
+            if event is None:
+                continue
+            events.append(event)
+            if len(events) == limit:
+                return EventPage(tuple(events), offset)
+        return EventPage(tuple(events), fence.next)
+
+    async def remembered(
+        self, shard: ShardKey, after: Remembered | None, limit: int
+    ) -> Sequence[Remembered]:
+        """Remembered entities of a shard. Waits for no lock."""
+        fence = self._fences.get((shard, 0))
+        if fence is None:
+            return []
+        rows = [(-head.last, entity) for entity, head in fence.remembered.items()]
+        if after is not None:
+            known = (-after.last, after.entity)
+            rows = [row for row in rows if row > known]
+        return [Remembered(entity, -last) for last, entity in nsmallest(limit, rows)]
+
+    async def offsets(self, role: str) -> dict[int, int]:
+        """As `TellsOffsets.offsets`. Waits for no lock."""
+        return {
+            shard.shard: fence.next
+            for (shard, layout), fence in self._fences.items()
+            if shard.role == role and layout == 0
+        }
+
+    async def history(self) -> str:
+        """The random id of this journal (J11)."""
+        return self._history
 
     def peek(self, entity: EntityKey) -> tuple[bytes, ...]:
         """All committed events of an entity, for tests and tools in the same process."""
-        return tuple(self._events.get(entity, ()))
+        head = self._heads.get(entity)
+        events = () if head is None else head.events
+        return tuple([event.data for event in events if event.data is not None])
 
     def newest(self, shard: ShardKey) -> int:
         """The epoch that a shard was last claimed under, for tests and tools; 0 if it never was."""
@@ -201,14 +303,69 @@ class MemoryJournal:
     ) -> None:
         """Nothing before was visible to anyone, and nothing here can fail or wait."""
         fence.batch = batch.number
+        fence.writes += 1
         for write in writes:
-            events = self._events.setdefault(write.entity, [])
-            self._note_write(batch, claim, write, len(events))
-            events.extend(write.events)
+            head = self._heads.get(write.entity)
+            if head is None:
+                head = self._heads[write.entity] = _Head(fence)
+            self._note_write(batch, claim, write, head.seq)
             for key, reply in (*write.inbox, *write.replies):
-                self._inbox[write.entity, key] = reply
-            fence.next += len(write.events)
-            answers[write.entity] = Written(len(events), fence.next)
+                head.keys[key] = reply
+            self._change(head, fence, write)
+            answers[write.entity] = Written(head.seq, fence.next)
+
+    def _change(self, head: _Head, fence: _Fence, write: JournalWrite) -> None:
+        entity = write.entity
+        if head.fence is not fence:
+            head.fence.remembered.pop(entity, None)
+            head.fence = fence
+            head.logs.append(fence.log)
+            head.remember(entity, flag=head.remembered)
+        for data in write.events:
+            head.seq += 1
+            self._append(head, fence, entity, data)
+        if write.state is not None:
+            head.seq += write.saves
+            head.state = write.state
+        if write.snapshot is not None:
+            head.keep(write.snapshot)
+        if write.remember is not None:
+            head.remember(entity, flag=write.remember)
+        if write.delete:
+            head.seq += 1
+            head.clear(entity)
+            self._append(head, fence, entity, None)
+        if counted(write) or write.remember is not None:
+            head.last = fence.writes
+
+    def _append(self, head: _Head, fence: _Fence, entity: EntityKey, data: bytes | None) -> None:
+        fence.next += 1
+        event = fence.log[fence.next] = StoredEvent(fence.next, entity, head.seq, data)
+        head.events.append(event)
+
+    def _recovered(self, wanted: Wanted, room: _Room) -> Recovered:
+        head, after = self._heads.get(wanted.entity), wanted.after
+        keys = None if after else _known_keys(head)
+        if head is None or head.seq <= after:
+            return Recovered((), after, False, keys=keys)
+        snapshot = head.snapshot if wanted.snapshot and after == 0 else None
+        seq = max(after, head.deleted)
+        for whole in (head.state, None if snapshot is None else snapshot[1]):
+            if whole is not None and not room.take(len(whole)):
+                return Recovered((), after, True)
+        if snapshot is not None:
+            seq = max(seq, snapshot[0])
+        events: list[bytes] = []
+        start = bisect_right(head.events, seq, key=_seq_of)
+        for event in head.events[start:]:
+            assert event.data is not None, "the event of a deletion is the first one"
+            if not room.take(len(event.data)):
+                if not events and snapshot is None and head.state is None:
+                    return Recovered((), after, True)
+                return Recovered(tuple(events), seq, True, snapshot, head.state, keys)
+            events.append(event.data)
+            seq = event.seq
+        return Recovered(tuple(events), head.seq, False, snapshot, head.state, keys)
 
     def _clash(
         self,
@@ -228,14 +385,21 @@ class MemoryJournal:
 
     def _fault_of(self, write: JournalWrite) -> _Why | None:
         """UNIQUE(entity, seq), UNIQUE(entity, key); a reply is filled in once."""
-        entity, known = write.entity, self._inbox
-        if write.expected not in (BLIND, len(self._events.get(entity, ()))):
+        head = self._heads.get(write.entity)
+        seq, keys = (0, {}) if head is None else (head.seq, head.keys)
+        if write.expected not in (BLIND, seq):
+            return "seq"
+        if (
+            write.snapshot is not None
+            and not write.delete
+            and write.snapshot[0] > seq + counted(write)
+        ):
             return "seq"
         for key, _ in write.inbox:
-            if (entity, key) in known:
+            if key in keys:
                 return "key"
         for key, _ in write.replies:
-            if known.get((entity, key), b"") is not None:
+            if keys.get(key, b"") is not None:
                 return "key"
         return None
 
@@ -264,10 +428,10 @@ class MemoryJournal:
                 answers |= dict.fromkeys([write.entity for write in writes])
             else:
                 how = "there"
-                offset = fence.next - sum(len(write.events) for write in writes)
+                offset = fence.next - sum(map(placed, writes))
                 for write in writes:
-                    offset += len(write.events)
-                    answers[write.entity] = Written(len(self.peek(write.entity)), offset)
+                    offset += placed(write)
+                    answers[write.entity] = Written(self._heads[write.entity].seq, offset)
             self._note("settle", claim, batch=batch.number, how=how)
 
     def _fence(self, claim: Claim) -> _Fence:
@@ -296,7 +460,7 @@ class MemoryJournal:
         if self._tells:
             self._note(
                 "append", claim, type=write.entity.type, id=write.entity.id, seq=seq,
-                count=len(write.events), keys=[key for key, _ in write.inbox], batch=batch.number,
+                count=counted(write), keys=[key for key, _ in write.inbox], batch=batch.number,
                 ok=not why, why=why,
             )  # fmt: skip
 
@@ -321,3 +485,29 @@ class MemoryJournal:
 
 def _by_shard(claim: Claim) -> tuple[ShardKey, int]:
     return claim.shard, claim.layout
+
+
+class _Room:
+    """How many bytes an answer may still take; the first piece always finds room."""
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+        self._is_first = True
+
+    def take(self, size: int) -> bool:
+        """Take so much, if there is room."""
+        if size > self._left and not self._is_first:
+            return False
+        self._left -= size
+        self._is_first = False
+        return True
+
+
+def _known_keys(head: _Head | None) -> tuple[str, ...] | None:
+    if head is None:
+        return ()
+    return tuple(head.keys) if len(head.keys) <= MOST_KEYS else None
+
+
+def _seq_of(event: StoredEvent) -> int:
+    return event.seq

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from domicile.errors import DomicileError
-from domicile.ops import operate, stuck
+from domicile.ops import journal, operate, stuck
 from domicile.ops.console import (
     AWAY,
     FAILED,
@@ -299,7 +299,7 @@ def demo(
         typer.Option(show_default=False, dir_okay=False, help="Draw the report into this file."),
     ] = None,
 ) -> None:
-    """Run a cluster of processes here, kill, freeze and drain some under load, and judge it.
+    """Run a bank on processes here, kill, freeze and drain some under load, and count the coins.
 
     All files are in a temporary directory. Exits with 0 only if every promise was kept.
     """
@@ -312,3 +312,4 @@ def demo(
 
 operate.add_operator_commands(app)
 stuck.add_stuck_commands(app)
+journal.add_journal_commands(app)

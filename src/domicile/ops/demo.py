@@ -1,4 +1,4 @@
-"""`domicile demo`: a cluster of processes on this machine, faults, and a judged report.
+"""`domicile demo`: a bank on processes of this machine, faults, and a judged report.
 
 Called by the command line. It uses the process harness and the checkers as any test would. It must
 leave no process behind, and no directory unless the user wants it or something went wrong.
@@ -16,8 +16,8 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -26,7 +26,10 @@ from rich.console import Console
 
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.errors import DomicileError
-from domicile.ops.demo_load import SENDERS, TALLIES, DemoRoom, Load, Tally, counted_answer
+from domicile.journals.sqlite.lock_holder import find_holder
+from domicile.ops.demo_bank import Account, bookings_in, journal_file
+from domicile.ops.demo_ledger import BankAudit, bank_audit
+from domicile.ops.demo_load import ACCOUNTS, SENDERS, Load, balance_of
 from domicile.ops.demo_view import DemoMoment, DemoPicture, Lines, Screen
 from domicile.ops.logs import TextFormatter
 from domicile.ops.report import Recovery, Report, report_view, write_svg
@@ -34,7 +37,7 @@ from domicile.settings import Settings
 from domicile.testing.checkers import check
 from domicile.testing.checkers.deadlines import check_deadlines
 from domicile.testing.history import History
-from domicile.testing.processes.cluster import Processes
+from domicile.testing.processes.cluster import CLUSTER, Processes
 from domicile.testing.processes.history import RealHistory
 from domicile.testing.processes.node_process import HarnessError, NodeProcess
 
@@ -57,7 +60,7 @@ PIPE_CLOSED = 141
 was judged."""
 
 FEW = 3
-"""Violations to show: the first ones explain the rest."""
+"""Faults of the books and violations to show: the first ones explain the rest."""
 
 GRACE_S = 0.5
 
@@ -86,10 +89,11 @@ class Story:
     def __init__(self, wanted: DemoOptions, screen: Screen, directory: Path) -> None:
         self._wanted, self._screen = wanted, screen
         self._cluster = Processes(
-            [Tally, DemoRoom], nodes=wanted.nodes, settings=_settings(wanted), directory=directory
+            [Account], nodes=wanted.nodes, settings=_settings(wanted), directory=directory
         )
         self._directory = directory
         self._load: Load | None = None
+        self._audit: BankAudit | None = None
         self._recoveries: list[Recovery] = []
         self._refusals = 0
         self._conditions: dict[int, str] = {}
@@ -103,27 +107,38 @@ class Story:
             self._screen.say(f"every one of {cluster.settings.shards} shards is served")
             load = Load(cluster.store, cluster.settings, self._directory, self._wanted.seed)
             self._load = load
+            async with _within("the accounts were not opened"):
+                await load.open_accounts(cluster)
+            self._screen.say(f"{len(ACCOUNTS)} accounts have {load.ledger.coins:,} coins together")
             began = time.monotonic()
             async with asyncio.TaskGroup() as group:
-                group.create_task(load.run())
+                sending = group.create_task(load.run())
                 looking = group.create_task(self._look())
                 await self._acts(*victims(self._wanted))
                 self._loaded_s = time.monotonic() - began
-                await load.look(cluster)
                 load.stop()
+                await sending
                 looking.cancel()
-            self._screen.say("every ask has its outcome; the cluster ends")
+            self._screen.say("every transfer has come to its end; the accounts are asked")
+            async with _within("not every account told its balance"):
+                balances = {account: await balance_of(cluster, account) for account in ACCOUNTS}
+            self._screen.say(f"they have {sum(balances.values()):,} coins; the cluster ends")
+        bookings = await bookings_in(cluster.store, CLUSTER, cluster.settings.shards)
+        self._audit = bank_audit(load.ledger, balances, bookings)
 
     def report(self) -> Report:
         """Judge the run; after `tell`."""
-        load = self._load
+        load, audit = self._load, self._audit
         assert load is not None, "tell the story first"
+        assert audit is not None, "the story was not told to its end"
         history = self._cluster.history()
         violations = check(history)
         return Report(
             seed=self._wanted.seed, nodes=self._wanted.nodes, senders=SENDERS,
-            seconds=self._loaded_s, asks=load.asks, outcomes=load.outcomes, tells=load.tells,
-            out_of_order=load.out_of_order, restarted=load.restarted, refusals=self._refusals,
+            seconds=self._loaded_s, asks=load.asks, reads=load.reads, repeats=load.repeats,
+            had_run=load.had_run, twice=load.twice, same=load.same, failed=load.failed,
+            unanswered=load.asks - load.answered - load.failed, refused=load.ledger.refused,
+            stale=load.stale, audit=audit, refusals=self._refusals,
             late_replies=late_replies(history), violations=[str(one) for one in violations],
             events=len(history.events), recoveries=self._recoveries,
         )  # fmt: skip
@@ -175,7 +190,7 @@ class Story:
         )
         began, homes, away = time.monotonic(), self._at(frozen), self._incarnation(frozen)
         before = self._stopped(frozen)
-        cluster.freeze(frozen)
+        await self._freeze(frozen)
         self._conditions[frozen] = "frozen"
         await self._well("SIGSTOP", f"node-{frozen} freezes past its lease", began, away, homes)
         await asyncio.sleep(max(0.0, FROZEN_S - (time.monotonic() - began)))
@@ -192,23 +207,36 @@ class Story:
         self._refusals = self._stopped(frozen) - before
         await self._well("SIGCONT", f"node-{frozen} joins as another incarnation", began, away, [])
 
+    async def _freeze(self, node: int) -> None:
+        """Freeze a node, but not in the middle of a write to the journal.
+
+        Other nodes would end it when its lease is over (J3), so that nothing could wake up.
+        """
+        process = self._cluster.nodes[node].process
+        assert process is not None
+        async with _within(f"node-{node} never was between two writes to the journal"):
+            while True:
+                self._cluster.freeze(node)
+                holder = await asyncio.to_thread(find_holder, journal_file(self._cluster.store))
+                if holder != process.pid:
+                    return
+                self._cluster.thaw(node)
+                await asyncio.sleep(0.01)
+
     def _stopped(self, node: int) -> int:
         """How often a node was fenced or its guard refused."""
         counts = self._cluster.counts(node)
         return counts["lease.fenced"] + counts["guard.refused"]
 
     async def _well(
-        self, act: str, what: str, began: float, away: Incarnation, tallies: list[str]
+        self, act: str, what: str, began: float, away: Incarnation, accounts: list[str]
     ) -> None:
-        """Wait until every shard is served elsewhere and the former home's tallies answer."""
-        try:
-            async with asyncio.timeout(RECOVER_S), asyncio.TaskGroup() as group:
-                for tally in tallies:
-                    group.create_task(counted_answer(self._cluster, tally))
-                while not self._served_without(away):  # noqa: ASYNC110 - the harness has no event
-                    await asyncio.sleep(0.01)
-        except TimeoutError:
-            raise HarnessError(f"not all was well within {RECOVER_S:g} s after {act}") from None
+        """Wait until every shard is served elsewhere and the former home's accounts answer."""
+        async with _within(f"not all was well after {act}"), asyncio.TaskGroup() as group:
+            for account in accounts:
+                group.create_task(balance_of(self._cluster, account))
+            while not self._served_without(away):  # noqa: ASYNC110 - the harness has no event
+                await asyncio.sleep(0.01)
         seconds = time.monotonic() - began
         self._recoveries.append(Recovery(act, what, seconds))
         self._screen.say(f"  all well after {seconds:.2f} s")
@@ -230,7 +258,7 @@ class Story:
     def _at(self, node: int) -> list[str]:
         home = self._incarnation(node)
         cluster = self._cluster
-        return [id for id in TALLIES if cluster.entry(cluster.shard(Tally, id)).owner == home]
+        return [id for id in ACCOUNTS if cluster.entry(cluster.shard(Account, id)).owner == home]
 
     def _shards_at(self, node: int) -> int:
         home = self._cluster.incarnation(node)
@@ -246,16 +274,26 @@ class Story:
             now = time.monotonic()
             if now - since >= 1.0:
                 rate, before, since = (load.answered - before) / (now - since), load.answered, now
-            told = sum(load.outcomes.values()) - load.answered
             nodes = [
                 (node.name, self._condition(node), self._shards_at(node.index))
                 for node in self._cluster.nodes
             ]
             shards = self._cluster.settings.shards
-            self._screen.show(DemoMoment(shards, nodes, rate, load.asks, load.answered, told))
+            done = (load.transfers, load.reads, load.repeats.total())
+            self._screen.show(DemoMoment(shards, nodes, rate, *done))
 
     def _condition(self, node: NodeProcess) -> str:
         return self._conditions.get(node.index, "up" if node.up else "gone")
+
+
+@asynccontextmanager
+async def _within(complaint: str) -> AsyncGenerator[None]:
+    """A bound on what the bank must do by itself."""
+    try:
+        async with asyncio.timeout(RECOVER_S):
+            yield
+    except TimeoutError:
+        raise HarnessError(f"{complaint} within {RECOVER_S:g} s") from None
 
 
 def late_replies(history: History) -> int:
@@ -307,12 +345,12 @@ def run_demo(wanted: DemoOptions) -> int:
         console.print(view)
         if wanted.svg is not None:
             write_svg(view, wanted.svg, "domicile demo")
-        broken = report.broken()
-        for reason in (*broken, *report.violations[:FEW]):
+        broken, details = report.broken(), [*report.audit.faults, *report.violations]
+        for reason in (*broken, *details[:FEW]):
             console.print(reason, soft_wrap=True, markup=False)
-        (directory / "violations.txt").write_text("\n".join(report.violations), encoding="utf-8")
-        if len(report.violations) > FEW:
-            console.print("...", len(report.violations) - FEW, "more are in violations.txt")
+        (directory / "violations.txt").write_text("\n".join(details), encoding="utf-8")
+        if len(details) > FEW:
+            console.print("...", len(details) - FEW, "more are in violations.txt")
         keep = wanted.keep or bool(broken)
         return 1 if broken else 0
     except KeyboardInterrupt:  # while judging

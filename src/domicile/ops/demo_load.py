@@ -1,236 +1,197 @@
-"""The entities of the demo's cluster, and the load on it.
+"""The load on the demo's bank: senders that transfer coins and read balances.
 
-Node processes import the entities, too, so nothing here may draw. Tallies check the order of their
-messages themselves; the history's checkers judge it again, independently.
+`ops.demo` runs it in its own process. Each ask is repeated until it is answered: those that book
+carry a key, so that a repeat books nothing twice. The senders' ledger never asks the bank.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Coroutine
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import msgspec
-
 from domicile.client import ConnectedClient, connect
 from domicile.entity.model.client import Client
-from domicile.entity.model.entity import Entity
-from domicile.entity.model.handlers import handler
 from domicile.errors import DomicileError, MaybeExecuted, NotExecuted
+from domicile.ops.demo_bank import Account, Slip
+from domicile.ops.demo_ledger import Ledger, Order
 from domicile.settings import Settings
 from domicile.testing.processes.recorder import FileRecorder
 
-TALLIES = tuple(f"tally-{number}" for number in range(48))
-ROOMS = tuple(f"room-{number}" for number in range(16))
+ACCOUNTS = tuple(f"account-{number}" for number in range(48))
+OPENING = 100
+"""Coins that each account has at first."""
+
+MOST = 40
+"""Coins of the largest transfer: often enough more than there are."""
+
 SENDERS = 3
-PER_SECOND = 120
-"""Messages per second that each sender sends."""
+PER_SECOND = 60
+"""Transfers and reads per second that each sender begins."""
+
+READS = 1 / 3
+TWICE = 0.1
+"""The parts of all that is sent that are reads, and transfers that are sent once more after their
+answer."""
 
 IN_FLIGHT = 512
 RETRY_S = 0.02
 LEFT_S = 15.0
 
 
-class Seen(msgspec.Struct, frozen=True):
-    """A tally's answer: how often it was added to, since when, and what came out of order."""
-
-    count: int
-    start: str
-    wrong: int
-
-
-class Tally(Entity, name="demo.tally"):
-    """Adds up, in memory only, and notices numbers that come twice or out of order."""
-
-    count: int = 0
-    wrong: int = 0
-
-    async def on_start(self) -> None:
-        """Begin empty, with a mark that no other start has."""
-        self.start = f"{self.random.getrandbits(64):016x}"
-        self.last: dict[str, int] = {}
-
-    @handler
-    async def add(self, lane: str, number: int) -> Seen:
-        """Add one number of a lane; the numbers of a lane rise."""
-        if number <= self.last.get(lane, 0):
-            self.wrong += 1
-        self.last[lane] = number
-        self.count += 1
-        return Seen(self.count, self.start, self.wrong)
-
-    @handler
-    async def look(self) -> Seen:
-        """Answer without adding."""
-        return Seen(self.count, self.start, self.wrong)
-
-
-class DemoRoom(Entity, name="demo.room"):
-    """Sleeps, then asks a tally: so its own node is the sender of that message."""
-
-    asked: int = 0
-
-    @handler
-    async def talk(self, seconds: float, tally: str) -> int:
-        """The number of talks so far; an unreachable tally is not a failure of this handler."""
-        await asyncio.sleep(seconds)
-        self.asked += 1
-        try:
-            lane = f"{self.id}@{self.epoch}"
-            await self.ref(Tally, tally).ask(Tally.add, lane, self.asked)
-        except (NotExecuted, MaybeExecuted):
-            return -self.asked
-        return self.asked
-
-
-class SenderRecorder(FileRecorder):
-    """Also knows which incarnation it records: order is promised per incarnation (I5)."""
-
-    incarnation = ""
-
-    def event(self, kind: str, /, **fields: Any) -> None:
-        """Append an event."""
-        if kind == "life":
-            self.incarnation = fields["inc"]
-        super().event(kind, **fields)
-
-
 class Load:
-    """Several senders at work, and the outcome of each ask."""
+    """Several senders at work, their ledger, and what their asks went through."""
 
     def __init__(self, store: str, settings: Settings, directory: Path, seed: int) -> None:
+        self.ledger = Ledger()
         self.asks = 0
-        self.tells = 0
-        self.refused = 0
-        self.outcomes: Counter[str] = Counter()
-        self.starts: dict[str, dict[str, None]] = {}
-        self.wrong: dict[tuple[str, str], int] = {}
+        self.answered = 0
+        self.transfers = 0
+        self.reads = 0
+        self.failed = 0
+        self.stale = 0
+        """Reads that saw less than an answer that was there before they were asked."""
+        self.had_run = 0
+        """Asks that had run although their sender was told that they may have run."""
+        self.repeats: Counter[str] = Counter()
+        """Asks that were sent again, by what their sender was told before."""
+        self.twice = 0
+        """Orders that were sent once more after their answer."""
+        self.same = 0
+        """Those of them that got the first answer again."""
         self._stopping = False
         self._open: dict[asyncio.Task[None], None] = {}
-        self._numbers: Counter[tuple[str, str]] = Counter()
-        self._senders: list[tuple[ConnectedClient, SenderRecorder, Random]] = []
+        self._newest: Counter[str] = Counter()
+        self._senders: list[tuple[ConnectedClient, FileRecorder, Random]] = []
         for number in range(SENDERS):
-            recorder = SenderRecorder(directory / f"sender-{number}.events")
+            recorder = FileRecorder(directory / f"sender-{number}.events")
             client = connect(store, settings=settings, meter=recorder)
             self._senders.append((client, recorder, Random(f"{seed}/{number}")))
 
-    @property
-    def answered(self) -> int:
-        """Asks that were answered."""
-        return self.outcomes["answered"]
-
-    @property
-    def restarted(self) -> int:
-        """How often a tally was found to have started again, empty."""
-        return sum(len(starts) - 1 for starts in self.starts.values())
-
-    @property
-    def out_of_order(self) -> int:
-        """Numbers that tallies got twice or out of order, over all their starts."""
-        return sum(self.wrong.values())
-
-    @property
-    def unresolved(self) -> int:
-        """Asks without any outcome so far."""
-        return self.asks - sum(self.outcomes.values())
+    async def open_accounts(self, client: Client) -> None:
+        """Put the first coins into every account; returns when all of them are booked."""
+        async with asyncio.TaskGroup() as group:
+            for account in ACCOUNTS:
+                order = self.ledger.opening(account, OPENING)
+                group.create_task(self._order(client, order))
 
     async def run(self) -> None:
-        """Send until stopped, wait for every outcome, and let the senders leave."""
+        """Send until stopped, bring every transfer to its end, and let the senders leave."""
         try:
             async with asyncio.TaskGroup() as group:
-                for client, recorder, random in self._senders:
-                    group.create_task(self._sender(client, recorder, random))
+                for number, (client, _, random) in enumerate(self._senders):
+                    group.create_task(self._sender(f"s{number}", client, random))
         finally:
             for _, recorder, _ in self._senders:
                 recorder.close()
 
     def stop(self) -> None:
-        """Send nothing more."""
+        """Begin nothing more."""
         self._stopping = True
 
-    async def _sender(
-        self, client: ConnectedClient, recorder: SenderRecorder, random: Random
-    ) -> None:
+    async def _sender(self, name: str, client: ConnectedClient, random: Random) -> None:
         loop = asyncio.get_running_loop()
+        begun = 0
         async with client:
             due = loop.time()
             while not self._stopping:
                 due = max(due + 1 / PER_SECOND, loop.time() - 0.2)
                 await asyncio.sleep(due - loop.time())
                 if len(self._open) < IN_FLIGHT:
-                    self._one(client, recorder, random)
-            mine = list(self._open)
-            if mine:
-                await asyncio.wait(mine, timeout=LEFT_S)
+                    begun += 1
+                    task = loop.create_task(self._one(f"{name}-{begun}", client, random))
+                    self._open[task] = None
+                    task.add_done_callback(lambda done: self._open.pop(done, None))
+            left = list(self._open)
+            if left:
+                await asyncio.wait(left, timeout=LEFT_S)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
-    def _one(self, client: ConnectedClient, recorder: SenderRecorder, random: Random) -> None:
-        kind = random.choices(("add", "tell", "talk"), (6, 2, 2))[0]
-        tally = random.choice(TALLIES)
-        if kind == "talk":
-            room, seconds = random.choice(ROOMS), random.uniform(0.005, 0.05)
-            work = self._talk(client, room, seconds, tally)
-        else:
-            work = self._add(client, recorder, tally, ask=kind == "add")
-        task = asyncio.get_running_loop().create_task(work)
-        self._open[task] = None
-        task.add_done_callback(lambda done: self._open.pop(done, None))
+    def _one(self, name: str, client: ConnectedClient, random: Random) -> Coroutine[Any, Any, None]:
+        source, target = random.sample(ACCOUNTS, 2)
+        amount, twice = random.randint(1, MOST), random.random() < TWICE
+        if random.random() < READS:
+            return self.read(client, source)
+        return self.transfer(client, name, source, target, amount, twice)
 
-    async def _add(
-        self, client: ConnectedClient, recorder: SenderRecorder, tally: str, *, ask: bool
+    async def transfer(
+        self, client: Client, name: str, source: str, target: str, amount: int, twice: bool
     ) -> None:
-        lane = recorder.incarnation
-        self._numbers[lane, tally] += 1
-        number, ref = self._numbers[lane, tally], client.ref(Tally, tally)
-        if ask:
-            self.asks += 1
-            try:
-                self._saw(tally, await ref.ask(Tally.add, lane, number))
-            except DomicileError as error:
-                self._failed(error)
-        else:
-            self.tells += 1
-            try:
-                await ref.tell(Tally.add, lane, number)
-            except DomicileError:
-                self.refused += 1
+        """Move coins; if `twice`, each of the two orders is sent once more after its answer."""
+        transfer = self.ledger.transfer(name, source, target, amount)
+        await self._order(client, transfer.taken, twice=twice)
+        if transfer.taken.is_answered:
+            await self._order(client, transfer.given, twice=twice)
+        self.transfers += transfer.is_answered
 
-    async def _talk(self, client: ConnectedClient, room: str, seconds: float, tally: str) -> None:
+    async def _order(self, client: Client, order: Order, *, twice: bool = False) -> None:
+        slip = await self._slip(client, order)
+        if slip is None:
+            return
+        order.is_refused, order.is_answered = slip.is_refused, not slip.is_refused
+        self.had_run += slip.attempt < order.attempts
+        if twice:
+            self.twice += 1
+            again = await self._slip(client, order)
+            self.same += again == slip
+
+    async def _slip(self, client: Client, order: Order) -> Slip | None:
+        """Ask by the order's key until the account answers; None if the handler failed."""
+        ref = client.ref(Account, order.account).options(key=order.key)
+        method = Account.withdraw if order.amount < 0 else Account.deposit
         self.asks += 1
-        try:
-            await client.ref(DemoRoom, room).ask(DemoRoom.talk, seconds, tally)
-        except DomicileError as error:
-            self._failed(error)
-        else:
-            self.outcomes["answered"] += 1
+        while True:
+            order.attempts += 1
+            try:
+                slip = await ref.ask(method, order.key, abs(order.amount), order.attempts)
+            except (NotExecuted, MaybeExecuted) as error:
+                await self._again(error)
+            except DomicileError:
+                self.failed += 1
+                return None
+            else:
+                self.answered += 1
+                self._saw(order.account, slip)
+                return slip
 
-    async def look(self, client: Client) -> None:
-        """Ask every tally for its final state."""
-        for tally in TALLIES:
-            self._note(tally, await counted_answer(client, tally))
+    async def read(self, client: Client, account: str) -> None:
+        """Read a balance, and see whether it is older than an answer that was there before."""
+        self.asks += 1
+        while True:
+            newest = self._newest[account]
+            try:
+                slip = await client.ref(Account, account).ask(Account.look)
+            except (NotExecuted, MaybeExecuted) as error:
+                await self._again(error)
+            except DomicileError:
+                self.failed += 1
+                return
+            else:
+                self.answered += 1
+                self.reads += 1
+                self.stale += slip.bookings < newest
+                self._saw(account, slip)
+                return
 
-    def _saw(self, tally: str, seen: Seen) -> None:
-        self.outcomes["answered"] += 1
-        self._note(tally, seen)
+    async def _again(self, error: DomicileError) -> None:
+        told = "not executed" if isinstance(error, NotExecuted) else "maybe executed"
+        self.repeats[told] += 1
+        await asyncio.sleep(RETRY_S)
 
-    def _note(self, tally: str, seen: Seen) -> None:
-        self.starts.setdefault(tally, {})[seen.start] = None
-        self.wrong[tally, seen.start] = max(seen.wrong, self.wrong.get((tally, seen.start), 0))
-
-    def _failed(self, error: DomicileError) -> None:
-        if isinstance(error, NotExecuted):
-            self.outcomes["not executed"] += 1
-        elif isinstance(error, MaybeExecuted):
-            self.outcomes["maybe executed"] += 1
-        else:
-            self.outcomes["failed"] += 1
+    def _saw(self, account: str, slip: Slip) -> None:
+        self._newest[account] = max(self._newest[account], slip.bookings)
 
 
-async def counted_answer(client: Client, tally: str) -> Seen:
-    """Ask one tally again and again until it answers."""
+async def balance_of(client: Client, account: str) -> int:
+    """Ask one account again and again until it answers."""
     while True:
         try:
-            return await client.ref(Tally, tally).options(timeout_s=1.0).ask(Tally.look)
+            ref = client.ref(Account, account).options(timeout_s=1.0)
+            return (await ref.ask(Account.look)).balance
         except (NotExecuted, MaybeExecuted):
             await asyncio.sleep(RETRY_S)

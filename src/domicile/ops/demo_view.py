@@ -30,9 +30,9 @@ class DemoMoment:
     nodes: list[tuple[str, str, int]] = field(default_factory=list[tuple[str, str, int]])
     """Name, condition (`up`, `frozen`, `gone`...) and number of shards at home."""
     rate: float = 0.0
-    asks: int = 0
-    answered: int = 0
-    failed: int = 0
+    transfers: int = 0
+    reads: int = 0
+    repeats: int = 0
 
 
 class Screen(Protocol):
@@ -140,7 +140,7 @@ def bars(shown: DemoMoment) -> RenderableType:
         bar = Text("█" * round(BAR * many / widest), style=style)
         table.add_row(name, Text(state, style=style), Text(f"{many:3d}"), bar)
     foot = Text(
-        f"{shown.rate:.0f} asks/s, {shown.asks:,} sent, {shown.answered:,} answered, "
-        f"{shown.failed:,} told otherwise"
+        f"{shown.rate:.0f} asks/s, {shown.transfers:,} transfers, {shown.reads:,} reads, "
+        f"{shown.repeats:,} repeats"
     )
     return Panel(Group(table, foot), title="domicile demo", box=box.ROUNDED, expand=False)

@@ -1,9 +1,9 @@
 """Which writes go to the journal together, and what becomes of them: a pure machine (J3, J4).
 
 Theory of operation. Each shard has a line. A write waits in the line of its shard until a batch
-takes it along. A batch takes all writes that wait at that moment, of all shards that may send: a
-lone write goes out at once, and under load one round trip serves many entities. The writes of one
-entity join to one.
+takes it along. A batch takes all writes that wait when a turn of the loop ends or when another
+batch is answered, of all shards that may send: a lone write goes out at once, and under load one
+round trip serves many entities. The writes of one entity join to one.
 
 A line is in one of four states:
 
@@ -28,7 +28,16 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from domicile.core.ids import EntityKey, ShardKey
-from domicile.ports.journal import BLIND, Batch, Claim, JournalWrite, WriteRefused, Written
+from domicile.ports.journal import (
+    BLIND,
+    Batch,
+    Claim,
+    JournalWrite,
+    WriteRefused,
+    Written,
+    counted,
+    placed,
+)
 
 BATCHES = 4
 """Batches of one journal on their way. One that waits for a row takes no place: it is of a shard
@@ -55,12 +64,11 @@ WriteOutcome = Written | WriteRefused | Unsettled
 class PendingWrite:
     """One write that somebody waits for. `outcome` is None until it is over."""
 
-    __slots__ = ("is_wanted", "outcome", "write")
+    __slots__ = ("outcome", "write")
 
     def __init__(self, write: JournalWrite) -> None:
         self.write = write
         self.outcome: WriteOutcome | None = None
-        self.is_wanted = True
 
 
 class ShardLine:
@@ -74,7 +82,7 @@ class ShardLine:
         self.is_out = False
         """A batch of it is on its way, or is being settled."""
         self.is_unsure = False
-        """That batch is being settled, or nobody waits for some write of it any more."""
+        """That batch is being settled."""
         self.doubt: Batch | None = None
         """What the journal must settle before anything else, if nobody asks it now."""
         self.alone = 0
@@ -169,30 +177,21 @@ class Batches:
     # what happens
 
     def submit(self, line: ShardLine, pending: PendingWrite) -> list[WriterEffect]:
-        """Somebody wants something written."""
+        """Somebody wants something written; `depart` sends it."""
         if self.is_over:
             return list(_end([pending], Unsettled()))
         if line.fenced_by is not None:
             return list(self._fence(line, line.fenced_by, [pending]))
-        if self._free > 0 and not (line.is_out or line.waiting or line.doubt or line.alone):
-            # The usual write is alone: with a free place, no other line has anything to send.
-            line.is_out = True
-            return [self._sent([line], [[pending]], places=1)]
         line.waiting.append(pending)
         if line.doubt is not None:
             return self.check(line)
-        self._mark(line)
-        return self._send()
+        if not line.is_out:
+            self._ready[line] = None
+        return []
 
-    def withdraw(self, line: ShardLine, pending: PendingWrite) -> None:
-        """Nobody waits for a write any more: it is not sent, or not sent again."""
-        if pending in line.waiting:
-            line.waiting.remove(pending)
-            if not line.waiting:
-                self._ready.pop(line, None)
-        elif pending.outcome is None:
-            pending.is_wanted = False
-            line.is_unsure = True
+    def depart(self) -> list[WriterEffect]:
+        """No more is submitted in this turn of the loop: send what may go out."""
+        return self._send()
 
     def check(self, line: ShardLine) -> list[WriterEffect]:
         """Have a line that is in doubt settled; `LineChecked` follows."""
@@ -273,11 +272,10 @@ class Batches:
             line.is_out = line.is_unsure = False
             line.alone = line.alone + 1 if line in busy else 0
             if line in again:
-                wanted = [pending for pending in again[line] if pending.is_wanted]
                 if self.is_over:
-                    effects += _end(wanted, Unsettled())
+                    effects += _end(again[line], Unsettled())
                 else:
-                    line.waiting[:0] = wanted
+                    line.waiting[:0] = again[line]
             self._mark(line)
         effects += self._send()
         return effects
@@ -382,18 +380,27 @@ def _end(writes: Sequence[PendingWrite], outcome: WriteOutcome) -> Iterator[Writ
 
 def _written(part: Sequence[PendingWrite], done: Written) -> Iterator[WriterEffect]:
     """What was joined, taken apart: each write learns the numbers after its own events."""
-    after = sum([len(pending.write.events) for pending in part])
+    seqs = sum([counted(pending.write) for pending in part])
+    offsets = sum([placed(pending.write) for pending in part])
     for pending in part:
-        after -= len(pending.write.events)
-        yield from _end([pending], Written(done.seq - after, done.offset - after))
+        seqs -= counted(pending.write)
+        offsets -= placed(pending.write)
+        yield from _end([pending], Written(done.seq - seqs, done.offset - offsets))
 
 
 def _joins(part: Sequence[PendingWrite], write: JournalWrite) -> bool:
     """Whether a write continues those of its entity that a batch takes already."""
     first = part[0].write
+    if part[-1].write.delete:
+        # What follows a deletion is a new beginning: the journal deletes at the end of a write.
+        return False
+    if (write.state is not None and any(pending.write.events for pending in part)) or (
+        write.events and any(pending.write.state is not None for pending in part)
+    ):
+        return False
     if write.expected != BLIND:
-        events = sum(len(pending.write.events) for pending in part)
-        if first.expected == BLIND or write.expected != first.expected + events:
+        before = sum(counted(pending.write) for pending in part)
+        if first.expected == BLIND or write.expected != first.expected + before:
             return False
     keys = [key for pending in part for key, _ in pending.write.inbox]
     return not any(key in keys for key, _ in write.inbox)
@@ -404,27 +411,39 @@ def _join(part: Sequence[PendingWrite]) -> JournalWrite:
     first = part[0].write
     if len(part) == 1:
         return first
-    inbox = dict(entry for pending in part for entry in pending.write.inbox)
+    writes = [pending.write for pending in part]
+    inbox = dict(entry for write in writes for entry in write.inbox)
     replies: dict[str, bytes] = {}
-    for pending in part:
-        for key, reply in pending.write.replies:
+    for write in writes:
+        for key, reply in write.replies:
             if key in inbox:
                 inbox[key] = reply
             else:
                 replies[key] = reply
+    states = [write for write in writes if write.state is not None]
+    snapshots = [write.snapshot for write in writes if write.snapshot is not None]
+    flags = [write.remember for write in writes if write.remember is not None]
     return JournalWrite(
         first.shard,
         first.entity,
         first.expected,
-        tuple([event for pending in part for event in pending.write.events]),
+        tuple([event for write in writes for event in write.events]),
         tuple(inbox.items()),
         tuple(replies.items()),
+        states[-1].state if states else None,
+        # The newest one, wherever it stands: a snapshot may come late. Of equal ones, the last.
+        max(reversed(snapshots), key=lambda one: one[0]) if snapshots else None,
+        flags[-1] if flags else None,
+        writes[-1].delete,
+        sum(write.saves for write in states) if states else 1,
     )
 
 
 def _bytes(write: JournalWrite) -> int:
     """About what a write takes on its way."""
-    size = sum(map(len, write.events))
+    size = sum(map(len, write.events)) + len(write.state or b"")
+    if write.snapshot is not None:
+        size += len(write.snapshot[1])
     for key, reply in (*write.inbox, *write.replies):
         size += len(key) + len(reply or b"")
     return size

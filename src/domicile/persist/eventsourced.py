@@ -1,40 +1,62 @@
-"""Entities whose state is the fold of their journaled events (J2, J4).
+"""Entities whose state is the fold of their journaled events.
 
-An ask with a key is one unit of work: its events, the key and the reply commit together, so that
-repeating it gives the stored reply and no second effect. What such a handler has persisted also
-commits before anything it sends. Everything goes through the incarnation's `JournalWriter`; nothing
-here may call a journal itself.
+`persist` shows the new state at once and stages the events; `EntityLog` says when they are stored
+and what waits for it. Nothing here may call a journal.
 """
 
 from __future__ import annotations
 
-import asyncio
 import types
 import typing
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from domicile.concurrency.single_flight import SingleFlight
-from domicile.entity.hosting.cell import Cell, Turn, current_turn
-from domicile.entity.hosting.execution import OutcomeUnknown
-from domicile.entity.model.entity import Entity
-from domicile.errors import ConfigError, Fenced, HandlerFailed
-from domicile.persist.writer import JournalWriter
-from domicile.ports.journal import JournalWrite, WriteRefused, Written
-from domicile.ports.work import UnitOfWork
+from domicile.entity.hosting.cell import Cell
+from domicile.errors import ConfigError
+from domicile.persist.durable_entity import DurableEntity
+from domicile.persist.entity_log import UNREAD, EntityLog
+from domicile.persist.state_codec import StateCodec, storable, type_argument
+from domicile.ports.journal import BLIND, Recovered
 
 S = TypeVar("S")
 Ev = TypeVar("Ev")
-_UNREAD: Any = object()
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+_UPCASTS = "__domicile_upcasts__"
+
+
+def upcast(name: str, /) -> Callable[[F], F]:
+    """Mark a static method that makes an event of today from one that was stored before.
+
+    It is called with the stored fields, as a dict, if no event class of the entity has this name,
+    or if the class of this name can't take them any more. It must be pure.
+    """
+
+    def mark(fn: F) -> F:
+        # A static method keeps its function inside.
+        target: Any = getattr(fn, "__func__", fn)
+        target.__dict__.setdefault(_UPCASTS, []).append(name)
+        return fn
+
+    return mark
 
 
 class EventCodec:
     """Events as (class name, fields): the name is durable, fields evolve by name."""
 
-    __slots__ = ("_decoders", "_encode")
+    __slots__ = ("_decoders", "_encode", "_owner", "_upcasts")
 
-    def __init__(self, owner: str, kinds: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        owner: str,
+        kinds: tuple[Any, ...],
+        upcasts: Mapping[str, Callable[[Any], Any]] | None = None,
+    ) -> None:
+        self._owner = owner
+        self._upcasts: dict[str, Callable[[Any], Any]] = dict(upcasts or {})
         self._encode = msgspec.msgpack.Encoder().encode
         self._decoders: dict[str, msgspec.msgpack.Decoder[Any]] = {}
         for kind in kinds:
@@ -45,13 +67,7 @@ class EventCodec:
                 )
             if kind.__name__ in self._decoders:
                 raise ConfigError(f"{owner}: two event classes are named {kind.__name__!r}")
-            try:
-                self._decoders[kind.__name__] = msgspec.msgpack.Decoder(kind)
-            except (TypeError, NameError) as error:
-                raise ConfigError(
-                    f"{owner}: event {kind.__name__} cannot be stored: {error}; use built-in "
-                    "types, dataclasses, enums or msgspec Structs, defined at module level"
-                ) from None
+            self._decoders[kind.__name__] = storable(owner, f"event {kind.__name__}", kind)
 
     def encode(self, event: Any) -> bytes:
         """The stored form of an event."""
@@ -65,24 +81,50 @@ class EventCodec:
         """An event from its stored form."""
         name, raw = msgspec.msgpack.decode(data, type=tuple[str, msgspec.Raw])
         decoder = self._decoders.get(name)
-        if decoder is None:
-            raise ConfigError(f"the journal holds an event {name!r} that this version lacks")
-        return decoder.decode(raw)
+        if decoder is not None:
+            try:
+                return decoder.decode(raw)
+            except msgspec.ValidationError as error:
+                unfit = error
+        else:
+            unfit = None
+        change = self._upcasts.get(name)
+        if change is not None:
+            return change(msgspec.msgpack.decode(raw))
+        known = ", ".join(self._decoders)
+        if unfit is None:
+            raise ConfigError(
+                f"the journal holds an event {name!r} that this version of {self._owner} lacks; "
+                f"add the class to its events again, or a static method with @upcast({name!r}) "
+                f"that makes one of {known} from it"
+            )
+        raise ConfigError(
+            f"the journal holds an event {name!r} that no longer fits its class in {self._owner}: "
+            f"{unfit}; give new fields a default, or add a static method with @upcast({name!r}) "
+            "that makes today's event from the stored fields"
+        )
 
 
-class EventSourced(Entity, Generic[S, Ev]):
+class EventSourced(DurableEntity, Generic[S, Ev]):
     """State as a fold of events: define `initial(id)` and a pure `apply(state, event)`."""
 
-    __domicile_durable__: ClassVar[bool] = True
     __domicile_events__: ClassVar[EventCodec]
+    __domicile_snapshots__: ClassVar[SnapshotPolicy | None] = None
 
-    _domicile_log: EventLog | None = None
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, snapshot_every: int | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        kinds = _event_kinds(cls)
+        state, kinds = _state_and_events(cls)
         if kinds is not None:
-            cls.__domicile_events__ = EventCodec(cls.__name__, kinds)
+            cls.__domicile_events__ = EventCodec(cls.__name__, kinds, _upcasts_of(cls))
+        cls.__domicile_snapshots__ = None
+        if snapshot_every is not None:
+            if snapshot_every < 1 or state is None:
+                raise ConfigError(
+                    f"{cls.__name__}: snapshot_every={snapshot_every!r} must be a number of "
+                    "events, and the class must name its state, as in EventSourced[State, Added]"
+                )
+            codec = StateCodec(cls.__name__, state)
+            cls.__domicile_snapshots__ = SnapshotPolicy(snapshot_every, codec)
 
     @classmethod
     def __domicile_check__(cls) -> None:
@@ -108,228 +150,150 @@ class EventSourced(Entity, Generic[S, Ev]):
         raise ConfigError("an EventSourced entity needs a static method apply(state, event)")
 
     async def state(self) -> S:
-        """The current state, recovered from the journal on first use."""
-        log = self._domicile_log or self.__domicile_open__()
-        if log.staged_state is not _UNREAD and not _turn().shared:
-            return log.staged_state  # type: ignore[no-any-return]
-        if log.state is _UNREAD:
+        """The current state, recovered from the journal on first use.
+
+        It shows what earlier messages have persisted, committed or not; what this handler answers
+        or sends waits until that is committed.
+        """
+        log = self._event_log()
+        if log.state is UNREAD:
             await log.recover()
         return log.state  # type: ignore[no-any-return]
 
     async def persist(self, *events: Ev) -> S:
-        """Commit events and return the new state; `Fenced` if the shard moved on (I2)."""
-        turn = _turn()
-        if turn.shared and turn.began:
-            raise RuntimeError("a shared handler cannot persist: drop shared=True")
-        log = self._domicile_log or self.__domicile_open__()
-        encoded = tuple([log.codec.encode(event) for event in events])
-        async with log.writing:
-            state: Any = await self.state()
-            for event in events:
-                state = type(self).apply(state, event)
-            log.staged += encoded
-            log.staged_state = state
-            # What `on_start` persists is its own, not part of the message that woke the entity.
-            work = turn.work
-            if isinstance(work, KeyedWork) and work.log is log:
-                work.is_due = True
-            else:
-                await log.commit()
-        return state  # type: ignore[no-any-return]
+        """Apply events and return the new state at once; they are stored when the handler ends.
 
-    def __domicile_work__(self, key: str) -> UnitOfWork:
-        """The unit of work of a keyed ask."""
-        return KeyedWork(self._domicile_log or self.__domicile_open__(), key)
+        What leaves the entity waits until they are committed: the reply, asks and tells. If the
+        handler fails, its events are dropped, except those that it has sent before an ask, a tell
+        or `committed()`.
+        """
+        log = self._event_log(writes=True)
+        encoded = [log.codec.encode(event) for event in events]
+        if log.state is UNREAD:
+            await log.recover()
+        log.stage(events, encoded)
+        return log.state  # type: ignore[no-any-return]
 
-    def __domicile_open__(self) -> EventLog:
-        """Made on first use: an entity that is only woken needs none."""
-        context = self._domicile_context()
-        assert isinstance(context, Cell)
-        log = self._domicile_log = EventLog(context, type(self))
+    async def append(self, *events: Ev) -> None:
+        """Store events without reading the state: an entity that only appends is never recovered.
+
+        If the state is known already, it follows the events, as with `persist`.
+        """
+        log = self._event_log(writes=True)
+        encoded = [log.codec.encode(event) for event in events]
+        await log.claim()
+        log.stage(events, encoded)
+
+    def _event_log(self, *, writes: bool = False) -> EventLog:
+        log = self._domicile_log(writes=writes)
+        assert isinstance(log, EventLog)
         return log
 
+    @classmethod
+    def __domicile_gate__(cls, context: Any, /) -> EventLog:
+        return EventLog(context, cls)
 
-class EventLog:
-    """The events of one resident entity: its state, what is staged, and its commits."""
 
-    __slots__ = (
-        "_cell", "_in_doubt", "_kind", "_reading", "_seq", "_writer", "codec", "staged",
-        "staged_state", "state", "writing",
-    )  # fmt: skip
+class SnapshotPolicy(NamedTuple):
+    """How often the state is stored beside its events, and how."""
+
+    every: int
+    codec: StateCodec
+
+
+class EventLog(EntityLog):
+    """The events of one resident entity."""
+
+    __slots__ = ("_encoded", "_events", "_kind", "_since", "_snapshots", "codec")
 
     def __init__(self, cell: Cell, kind: type[EventSourced[Any, Any]]) -> None:
-        writer = cell.host.runtime.durability
-        assert isinstance(writer, JournalWriter), "a node with durable entities has a journal"
-        self._cell = cell
+        super().__init__(cell)
         self._kind = kind
-        self._writer = writer
         self.codec = kind.__domicile_events__
-        self.state: Any = _UNREAD
-        """The fold of all committed events."""
-        self.staged: tuple[bytes, ...] = ()
-        self.staged_state: Any = _UNREAD
-        """The fold with those that are staged, if there are any."""
-        self.writing = asyncio.Lock()
-        """Tasks of one handler persist one after the other: each builds on the last state."""
-        self._seq = 0
-        self._in_doubt = False
-        self._reading = SingleFlight()
+        self._snapshots = kind.__domicile_snapshots__
+        self._since = 0
+        """How many events came after the last snapshot, as far as that is known."""
+        self._events: list[Any] = []
+        self._encoded: list[bytes] = []
+        """The events that are staged, and how they are stored."""
+
+    def stage(self, events: Sequence[Any], encoded: Sequence[bytes]) -> None:
+        """Add events to what the running turn stores, and show them."""
+        self.before_content()
+        state = self._applied(self.state, events)
+        self._events += events
+        self._encoded += encoded
+        self.state = state
+        self._note("staged", len(self._encoded))
+
+    def _applied(self, state: Any, events: Iterable[Any]) -> Any:
+        if state is not UNREAD:
+            apply = self._kind.apply
+            for event in events:
+                state = apply(state, event)
+        return state
+
+    # as `EntityLog` wants it
 
     @property
-    def _where(self) -> str:
-        return f"{self._cell.key.type} {self._cell.key.id!r}"
+    def _has_content(self) -> bool:
+        return bool(self._encoded)
 
-    def drop_staged(self) -> None:
-        """What is staged never was."""
-        self.staged, self.staged_state = (), _UNREAD
+    def _take_content(self) -> tuple[tuple[bytes, ...], None, tuple[int, bytes] | None]:
+        encoded, snapshots = tuple(self._encoded), self._snapshots
+        self._forget_content()
+        snapshot: tuple[int, bytes] | None = None
+        self._since += len(encoded)
+        is_due = snapshots is not None and self._since >= snapshots.every
+        if snapshots is not None and is_due and encoded and self.seq != BLIND:
+            snapshot = (self.seq + len(encoded), snapshots.codec.encode(self.state))
+            self._since = 0
+        return encoded, None, snapshot
 
-    async def commit(
-        self,
-        inbox: tuple[tuple[str, bytes | None], ...] = (),
-        replies: tuple[tuple[str, bytes], ...] = (),
-    ) -> None:
-        """Write what is staged; the state follows the commit (J2, J4)."""
-        cell = self._cell
-        if self._in_doubt:
-            # A handler that went on after a failed commit: a reply must not outlive its events.
-            raise OutcomeUnknown(
-                f"an earlier commit of {self._where} failed; nothing more is stored"
-            )
-        claim = await self._writer.claimed(cell.host, cell.epoch)
-        if self.state is _UNREAD:
-            await self.recover()
-        state = self.staged_state
-        write = JournalWrite(cell.host.shard, cell.key, self._seq, self.staged, inbox, replies)
-        self._in_doubt = True
-        try:
-            outcome = await self._writer.write(claim, write)
-        except BaseException:
-            cell.host.restart(cell)
-            raise
-        finally:
-            self.drop_staged()
-        if isinstance(outcome, Written):
-            self._in_doubt = False
-            self._seq = outcome.seq
-            if state is not _UNREAD:
-                self.state = state
-            return
-        cell.host.restart(cell)
-        if isinstance(outcome, WriteRefused) and outcome.why == "fenced":
-            raise Fenced(
-                f"{self._where} has a newer home (epoch {outcome.epoch} > {cell.epoch}); nothing "
-                f"was committed here"
-            )
-        raise OutcomeUnknown(
-            f"the journal does not say whether events of {self._where} were stored"
-        )
+    def _forget_content(self) -> None:
+        self._events, self._encoded = [], []
 
-    async def recall(self, key: str) -> bytes | None:
-        """The stored reply of a key that was used before."""
-        cell = self._cell
-        await self._writer.claimed(cell.host, cell.epoch)
-        stored = await self._writer.inbox(cell.key, key)
-        if stored is None:
-            return None
-        if stored.reply is None:
-            raise HandlerFailed(
-                f"the effects of key {key!r} on {self._where} are stored, but its handler was "
-                f"interrupted before it replied; read the state instead"
-            )
-        return stored.reply
+    def _initial(self) -> Any:
+        return self._kind.initial(self._cell.id)
 
-    async def recover(self) -> None:
-        """Read and fold all events. The first caller does it, the others wait for it."""
-        landing = self._reading.join()
-        if landing is not None:
-            await landing
-            if self.state is _UNREAD:
-                await self.recover()
-            return
-        try:
-            cell, kind, codec = self._cell, self._kind, self.codec
-            await self._writer.claimed(cell.host, cell.epoch)
-            state, seq, more = kind.initial(cell.id), 0, True
-            while more:
-                found = await self._writer.recover(cell.key, seq)
-                for data in found.events:
-                    state = kind.apply(state, codec.decode(data))
-                seq, more = found.seq, found.more
-            self._seq = seq
-            self.state = state
-        finally:
-            self._reading.land()
+    def _fold(self, state: Any, found: Recovered) -> Any:
+        if found.snapshot is not None:
+            state = UNREAD
+            if self._snapshots is not None:
+                state = self._snapshots.codec.decode(found.snapshot[1], unfit=UNREAD)
+            if state is UNREAD:
+                return UNREAD
+            self._since = 0
+        decode, apply = self.codec.decode, self._kind.apply
+        for data in found.events:
+            state = apply(state, decode(data))
+        self._since += len(found.events)
+        return state
+
+    def _with_staged(self, state: Any) -> Any:
+        return self._applied(state, self._events)
 
 
-class KeyedWork:
-    """A keyed ask: its events, its key and its reply commit together. Implements `UnitOfWork`."""
-
-    __slots__ = ("_is_stored", "_key", "is_due", "log")
-
-    def __init__(self, log: EventLog, key: str) -> None:
-        self.log = log
-        self._key = key
-        self._is_stored = False
-        """Whether the key is in the journal, without a reply."""
-        self.is_due = False
-        """Whether something must be stored before anything leaves the entity."""
-
-    async def recall(self) -> bytes | None:
-        """The stored reply, if the key was used before."""
-        return await self.log.recall(self._key)
-
-    async def flush(self) -> None:
-        """Commit before something is sent; the reply follows when the handler ends."""
-        async with self.log.writing:
-            # Cleared after the commit: what a task sends meanwhile waits for it, too (I4).
-            if self.is_due:
-                await self.log.commit(inbox=() if self._is_stored else ((self._key, None),))
-                self._is_stored = True
-                self.is_due = False
-
-    async def finish(self, reply: bytes) -> None:
-        """Commit what is left, with the reply."""
-        async with self.log.writing:
-            stored = ((self._key, reply),)
-            if self._is_stored:
-                await self.log.commit(replies=stored)
-            else:
-                await self.log.commit(inbox=stored)
-
-    def abort(self) -> None:
-        """Forget what is not stored."""
-        self.log.drop_staged()
+def _upcasts_of(cls: type[Any]) -> dict[str, Callable[[Any], Any]]:
+    """The static methods of a class that make events of today from earlier ones."""
+    found: dict[str, Callable[[Any], Any]] = {}
+    for base in reversed(cls.__mro__):
+        for member in vars(base).values():
+            fn = member.__func__ if isinstance(member, staticmethod) else member
+            names = getattr(fn, _UPCASTS, ()) if callable(fn) else ()
+            if names and not isinstance(member, staticmethod):
+                raise ConfigError(f"{cls.__name__}: @upcast needs a static method: {member!r}")
+            found.update(dict.fromkeys(names, fn))
+    return found
 
 
-def _turn() -> Turn:
-    turn = current_turn.get()
-    if turn is None or not turn.active:
-        raise RuntimeError("state() and persist() work inside a running handler only")
-    return turn
-
-
-def _event_kinds(cls: type[Any]) -> tuple[Any, ...] | None:
-    """The event classes named in `EventSourced[State, A | B]`, also by way of a generic base of
-    one's own; None for a class still generic."""
-    event = _event_of(cls)
+def _state_and_events(cls: type[Any]) -> tuple[Any, tuple[Any, ...] | None]:
+    """The state and the event classes named in `EventSourced[State, A | B]`, also by way of a
+    generic base of one's own; None for what is still generic."""
+    state, event = (type_argument(cls, EventSourced, place) for place in (0, 1))
     if event is None or isinstance(event, TypeVar):
-        return None
+        return None, None
+    state = None if isinstance(state, TypeVar) else state
     if typing.get_origin(event) in (types.UnionType, typing.Union):
-        return typing.get_args(event)
-    return (event,)
-
-
-def _event_of(cls: type[Any]) -> Any:
-    """What stands for `Ev` in a class: a type, or a type variable of the class itself."""
-    for base in cls.__dict__.get("__orig_bases__", cls.__bases__):
-        origin = typing.get_origin(base) or base
-        if not (isinstance(origin, type) and issubclass(origin, EventSourced)):
-            continue
-        args = typing.get_args(base)
-        if origin is EventSourced:
-            return args[1] if args else None
-        generic: Any = typing.get_origin(base) or base
-        event = _event_of(generic)
-        names: tuple[Any, ...] = getattr(generic, "__parameters__", ())
-        return args[names.index(event)] if args and event in names else event
-    return None
+        return state, typing.get_args(event)
+    return state, (event,)

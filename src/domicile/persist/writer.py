@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextvars import Context
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from domicile.concurrency.single_flight import SingleFlight
 from domicile.concurrency.task_set import TaskSet
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.entity.hosting.execution import OutcomeUnknown
 from domicile.entity.hosting.shard_host import ShardHost
-from domicile.errors import Fenced
+from domicile.errors import DomicileError, Fenced
 from domicile.persist.batches import (
     TRIES,
     Batches,
@@ -29,10 +30,11 @@ from domicile.persist.batches import (
     SendBatch,
     SettleBatch,
     ShardLine,
+    Unsettled,
     WriteDone,
-    WriteOutcome,
     WriterEffect,
 )
+from domicile.persist.grouped import GroupedCalls
 from domicile.ports.journal import (
     Batch,
     Claim,
@@ -40,9 +42,12 @@ from domicile.ports.journal import (
     JournalUnknown,
     JournalWrite,
     Recovered,
+    Remembered,
     StoredReply,
+    Wanted,
     is_immediate,
 )
+from domicile.ports.work import HeldOutput
 
 T = TypeVar("T")
 
@@ -52,7 +57,10 @@ LAYOUT = 0
 """The layout of shards that fences are kept for; the only one until shards can be split."""
 
 RECOVER_BYTES = 1 << 20
-"""About how much of an entity's events one answer holds."""
+"""About how many bytes of events one answer holds."""
+
+MOST_OPEN = 16_384
+"""I6: writes of this process that may wait for the journal. Beyond that, messages wait."""
 
 
 class ShardClaim:
@@ -117,6 +125,27 @@ class ShardClaim:
         self._flight.land()
 
 
+class SentWrite(PendingWrite):
+    """A write of one durable entity, with what waits for it."""
+
+    __slots__ = ("gate", "held", "host")
+
+    def __init__(self, write: JournalWrite, gate: WriteOwner, host: ShardHost) -> None:
+        super().__init__(write)
+        self.gate = gate
+        self.host = host
+        self.held: list[HeldOutput] = []
+        """Outputs that may leave the entity once this write has committed."""
+
+
+class WriteOwner(Protocol):
+    """The log of the entity that sent a write."""
+
+    def done(self, sent: SentWrite) -> None:
+        """The write is over: its `outcome` says how."""
+        ...
+
+
 class JournalWriter:
     """Writes and reads of one incarnation. Implements `Durability`."""
 
@@ -126,8 +155,20 @@ class JournalWriter:
         self._immediate = is_immediate(journal)
         self._batches = Batches()
         self._claims: dict[ShardKey, ShardClaim] = {}
-        self._waiting: dict[PendingWrite, asyncio.Future[None]] = {}
+        self._newest: dict[EntityKey, SentWrite] = {}
+        """By entity: its newest write that is not over."""
+        self._open: dict[SentWrite, None] = {}
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._departs = False
+        """Whether what waits is sent at the end of this turn of the loop."""
+        self._context = Context()
+        """Empty: a batch belongs to no turn that happened to be first."""
         self._tasks: TaskSet[None] = TaskSet("domicile-journal")
+        self._recoveries: GroupedCalls[Wanted, Recovered] = GroupedCalls(self._recover, self._tasks)
+        self._claiming: GroupedCalls[Claim, int | None] = GroupedCalls(self._raise, self._tasks)
+        self._lookups: GroupedCalls[tuple[EntityKey, str], StoredReply | None] = GroupedCalls(
+            self._look_up, self._tasks
+        )
 
     # for entities
 
@@ -135,36 +176,69 @@ class JournalWriter:
         """The claim of a shard, once the shard may be read and written (J1, J4)."""
         claim = self._claims.get(host.shard)
         if claim is None or claim.epoch != epoch:
-            claim = self._open(host, epoch)
+            claim = self._open_claim(host, epoch)
         if not claim.is_ready:
             await claim.ready()
         return claim
 
-    async def write(self, claim: ShardClaim, write: JournalWrite) -> WriteOutcome:
-        """Have something written, with whatever else waits, and wait for its outcome."""
-        pending, batches = PendingWrite(write), self._batches
-        self._carry_out(batches.submit(claim.line, pending))
-        if pending.outcome is None:
-            waiter = self._waiting[pending] = asyncio.get_running_loop().create_future()
-            try:
-                await waiter
-            except BaseException:
-                self._waiting.pop(pending, None)
-                batches.withdraw(claim.line, pending)
-                raise
-        assert pending.outcome is not None
-        return pending.outcome
+    def send(self, claim: ShardClaim, sent: SentWrite) -> None:
+        """Have something written, with whatever else waits. Its gate is told when it is over."""
+        self._open[sent] = None
+        self._newest[sent.write.entity] = sent
+        sent.host.open_writes += 1
+        self._carry_out(self._batches.submit(claim.line, sent))
+        if self._immediate:
+            self._depart()
+        elif not self._departs:
+            self._departs = True
+            asyncio.get_running_loop().call_soon(self._depart, context=self._context)
 
-    async def recover(self, entity: EntityKey, after: int) -> Recovered:
-        """Events of an entity, after the first so many of them. Its shard must be claimed."""
-        wanted = [(entity, after)]
-        [found] = await _asked(lambda: self._journal.recover(wanted, RECOVER_BYTES))
-        return found
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits for the journal that no more turns may begin (J5)."""
+        return len(self._open) >= MOST_OPEN
+
+    async def room(self) -> None:
+        """Until turns may begin again. Those who wait go on in order."""
+        while self.is_full and not self.is_over:
+            place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._room.append(place)
+            await place
+
+    async def settled(self, entity: EntityKey) -> None:
+        """Until no write of an entity is open: what the journal says of it is whole."""
+        while (sent := self._newest.get(entity)) is not None:
+            await over(sent)
+
+    async def recover(self, wanted: Wanted) -> Recovered:
+        """What an entity was and what happened to it since. Its shard must be claimed."""
+        if self._immediate:
+            [found] = await self._recover([wanted])
+            return found
+        return await self._recoveries.ask(wanted)
 
     async def inbox(self, entity: EntityKey, key: str) -> StoredReply | None:
         """What became of a keyed ask, if it was ever recorded. Its shard must be claimed."""
-        [found] = await _asked(lambda: self._journal.inbox([(entity, key)]))
-        return found
+        if self._immediate:
+            [found] = await self._look_up([(entity, key)])
+            return found
+        return await self._lookups.ask((entity, key))
+
+    async def remembered(
+        self, host: ShardHost, epoch: int, after: Remembered | None, limit: int
+    ) -> list[Remembered]:
+        """As `Durability.remembered`."""
+        await self.claimed(host, epoch)
+        shard = ShardKey(*host.shard)
+        return list(await _asked(lambda: self._journal.remembered(shard, after, limit)))
+
+    async def _recover(self, wanted: Sequence[Wanted]) -> Sequence[Recovered]:
+        return await _asked(lambda: self._journal.recover(wanted, RECOVER_BYTES))
+
+    async def _look_up(
+        self, asked: Sequence[tuple[EntityKey, str]]
+    ) -> Sequence[StoredReply | None]:
+        return await _asked(lambda: self._journal.inbox(asked))
 
     # for the runtime
 
@@ -181,8 +255,10 @@ class JournalWriter:
         """End what is under way; nothing of it is left running."""
         self.fence()
         await self._tasks.close()
-        for waiter in self._waiting.values():
-            waiter.cancel()
+        for sent in list(self._open):
+            # Its batch was on its way; nobody is left to hear what became of it.
+            sent.outcome = Unsettled()
+            self._over(sent)
         for claim in self._claims.values():
             claim.checked()
 
@@ -190,8 +266,22 @@ class JournalWriter:
 
     async def claim(self, claim: Claim) -> int | None:
         """Raise the fence of a shard (J1): None if it is granted, else the newest epoch."""
-        [newest] = await _asked(lambda: self._journal.claim([claim]))
-        return newest
+        if self._immediate:
+            [newest] = await self._raise([claim])
+            return newest
+        # Not within the caller: a handler past its lease never goes on (L4), and would keep what
+        # the call holds of the journal, as a connection.
+        return await self._claiming.ask(claim)
+
+    async def _raise(self, claims: Sequence[Claim]) -> Sequence[int | None]:
+        """Raise fences together; a shard that came twice, under two epochs, takes turns."""
+        answers: dict[Claim, int | None] = {}
+        while len(answers) < len(claims):
+            left = [claim for claim in reversed(claims) if claim not in answers]
+            turn = list({claim.shard: claim for claim in left}.values())
+            found = await _asked(partial(self._journal.claim, turn))
+            answers |= dict(zip(turn, found, strict=True))
+        return [answers[claim] for claim in claims]
 
     def refused(self, line: ShardLine, newest: int) -> None:
         """A claim was not granted: the shard is dropped as after a fenced write."""
@@ -203,7 +293,28 @@ class JournalWriter:
 
     # what the machine wants
 
-    def _open(self, host: ShardHost, epoch: int) -> ShardClaim:
+    def _depart(self) -> None:
+        self._departs = False
+        self._carry_out(self._batches.depart())
+
+    def _over(self, sent: SentWrite) -> None:
+        """A write is over: tell its entity, and let go on what waited for it."""
+        del self._open[sent]
+        entity, host = sent.write.entity, sent.host
+        if self._newest.get(entity) is sent:
+            del self._newest[entity]
+        host.open_writes -= 1
+        sent.gate.done(sent)
+        if not host.open_writes:
+            host.settle()
+        free = MOST_OPEN - len(self._open)
+        while self._room and free > 0:
+            place = self._room.popleft()
+            if not place.done():
+                place.set_result(None)
+                free -= 1
+
+    def _open_claim(self, host: ShardHost, epoch: int) -> ShardClaim:
         shard = ShardKey(*host.shard)
         line, effects = self._batches.open(Claim(shard, LAYOUT, epoch, self._me))
         if line is None:
@@ -232,9 +343,8 @@ class JournalWriter:
                 case SettleBatch(batch):
                     self._start(self._settle(batch))
                 case WriteDone(pending):
-                    waiter = self._waiting.pop(pending, None)
-                    if waiter is not None and not waiter.done():
-                        waiter.set_result(None)
+                    assert isinstance(pending, SentWrite)
+                    self._over(pending)
                 case LineFenced(line, epoch):
                     claim = self._claims[line.claim.shard]
                     if claim.line is line:
@@ -268,6 +378,14 @@ class JournalWriter:
         if not isinstance(error, JournalUnknown):
             log.error("the journal failed on batch %d", batch.number, exc_info=error)
         self._carry_out(self._batches.lost(batch))
+
+
+async def over(sent: SentWrite) -> DomicileError | None:
+    """Wait until a write is over. Returns why what depends on it must not leave, or None."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[DomicileError | None] = loop.create_future()
+    sent.held.append(lambda error: None if waiter.done() else waiter.set_result(error))
+    return await waiter
 
 
 async def _asked(call: Callable[[], Awaitable[T]]) -> T:

@@ -4,15 +4,13 @@ Journals implement this port; the writer in `domicile.persist` alone calls it. E
 advances the fence row of its shard in the same transaction, so a stale owner commits nothing (I2),
 and offsets follow the order of commits. A journal must never check a fence without holding its row.
 
-What later features need comes with them, and a journal that lacks it says so by lacking the method:
-snapshots, the state of an entity without events, deliveries, reminders, remembered entities, and
-reading by offset.
+What later features need comes with them: deliveries and reminders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -20,6 +18,9 @@ from domicile.core.ids import EntityKey, Incarnation, ShardKey
 
 BLIND = -1
 """The `expected` of a write that does not know how many events its entity has."""
+
+MOST_KEYS = 256
+"""A recovery tells the keys of an entity that has no more than these."""
 
 
 class Claim(msgspec.Struct, frozen=True, gc=False):
@@ -34,9 +35,21 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
 class JournalWrite(msgspec.Struct, frozen=True, gc=False):
     """What one entity adds: all of it in one transaction. A batch has one write per entity.
 
-    `expected` is the number of events that the entity has before, or `BLIND`. `inbox` holds keys
-    of asks that the journal has not seen, each with its reply, or None while the reply is to come.
+    `expected` is the number `seq` that the entity has before, or `BLIND`. `inbox` holds keys of
+    asks that the journal has not seen, each with its reply, or None while the reply is to come.
     `replies` holds the replies of keys that were stored before without one.
+
+    `state` is the whole new state of an entity without events. It takes no offset and no row among
+    the events. `seq` rises by `saves`: as many turns saved a state, and this is the last one. A
+    write has events or a state, never both.
+
+    `snapshot` is (the number of the last event in it, the bytes). It replaces one that is not
+    newer, and it may be older than this write. It can't include events that are not there: that is
+    refused as `seq`. The journal ignores one from before a deletion.
+
+    `remember` sets or clears the flag that `Journal.remembered` lists. `delete` comes last: events,
+    state and snapshot go, those of this write too, and the flag is cleared. One event without data
+    takes their place, with a number and an offset of its own. Keys of asks stay.
     """
 
     shard: ShardKey
@@ -45,6 +58,23 @@ class JournalWrite(msgspec.Struct, frozen=True, gc=False):
     events: tuple[bytes, ...] = ()
     inbox: tuple[tuple[str, bytes | None], ...] = ()
     replies: tuple[tuple[str, bytes], ...] = ()
+    state: bytes | None = None
+    snapshot: tuple[int, bytes] | None = None
+    remember: bool | None = None
+    delete: bool = False
+    saves: int = 1
+
+
+def counted(write: JournalWrite) -> int:
+    """How far a write raises the number `seq` of its entity."""
+    if write.state is None and not write.delete:
+        return len(write.events)
+    return len(write.events) + (0 if write.state is None else write.saves) + write.delete
+
+
+def placed(write: JournalWrite) -> int:
+    """How far a write raises the offset of its shard: a state takes no place."""
+    return len(write.events) + write.delete
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
@@ -60,7 +90,11 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
 
 class Written(msgspec.Struct, frozen=True, gc=False):
-    """A write that committed: its entity has `seq` events, its shard `offset` events."""
+    """A write that committed: the numbers of its entity and of its shard after it.
+
+    `seq` counts the events, saves and deletions of the entity, `offset` the events and deletions of
+    the shard.
+    """
 
     seq: int
     offset: int
@@ -70,7 +104,7 @@ class WriteRefused(msgspec.Struct, frozen=True, gc=False):
     """A write that did not commit. `epoch` is the newest epoch of the shard's fence.
 
     fenced: another owner or epoch has the shard, or a later batch took this one's place (J2, J4).
-    seq, key: the number of events is not the expected one, or a key is not as the write says.
+    seq, key: the number `seq` is not the expected one, or a key is not as the write says.
     busy: the write is in order, but its shard took nothing of this batch; send it again, alone.
     """
 
@@ -78,12 +112,59 @@ class WriteRefused(msgspec.Struct, frozen=True, gc=False):
     epoch: int
 
 
+class Wanted(msgspec.Struct, frozen=True, gc=False):
+    """What to recover of an entity: all after number `after`.
+
+    From the start (0), the journal begins with the snapshot if there is one and `snapshot` is true.
+    """
+
+    entity: EntityKey
+    after: int = 0
+    snapshot: bool = True
+
+
 class Recovered(msgspec.Struct, frozen=True, gc=False):
-    """Events of one entity, up to number `seq`; `more` says that the entity has more than these."""
+    """Events of one entity, up to number `seq`; `more` says that the entity has more than these.
+
+    `events` follow the snapshot, if there is one here. `state` is that of an entity without events.
+    `keys` has all keys of asks that the journal knows for the entity: from the start only, and only
+    if they are at most `MOST_KEYS`. An entity that found no room has nothing here, `seq` is the
+    number asked for, and `more` is true.
+    """
 
     events: tuple[bytes, ...]
     seq: int
     more: bool
+    snapshot: tuple[int, bytes] | None = None
+    state: bytes | None = None
+    keys: tuple[str, ...] | None = None
+
+
+class StoredEvent(msgspec.Struct, frozen=True, gc=False):
+    """An event as a projection reads it. `data` is None if the entity was deleted here."""
+
+    offset: int
+    entity: EntityKey
+    seq: int
+    data: bytes | None
+
+
+class EventPage(msgspec.Struct, frozen=True, gc=False):
+    """Events of a shard in the order of offsets.
+
+    Every offset up to `upto` is here, or in an earlier page, or will never exist: a deletion takes
+    events away. An `upto` below the offset asked for says that the journal has lost events.
+    """
+
+    events: tuple[StoredEvent, ...]
+    upto: int
+
+
+class Remembered(msgspec.Struct, frozen=True, gc=False):
+    """An entity whose flag is set. `last` orders the entities of a shard by their last writes."""
+
+    entity: EntityKey
+    last: int
 
 
 class StoredReply(msgspec.Struct, frozen=True, gc=False):
@@ -128,12 +209,11 @@ class Journal(Protocol):
         """
         ...
 
-    async def recover(
-        self, wanted: Sequence[tuple[EntityKey, int]], max_bytes: int
-    ) -> Sequence[Recovered]:
-        """The events of entities after a number of events each, in order.
+    async def recover(self, wanted: Sequence[Wanted], max_bytes: int) -> Sequence[Recovered]:
+        """What entities were, and what happened to them since: one round trip for all of them.
 
-        The answer holds about `max_bytes` of events. It holds at least one event, if there is one.
+        The answer holds about `max_bytes` of events, snapshots and states. It holds at least one of
+        them, if there is one.
         """
         ...
 
@@ -141,8 +221,80 @@ class Journal(Protocol):
         """What became of keyed asks that were recorded."""
         ...
 
+    async def scan(self, shard: ShardKey, after: int, limit: int) -> EventPage:
+        """Events of a shard after an offset, at most `limit`, for projections.
+
+        No gap is possible: offsets are taken under the lock of the fence row, which is held until
+        the commit.
+        """
+        ...
+
+    async def remembered(
+        self, shard: ShardKey, after: Remembered | None, limit: int
+    ) -> Sequence[Remembered]:
+        """Remembered entities of a shard, those written last first; `after` is the last one known.
+
+        An entity that is written between two pages moves to the front. Later pages may leave it
+        out: who wrote it has it already.
+        """
+        ...
+
+    async def history(self) -> str:
+        """The random id of this journal: another one is never taken for it (J11)."""
+        ...
+
     async def close(self) -> None:
         """Let go of connections."""
+        ...
+
+
+@runtime_checkable
+class TellsOffsets(Protocol):
+    """A journal that can tell how far all its shards are in one call. One that can't is scanned."""
+
+    async def offsets(self, role: str) -> Mapping[int, int]:
+        """The last offsets of a role's shards, by their numbers; shards without a claim are left
+        out."""
+        ...
+
+
+class FenceSeen(msgspec.Struct, frozen=True, gc=False):
+    """A fence row as tools see it; `offset` is the last one of the shard."""
+
+    role: str
+    shard: int
+    layout: int
+    epoch: int
+    owner: Incarnation
+    offset: int
+
+
+class JournalFigures(msgspec.Struct, frozen=True):
+    """A journal as tools see it. `bytes` is what its events have; `history` tells copies apart."""
+
+    backend: str
+    format: int
+    history: str
+    entities: int
+    events: int
+    bytes: int
+    fences: tuple[FenceSeen, ...]
+
+
+@runtime_checkable
+class InspectableJournal(Protocol):
+    """A journal that tools can look into. These calls change nothing, and may take long."""
+
+    async def figures(self) -> JournalFigures | None:
+        """What there is of the cluster; None if the journal has nothing of it."""
+        ...
+
+    async def fences(self) -> Sequence[FenceSeen]:
+        """The fence rows of the cluster, in order; this one is quick."""
+        ...
+
+    async def faults(self) -> Sequence[str]:
+        """What does not agree: heads with events, numbers without a gap, offsets with fences."""
         ...
 
 

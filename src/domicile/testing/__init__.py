@@ -11,6 +11,7 @@ from domicile.testing.checkers import Violation, check
 from domicile.testing.history import Event, History
 from domicile.testing.processes.cluster import Processes
 from domicile.testing.processes.node_process import HarnessError
+from domicile.testing.projections import MemoryProjection
 from domicile.testing.sim.cluster import Sim
 from domicile.testing.sim.loop import Deadlock
 from domicile.testing.sim.sandbox import SimulationError
@@ -22,6 +23,7 @@ __all__ = [
     "HarnessError",
     "History",
     "InvariantBroken",
+    "MemoryProjection",
     "Processes",
     "Sim",
     "SimulationError",

@@ -13,7 +13,7 @@ kind           fields
 =============  ==================================================================================
 **processes**
 life           inc, node, hosts (bool: a node, not a client), limits (dict: buffer, window,
-               mailbox, chain)
+               mailbox, chain, stop: seconds for which a fenced process may clean up, L4)
 renewed        inc, sent_at, ttl, margin — an acknowledged renewal (L1), on the process's clock
 fenced         inc, reason — admits nothing from here on (L4)
 ended          inc — left in an orderly way (H14)
@@ -42,19 +42,30 @@ released       inc, role, shard, epoch
 closed         inc, role, shard, epoch — dropped without a release
 accept         inc, role, shard, epoch, sender, n, type, id, depth (mailbox length after it)
 return         inc, role, shard, epoch, sender, n
+flushed        inc, role, shard, sender, id — a flush arrived, and what had not started was
+               returned before this (H8)
 dropped        inc, role, shard, sender, n, why — a message of a lost link, never to run
 waking         inc, role, shard, epoch, sender, n, type, id — its entity starts first
 start          inc, role, shard, epoch, sender, n, type, id, method, shared (bool)
 resume         inc, role, shard, epoch, sender, n, type, id — a suspended handler continues
+unwind         inc, role, shard, epoch, sender, n, type, id — a suspended handler continues with an
+               error, perhaps to clean up after its cancellation (L4)
 stopped        inc, role, shard, epoch, sender, n, type, id — `on_stop` ended, not interrupted
 finish         inc, role, shard, epoch, sender, n, type, id, how ("ok", "rejected", "failed",
                "cancelled", "abandoned": never to be resumed)
+staged         inc, role, shard, epoch, type, id, upto — a durable entity shows its events up to
+               this number, committed or not (J5); None: it does not know how many it has
+unstaged       inc, role, shard, epoch, type, id, upto — those after this number never were
+withheld       inc, role, shard, epoch, sender, n, type, id, why ("fenced", "unknown") — what the
+               answer depends on did not commit, or nobody knows: the caller is told maybe executed
 reply          inc, sender, role, shard, n — handed to the connection
 **sender**
 submit         inc, role, shard, n, type, id, method, ask (bool), chain (list of (type, id)),
-               held (messages queued for that shard after it), timeout (seconds)
+               held (messages queued for that shard after it), timeout (seconds), by (type and id of
+               the entity whose handler sends it, or None)
 write          inc, role, shard, n, to, epoch, finishing (bool), open (unstarted on that link and
                shard after it), beyond (bool: past the window, for a waiting handler)
+flush          inc, role, shard, to, id — behind everything written to that owner (H4)
 outcome        inc, role, shard, n, outcome ("ok", "rejected", "failed", "not_executed",
                "maybe_executed"), cancelled (bool: its caller no longer waits) — exactly one for
                each ask, at most one for a tell (refused)
@@ -63,6 +74,10 @@ lost           inc, role, shard, n — a tell of unknown outcome; the sender was
 acked          type, id, seq, value — a durable entity answered that `value` (None: of an earlier
                ask with that key) is its event number `seq`
 kept           type, id, values — what its journal holds in the end
+woke           type, id, epoch, count — a counting entity begins at a home, with this count
+increased      type, id, epoch, count — it counted, up to this
+armed          type, id, epoch, delay, token — it has set its timer, instead of an earlier one
+rang           type, id, epoch, token — that timer fired
 **faults**
 fault          fault (crash, freeze, thaw, partition, heal, cut, ...), node (index or None), inc
 stepped        node (index, or None: the store), by — its wall clock was set; no fault (S4)

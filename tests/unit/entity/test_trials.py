@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -13,7 +13,15 @@ from domicile import Entity, MaybeExecuted, NotExecuted, Settings, Unavailable, 
 from domicile.core.ids import EntityKey, ShardKey
 from domicile.core.state.keys import TRIAL
 from domicile.core.state.records import OnTrial, TrialRecord, decode_record
-from domicile.entity.hosting.trials import GROW_S, MOST_NAMED, PLACE_S, Trials
+from domicile.entity.hosting.trials import (
+    GROW_S,
+    MOST_ENTITIES,
+    MOST_NAMED,
+    NEW_S,
+    RETRY_S,
+    Trial,
+    Trials,
+)
 from domicile.testing import Event, Sim, simulated
 from domicile.testing.sim.clock import ManualClock
 
@@ -33,6 +41,13 @@ class Vial(Entity, name="vial"):
         await asyncio.sleep(for_s)
         return self.id
 
+    @handler
+    async def stew(self, for_s: float) -> None:
+        self.after(for_s, self.boil)
+
+    async def boil(self) -> None:
+        await asyncio.sleep(60.0)
+
 
 # the record, with a store and a clock of the test's own
 
@@ -43,10 +58,12 @@ class Shelf:
     def __init__(self) -> None:
         self.records: list[tuple[OnTrial, ...]] = []
         self.takes = True
+        self.asked = 0
         self.open = asyncio.Event()
         self.open.set()
 
     async def store(self, record: TrialRecord) -> bool:
+        self.asked += 1
         await self.open.wait()
         if self.takes:
             self.records.append(record.trials)
@@ -61,8 +78,12 @@ def key(id: str) -> EntityKey:
     return EntityKey("t", id)
 
 
-def on(number: int, id: str = "") -> OnTrial:
-    return OnTrial("r", number, 1, "t" if id else "", id)
+def on(number: int, id: str = "", manner: Literal["", "alone", "long"] = "") -> OnTrial:
+    return OnTrial("r", number, 1, "t" if id else "", id, manner)
+
+
+def begin(trials: Trials, id: str, alone: bool = False) -> asyncio.Task[Trial | None]:
+    return asyncio.ensure_future(trials.begin(shard(1), 1, key(id), alone))
 
 
 def with_trials(body: Callable[[Trials, Shelf, ManualClock], Coroutine[Any, Any, None]]) -> None:
@@ -83,76 +104,134 @@ async def settle() -> None:
 def test_starts_that_wait_share_a_commit() -> None:
     async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
         shelf.open.clear()
-        begun = [asyncio.ensure_future(trials.begin(shard(n), 1, None)) for n in range(50)]
+        begun = [begin(trials, str(n)) for n in range(50)]
         await settle()
         assert not any(one.done() for one in begun)
         shelf.open.set()
         assert all(await asyncio.gather(*begun))
-        assert shelf.records == [(on(0),), tuple(on(n) for n in range(50))]
+        assert shelf.records == [tuple(on(1, str(n)) for n in range(50))]
 
     with_trials(body)
 
 
-def test_a_name_is_removed_after_a_while_but_not_while_its_handler_runs() -> None:
+def test_a_start_during_a_commit_waits_for_the_next_one() -> None:
     async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
-        first, second = await trials.begin(shard(1), 1, None), await trials.begin(shard(2), 1, None)
+        shelf.open.clear()
+        first = begin(trials, "a")
+        await settle()
+        others = [begin(trials, id) for id in "abc"]
+        await settle()
+        shelf.open.set()
+        assert all(await asyncio.gather(first, *others))
+        assert shelf.records == [(on(1, "a"),), (on(1, "a"), on(1, "b"), on(1, "c"))]
+
+    with_trials(body)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.scenario("DX-24", partial=True)
+def test_a_name_leaves_the_record_with_the_end_of_its_handler(alone: bool) -> None:
+    """No time passes. An unrelated crash after that blames nobody."""
+
+    async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
+        trial = await begin(trials, "a", alone)
+        assert trial is not None
+        await settle()
+        assert shelf.records == [(on(1, "a", "alone" if alone else ""),)]
+        trials.end(trial)
+        await settle()
+        assert shelf.records[1:] == [()]
+        clock.advance(60.0)
+        await settle()
+        assert len(shelf.records) == 2, "nothing is left to look after"
+
+    with_trials(body)
+
+
+def test_ends_and_starts_that_come_together_share_a_commit() -> None:
+    async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
+        running = [await begin(trials, id) for id in "abc"]
+        written = len(shelf.records)
+        for trial in running:
+            assert trial is not None
+            trials.end(trial)
+        assert await trials.begin(shard(1), 1, key("d"), False) is not None
+        assert shelf.records[written:] == [(on(1, "d"),)]
+
+    with_trials(body)
+
+
+def test_a_name_stays_while_any_of_its_handlers_runs() -> None:
+    async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
+        first, second = await begin(trials, "a"), await begin(trials, "a")
         assert first is not None
         assert second is not None
         trials.end(first)
-        for _ in range(8):
-            clock.advance(0.25)
-            await settle()
-        assert shelf.records[-1] == (on(2),)
-        trials.end(second)
-        for _ in range(8):
-            clock.advance(0.25)
-            await settle()
-        assert shelf.records[-1] == ()
-        written = len(shelf.records)
-        clock.advance(60.0)
+        trials.end(first)
         await settle()
-        assert len(shelf.records) == written, "nothing is left to look after"
+        assert shelf.records == [(on(1, "a"),)], "and an end that is said twice counts once"
+        trials.end(second)
+        await settle()
+        assert shelf.records[1:] == [()]
 
     with_trials(body)
 
 
 def test_entities_on_the_brink_are_tried_one_at_a_time() -> None:
     async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
-        begun = [asyncio.ensure_future(trials.begin(shard(1), 1, key(id))) for id in "abc"]
+        begun = [begin(trials, id, alone=True) for id in "abc"]
         await settle()
         for at, id in enumerate("abc"):
             assert [one.done() for one in begun] == [other <= at for other in range(3)]
-            assert shelf.records[-1] == (on(1, id),), "exactly one is named"
+            assert shelf.records[at:] == [(on(1, id, "alone"),)], "exactly one is named"
             trial = begun[at].result()
             assert trial is not None
             trials.end(trial)
             await settle()
+        assert shelf.records[3:] == [()]
 
     with_trials(body)
 
 
-def test_a_handler_that_runs_on_gives_its_place_away_and_stays_named_by_its_shard() -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_handler_that_runs_on_is_told_apart(alone: bool) -> None:
     async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
-        slow = await trials.begin(shard(1), 1, key("slow"))
-        next_one = asyncio.ensure_future(trials.begin(shard(2), 1, key("next")))
+        trial = await begin(trials, "a", alone)
+        assert trial is not None
+        clock.advance(NEW_S - 0.01)
         await settle()
-        assert slow is not None
+        assert len(shelf.records) == 1
+        clock.advance(0.02)
+        await settle()
+        assert shelf.records[1:] == [(on(1, "a", "long"),)]
+        trials.end(trial)
+        await settle()
+        assert shelf.records[2:] == [()]
+
+    with_trials(body)
+
+
+def test_a_handler_that_runs_on_gives_its_place_away() -> None:
+    async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
+        slow, next_one = begin(trials, "slow", alone=True), begin(trials, "next", alone=True)
+        await settle()
+        assert slow.done()
         assert not next_one.done()
-        clock.advance(PLACE_S)
+        clock.advance(NEW_S)
         await settle()
         assert next_one.done()
-        assert sorted(shelf.records[-1], key=lambda one: one.shard) == [on(1), on(2, "next")]
+        assert shelf.records[1:] == [(on(1, "slow", "long"), on(1, "next", "alone"))]
 
     with_trials(body)
 
 
 def test_places_grow_while_entities_wait_for_long() -> None:
     async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
-        begun = [asyncio.ensure_future(trials.begin(shard(1), 1, key(str(n)))) for n in range(60)]
+        begun = [begin(trials, str(n), alone=True) for n in range(60)]
         await settle()
         served: list[int] = []
-        for _ in range(int(4 * GROW_S / 0.25)):
-            clock.advance(0.25)
+        for _ in range(int(4 * GROW_S / NEW_S)):
+            clock.advance(NEW_S)
             await settle()
             served.append(sum(one.done() for one in begun))
         steps = [after - before for before, after in itertools.pairwise(served)]
@@ -164,11 +243,31 @@ def test_places_grow_while_entities_wait_for_long() -> None:
     with_trials(body)
 
 
+def test_places_grow_although_no_handler_gives_its_place_away() -> None:
+    """The store is slow, so the first is not named yet."""
+
+    async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
+        shelf.open.clear()
+        begun = [begin(trials, id, alone=True) for id in "ab"]
+        await settle()
+        clock.advance(GROW_S)
+        await settle()
+        shelf.open.set()
+        await settle()
+        assert all(one.done() for one in begun)
+        assert shelf.records == [
+            (on(1, "a", "alone"),),
+            (on(1, "a", "alone"), on(1, "b", "alone")),
+        ]
+
+    with_trials(body)
+
+
 def test_a_caller_that_gives_up_leaves_its_place_to_the_next() -> None:
     async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
-        first = await trials.begin(shard(1), 1, key("a"))
+        first = await begin(trials, "a", alone=True)
         assert first is not None
-        waiting = [asyncio.ensure_future(trials.begin(shard(1), 1, key(id))) for id in "bcd"]
+        waiting = [begin(trials, id, alone=True) for id in "bcd"]
         await settle()
         waiting[0].cancel()
         trials.end(first)
@@ -176,6 +275,21 @@ def test_a_caller_that_gives_up_leaves_its_place_to_the_next() -> None:
         await settle()
         assert [one.done() for one in waiting] == [True, True, True]
         assert waiting[2].result() is not None
+        assert shelf.records[-1] == (on(1, "d", "alone"),)
+
+    with_trials(body)
+
+
+def test_a_caller_that_gives_up_while_it_is_named_leaves_no_name() -> None:
+    async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
+        shelf.open.clear()
+        caller = begin(trials, "a")
+        await settle()
+        caller.cancel()
+        await settle()
+        shelf.open.set()
+        await settle()
+        assert shelf.records == [(on(1, "a"),), ()]
 
     with_trials(body)
 
@@ -183,11 +297,11 @@ def test_a_caller_that_gives_up_leaves_its_place_to_the_next() -> None:
 def test_what_the_store_does_not_take_does_not_begin_and_the_next_tries_again() -> None:
     async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
         shelf.takes = False
-        assert await trials.begin(shard(1), 1, None) is None
-        assert await trials.begin(shard(2), 1, key("a")) is None
+        assert await begin(trials, "a") is None
+        assert await begin(trials, "b", alone=True) is None
         shelf.takes = True
-        assert await trials.begin(shard(2), 1, key("b")) is not None
-        assert on(2, "b") in shelf.records[-1]
+        assert await begin(trials, "c", alone=True) is not None
+        assert shelf.records == [(on(1, "c", "alone"),)]
 
     with_trials(body)
 
@@ -195,13 +309,13 @@ def test_what_the_store_does_not_take_does_not_begin_and_the_next_tries_again() 
 def test_a_slow_store_takes_no_place_from_an_entity_that_is_not_named_yet() -> None:
     async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
         shelf.open.clear()
-        begun = [asyncio.ensure_future(trials.begin(shard(1), 1, key(id))) for id in "ab"]
+        begun = [begin(trials, id, alone=True) for id in "ab"]
         await settle()
-        clock.advance(3 * PLACE_S)
+        clock.advance(3 * NEW_S)
         await settle()
         shelf.open.set()
         await settle()
-        assert shelf.records == [(on(1, "a"),)]
+        assert shelf.records == [(on(1, "a", "alone"),)]
         assert begun[0].result() is not None
         begun[1].cancel()
 
@@ -209,31 +323,58 @@ def test_a_slow_store_takes_no_place_from_an_entity_that_is_not_named_yet() -> N
 
 
 def test_a_name_that_could_not_be_removed_is_removed_later() -> None:
-    """A name that stays would blame an innocent."""
+    """A name that stays would blame an innocent. A store that is away is not asked in a loop."""
 
     async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
-        trial = await trials.begin(shard(1), 1, None)
+        trial = await begin(trials, "a")
         assert trial is not None
-        trials.end(trial)
         shelf.takes = False
+        trials.end(trial)
         for _ in range(8):
-            clock.advance(0.25)
             await settle()
-        shelf.takes = True
-        clock.advance(0.25)
+            clock.advance(RETRY_S)
         await settle()
-        assert shelf.records == [(on(1),), ()]
+        assert shelf.asked == 1 + 9
+        shelf.takes = True
+        clock.advance(RETRY_S)
+        await settle()
+        assert shelf.records == [(on(1, "a"),), ()]
+
+    with_trials(body)
+
+
+def test_those_that_wait_are_refused_when_the_node_stops() -> None:
+    async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
+        shelf.open.clear()
+        waiting = [begin(trials, id) for id in "ab"]
+        await settle()
+        waiting.append(begin(trials, "c"))
+        await settle()
+        await trials.close()
+        assert await asyncio.gather(*waiting) == [None, None, None]
+        assert await begin(trials, "d") is None
 
     with_trials(body)
 
 
 def test_the_record_is_bounded_and_long_ids_are_left_out() -> None:
     async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
-        many = [trials.begin(shard(n), 1, None) for n in range(MOST_NAMED + 10)]
-        assert all(await asyncio.gather(*many))
-        assert len(shelf.records[-1]) == MOST_NAMED
+        many = [trials.begin(shard(n), 1, key(str(n)), False) for n in range(MOST_NAMED + 10)]
+        running = await asyncio.gather(*many)
+        assert all(running)
+        (record,) = shelf.records
+        assert len(record) == MOST_NAMED
+        assert record[: MOST_ENTITIES + 1] == (
+            *(on(n, str(n)) for n in range(MOST_ENTITIES)),
+            on(MOST_ENTITIES),
+        )
+        for trial in running:
+            assert trial is not None
+            trials.end(trial)
+        await settle()
+        assert shelf.records[1:] == [()]
         for id in ("x" * 1_000, "\ud800"):
-            assert await trials.begin(shard(1), 1, key(id)) is not None
+            assert await begin(trials, id) is not None
             assert OnTrial("r", 1, 1, "t", "") in shelf.records[-1]
 
     with_trials(body)
@@ -288,8 +429,10 @@ async def test_a_shard_without_deaths_has_no_trials(sim: Sim) -> None:
     shard = sim.shard(Vial, "v0")
     for id in same_shard(sim, 3):
         assert await sim.ref(Vial, id).ask(Vial.shake) == id
-    ((_, names),) = trials_of(sim)
-    assert names == (OnTrial(*shard, sim.entry(shard).epoch),)
+    found = [name for _, names in trials_of(sim) for name in names]
+    assert found == [
+        OnTrial(*shard, sim.entry(shard).epoch, "vial", id) for id in same_shard(sim, 3)
+    ]
 
 
 @simulated(entities=[Vial], nodes=2, seeds=5, settings=CAREFUL, locks=True)
@@ -315,6 +458,11 @@ def quarantined(sim: Sim, shard: ShardKey) -> bool:
     return sim.entry(shard).state == "quarantined"
 
 
+def started(sim: Sim) -> list[str]:
+    """Methods of all messages and timers that began."""
+    return [event.fields["method"] for event in sim.history.of("start")]
+
+
 LONG = "v" * 600
 """An id that is too long for a record: its whole shard is put away."""
 
@@ -327,8 +475,11 @@ async def test_a_quarantine_is_told_at_once_to_all_that_wait_and_all_that_come(s
     await sim.wait_until(lambda: sim.entry(shard).deaths == 1 and sim.settled())
     owner = sim.owner(Vial, LONG)
     where = f"{shard.role}/{shard.shard}"
-    cooking = asyncio.ensure_future(sim.ref(Vial, LONG).ask(Vial.simmer, 60.0))
-    await sim.wait_until(lambda: bool(list(sim.history.of("start"))))
+    number = itertools.count()
+    near = next(id for n in number if sim.shard(Vial, id := f"v{n}") == shard)
+    cooking = asyncio.ensure_future(sim.ref(Vial, near).ask(Vial.simmer, 60.0))
+    await sim.wait_until(lambda: "simmer" in started(sim))
+    await sim.ref(Vial, LONG).ask(Vial.stew, 1.2)
     # Its connection is down, so what comes now waits here.
     sim.partition([owner], [node.index for node in sim.nodes if node.index != owner and node.up])
     sim.network.block("client", sim.node_id(owner))
@@ -336,7 +487,7 @@ async def test_a_quarantine_is_told_at_once_to_all_that_wait_and_all_that_come(s
     await sim.advance(1.0)
     waiting = asyncio.ensure_future(sim.ref(Vial, LONG).ask(Vial.shake))
     await sim.ref(Vial, LONG).tell(Vial.shake)
-    await sim.advance(0.1)
+    await sim.wait_until(lambda: "boil" in started(sim))
     sim.crash(owner)
     began = sim.world.now
     await sim.wait_until(lambda: quarantined(sim, shard))
@@ -352,5 +503,5 @@ async def test_a_quarantine_is_told_at_once_to_all_that_wait_and_all_that_come(s
     assert sim.world.now - began < 5.0, "nobody waited for a timeout"
     other = next(id for n in range(100) if sim.shard(Vial, id := f"v{n}") != shard)
     assert await sim.ref(Vial, other).ask(Vial.shake) == other
-    await sim.wait_until(lambda: not quarantined(sim, shard), timeout_s=20)
+    await sim.wait_until(lambda: not quarantined(sim, shard) and sim.settled(), timeout_s=20)
     assert await sim.ref(Vial, LONG).ask(Vial.shake) == LONG

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import asyncpg
 import pytest
+from pooler_lab import (
+    Settings,
+    drops_settings,
+    keeps_the_path_only,
+    pooler,
+    refuses_settings,
+)
 from postgres_lab import GUARDED, PostgresServer, programs, shared_server
 
 from domicile.backends.registry import shown_url
 from domicile.errors import ConfigError
+from domicile.journals.postgres.connections import Connections
 from domicile.journals.postgres.journal import PostgresJournal
 from domicile.membership.clock import SystemClock
 from domicile.ports.journal import (
@@ -31,6 +40,7 @@ from domicile.testing.suites.journal import (
     OLD,
     OTHER,
     SHARD,
+    Gate,
     JournalContract,
     batch,
     events_of,
@@ -150,6 +160,30 @@ def test_one_locked_shard_delays_no_other() -> None:
     asyncio.run(scenario())
 
 
+def test_a_holder_that_stands_still_in_its_transaction_is_ended_by_the_server() -> None:
+    """A stopped process keeps no shard from its successor for longer than its own patience (J3)."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        stopped, successor = opened("held", wait_s=0.5, pause=gate), opened("held", wait_s=30.0)
+        await stopped.claim([OLD])
+        gate.shut()
+        one = batch(1, OLD, write(ENTITY, 0, b"1"))
+        writing = asyncio.ensure_future(stopped.write(one))
+        await gate.reached()
+        assert await successor.claim([NEW]) == [None]
+        assert not writing.done(), "it still stands still"
+        gate.open()
+        with pytest.raises(JournalUnknown):
+            await writing
+        assert await stopped.settle(one) == [WriteRefused("fenced", NEW.epoch)]
+        assert await events_of(successor) == ()
+        await stopped.close()
+        await successor.close()
+
+    asyncio.run(scenario())
+
+
 async def refused(url: str, cluster: str = "refused") -> str:
     journal = PostgresJournal(url, cluster, SystemClock(), shown=shown_url(url))
     with pytest.raises(ConfigError) as caught:
@@ -178,8 +212,59 @@ def test_what_is_wrong_with_a_database_is_told() -> None:
         await journal.claim([])
         await journal.close()
         await raw.execute("UPDATE newer_journal.meta SET format = 99")
-        assert "has format 99" in await refused(url, "newer")
+        assert "upgrade Domicile here" in await refused(url, "newer")
         await raw.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("takes", "told"),
+    [
+        (drops_settings, "ignores settings of the session"),
+        (keeps_the_path_only, r"ignores settings of the session \(enable_seqscan"),
+        (refuses_settings, "refuses settings of the session"),
+    ],
+)
+def test_a_pooler_of_transactions_is_refused(
+    takes: Callable[[Settings], Settings | None], told: str
+) -> None:
+    server = shared_server()
+
+    async def scenario() -> None:
+        async with pooler(server.port, takes) as port:
+            text = await refused(server.url.replace(f":{server.port}/", f":{port}/"), "pooled")
+            assert re.search(told, text)
+            assert "a pool in session mode" in text
+        raw = await asyncpg.connect(server.url)
+        made = "SELECT count(*) FROM pg_namespace WHERE nspname = 'pooled_journal'"
+        assert await raw.fetchval(made) == 0, "nothing was written through it"
+        await raw.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_pooler_of_sessions_serves() -> None:
+    server = shared_server()
+
+    async def scenario() -> None:
+        async with pooler(server.port, lambda settings: settings) as port:
+            url = server.url.replace(f":{server.port}/", f":{port}/")
+            journal = PostgresJournal(url, "sessions", SystemClock(), shown="postgresql://pool")
+            assert await journal.claim([OLD]) == [None]
+            assert await journal.write(batch(1, OLD, write(ENTITY, 0, b"1"))) == [Written(1, 1)]
+            await journal.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_that_the_server_is_about_to_close_is_no_answer() -> None:
+    async def scenario() -> None:
+        connections = Connections(shared_server().url, "postgresql://here", "closing", 5.0)
+        with pytest.raises(JournalUnknown, match="another operation"):
+            async with connections.use():
+                raise asyncpg.InternalClientError("another operation (2) is in progress")
+        await connections.close()
 
     asyncio.run(scenario())
 

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import apsw
+import apsw.ext
 import pytest
 
 from domicile.errors import ConfigError
+from domicile.journals.sqlite import journal as journal_module
+from domicile.journals.sqlite import recovery as recovery_module
 from domicile.journals.sqlite.journal import SqliteJournal
+from domicile.journals.sqlite.schema import (
+    SCRATCH,
+    TABLES,
+    create_day,
+    inbox_view,
+    write_triggers,
+)
 from domicile.ports.journal import (
     Journal,
     JournalUnknown,
     JournalWrite,
     StoredReply,
+    Wanted,
     WriteRefused,
     Written,
 )
@@ -147,7 +159,7 @@ def test_a_long_history_comes_in_pages_and_none_is_left_out(tmp_path: Path) -> N
         for max_bytes in (1, 1_000, 30_000, 1 << 20):
             seq, found, pages = 0, list[bytes](), 0
             while True:
-                [page] = await journal.recover([(ENTITY, seq)], max_bytes)
+                [page] = await journal.recover([Wanted(ENTITY, seq)], max_bytes)
                 assert sum(map(len, page.events)) <= max(max_bytes, 6)
                 found += page.events
                 seq, pages = page.seq, pages + 1
@@ -180,7 +192,9 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
         await journal.close()
         raw.pragma("user_version", 99)
         raw.close()
-        assert "has format 99" in await refused(opened(tmp_path))
+        told = await refused(opened(tmp_path))
+        assert "has format 99" in told
+        assert "upgrade Domicile here" in told
 
     asyncio.run(scenario())
 
@@ -228,3 +242,41 @@ def test_nothing_is_made_before_the_first_call(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     asyncio.run(scenario(calls=True))
     assert (tmp_path / "deeper" / "x.journal").exists()
+
+
+def test_no_statement_looks_at_a_whole_table() -> None:
+    """SQLite would begin an UPDATE with its own table, and copy all keys for an outer join."""
+    raw = apsw.Connection(":memory:")
+    days = [1, 2, 3]
+    for script in (TABLES, *map(create_day, days), inbox_view(days), SCRATCH):
+        raw.execute(script)
+    raw.execute(write_triggers(days, pauses=False))
+    bodies = raw.execute("SELECT sql FROM sqlite_temp_schema WHERE type = 'trigger'").fetchall()
+    statements = [
+        re.sub(r"NEW\.(\w+)", r":\1", statement)
+        for (body,) in bodies
+        for statement in body.partition("BEGIN")[2].removesuffix("END").split(";")
+        if statement.strip()
+    ]
+    assert len(statements) > 20
+    statements += [
+        text
+        for module in (journal_module, recovery_module)
+        for text in vars(module).values()
+        if isinstance(text, str) and text.startswith("SELECT")
+    ]
+    assert len(statements) > 30
+    for statement in statements:
+        names = re.findall(r":(\w+)", statement)
+        values = dict.fromkeys(names) if names else (None,) * bindings(raw, statement)
+        steps = [row[3] for row in raw.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
+        scanned_tables = {step.split()[1] for step in steps if step.startswith("SCAN")}
+        # Rows of the call itself: JSON, and what a trigger has noted of its writes and claims.
+        own = {"j", "json_each", "t", "w", "h", "held", "written"}
+        left = {name for name in scanned_tables - own if not name.startswith("(subquery")}
+        assert not left, (statement, steps)
+    raw.close()
+
+
+def bindings(raw: apsw.Connection, statement: str) -> int:
+    return apsw.ext.query_info(raw, statement).bindings_count

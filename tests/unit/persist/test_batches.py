@@ -6,6 +6,7 @@ from collections.abc import Coroutine, Iterable
 from random import Random
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +28,16 @@ from domicile.persist.batches import (
     WriteDone,
     WriterEffect,
 )
-from domicile.ports.journal import BLIND, Batch, Claim, JournalWrite, WriteRefused, Written
+from domicile.ports.journal import (
+    BLIND,
+    Batch,
+    Claim,
+    JournalWrite,
+    Wanted,
+    WriteRefused,
+    Written,
+    counted,
+)
 
 T = TypeVar("T")
 
@@ -61,7 +71,7 @@ class Desk:
 
     def submit(self, shard: int, id: str, expected: int, *events: bytes, **keys: Any) -> Any:
         one = pending(shard, id, expected, *events, **keys)
-        self.effects = self.batches.submit(self.line(shard), one)
+        self.effects = [*self.batches.submit(self.line(shard), one), *self.batches.depart()]
         return one
 
     def sent(self) -> list[Batch]:
@@ -179,6 +189,118 @@ def test_the_same_key_twice_does_not_join() -> None:
     assert [write.events for write in desk.sent()[0].writes] == [(b"1",)]
 
 
+def test_of_states_snapshots_and_flags_the_last_one_counts_and_every_save_does() -> None:
+    desk = Desk()
+    desk.submit(1, "z", 0, b"1")
+    [out] = desk.sent()
+    saves = [
+        desk.submit(1, "a", 3, state=b"one", remember=True, inbox=(("k", b"K"),)),
+        desk.submit(1, "a", 4, snapshot=(4, b"early")),
+        desk.submit(1, "a", 4, state=b"two", snapshot=(5, b"late")),
+        desk.submit(1, "a", 5, remember=False, snapshot=(2, b"old")),
+        desk.submit(1, "a", 5, state=b"three", delete=True),
+    ]
+    later = desk.submit(1, "a", 7, state=b"four")
+    desk.answer(out, Written(1, 1))
+    [batch] = desk.sent()
+    [joined] = batch.writes
+    assert (joined.expected, joined.state, joined.saves, joined.delete) == (3, b"three", 3, True)
+    assert (joined.snapshot, joined.remember) == ((5, b"late"), False)
+    assert joined.inbox == (("k", b"K"),)
+    desk.answer(batch, Written(7, 2))
+    assert [save.outcome for save in saves] == [
+        Written(4, 1), Written(4, 1), Written(5, 1), Written(5, 1), Written(7, 2),
+    ]  # fmt: skip
+    assert [write.state for write in desk.sent()[0].writes] == [b"four"], "behind the deletion"
+    assert later.outcome is None
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"events": (b"1",)}, {"state": b"s"}),
+        ({"state": b"s"}, {"events": (b"1",)}),
+        ({"delete": True}, {"snapshot": (1, b"s")}),
+    ],
+)
+def test_events_do_not_join_a_state_and_nothing_joins_a_deletion(first: Any, second: Any) -> None:
+    desk = Desk()
+    desk.submit(1, "z", 0, b"1")
+    [out] = desk.sent()
+    shard, entity = ShardKey("default", 1), EntityKey("T", "a")
+    one = JournalWrite(shard, entity, 0, **first)
+    two = JournalWrite(shard, entity, 1, **second)
+    for write in (one, two):
+        desk.batches.submit(desk.line(1), PendingWrite(write))
+    desk.answer(out, Written(1, 1))
+    [batch] = desk.sent()
+    assert batch.writes == (one,)
+    desk.answer(batch, Written(1, 2))
+    assert desk.sent()[0].writes == (two,)
+
+
+def test_states_and_snapshots_count_in_the_size_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "BATCH_BYTES", 10)
+    desk = Desk()
+    desk.submit(1, "z", 0, b"1")
+    [out] = desk.sent()
+    desk.submit(1, "a", 0, state=b"x" * 6)
+    desk.submit(1, "b", 0, b"1", snapshot=(1, b"x" * 6))
+    desk.answer(out, Written(1, 1))
+    assert ids(desk.sent()[0]) == ["a"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 10**9), states=st.booleans())
+def test_what_joins_leaves_the_same_as_write_by_write(seed: int, states: bool) -> None:
+    random = Random(seed)
+    together, apart = MemoryJournal(), MemoryJournal()
+    claim, entity = claim_of(1), EntityKey("T", "a")
+    for journal in (together, apart):
+        _at_once(journal.claim([claim]))
+    desk = Desk()
+    desk.submit(1, "z", 0, b"1")
+    [out] = desk.sent()
+    _at_once(together.write(out))
+    _at_once(apart.write(out))
+    seq, writes, single = 0, list[PendingWrite](), list[Written | WriteRefused]()
+    for number in range(2, 12):
+        write = JournalWrite(
+            claim.shard, entity, seq,
+            tuple(random.randbytes(2) for _ in range(0 if states else random.randrange(3))),
+            ((f"k{number}", random.choice((None, b"r"))),) if random.random() < 0.5 else (),
+            state=random.randbytes(2) if states and random.random() < 0.7 else None,
+            remember=random.choice((None, None, True, False)), delete=random.random() < 0.15,
+        )  # fmt: skip
+        seq += counted(write)
+        if random.random() < 0.3 and not states:
+            write = msgspec.structs.replace(
+                write, snapshot=(random.randrange(seq + 1), b"%d" % seq)
+            )
+        single += _at_once(apart.write(Batch(number, (claim,), (write,))))
+        writes.append(PendingWrite(write))
+        desk.batches.submit(desk.line(1), writes[-1])
+    desk.answer(out, Written(1, 1))
+    while desk.sent():
+        [batch] = desk.sent()
+        desk.answer(batch, *_at_once(together.write(batch)))
+    assert [one.outcome for one in writes] == single
+    for wanted in (Wanted(entity), Wanted(entity, snapshot=False)):
+        assert _at_once(together.recover([wanted], 1 << 20)) == _at_once(
+            apart.recover([wanted], 1 << 20)
+        )
+    assert _at_once(together.scan(claim.shard, 0, 99)) == _at_once(apart.scan(claim.shard, 0, 99))
+    assert [one.entity for one in _at_once(together.remembered(claim.shard, None, 9))] == [
+        one.entity for one in _at_once(apart.remembered(claim.shard, None, 9))
+    ]
+
+
+def _at_once(call: Coroutine[Any, Any, T]) -> T:
+    with pytest.raises(StopIteration) as stopped:
+        call.send(None)
+    return stopped.value.value  # type: ignore[no-any-return]
+
+
 def test_a_batch_has_bounds_and_takes_at_least_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "BATCH_WRITES", 3)
     monkeypatch.setattr(machine, "BATCH_BYTES", 10)
@@ -242,7 +364,8 @@ def test_a_newer_epoch_of_the_same_owner_has_a_line_of_its_own() -> None:
     assert desk.batches.open(claim_of(1, 3)) == (line, [])
     assert desk.batches.open(claim_of(1, 2)) == (None, [])
     one = pending(1, "b", 0, b"1")
-    [effect] = desk.batches.submit(line, one)
+    assert desk.batches.submit(line, one) == []
+    [effect] = desk.batches.depart()
     assert isinstance(effect, SendBatch)
     assert effect.batch.claims == (claim_of(1, 3),)
     desk.answer(out, WriteRefused("fenced", 3))
@@ -349,34 +472,6 @@ def test_a_journal_that_does_not_answer_leaves_a_doubt_that_comes_first() -> Non
     assert not other.is_clear
 
 
-def test_a_write_that_nobody_waits_for_is_not_sent_and_not_sent_again() -> None:
-    desk = Desk()
-    one = desk.submit(1, "a", 0, b"1")
-    [batch] = desk.sent()
-    two, three = desk.submit(1, "b", 0, b"1"), desk.submit(1, "c", 0, b"1")
-    desk.batches.withdraw(desk.line(1), two)
-    assert desk.line(1).is_clear
-    desk.batches.withdraw(desk.line(1), one)
-    assert not desk.line(1).is_clear, "it may still land: nobody may recover before that is known"
-    desk.lose(batch)
-    desk.effects = desk.batches.settled(batch, [None])
-    [again] = desk.sent()
-    assert ids(again) == ["c"]
-    assert LineChecked(desk.line(1)) in desk.effects
-    assert desk.line(1).is_clear
-    desk.answer(again, Written(1, 1))
-    assert three.outcome == Written(1, 1)
-
-
-def test_the_last_write_of_a_line_can_be_withdrawn() -> None:
-    desk = Desk()
-    full = desk.full()
-    one = desk.submit(1, "a", 0, b"1")
-    desk.batches.withdraw(desk.line(1), one)
-    desk.answer(full[0], Written(1, 1))
-    assert desk.sent() == []
-
-
 def test_after_the_end_nothing_is_sent() -> None:
     desk = Desk()
     one = desk.submit(1, "a", 0, b"1")
@@ -407,7 +502,6 @@ class Mischief:
         self.calls: list[tuple[str, Batch]] = []
         """What the writer waits for."""
         self.all: list[PendingWrite] = []
-        self.withdrawn: list[PendingWrite] = []
         self.waiting: dict[str, list[PendingWrite]] = {}
         self.events = 0
         self.fenced: list[int] = []
@@ -432,14 +526,13 @@ class Mischief:
                     self.calls.append(("settle", batch))
                 case WriteDone(done):
                     assert done.outcome is not None
-                    assert done not in self.withdrawn or done.outcome is not None
                 case _:
                     pass
 
     def step(self) -> None:
         random, desk = self.random, self.desk
         match random.choice(("submit", "submit", "submit", "arrive", "arrive", "call", "call",
-                             "withdraw", "check", "thief")):  # fmt: skip
+                             "check", "thief")):  # fmt: skip
             case "submit":
                 shard = random.randrange(self.SHARDS)
                 id = f"{shard}-{random.randrange(2)}"
@@ -459,6 +552,8 @@ class Mischief:
                 self.all.append(one)
                 mine.append(one)
                 self.take(desk.batches.submit(desk.line(shard), one))
+                if random.random() < 0.7:
+                    self.take(desk.batches.depart())
             case "arrive" if self.sent:
                 self.arrive(self.sent.pop(random.randrange(len(self.sent))), random.random() < 0.7)
             case "call" if self.calls:
@@ -467,12 +562,6 @@ class Mischief:
                     self.take(desk.batches.lost(batch))
                 else:
                     self.settle(batch, random.random() < 0.7)
-            case "withdraw":
-                out = [one for one in self.all if one.outcome is None]
-                if out:
-                    one = random.choice(out)
-                    self.withdrawn.append(one)
-                    desk.batches.withdraw(desk.line(one.write.shard.shard), one)
             case "check":
                 self.take(desk.batches.check(desk.line(random.randrange(self.SHARDS))))
             case "thief" if random.random() < 0.05:
@@ -498,6 +587,7 @@ class Mischief:
 
     def calm(self) -> None:
         """Everything still on its way comes to its end."""
+        self.take(self.desk.batches.depart())
         while self.sent or self.calls:
             while self.sent:
                 self.arrive(self.sent.pop(self.random.randrange(len(self.sent))), True)
@@ -519,8 +609,7 @@ class Mischief:
         assert self.desk.batches.on_their_way == 0
         for one in self.all:
             there = [event in stored for event in one.write.events]
-            if one not in self.withdrawn:
-                assert one.outcome is not None
+            assert one.outcome is not None
             match one.outcome:
                 case Written(seq):
                     assert all(there)

@@ -235,13 +235,16 @@ async def test_a_rejection_stores_nothing(sim: Sim) -> None:
 
 
 @simulated(entities=[Account], nodes=2, seeds=SEEDS, settings=FEW)
-async def test_what_was_persisted_before_a_failure_stays(sim: Sim) -> None:
+async def test_what_a_handler_persisted_before_it_failed_is_dropped(sim: Sim) -> None:
+    """J5: a turn is one unit."""
     LOG.clear()
     account = sim.ref(Account, "a")
+    await account.ask(Account.pay, 1)
     with pytest.raises(HandlerFailed, match="after persist"):
         await account.ask(Account.pay_and_fail, 3)
-    assert await account.ask(Account.balance) == 3
-    assert sim.events(Account, "a") == [Paid(3)]
+    assert await account.ask(Account.balance) == 1
+    assert await account.ask(Account.pay, 2) == 3
+    assert sim.events(Account, "a") == [Paid(1), Paid(2)]
 
 
 # what persist refuses
@@ -289,7 +292,7 @@ async def test_persist_works_in_a_running_handler_only(sim: Sim) -> None:
     LOG.clear()
     await sim.ref(Account, "a").ask(Account.pay_from_outside)
     await sim.advance(2)
-    assert LOG[-1] == "state() and persist() work inside a running handler only"
+    assert LOG[-1] == "a durable entity reads and stores inside a running handler only"
     assert sim.events(Account, "a") == []
 
 
@@ -324,7 +327,7 @@ def test_events_are_stored_by_class_name_and_fields() -> None:
     codec = EventCodec("Account", (Paid, Closed))
     for event in (Paid(3), Closed("x"), Closed()):
         assert codec.decode(codec.encode(event)) == event
-    with pytest.raises(ConfigError, match="an event 'Closed' that this version lacks"):
+    with pytest.raises(ConfigError, match="an event 'Closed' that this version of Account lacks"):
         EventCodec("Account", (Paid,)).decode(codec.encode(Closed()))
 
 

@@ -16,7 +16,7 @@ from domicile.entity.hosting.shard_host import ShardHost
 from domicile.errors import Fenced
 from domicile.journals.memory import MemoryJournal
 from domicile.persist.batches import TRIES, Unsettled
-from domicile.persist.writer import JournalWriter, ShardClaim
+from domicile.persist.writer import JournalWriter, SentWrite, ShardClaim
 from domicile.ports.journal import (
     Batch,
     Claim,
@@ -24,6 +24,7 @@ from domicile.ports.journal import (
     JournalWrite,
     Recovered,
     StoredReply,
+    Wanted,
     WriteRefused,
     Written,
 )
@@ -40,6 +41,11 @@ class Home:
         self.shard = ShardKey("default", shard)
         self.owner = SimpleNamespace(epoch=epoch)
         self.outruns: list[int] = []
+        self.open_writes = 0
+        self.settled = 0
+
+    def settle(self) -> None:
+        self.settled += 1
 
     def outrun(self, epoch: int) -> None:
         self.outruns.append(epoch)
@@ -81,15 +87,28 @@ class Faulty(MemoryJournal):
         found = await self._call("settle", super().settle(batch))
         return cast(Sequence[Written | WriteRefused | None], found)
 
-    async def recover(
-        self, wanted: Sequence[tuple[EntityKey, int]], max_bytes: int
-    ) -> Sequence[Recovered]:
+    async def recover(self, wanted: Sequence[Wanted], max_bytes: int) -> Sequence[Recovered]:
         found = await self._call("recover", super().recover(wanted, max_bytes))
         return cast(Sequence[Recovered], found)
 
     async def inbox(self, asked: Sequence[tuple[EntityKey, str]]) -> Sequence[StoredReply | None]:
         found = await self._call("inbox", super().inbox(asked))
         return cast(Sequence[StoredReply | None], found)
+
+
+class Sender:
+    """A log that sends one write."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[object] = []
+        self.waiter: asyncio.Future[None] | None = None
+
+    def done(self, sent: SentWrite) -> None:
+        self.outcomes.append(sent.outcome)
+        for output in sent.held:
+            output(None)
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
 
 class Desk:
@@ -103,7 +122,13 @@ class Desk:
     async def write(self, home: Home, id: str, expected: int, *events: bytes) -> object:
         claim = await self.claimed(home, home.owner.epoch)
         one = JournalWrite(home.shard, EntityKey("T", id), expected, events)
-        return await self.writer.write(claim, one)
+        sender = Sender()
+        self.writer.send(claim, SentWrite(one, sender, cast(ShardHost, home)))
+        if not sender.outcomes:
+            sender.waiter = asyncio.get_running_loop().create_future()
+            await sender.waiter
+        [outcome] = sender.outcomes
+        return outcome
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -174,7 +199,8 @@ def test_a_shard_is_claimed_once_for_all_who_come() -> None:
             for n in range(5):
                 tasks.create_task(desk.write(home, f"{n}", 0, b"1"))
         assert journal.calls.count("claim") == 1
-        assert await desk.writer.recover(EntityKey("T", "3"), 0) == Recovered((b"1",), 1, False)
+        found = await desk.writer.recover(Wanted(EntityKey("T", "3")))
+        assert found == Recovered((b"1",), 1, False, keys=())
         assert await desk.writer.inbox(EntityKey("T", "3"), "k") is None
 
     run(scenario)
@@ -242,15 +268,20 @@ def test_a_fence_of_an_epoch_that_is_over_drops_nothing() -> None:
 
 def test_who_waits_for_an_epoch_that_is_over_learns_it() -> None:
     async def scenario() -> None:
-        gate = Gate()
-        journal = Faulty(gate)
+        journal = Faulty()
         desk, home = Desk(journal), Home()
         await desk.claimed(home)
-        gate.shut()
-        gone = asyncio.ensure_future(desk.write(home, "a", 0, b"1"))
-        await gate.reached()
-        gone.cancel()
-        await asyncio.wait([gone])
+        held, settle = asyncio.Event(), journal.settle
+
+        async def slow(batch: Batch) -> Sequence[Written | WriteRefused | None]:
+            await held.wait()
+            return await settle(batch)
+
+        journal.settle = slow  # type: ignore[method-assign]
+        journal.losing = ["request"]
+        out = asyncio.ensure_future(desk.write(home, "a", 0, b"1"))
+        await turns()
+        # Its batch is being settled: nobody may read before that is over.
         waiting = asyncio.ensure_future(desk.claimed(home))
         await turns()
         assert not waiting.done()
@@ -259,8 +290,75 @@ def test_who_waits_for_an_epoch_that_is_over_learns_it() -> None:
         with pytest.raises(Fenced):
             await waiting
         assert home.outruns == []
-        gate.open()
+        held.set()
         await new
+        assert await out == Unsettled(3)
+
+    run(scenario)
+
+
+def test_open_writes_are_counted_for_their_shard() -> None:
+    """H10, J5(f): a shard is released only when none is open."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        journal = Faulty(gate)
+        desk, home, other = Desk(journal), Home(), Home(8)
+        await desk.claimed(home)
+        gate.shut()
+        asks = [asyncio.ensure_future(desk.write(home, id, 0, b"1")) for id in ("a", "b")]
+        await gate.reached()
+        await turns()
+        assert (home.open_writes, home.settled, other.open_writes) == (2, 0, 0)
+        gate.open()
+        await asyncio.wait(asks)
+        assert (home.open_writes, home.settled) == (0, 1)
+
+    run(scenario)
+
+
+def test_nobody_reads_an_entity_before_its_own_writes_are_over() -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        journal = Faulty(gate)
+        desk, home = Desk(journal), Home()
+        await desk.claimed(home)
+        gate.shut()
+        asks = [asyncio.ensure_future(desk.write(home, "a", n, b"%d" % n)) for n in range(2)]
+        await gate.reached()
+        quiet = asyncio.ensure_future(desk.writer.settled(EntityKey("T", "a")))
+        await desk.writer.settled(EntityKey("T", "b"))
+        await turns()
+        assert not quiet.done()
+        gate.open()
+        await quiet
+        assert [ask.done() for ask in asks] == [True, True]
+        assert journal.peek(EntityKey("T", "a")) == (b"0", b"1")
+
+    run(scenario)
+
+
+def test_with_too_many_open_writes_turns_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I6, J5(g)."""
+    monkeypatch.setattr("domicile.persist.writer.MOST_OPEN", 3)
+
+    async def scenario() -> None:
+        gate = Gate()
+        journal = Faulty(gate)
+        desk, home = Desk(journal), Home()
+        await desk.claimed(home)
+        gate.shut()
+        asks = [asyncio.ensure_future(desk.write(home, f"{n}", 0, b"1")) for n in range(3)]
+        await gate.reached()
+        await turns()
+        assert desk.writer.is_full
+        places = [asyncio.ensure_future(desk.writer.room()) for _ in range(3)]
+        await turns()
+        places[0].cancel()
+        assert not any(place.done() for place in places)
+        gate.open()
+        await asyncio.wait([*asks, *places])
+        assert not desk.writer.is_full
 
     run(scenario)
 
@@ -322,35 +420,34 @@ def test_a_journal_that_never_answers_is_given_up() -> None:
         await desk.claimed(home)
         journal.losing = ["reply"] * TRIES
         with pytest.raises(OutcomeUnknown):
-            await desk.writer.recover(EntityKey("T", "a"), 0)
+            await desk.writer.recover(Wanted(EntityKey("T", "a")))
         journal.losing = ["reply"] * (TRIES - 1)
         assert await desk.writer.inbox(EntityKey("T", "a"), "k") is None
 
     run(scenario)
 
 
-def test_who_goes_away_leaves_a_line_that_is_not_clear_until_its_batch_is_over() -> None:
+def test_what_is_asked_at_once_is_read_together() -> None:
     async def scenario() -> None:
-        gate = Gate()
-        journal = Faulty(gate)
+        journal = Faulty()
         desk, home = Desk(journal), Home()
-        await desk.claimed(home)
-        gate.shut()
-        gone = asyncio.ensure_future(desk.write(home, "a", 0, b"1"))
-        await gate.reached()
-        behind = asyncio.ensure_future(desk.write(home, "b", 0, b"1"))
-        await turns()
-        gone.cancel()
-        behind.cancel()
-        await asyncio.wait([gone, behind])
-        claiming = asyncio.ensure_future(desk.claimed(home))
-        await turns()
-        assert not claiming.done()
-        gate.open()
-        await claiming
-        assert journal.peek(EntityKey("T", "a")) == (b"1",)
-        assert journal.peek(EntityKey("T", "b")) == ()
-        assert len(journal.batches) == 1
+        for id in "abc":
+            await desk.write(home, id, 0, id.encode())
+        journal.calls = []
+        async with asyncio.TaskGroup() as tasks:
+            reads = [
+                tasks.create_task(desk.writer.recover(Wanted(EntityKey("T", id)))) for id in "abc"
+            ]
+            gone = tasks.create_task(desk.writer.inbox(EntityKey("T", "a"), "k"))
+            looks = [tasks.create_task(desk.writer.inbox(EntityKey("T", id), "k")) for id in "ab"]
+            await asyncio.sleep(0)
+            gone.cancel()
+        assert [read.result().events for read in reads] == [(b"a",), (b"b",), (b"c",)]
+        assert [look.result() for look in looks] == [None, None]
+        assert sorted(journal.calls) == ["inbox", "recover"]
+        journal.losing = ["bug"]
+        with pytest.raises(ValueError, match="a bug"):
+            await desk.writer.recover(Wanted(EntityKey("T", "a")))
 
     run(scenario)
 
@@ -374,7 +471,60 @@ def test_a_claim_whose_maker_goes_away_is_made_by_the_next() -> None:
         held.set()
         await second
         assert first.cancelled()
-        assert journal.calls == ["claim"]
+        assert journal.calls == ["claim", "claim"]
+
+    run(scenario)
+
+
+def test_shards_that_open_together_are_claimed_together() -> None:
+    async def scenario() -> None:
+        journal = Faulty()
+        desk = Desk(journal)
+        homes = [Home(shard) for shard in range(20)]
+        await journal.claim([Claim(ShardKey("default", 3), 0, 4, THIEF)])
+        journal.calls = []
+        async with asyncio.TaskGroup() as tasks:
+            asks = [tasks.create_task(_claimed(desk, home)) for home in homes]
+            newer = Home(5, epoch=2)
+            asks.append(tasks.create_task(_claimed(desk, newer)))
+        assert [ask.result() for ask in asks] == [n not in (3, 5) for n in range(20)] + [True]
+        assert len(journal.calls) <= 3
+
+    run(scenario)
+
+
+async def _claimed(desk: Desk, home: Home) -> bool:
+    try:
+        await desk.claimed(home, home.owner.epoch)
+    except Fenced:
+        return False
+    return True
+
+
+def test_a_claim_whose_caller_never_goes_on_ends_with_the_writer() -> None:
+    """A handler past its lease is never resumed (L4), and a claim may hold a connection."""
+
+    async def scenario() -> None:
+        began, ended = asyncio.Event(), asyncio.Event()
+
+        class Silent(MemoryJournal):
+            immediate = False
+
+            async def claim(self, claims: Sequence[Claim]) -> Sequence[int | None]:
+                began.set()
+                try:
+                    await asyncio.get_running_loop().create_future()
+                finally:
+                    ended.set()
+                return []
+
+        writer = JournalWriter(Silent(), ME)
+        handler = writer.claimed(cast(ShardHost, Home()), 1)
+        handler.send(None)
+        await began.wait()
+        await writer.close()
+        assert ended.is_set()
+        handler.close()
 
     run(scenario)
 
@@ -398,10 +548,10 @@ def test_at_the_end_nothing_more_is_sent_and_nothing_is_left() -> None:
         before = asyncio.all_tasks()
         await desk.writer.close()
         assert len(asyncio.all_tasks()) < len(before)
-        await asyncio.wait([out])
-        assert out.cancelled()
+        assert await out == Unsettled()
+        assert await desk.write(home, "c", 0, b"1") == Unsettled()
         with pytest.raises(OutcomeUnknown, match="leaves or lost its lease"):
-            await desk.write(home, "c", 0, b"1")
+            await desk.claimed(Home(8))
         gate.open()
         await journal.close()
         assert len(journal.batches) == 1

@@ -70,7 +70,7 @@ def test_success_of_a_handler_that_was_cut_short_is_rejected() -> None:
 def test_a_withdrawn_message_that_starts_is_rejected(kind: str) -> None:
     tape = Tape().accept(1).message(kind, 1, why="link").start(1)
     rejected(tape, "I5", "which had")
-    again = Tape().accept(1).message(kind, 1, why="link").accept(1).start(1)
+    again = Tape().accept(1).message(kind, 1, why="link").flush().accept(1).start(1)
     accepted(again)
 
 

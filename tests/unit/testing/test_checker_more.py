@@ -87,7 +87,7 @@ def test_mail_may_run_once_the_move_is_reverted() -> None:
 
 
 def test_mail_sent_again_as_finishing_may_run() -> None:
-    tape = _moving(_box((2, False))).finish(1).message("return", 2)
+    tape = _moving(_box((2, False))).finish(1).message("return", 2).flush()
     accepted(_run(tape.write(2, finishing=True).accept(2), 2))
 
 

@@ -90,6 +90,11 @@ class Tape:
         known = {"inc": C, "role": "r", "shard": 0, "to": A, "epoch": 1}
         return self.note("write", **{"n": n, **known, "finishing": False, "open": 1, **fields})
 
+    def flush(self, id: int = 1, *, to: str = A) -> Tape:
+        """The client's flush of shard 0, which arrives at once."""
+        self.note("flush", inc=C, role="r", shard=0, to=to, id=id)
+        return self.note("flushed", inc=to, role="r", shard=0, sender=C, id=id)
+
     def accept(self, n: int, **fields: Any) -> Tape:
         return self.message("accept", n, **{"depth": 1, **fields})
 

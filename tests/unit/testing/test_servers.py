@@ -19,6 +19,7 @@ from domicile.ports.journal import (
     JournalWrite,
     Recovered,
     StoredReply,
+    Wanted,
     Written,
 )
 from domicile.testing.history import History
@@ -410,7 +411,8 @@ def test_the_journal_answers_across_the_network() -> None:
         one = one_write(1, 0, inbox=(("tx", b"r"),))
         assert await bench.journal.write(one) == [Written(1, 1)]
         assert await bench.journal.settle(one) == [Written(1, 1)]
-        assert await bench.journal.recover([(ENTITY, 0)], 100) == [Recovered((b"1",), 1, False)]
+        found = Recovered((b"1",), 1, False, keys=("tx",))
+        assert await bench.journal.recover([Wanted(ENTITY)], 100) == [found]
         assert await bench.journal.inbox([(ENTITY, "tx")]) == [StoredReply(b"r")]
 
     run(scenario)

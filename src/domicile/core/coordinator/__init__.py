@@ -25,7 +25,8 @@ machine reads a commit of unknown outcome again and recognises it by its transac
 
 **What it remembers.** Only what can be lost without harm: when each node was last heard, releases
 that are not committed yet, and commits without an outcome. A new leader starts from the store
-alone (C2).
+alone (C2). A report may come before the leader knows the shard's entry. It is kept, but it counts
+only once the store names its sender as the owner in that epoch (J1, DX-08).
 
 - `events`           what goes in and what comes out
 - `reports`          what owners reported: releases, requests to keep a shard, when they were heard
@@ -34,7 +35,8 @@ alone (C2).
 - `departures`       leaving nodes become empty in small steps; the last eligible leader stays until
                      they are empty (H14)
 - `eviction`         a node that renews but that the other members cannot reach is evicted (C6)
-- `quarantine`       shards that lost several owners in a row (DX-20)
+- `quarantine`       what dead owners had on trial, how long deaths and quarantines last (DX-20);
+                     `core.placement.suspicion` says who is blamed
 - `election`         which nodes may lead, and when they try (C1)
 - `custom_strategy`  a user's own allocation function: the leader asks it and waits for it, but
                      works without its answer

@@ -145,9 +145,7 @@ class Coordinator:
             case Changed(changes):
                 effects += self._change(changes, now)
             case ReleasedBy(owner, shard, epoch, floor):
-                effects += self._release(owner, shard, epoch, now)
-                if (known := self._view.entry(shard)).owner == owner and known.epoch == epoch:
-                    self._reports.floor(shard, floor)
+                effects += self._release(owner, shard, epoch, floor, now)
             case RevertAsked(owner, shard, epoch):
                 effects += self._ask_revert(owner, shard, epoch)
             case CommitDone(txn, outcome):
@@ -246,13 +244,14 @@ class Coordinator:
         return effects
 
     def _release(
-        self, owner: Incarnation, shard: ShardKey, epoch: int, now: float
+        self, owner: Incarnation, shard: ShardKey, epoch: int, floor: int, now: float
     ) -> list[CoordinatorEffect]:
+        """Keep a release that may be current, also before this leader has listed the store."""
         entry = self._view.entry(shard)
         if epoch < entry.epoch or (epoch == entry.epoch and owner != entry.owner):
             return [Tell(owner, shard, entry)] if entry.change else []
         known = not self._listed or self._view.knows(shard)
-        if known and self._reports.release(shard, (owner, epoch)):
+        if known and self._reports.release(shard, (owner, epoch), floor):
             self._soon(now)
         return []
 
@@ -435,6 +434,7 @@ class Coordinator:
             decisions = [one for one in decisions if self._stands(one, planned)]
             if not decisions:
                 return
+        self._reports.prove(self._view)
         for shard, floor in self._view.floors.items():
             self._reports.floor(shard, floor)
         floors = self._reports.floors

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from domicile.core.coordinator.commits import Reconsider, put_away
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.placement.model import Decision, PlanInput, RoleInput
+from domicile.core.placement.model import Decision, PlanInput, RoleInput, ShardTrials
 from domicile.core.placement.suspicion import faded, pause_s, tried_again
 from domicile.core.state.cluster_view import ClusterView
-from domicile.core.state.records import TrialRecord
+from domicile.core.state.records import OnTrial, TrialRecord
 from domicile.core.state.shardmap import INNOCENT, Entry, Suspicion
 from domicile.settings import Settings
 
@@ -101,16 +101,27 @@ def _since(seen: _FirstSeen, shard: ShardKey, what: object, now: float) -> float
 
 def named(
     trials: Mapping[Incarnation, TrialRecord], role: str, entries: Sequence[Entry]
-) -> dict[int, EntityKey | None]:
-    """Shards that their present or last owner has on trial in its epoch, and the entity that it
-    tries, if there is no other."""
-    found: dict[int, EntityKey | None] = {}
+) -> dict[int, ShardTrials]:
+    """What the present or last owner of a shard has on trial in it, in its epoch."""
+    found: dict[int, ShardTrials] = {}
     for owner, record in trials.items():
-        alone = sum(bool(one.type) for one in record.trials) == 1
+        alone = sum(one.manner == "alone" for one in record.trials) == 1
         for one in record.trials:
             if one.role == role and 0 <= one.shard < len(entries):
                 entry = entries[one.shard]
                 if (entry.owner, entry.epoch) == (owner, one.epoch):
-                    entity = EntityKey(one.type, one.id) if alone and one.type else None
-                    found[one.shard] = found.get(one.shard) or entity
+                    known = found.get(one.shard, ShardTrials())
+                    found[one.shard] = _with(known, one, alone)
     return found
+
+
+def _with(known: ShardTrials, one: OnTrial, alone: bool) -> ShardTrials:
+    """The trials of a shard and one more, which may be the only one that is tried alone."""
+    if not one.type:
+        return known._replace(crowd=True)
+    entity = EntityKey(one.type, one.id)
+    if one.manner == "long":
+        return known._replace(long=(*known.long, entity))
+    if one.manner == "alone" and alone:
+        known = known._replace(alone=entity)
+    return known if entity in known.new else known._replace(new=(*known.new, entity))

@@ -32,16 +32,33 @@ class Reports:
         self.asked: dict[ShardKey, OwnerEpoch] = {}
         self.floors: dict[ShardKey, int] = {}
         """Epochs that journals have seen and that are newer than the stored ones (J1)."""
+        self._claimed: dict[ShardKey, tuple[OwnerEpoch, int]] = {}
+        """Such epochs as their senders reported them; the senders may not be the owners."""
         self._wished: dict[ShardKey, int] = {}
         self._resting: dict[ShardKey, tuple[int, float]] = {}
 
-    def release(self, shard: ShardKey, word: OwnerEpoch) -> bool:
-        """Note a release; False if it is known already or does not fit."""
+    def release(self, shard: ShardKey, word: OwnerEpoch, floor: int = 0) -> bool:
+        """Note a release; False if it is known already or does not fit.
+
+        `floor` is the epoch that the sender's journal has seen, or 0. `prove` decides if it counts.
+        """
         known = self.released.get(shard)
-        if known == word or (known is None and len(self.released) >= EARLY):
+        if known is None and len(self.released) >= EARLY:
             return False
+        if floor:
+            self._claimed[shard] = (word, floor)
         self.released[shard] = word
-        return True
+        return known != word
+
+    def prove(self, view: ClusterView) -> None:
+        """Take the epochs of journals whose senders are owners in the store; of no other sender.
+
+        A release may come before the leader knows its shard's entry, so this can be later."""
+        for shard, (word, floor) in tuple(self._claimed.items()):
+            entry = view.entry(shard)
+            if (entry.owner, entry.epoch) == word:
+                del self._claimed[shard]
+                self.floor(shard, floor)
 
     def floor(self, shard: ShardKey, epoch: int) -> None:
         """Note an epoch that a journal has seen; the shard's next epoch must be newer (J1)."""
@@ -80,10 +97,12 @@ class Reports:
         """Forget reports about nodes, owners and epochs that are no longer stored."""
         for node in [node for node in self.heard_at if node not in view.nodes]:
             del self.heard_at[node]
-        for shard, (owner, epoch) in tuple(self.released.items()):
-            entry = view.entry(shard)
-            if entry.epoch > epoch or (entry.epoch == epoch and entry.owner != owner):
+        for shard, word in tuple(self.released.items()):
+            if _is_past(view.entry(shard), word):
                 del self.released[shard]
+        for shard, (word, _) in tuple(self._claimed.items()):
+            if _is_past(view.entry(shard), word):
+                del self._claimed[shard]
         for shard, floor in tuple(self.floors.items()):
             if view.entry(shard).epoch > floor:
                 del self.floors[shard]
@@ -143,6 +162,12 @@ class Reports:
             if shard in self._wished:
                 wished[number] = self._wished[shard]
         return wished
+
+
+def _is_past(entry: Entry, word: OwnerEpoch) -> bool:
+    """Whether a report is by an owner before the present one, or by a process that is no owner."""
+    owner, epoch = word
+    return entry.epoch > epoch or (entry.epoch == epoch and entry.owner != owner)
 
 
 def _current(shard: ShardKey, word: OwnerEpoch, role: str, entries: Sequence[Entry]) -> bool:

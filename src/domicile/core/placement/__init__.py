@@ -18,10 +18,12 @@ to no node that lacks it while another node that can receive has it (DX-26).
 - `strategies`  preferences by name (`consistent_ring`, `ranges`) and the type of a user's own
                 function
 - `versions`    which version is newer, and which one may receive
+- `suspicion`   which entity or shard is blamed for the deaths of owners, and is put away (DX-20,
+                DX-24)
 
 A plan changes nothing: `core.coordinator` decides what may be committed now. A plan may name an
 owner only for a shard that was released or whose owner's record is gone (C4). An assertion in
 `plan` checks this, and the commit is conditional on it too.
 
-Reading order: `model`, `plan`, `balance`, `strategies`, `versions`.
+Reading order: `model`, `plan`, `balance`, `strategies`, `versions`, `suspicion`.
 """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,6 +16,19 @@ from domicile.core.placement import versions
 from domicile.core.state.records import NodeRecord
 from domicile.core.state.shardmap import INNOCENT, Entry, Suspicion
 from domicile.settings import Settings
+
+
+class ShardTrials(NamedTuple):
+    """What the owner of a shard has on trial in it."""
+
+    new: tuple[EntityKey, ...] = ()
+    """Entities of which a handler has just begun."""
+    long: tuple[EntityKey, ...] = ()
+    """Entities of which a handler has run for a while."""
+    alone: EntityKey | None = None
+    """The one of the new entities that is tried alone, if no other entity is at this owner."""
+    crowd: bool = False
+    """Whether entities run that the owner could not name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +50,8 @@ class RoleInput:
     """How many owners a shard lost recently, before the present one."""
     needs: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
     """Entity types that an owner reported as needed by a shard and lacking (DX-26)."""
-    named: Mapping[int, EntityKey | None] = field(default_factory=dict[int, EntityKey | None])
-    """Shards that their owner has on trial, and the entity, if it tries exactly one alone."""
+    named: Mapping[int, ShardTrials] = field(default_factory=dict[int, ShardTrials])
+    """What the owner of a shard has on trial in it. A shard that is missing has nothing."""
     cleared: tuple[int, ...] = ()
     """Shards whose quarantines an operator wants to end."""
     due: tuple[int, ...] = ()

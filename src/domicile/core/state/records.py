@@ -5,7 +5,7 @@ Every package may import it. Data only: the rules about records are in `agreemen
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -63,9 +63,9 @@ class ConfigRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class OnTrial(msgspec.Struct, frozen=True, array_like=True):
-    """A shard that lost owners, and of which entities have just started at its present owner.
+    """An entity whose handler runs for the first time at its owner, in a shard that lost owners.
 
-    `type` and `id` name the one entity that started, if one more blame would put it away (DX-20).
+    `type` and `id` are empty if too many run to name them all (DX-20).
     """
 
     role: str
@@ -73,6 +73,9 @@ class OnTrial(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     type: str = ""
     id: str = ""
+    manner: Literal["", "alone", "long"] = ""
+    """Alone: it may be put away, so no other such entity is tried beside it. Long: it has run for
+    a while."""
 
 
 class TrialRecord(msgspec.Struct, frozen=True):

@@ -32,6 +32,11 @@ MOST_BARRED = 8
 
 Barred = Annotated[tuple[EntityKey, ...], msgspec.Meta(max_length=MOST_BARRED)]
 
+MOST_SUSPECTS = 8
+"""I6: entities of one shard that are suspects by name. If there are more, none is named."""
+
+Suspects = Annotated[tuple[EntityKey, ...], msgspec.Meta(max_length=MOST_SUSPECTS)]
+
 
 class Suspicion(NamedTuple):
     """What speaks against a shard, as its entry holds it (DX-20)."""
@@ -44,6 +49,9 @@ class Suspicion(NamedTuple):
     """How often the shard or one of its entities was put away; each time for longer."""
     barred: tuple[EntityKey, ...] = ()
     """Entities that are put away; the rest of the shard is served."""
+    suspects: tuple[EntityKey, ...] = ()
+    """Entities that had just begun to run at all of the latest blamed deaths. Only one of them may
+    be put away at the next death. Empty: it is not known which entities ran."""
 
 
 INNOCENT = Suspicion()
@@ -64,11 +72,12 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     blamed: Count = 0
     tries: Count = 0
     barred: Barred = ()
+    suspects: Suspects = ()
 
     @property
     def suspicion(self) -> Suspicion:
-        """The last four fields, which `Suspicion` explains."""
-        return Suspicion(self.deaths, self.blamed, self.tries, self.barred)
+        """The last five fields, which `Suspicion` explains."""
+        return Suspicion(self.deaths, self.blamed, self.tries, self.barred, self.suspects)
 
 
 FREE = Entry()
@@ -94,6 +103,8 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
     blames: tuple[tuple[Count, Count, Count, Barred], ...] = ()
     """Number of the row, blamed, tries, barred, for entries that have them. Earlier versions
     ignore it: their rows may have no more than seven numbers."""
+    suspects: tuple[tuple[Count, Suspects], ...] = ()
+    """Number of the row, suspects, for entries that have them. Earlier versions ignore it."""
 
 
 _STATES: tuple[ShardState, ...] = ("serving", "free", "moving", "quarantined")
@@ -122,11 +133,16 @@ def encode_block(block: Block) -> bytes:
             row.pop()
         rows.append(row)
     blames = [
-        (index, *entry.suspicion[1:])
+        (index, entry.blamed, entry.tries, entry.barred)
         for index, entry in enumerate(block.entries)
         if entry.blamed or entry.tries or entry.barred
     ]
+    suspects = [
+        (index, entry.suspects) for index, entry in enumerate(block.entries) if entry.suspects
+    ]
     known = (block.txn, b"".join(packed.values()), names, rows)
+    if suspects:
+        return _encoder.encode((*known, blames, suspects))
     return _encoder.encode((*known, blames) if blames else known)
 
 
@@ -161,6 +177,8 @@ def decode_block(value: bytes) -> Block:
             entries[index] = msgspec.structs.replace(
                 entries[index], blamed=blamed, tries=tries, barred=barred
             )
+        for index, suspects in packed.suspects:
+            entries[index] = msgspec.structs.replace(entries[index], suspects=suspects)
     except IndexError as error:
         raise msgspec.ValidationError("a block's entry has a number that names nothing") from error
     return Block(packed.txn, tuple(entries))

@@ -1,7 +1,7 @@
 """How an entity becomes resident: its cell, its object, `on_start`, and what follows a failure.
 
 The base of `Execution`. An entity starts for a message or a timer, never by itself. If owners of
-its shard died, the store names its shard as on trial first (DX-20, I3). An entity that is put away
+its shard died, the store names it as on trial first (DX-20, I3). An entity that is put away
 does not start.
 """
 
@@ -16,7 +16,7 @@ from domicile.core.handoff.owner import Owner
 from domicile.core.ids import EntityKey, ShardKey
 from domicile.core.placement.suspicion import on_the_brink
 from domicile.entity.hosting.cell import Cell, Incoming, Turn
-from domicile.entity.hosting.trials import Trial
+from domicile.entity.hosting.trials import Trial, named_as
 from domicile.entity.model.entity import Entity, make
 from domicile.entity.running.exits import exit_hint, is_ctrl_c
 from domicile.errors import NotExecuted, Unavailable
@@ -86,6 +86,7 @@ class Activation(ABC):
                 raise NotStarted(Unavailable(f"{name_of(key)} failed to start; next try soon"))
             self._check_barred(key)
             cell = self.cells[key] = Cell(self._host, key, kind, self.owner.epoch)
+            cell.gate = kind.cls.__domicile_gate__(cell)
             if self.owner.entry.deaths:
                 cell.tried, cell.direct = {}, {}
         if not cell.started:
@@ -94,7 +95,7 @@ class Activation(ABC):
 
     async def _begin_trial(self, turn: Turn) -> Trial | None:
         """DX-20: if the entity, or this handler of it, runs for the first time at this owner, have
-        the store name it or its shard as on trial."""
+        the store name it as on trial."""
         key, entry, cell = turn.entity, self.owner.entry, self.cells.get(turn.entity)
         if cell is None:
             self._check_barred(key)
@@ -102,8 +103,8 @@ class Activation(ABC):
             return None
         # H9: the message has left its mailbox, so it is no longer returned if its shard drains.
         self.note("waking", turn)
-        alone = key if on_the_brink(entry, self.runtime.settings.poison_deaths) else None
-        trial = await self.runtime.trials.begin(self.shard, self.owner.epoch, alone)
+        alone = on_the_brink(entry, named_as(key), self.runtime.settings.poison_deaths)
+        trial = await self.runtime.trials.begin(self.shard, self.owner.epoch, key, alone)
         if trial is None:
             raise NotStarted(
                 Unavailable(
@@ -139,6 +140,9 @@ class Activation(ABC):
             cell.entity = carrier.make(self.shard, cell.key, cell.kind, cell)
             if cell.kind.cls.on_start is not Entity.on_start:
                 await cell.entity.on_start()
+            if cell.gate is not None:
+                # What `on_start` stored is its own, not part of the message that woke the entity.
+                cell.gate.end(b"")
             cell.started = True
             self._backoff.pop(cell.key, None)
             if self.cells.get(cell.key) is cell:
@@ -155,10 +159,13 @@ class Activation(ABC):
         finally:
             cell.starting = None
             flight.land()
-            if not cell.started and self.cells.get(cell.key) is cell:
-                del self.cells[cell.key]
-                cell.resident = False
-                cell.silence()
+            if not cell.started:
+                if cell.gate is not None:
+                    cell.gate.abort()
+                if self.cells.get(cell.key) is cell:
+                    del self.cells[cell.key]
+                    cell.resident = False
+                    cell.silence()
 
     def _not_started(self, key: EntityKey, error: BaseException) -> Unavailable:
         """Note that an entity failed to start, so that it is not tried again at once."""
@@ -187,6 +194,7 @@ class Activation(ABC):
         ):
             return None
         cell = Cell(self._host, key, kind, self.owner.epoch)
+        cell.gate = kind.cls.__domicile_gate__(cell)
         try:
             cell.entity = make(kind, cell)
         except BaseException as error:

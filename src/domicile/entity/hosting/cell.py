@@ -27,7 +27,7 @@ from domicile.entity.model.handlers import Handler
 from domicile.entity.model.ref import Ref
 from domicile.errors import ConfigError
 from domicile.ports.clock import Timer
-from domicile.ports.work import UnitOfWork
+from domicile.ports.work import OutputGate
 
 if TYPE_CHECKING:
     from domicile.entity.hosting.shard_host import ShardHost
@@ -104,7 +104,7 @@ class Cell:
     """A resident entity. Implements the entity's `Context`."""
 
     __slots__ = (
-        "alarms", "bucket", "direct", "entity", "epoch", "host", "key", "kind", "resident",
+        "alarms", "bucket", "direct", "entity", "epoch", "gate", "host", "key", "kind", "resident",
         "started", "starting", "tried", "used_at", "wants_stop",
     )  # fmt: skip
 
@@ -119,6 +119,8 @@ class Cell:
         """Handlers that ran since its start in a shard that lost owners (DX-20); None: it did not
         lose any."""
         self.entity: Entity | None = None
+        self.gate: OutputGate | None = None
+        """What holds back the entity's outputs; None unless it is durable (J5)."""
         self.starting: SingleFlight | None = None
         self.started = False
         self.resident = True
@@ -234,8 +236,8 @@ class Turn(msgspec.Struct, eq=False):
     request: Request | Called | Alarm
     expires_at: float
     """Until when its caller waits for it."""
-    work: UnitOfWork | None = None
-    """Its staged events: set while a keyed handler of a durable entity runs."""
+    gate: OutputGate | None = None
+    """What holds back its outputs, if its entity is durable (J5)."""
     active: bool = True
     began: bool = False
     cancel_reason: str = ""
@@ -273,6 +275,25 @@ class Turn(msgspec.Struct, eq=False):
         me = CallingTurn(role, shard, self.entity.type, self.entity.id, self.shared)
         return (*self.request.chain, me)
 
+    @property
+    def is_beside(self) -> bool:
+        """Whether it runs beside other turns of its entity: an `after_commit` hook."""
+        return self.shared and isinstance(self.request, Alarm)
+
+    async def before_output(self) -> None:
+        """Something is about to leave the entity: wait until its gate lets it (J5)."""
+        if self.gate is not None:
+            if asyncio.get_running_loop() is not self.host.runtime.loop:
+                if self.gate.is_open:
+                    raise RuntimeError(
+                        "a handler of a durable entity calls through a client of another event "
+                        "loop while its events are not committed; await self.committed() before"
+                    )
+                return
+            # A shared turn, too: it may have started the entity, or run for one that waits for it.
+            beside = self.active and self.is_beside
+            await self.gate.flush(sends=self.active and not beside, beside=beside)
+
     def suspended(self) -> None:
         """The handler suspends for the first time: start its timeout."""
         runtime = self.host.runtime
@@ -300,7 +321,12 @@ class Turn(msgspec.Struct, eq=False):
         """L4: a cancelled handler may clean up until the hard deadline, or until it is given up."""
         # Another worker continues it if its own was cancelled before it first ran.
         self.task = asyncio.current_task()
-        return not self.dropped and self.host.runtime.may_clean_up()
+        runtime = self.host.runtime
+        if self.dropped or not runtime.may_clean_up():
+            return False
+        if runtime.tracing and self.began:
+            self.host.note("unwind", self)
+        return True
 
     def abandon(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """L4: never resume it. It is kept, so that the garbage collector does not close it."""

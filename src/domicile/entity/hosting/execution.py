@@ -27,7 +27,15 @@ from domicile.entity.model.handlers import Handler
 from domicile.entity.model.ref import Call, Route
 from domicile.entity.running.exits import exit_hint, is_ctrl_c
 from domicile.entity.running.workers import Abandoned, Guarded, Handed, Worker
-from domicile.errors import Fenced, HandlerFailed, MaybeExecuted, NotExecuted, Unavailable
+from domicile.errors import (
+    DomicileError,
+    Fenced,
+    HandlerFailed,
+    MaybeExecuted,
+    NotExecuted,
+    Unavailable,
+)
+from domicile.ports.work import OutputGate
 from domicile.taglog import TaggedLog
 
 if TYPE_CHECKING:
@@ -155,14 +163,14 @@ class Execution(Activation):
         cell = self.cells.get((request.type, request.id))  # type: ignore[call-overload]
         entity = EntityKey(request.type, request.id) if cell is None else cell.key
         if (
-            not (late or request.key)
+            not late
             and request.ttl_s > 0
             and self.owner.clear(source, entity, request.epoch, request.change)
         ):
             if cell is None:
                 cell = self._start_now(entity, now)
             handler = None if cell is None else cell.direct.get(request.method)
-            if cell is not None and cell.started and handler is not None:
+            if cell is not None and handler is not None and _may_begin(cell, request.key):
                 try:
                     args, kwargs = handler.decode_args(request.body)
                 except NotExecuted:
@@ -219,9 +227,16 @@ class Execution(Activation):
                 self.note("accept", turn, depth=1)
             self.note("start", turn, method=request.method, shared=turn.shared)
         turn.began = True
+        gate = turn.gate = cell.gate
+        if gate is not None and not turn.shared:
+            gate.begin(request.key)
         step, outcome = self.begin(turn, cell, handler, args, kwargs)
         if step is _ENDED:
-            if request.ask:
+            if gate is not None:
+                held = self._conclude(turn, *self._reply_of(turn, handler, outcome))
+                if held or not request.ask:
+                    runtime.begun(self.shard, turn.source, request.n)
+            elif request.ask:
                 try:
                     body = handler.encode_reply(outcome)
                 except TypeError as error:
@@ -237,7 +252,8 @@ class Execution(Activation):
                     self.note("finish", turn, how="ok")
                 runtime.begun(self.shard, turn.source, request.n)
         elif step is _FAILED:
-            self._conclude(turn, *self._failure(turn, outcome))
+            if self._conclude(turn, *self._failure(turn, outcome)):
+                runtime.begun(self.shard, turn.source, request.n)
         else:
             if not waited:
                 self.owner.occupy(turn.source, turn.entity, turn.shared)
@@ -280,7 +296,7 @@ class Execution(Activation):
         if cell is None or not cell.resident or cell.host is not self:
             cell = route.cell = self.cells.get(entity) or self._start_now(entity, now)
         handler = None if cell is None else cell.direct.get(call.handler.name)
-        if cell is None or handler is None or not cell.started:
+        if cell is None or handler is None or not _may_begin(cell, ""):
             return NOT_HERE
         args, kwargs = call.args, call.kwargs
         shares = runtime.shares and handler is call.handler and not kwargs
@@ -300,11 +316,14 @@ class Execution(Activation):
             self.note("accept", turn, depth=1)
             self.note("start", turn, method=called.method, shared=turn.shared)
         turn.began = True
+        gate = turn.gate = cell.gate
+        if gate is not None and not turn.shared:
+            gate.begin("")
         step, outcome = self.begin(turn, cell, handler, args, kwargs)
         how, status, encoded = "ok", _OK, b""
         if step is _ENDED:
             shares = shares and handler.may_share_reply(outcome)
-            if not shares:
+            if not shares or gate is not None:
                 how, status, encoded = self._reply_of(turn, handler, outcome)
         elif step is _FAILED:
             how, status, encoded = self._failure(turn, outcome)
@@ -313,13 +332,18 @@ class Execution(Activation):
             pending = runtime.sending.began_here(call, sender, home, turn)
             self._go_on(worker, turn, handler, outcome)
             return pending
-        if runtime.clock.now() >= runtime.lease.valid_until and not runtime.guard():
+        held: Any = None
+        if gate is not None and self._leaves_later(turn, gate, status, encoded):
+            # The answer comes as a message, once it may leave the entity (J5).
+            held = runtime.sending.began_here(call, sender, home, turn)
+        elif runtime.clock.now() >= runtime.lease.valid_until and not runtime.guard():
             # L3: an answer after the deadline does not count, and its caller must not go on.
             shares, lost = False, MaybeExecuted(f"{name_of(entity)} ran past its node's deadline")
             status, encoded = encode_error(lost)
         if tracing:
             self.note("finish", turn, how=how)
-            runtime.sending.note_outcome_here(sender, called.n, status)
+            if held is None:
+                runtime.sending.note_outcome_here(sender, called.n, status)
         turn.active = False
         if self._limited:
             self._used(cell, now)
@@ -327,6 +351,9 @@ class Execution(Activation):
             cell.used_at = now
         if cell.wants_stop and not _waits(chain, entity):
             self._stop(cell)
+        if held is not None and gate is not None:
+            gate.hold(partial(self._answer_held, turn, status, encoded))
+            return held
         if status is not _OK:
             raise decode_error(status, encoded)
         return outcome if shares else call.handler.decode_reply(encoded)
@@ -359,9 +386,9 @@ class Execution(Activation):
             self._wake(entity)
         turn, now = self.turn_of(queued), self.runtime.clock.now()
         request = turn.request
-        if isinstance(request, Request) and cell is not None and cell.started:
+        if isinstance(request, Request) and cell is not None and _may_begin(cell, request.key):
             handler = cell.direct.get(request.method)
-            if handler is not None and not request.key and now < turn.expires_at:
+            if handler is not None and now < turn.expires_at:
                 try:
                     args, kwargs = handler.decode_args(request.body)
                 except NotExecuted:
@@ -456,8 +483,13 @@ class Execution(Activation):
         cell = await self._started_cell(turn, waking)
         entity = cell.entity
         assert entity is not None
+        gate = cell.gate
         if isinstance(request, Alarm):
             self._note_begun(turn)
+            if gate is not None:
+                await gate.prepare("")
+                turn.gate = gate
+                gate.begin("")
             await request.fn(entity, *request.args, **request.kwargs)
             return b""
         assert isinstance(request, Request)
@@ -496,18 +528,20 @@ class Execution(Activation):
             return handler.encode_reply(outcome) if request.ask else b""
 
         self._note_begun(turn)
-        if not request.key or turn.shared:
+        if gate is None:
             return await call()
-        work = turn.work = entity.__domicile_work__(request.key)
-        try:
-            reply = await work.recall()
-            if reply is None:
-                reply = await call()
-                await work.finish(reply)
+        # The key of a shared handler changes nothing: it stores nothing.
+        key = "" if turn.shared else request.key
+        if handler.blocking:
+            # Its thread may show what it sees to anybody.
+            await gate.flush(sends=True)
+        reply = await gate.prepare(key)
+        turn.gate = gate
+        if reply is not None:
             return reply
-        finally:
-            turn.work = None
-            work.abort()
+        if not turn.shared:
+            gate.begin(key)
+        return await call()
 
     def _note_begun(self, turn: Turn) -> None:
         """The message starts now, for its sender and for every invariant."""
@@ -540,6 +574,8 @@ class Execution(Activation):
 
         The handler may have left the object half changed, so no other message may see it.
         """
+        if turn.gate is not None:
+            turn.gate.abort()
         cell = self.cells.get(turn.entity)
         if cell is not None:
             self.restart(cell)
@@ -580,6 +616,8 @@ class Execution(Activation):
 
     def _reply_of(self, turn: Turn, handler: Handler, value: Any) -> tuple[str, ReplyStatus, bytes]:
         """The value that a handler returned, encoded for its caller."""
+        if not turn.request.ask:
+            return "ok", _OK, b""
         try:
             body = handler.encode_reply(value)
         except TypeError as error:
@@ -594,12 +632,40 @@ class Execution(Activation):
             HandlerFailed(f"the reply has {len(body):,} bytes; the limit is {most:,}")
         )
 
-    def _conclude(self, turn: Turn, how: str, status: ReplyStatus, body: bytes) -> None:
-        """Answer a message that ran."""
+    def _conclude(self, turn: Turn, how: str, status: ReplyStatus, body: bytes) -> bool:
+        """Answer a message that ran, now or once its answer may leave the entity (J5).
+
+        Returns True if the answer waits.
+        """
         if len(body) > self.runtime.small_bytes:
             status, body = self._fitting(status, body)
+        gate = turn.gate
+        held = gate is not None and self._leaves_later(turn, gate, status, body)
         if self.runtime.tracing:
             self.note("finish", turn, how=how)
+        if gate is not None and held:
+            gate.hold(partial(self._answer_held, turn, status, body))
+            return True
+        if (status is not _OK or turn.request.ask) and not turn.answered:
+            self._answer(turn, status, body)
+        return False
+
+    def _leaves_later(self, turn: Turn, gate: OutputGate, status: ReplyStatus, body: bytes) -> bool:
+        """A turn of a durable entity has ended: whether its answer must wait at the gate."""
+        if turn.shared:
+            return gate.read()
+        return gate.end(body) if status is _OK else gate.abort()
+
+    def _answer_held(
+        self, turn: Turn, status: ReplyStatus, body: bytes, error: DomicileError | None
+    ) -> None:
+        """What an answer waited for has committed, or it has not: tell the caller which."""
+        if not self.runtime.guard():
+            # L3: the deadline counts for answers that waited, too.
+            return
+        if error is not None:
+            self.note("withheld", turn, why="fenced" if isinstance(error, Fenced) else "unknown")
+            status, body = encode_error(MaybeExecuted(str(error)))
         if (status is not _OK or turn.request.ask) and not turn.answered:
             self._answer(turn, status, body)
 
@@ -627,6 +693,12 @@ class Execution(Activation):
                 epoch=what.epoch, sender=what.source.sender, n=what.n,
                 type=what.entity.type, id=what.entity.id, **more,
             )  # fmt: skip
+
+
+def _may_begin(cell: Cell, key: str) -> bool:
+    """Whether a message may begin without `_serve`, as far as its entity is concerned."""
+    gate = cell.gate
+    return cell.started and (not key if gate is None else gate.may_begin(key))
 
 
 def _waits(chain: tuple[CallingTurn, ...], entity: EntityKey) -> bool:

@@ -9,7 +9,7 @@ pays for one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from domicile.core.handoff.tables import DROPS, OwnerAction, OwnerEvent, Phase
 from domicile.core.ids import EntityKey, LinkKey, ShardKey
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import Flush, Flushed, Return
-from domicile.entity.hosting.activation import name_of
+from domicile.entity.hosting.activation import NotStarted, name_of
 from domicile.entity.hosting.cell import Alarm, Cell, Incoming, Turn, current_turn
 from domicile.entity.hosting.execution import ALARM, Execution
 from domicile.entity.hosting.residents import StopReason
@@ -63,7 +63,11 @@ class ShardHost(Execution):
         self.timers = ShardTimers(self)
         self._alarms = 0
         self._floor = 0
+        self.open_writes = 0
+        """Writes of its entities that the journal has not answered: the shard stays until it has
+        (J5)."""
         self._stopping = 0
+        self._hooks = 0
         self._settling = False
         self._drain: Timer | None = None
 
@@ -148,6 +152,34 @@ class ShardHost(Execution):
             return False
         return self._stop(cell, why)
 
+    def wake_up(self, key: EntityKey, over: Callable[[bool], None]) -> None:
+        """Start an entity without a message; then call `over` with whether it is resident."""
+        if self.owner.phase is not Phase.OPEN or key in self.cells or not self.owner.hold(key):
+            over(True)
+            return
+        self.runtime.workers.submit(lambda worker: worker.start(self._run_wake(key, over)))
+
+    async def _run_wake(self, key: EntityKey, over: Callable[[bool], None]) -> None:
+        alarm = Alarm(0, self.owner.epoch, _nothing, (), {})
+        turn = Turn(self, ALARM, key, False, alarm, float("inf"))
+        started = await self._run_aside(key, turn, partial(self._start_alone, turn), "a start", "")
+        if self.owner.finish(key, False):
+            self._wake(key)
+        else:
+            self.settle()
+        over(started and key in self.cells)
+
+    async def _start_alone(self, turn: Turn) -> None:
+        trial = await self._begin_trial(turn) if self.owner.entry.deaths else None
+        try:
+            await self._started_cell(turn, waking=True)
+        except NotStarted:
+            # It is logged, and its next start backs off.
+            pass
+        finally:
+            if trial is not None:
+                self.runtime.trials.end(trial)
+
     def answer_early(self, turn: Turn) -> None:
         """Answer the caller of a cancelled handler that still has to wait for its thread."""
         if turn.began and not turn.answered:
@@ -189,6 +221,12 @@ class ShardHost(Execution):
                 case SendBack(source, messages):
                     self._send_back(source, messages)
                 case AnswerFlush(source, id):
+                    if self.runtime.tracing:
+                        role, shard = self.shard
+                        self.runtime.meter.event(
+                            "flushed", inc=self.runtime.me, role=role, shard=shard,
+                            sender=source.sender, id=id,
+                        )  # fmt: skip
                     self._answer_flush(source, id)
                 case Refuse(queued, by_node):
                     self.runtime.meter.count("mail.refused")
@@ -227,6 +265,8 @@ class ShardHost(Execution):
                 self._disarm()
                 if change.does is not OwnerAction.REVERT:
                     runtime.carrier.opened(self.shard, change.epoch, self.timers.book)
+                # After a revert, too: some may have stopped already.
+                runtime.remembering.opened(self)
                 for entity in list(self.owner.mailboxes):
                     self._wake(entity)
                 self.timers.arm()
@@ -269,7 +309,10 @@ class ShardHost(Execution):
 
     @property
     def _busy(self) -> bool:
-        """Whether a message runs here, or waits here and can start: not if its type is unknown."""
+        """Whether a message runs here, or waits here and can start, or the journal has yet to
+        answer. A message whose type is unknown can't start."""
+        if self.open_writes or self._hooks:
+            return True
         mailboxes, catalogue = self.owner.mailboxes, self.runtime.catalogue
         return bool(mailboxes) and any(entity.type in catalogue for entity in mailboxes)
 
@@ -325,40 +368,90 @@ class ShardHost(Execution):
 
     async def _run_stop(self, cell: Cell, why: StopReason) -> None:
         alarm = Alarm(0, cell.epoch, _nothing, (), {})
-        turn = Turn(self, ALARM, cell.key, False, alarm, float("inf"))
+        # What it tells waits for what the entity's last messages stored, too.
+        turn = Turn(self, ALARM, cell.key, False, alarm, float("inf"), cell.gate)
+        entity = cell.entity
+        if entity is not None and await self._run_aside(
+            cell.key, turn, partial(self._stop_hook, cell, entity), "on_stop", "entity.stop_failed"
+        ):
+            self.note("stopped", turn)
+        self._stopping -= 1
+        self._stopped(cell, why)
+
+    async def _run_aside(
+        self,
+        key: EntityKey,
+        turn: Turn,
+        hook: Callable[[], Coroutine[Any, Any, Any]],
+        what: str,
+        metric: str,
+    ) -> bool:
+        """Run something of an entity that is no message: nobody waits for its answer. False if it
+        did not come to its end, which a metric counts. Raises only what ends the worker."""
         current_turn.set(turn)
         guarded: Guarded | None = None
         try:
-            if self.runtime.guard() and cell.entity is not None:
-                guarded = Guarded(cell.entity.on_stop(), turn)
-                await guarded
-                self.note("stopped", turn)
+            if not self.runtime.guard():
+                return False
+            guarded = Guarded(hook(), turn)
+            await guarded
         except asyncio.CancelledError:
             if self.runtime.fenced or (self.runtime.workers.closed and not turn.cancel_reason):
                 raise
             log.warning(
-                "on_stop of %s was cut short: %s", name_of(cell.key),
+                "%s of %s was cut short: %s", what, name_of(key),
                 turn.cancel_reason or "it was cancelled", extra=self.tags(),
             )  # fmt: skip
+            return False
         except Abandoned:
             if not turn.dropped or self.runtime.fenced:
                 raise
+            return False
         except BaseException as error:
             if (guarded is not None and guarded.closed) or is_ctrl_c(error):
                 raise
-            self.runtime.meter.count("entity.stop_failed")
+            if metric:
+                self.runtime.meter.count(metric)
             log.warning(
-                "on_stop of %s failed%s", name_of(cell.key), exit_hint(error), exc_info=error,
+                "%s of %s failed%s", what, name_of(key), exit_hint(error), exc_info=error,
                 extra=self.tags(),
             )  # fmt: skip
+            return False
         finally:
             turn.end()
-        self._stopping -= 1
-        self._stopped(cell, why)
+        return True
+
+    async def _stop_hook(self, cell: Cell, entity: Entity) -> None:
+        """Run `on_stop`. What it stores is committed before the entity's fields go along (J5)."""
+        gate, stored = cell.gate, False
+        try:
+            await entity.on_stop()
+            stored = True
+        finally:
+            if gate is not None and not stored:
+                gate.abort()
+        if gate is not None and gate.end(b""):
+            await gate.flush(sends=False)
+
+    def run_hook(self, cell: Cell, hook: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Run what waited for a commit, beside the entity's messages and under the same limits."""
+        if self.runtime.guard():
+            self._hooks += 1
+            self.runtime.workers.submit(lambda worker: worker.start(self._run_hook(cell, hook)))
+
+    async def _run_hook(self, cell: Cell, hook: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        alarm = Alarm(-1, cell.epoch, hook, (), {})
+        turn = Turn(self, ALARM, cell.key, True, alarm, float("inf"), cell.gate)
+        await self._run_aside(cell.key, turn, hook, "an after_commit hook", "handler.failed")
+        self._hooks -= 1
+        self.settle()
 
     def _stopped(self, cell: Cell, why: StopReason) -> None:
         if cell.resident:
             self._let_go(cell, why)
+            if why is StopReason.MOVES and cell.kind.remember and self.owner.phase is Phase.OPEN:
+                # The move was taken back while it stopped.
+                self.runtime.remembering.opened(self)
         if self.owner.finish(cell.key, False):
             self._wake(cell.key)
         else:
@@ -385,6 +478,9 @@ class ShardHost(Execution):
         self.timers.lose_of(cell, "its entity starts again after a failure")
         if self.cells.get(cell.key) is cell:
             self._leave(cell)
+            if cell.kind.remember and self.owner.phase is Phase.OPEN:
+                # No message may come that would start it again.
+                self.runtime.remembering.opened(self)
 
     def _leave(self, cell: Cell) -> None:
         """The entity is no longer resident."""

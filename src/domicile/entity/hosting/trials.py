@@ -1,54 +1,57 @@
-"""What this node has on trial: entities that start in shards that lost owners (DX-20, DX-24).
+"""What this node has on trial: first runs of entities in shards that lost owners (DX-20, DX-24).
 
-One object per runtime; shard hosts call it before such an entity starts. The node has one record of
-its trials in the store. Starts and ends that come at the same time share one commit, so a takeover
-of many shards costs a few. If the node dies, the record tells the leader which shards to blame.
+One object per runtime; shard hosts call it before such a handler runs. The node has one record of
+its trials in the store. It names what runs on trial now, as exactly as one commit's delay allows:
+a handler runs only when the record names it, and its name leaves the record when it has ended.
+Changes that come during one commit share the next one, so a takeover of many shards costs a few.
+If the node dies, the record tells the leader what to blame. What an entity leaves behind, for
+example a task or a thread, is not blamed once its handler has ended: another handler may run then.
 
-A shard is named for a second after the latest start in it. A shard on the brink names the entity
-instead, and such entities start one at a time: each waits for its place until the handler before it
-has ended, or has run for a while. While entities wait for long, there are more places. Then the
-record names several, and blames nobody.
+A name says how its handler runs. An entity that may be put away is tried *alone*: it waits for its
+place until the one before it has ended or is no longer new. While entities wait for long, there
+are more places. Then the record names several, and none of them is put away. A handler that has
+run for a while is *long*: it may be innocent and still run at every crash, so it says less. Beyond
+`MOST_ENTITIES` the record names shards only.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
-from domicile.concurrency.single_flight import SingleFlight
+from msgspec.structs import replace
+
 from domicile.concurrency.task_set import TaskSet
 from domicile.core.ids import EntityKey, ShardKey
 from domicile.core.state.records import OnTrial, TrialRecord
 from domicile.ports.clock import Clock, Timer
 
-SHARD_S = 1.0
-"""Seconds after a start for which its shard is named."""
-ENTITY_S = 0.1
-"""Seconds after the end of its first handler for which an entity is named, if none waits."""
-PLACE_S = 0.25
-"""Seconds after which a running handler gives its place to the next entity."""
+NEW_S = 0.25
+"""Seconds for which a running handler is new. Then it gives its place to the next entity."""
 GROW_S = 1.0
 """Seconds of waiting after which there are twice as many places."""
+RETRY_S = 0.25
+"""Seconds after which a record is stored again that the store did not take."""
 MOST_PLACES = 64
+MOST_ENTITIES = 64
+"""I6: entities in the record, those that are tried alone aside. Others are named by their shard."""
 MOST_NAMED = 1_024
-"""I6: shards and entities in the record. Starts beyond that are not named, and nobody is blamed."""
+"""I6: shards and entities in the record. Handlers beyond that are not named, and not blamed."""
 MOST_ID_BYTES = 256
 """An entity with a longer id is named without it; then its whole shard is to blame."""
-LOOK_S = 0.25
+
+NEVER = float("inf")
 
 
 class Trial:
-    """One name in the record, and the handlers that began under it."""
+    """One handler that runs on trial, and its name in the record; None: it has none."""
 
-    __slots__ = ("name", "over_at", "place_until", "running")
+    __slots__ = ("name", "new_until")
 
-    def __init__(self, name: OnTrial, now: float) -> None:
+    def __init__(self, name: OnTrial | None) -> None:
         self.name = name
-        self.running = 0
-        self.over_at = now
-        self.place_until = float("inf")
-        """When it gives its place to the next, although its handler runs. First it is stored."""
+        self.new_until = NEVER
 
 
 class Trials:
@@ -56,48 +59,69 @@ class Trials:
 
     def __init__(self, clock: Clock, store: Callable[[TrialRecord], Awaitable[bool]]) -> None:
         self._clock, self._store = clock, store
-        self._open: dict[OnTrial, Trial] = {}
+        self._open: dict[OnTrial, int] = {}
+        """The names that the record should have, and how many handlers run under each."""
+        self._entities = 0
+        """How many of them name an entity."""
+        self._places: dict[OnTrial, None] = {}
+        """Those that are tried alone."""
+        self._new: dict[Trial, None] = {}
+        """Named entities whose handlers run and are new, the oldest first."""
         self._stored: dict[OnTrial, None] = {}
         """Names that are in the store, whatever the outcome of the commit under way is."""
         self._unsure = False
         """Whether the store may hold other names as well, because a commit did not succeed."""
-        self._flight = SingleFlight()
+        self._writer: asyncio.Task[None] | None = None
+        self._idle: asyncio.Future[None] | None = None
+        """What the writer waits for while the record is as it should be."""
+        self._retry_at = NEVER
+        self._unnamed: list[tuple[OnTrial, asyncio.Future[None]]] = []
+        """Handlers that wait until the store names them."""
         self._waiting: deque[tuple[OnTrial, asyncio.Future[Trial]]] = deque()
+        """Entities that wait for a place."""
         self._waiting_since = 0.0
         self._tasks: TaskSet[None] = TaskSet("domicile-trials")
         self._timer: Timer | None = None
+        self._armed_at = NEVER
         self._closed = False
 
-    async def begin(self, shard: ShardKey, epoch: int, alone: EntityKey | None) -> Trial | None:
-        """An entity is about to start; `alone` if its shard is on the brink.
+    async def begin(
+        self, shard: ShardKey, epoch: int, entity: EntityKey, alone: bool
+    ) -> Trial | None:
+        """A handler of an entity is about to run; `alone` if the entity may be put away.
 
         Returns once the store names it, None if the store did not take that. A trial must be given
-        back to `end` when the first handler has ended.
+        back to `end` when the handler has ended.
         """
-        name = OnTrial(*shard, epoch, *(() if alone is None else _named(alone)))
-        if alone is not None and name not in self._open:
+        name = OnTrial(*shard, epoch, *named_as(entity), "alone" if alone else "")
+        if alone and name not in self._open:
             trial = await self._place(name)
-        elif name not in self._open and len(self._open) >= MOST_NAMED:
-            return self._begun(Trial(name, self._clock.now()))
         else:
-            trial = self._begun(self._open.get(name) or Trial(name, self._clock.now()))
-            self._open[name] = trial
-        self._look_later()
+            trial = self._entered(name if alone else self._fitting(name))
+        if trial.name is None:
+            return trial
         stored = False
         try:
-            stored = await self._name(name)
+            stored = await self._is_named(trial.name)
         finally:
             if not stored:
                 self.end(trial)
-        trial.place_until = min(trial.place_until, self._clock.now() + PLACE_S)
-        return trial if stored else None
+        if not stored:
+            return None
+        if trial.name.type:
+            trial.new_until = self._clock.now() + NEW_S
+            self._new[trial] = None
+            self._arm()
+        return trial
 
     def end(self, trial: Trial) -> None:
-        """The first handler of a trial ended, or never began."""
-        trial.running -= 1
-        if trial.name.type:
-            trial.over_at = self._clock.now() + ENTITY_S
+        """The handler of a trial ended, or never began. Its name leaves the record."""
+        self._new.pop(trial, None)
+        if trial.name is not None:
+            self._leave(trial.name)
+            trial.name = None
             self._admit()
+            self._update()
 
     async def close(self) -> None:
         """End what is under way. The leader deletes the record when this node is gone."""
@@ -105,22 +129,49 @@ class Trials:
         if self._timer is not None:
             self._timer.cancel()
         await self._tasks.close()
+        _wake(self._unnamed)
 
-    def _begun(self, trial: Trial) -> Trial:
-        trial.running += 1
-        trial.over_at = self._clock.now() + SHARD_S
-        return trial
+    # names
+
+    def _fitting(self, name: OnTrial) -> OnTrial | None:
+        """The name under which a handler runs, if there is room for one."""
+        if name not in self._open and self._entities >= MOST_ENTITIES:
+            name = OnTrial(name.role, name.shard, name.epoch)
+        return name if name in self._open or len(self._open) < MOST_NAMED else None
+
+    def _entered(self, name: OnTrial | None) -> Trial:
+        if name is not None:
+            self._enter(name)
+        return Trial(name)
+
+    def _enter(self, name: OnTrial) -> None:
+        known = self._open.get(name, 0)
+        self._open[name] = known + 1
+        if name.manner == "alone":
+            self._places[name] = None
+        if not known and name.type:
+            self._entities += 1
+
+    def _leave(self, name: OnTrial) -> None:
+        left = self._open[name] - 1
+        if left:
+            self._open[name] = left
+            return
+        del self._open[name]
+        self._places.pop(name, None)
+        if name.type:
+            self._entities -= 1
 
     # places
 
     async def _place(self, name: OnTrial) -> Trial:
-        """Wait until an entity may be tried."""
+        """Wait until an entity may be tried alone."""
         waiter: asyncio.Future[Trial] = asyncio.get_running_loop().create_future()
         if not self._waiting:
             self._waiting_since = self._clock.now()
         self._waiting.append((name, waiter))
-        self._look_later()
         self._admit()
+        self._arm()
         try:
             return await waiter
         except asyncio.CancelledError:
@@ -130,46 +181,59 @@ class Trials:
 
     def _admit(self) -> None:
         """Give places to waiting entities, in order."""
-        now = self._clock.now()
         while self._waiting:
             name, waiter = self._waiting[0]
             if not waiter.done():
-                if name not in self._open and not self._has_room(now):
+                if name not in self._open and len(self._places) >= self._room():
                     return
-                waiter.set_result(self._begun(self._open.setdefault(name, Trial(name, now))))
+                waiter.set_result(self._entered(name))
             self._waiting.popleft()
 
-    def _has_room(self, now: float) -> bool:
-        held = [trial for trial in self._open.values() if trial.name.type]
-        doublings = int((now - self._waiting_since) / GROW_S)
-        if len(held) < min(MOST_PLACES, 1 << min(doublings, MOST_PLACES)):
-            return True
-        for trial in held:
-            if not trial.running or now >= trial.place_until:
-                del self._open[trial.name]
-                if trial.running:
-                    # It may still be the one to blame: the record goes on to name its shard.
-                    trial.name = OnTrial(trial.name.role, trial.name.shard, trial.name.epoch)
-                    self._open.setdefault(trial.name, trial)
-                return True
-        return False
+    def _room(self) -> int:
+        return int(min(MOST_PLACES, 1 << min(self._doublings(), MOST_PLACES)))
+
+    def _doublings(self) -> int:
+        return int((self._clock.now() - self._waiting_since) / GROW_S)
 
     # the record
 
-    async def _name(self, name: OnTrial) -> bool:
+    async def _is_named(self, name: OnTrial) -> bool:
         """Have a name stored. The commit under way may have begun before the name was open."""
-        for _ in range(2):
-            if name in self._stored:
-                return True
-            landing = self._flight.join()
-            if landing is not None:
-                await landing
-            else:
-                await self._write()
-                break
+        if name not in self._stored and not self._closed:
+            if self._writer is None or self._writer.done():
+                self._writer = self._tasks.spawn(self._write())
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._unnamed.append((name, waiter))
+            self._update()
+            await waiter
         return name in self._stored
 
+    def _is_behind(self) -> bool:
+        return self._unsure or self._stored.keys() != self._open.keys()
+
+    def _update(self) -> None:
+        """The record may have to change. A coroutine that is closed may call this at any time, even
+        outside of the node's event loop, so nothing begins here."""
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    def _is_due(self) -> bool:
+        return bool(self._unnamed) or (self._retry_at == NEVER and self._is_behind())
+
     async def _write(self) -> None:
+        """Commit the record whenever it is not as it should be, one commit at a time."""
+        try:
+            while True:
+                while not self._is_due():
+                    self._idle = asyncio.get_running_loop().create_future()
+                    await self._idle
+                await self._write_once()
+        finally:
+            self._idle = None
+            _wake(self._unnamed)
+
+    async def _write_once(self) -> None:
+        waiters, self._unnamed, self._retry_at = self._unnamed, [], NEVER
         names = dict.fromkeys(self._open)
         self._stored = {name: None for name in self._stored if name in names}
         self._unsure = True
@@ -177,31 +241,55 @@ class Trials:
             if await self._store(TrialRecord(tuple(names))):
                 self._stored, self._unsure = names, False
         finally:
-            self._flight.land()
+            _wake(waiters)
+        later = self._unnamed
+        self._unnamed = [one for one in later if one[0] not in self._stored]
+        _wake(one for one in later if one[0] in self._stored)
+        if self._unsure:
+            self._retry_at = self._clock.now() + RETRY_S
+            self._arm()
 
-    async def _remove(self) -> None:
-        """Store the record without the names that are over."""
-        if self._flight.join() is None:
-            await self._write()
+    # time
 
-    def _look_later(self) -> None:
-        if self._timer is None and not self._closed:
-            self._timer = self._clock.call_at(self._clock.now() + LOOK_S, self._look)
+    def _arm(self) -> None:
+        """Look again when the next handler is no longer new, places grow, or a retry is due."""
+        if self._closed:
+            return
+        at = self._retry_at
+        for trial in self._new:
+            at = min(at, trial.new_until)
+            break
+        if self._waiting:
+            at = min(at, self._waiting_since + (self._doublings() + 1) * GROW_S)
+        if at < self._armed_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._armed_at, self._timer = at, self._clock.call_at(at, self._look)
 
     def _look(self) -> None:
-        self._timer = None
+        self._timer, self._armed_at = None, NEVER
         now = self._clock.now()
-        for trial in [one for one in self._open.values() if not one.running]:
-            if now >= trial.over_at:
-                del self._open[trial.name]
+        if now >= self._retry_at:
+            self._retry_at = NEVER
+        for trial in [one for one in self._new if now >= one.new_until]:
+            del self._new[trial]
+            if trial.name is not None:
+                self._leave(trial.name)
+                trial.name = replace(trial.name, manner="long")
+                self._enter(trial.name)
         self._admit()
-        if self._unsure or any(name not in self._open for name in self._stored):
-            self._tasks.spawn(self._remove())
-        if self._open or self._stored or self._unsure:
-            self._look_later()
+        self._update()
+        self._arm()
 
 
-def _named(entity: EntityKey) -> EntityKey:
+def _wake(waiters: Iterable[tuple[OnTrial, asyncio.Future[None]]]) -> None:
+    for _, waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+
+
+def named_as(entity: EntityKey) -> EntityKey:
+    """An entity as the record names it."""
     try:
         fits = len(entity.id.encode()) <= MOST_ID_BYTES
     except UnicodeEncodeError:

@@ -25,7 +25,7 @@ from domicile.entity.model.fields import Fields
 from domicile.entity.model.handlers import MARK, Handler, HandlerOptions, in_thread
 from domicile.entity.model.timed import TimedMethods
 from domicile.errors import ConfigError
-from domicile.ports.work import UnitOfWork
+from domicile.ports.work import OutputGate
 
 if TYPE_CHECKING:
     from domicile.entity.model.ref import Ref
@@ -104,6 +104,7 @@ class Entity:
     __slots__ = ("__weakref__", "_domicile")
 
     __domicile_durable__: ClassVar[bool] = False
+    __domicile_remember__: ClassVar[bool] = False
     __domicile_keywords__: ClassVar[tuple[str, str, float | None]]
     __domicile_shard_id__: ClassVar[tuple[ShardFunction, str]]
     __domicile_fields__: ClassVar[Fields | None]
@@ -209,9 +210,11 @@ class Entity:
         context: Context | None = getattr(self, "_domicile", None)
         return work() if context is None else await context.run_blocking(name, work)
 
-    def __domicile_work__(self, key: str) -> UnitOfWork:
-        """The unit of work of a keyed ask. Durable entities override it."""
-        raise NotImplementedError(f"{type(self).__name__} keeps no journal")
+    @classmethod
+    def __domicile_gate__(cls, context: Any, /) -> OutputGate | None:
+        """What holds back an entity's outputs until they may leave; made with its cell. Durable
+        entities override it."""
+        return None
 
     @classmethod
     def __domicile_check__(cls) -> None:
@@ -240,6 +243,7 @@ class EntityType:
         "idle_s",
         "name",
         "place",
+        "remember",
         "role",
         "shard_id",
         "timed",
@@ -253,8 +257,10 @@ class EntityType:
         self.durable = cls.__domicile_durable__
         self.fields = cls.__domicile_fields__
         """The fields taken along on a planned move, for types with `carry=True`."""
-        if self.fields is not None and self.idle_s is None:
-            # Idling would lose the fields, and nobody asked for it.
+        self.remember = cls.__domicile_remember__
+        """Whether its entities start again by themselves at a new home."""
+        if (self.fields is not None or self.remember) and self.idle_s is None:
+            # Idling would lose the fields, or end what should always run; nobody asked for it.
             self.idle_s = math.inf
         self.timed = TimedMethods(cls, _namespace)
         """The methods that timers may call."""

@@ -124,9 +124,9 @@ class OutgoingCalls:
     async def ask(self, call: Call) -> Any:
         """Send and wait for the outcome."""
         turn = current_turn.get()
-        if turn is not None and turn.active and turn.work is not None:
-            # What a keyed handler has persisted commits before another entity learns of it (I4).
-            await turn.work.flush()
+        if turn is not None and turn.gate is not None:
+            # What a durable entity knows is committed before another one learns of it (I4, J5).
+            await turn.before_output()
         timeout_s = call.timeout_s
         if timeout_s is None:
             timeout_s = self._ask_timeout_s
@@ -170,8 +170,8 @@ class OutgoingCalls:
     async def tell(self, call: Call) -> None:
         """Queue and return."""
         turn = current_turn.get()
-        if turn is not None and turn.active and turn.work is not None:
-            await turn.work.flush()
+        if turn is not None and turn.gate is not None:
+            await turn.before_output()
         timeout_s = call.timeout_s
         if timeout_s is None:
             timeout_s = self._ask_timeout_s
@@ -334,7 +334,7 @@ class OutgoingCalls:
             called.n, call.entity, True, (), 0, request=called.as_sent(sender.shard, call.entity),
             sender=sender, expires_at=0.0, future=None,
         )  # fmt: skip
-        self.note_submit(pending, 0, called.ttl_s)
+        self.note_submit(pending, 0, called.ttl_s, here=True)
         self.note_write(pending, home, finishing=False, open=1)
 
     def note_outcome_here(self, sender: CallSender, n: int, status: ReplyStatus) -> None:
@@ -360,14 +360,21 @@ class OutgoingCalls:
         if not pending.ask and pending.to is None and self._sweep is None:
             self._sweep = runtime.clock.call_at(now + SWEEP_S, self._sweep_tells)
 
-    def note_submit(self, pending: OutgoingCall, held: int, timeout_s: float) -> None:
-        """For histories: a call was made."""
+    def note_submit(
+        self, pending: OutgoingCall, held: int, timeout_s: float, *, here: bool = False
+    ) -> None:
+        """For histories: a call was made; `here` if its handler runs within the call."""
         request = pending.request
+        by = (request.chain[-1].type, request.chain[-1].id) if request.chain else None
+        turn = None if here else current_turn.get()
+        if by is None and turn is not None:
+            # A tell, or a task that outlived its handler.
+            by = (turn.entity.type, turn.entity.id)
         self._runtime.meter.event(
             "submit", inc=self._runtime.me, role=request.role, shard=request.shard, n=pending.n,
             type=request.type, id=request.id, method=request.method, ask=pending.ask,
             chain=[(caller.type, caller.id) for caller in request.chain], held=held,
-            timeout=timeout_s,
+            timeout=timeout_s, by=by,
         )  # fmt: skip
 
     def note_write(self, pending: OutgoingCall, home: Home, *, finishing: bool, open: int) -> None:
@@ -580,6 +587,11 @@ class OutgoingCalls:
                 case WriteRequest():
                     self._write(effect)
                 case SendFlush(to, id):
+                    if runtime.tracing:
+                        role, shard = sender.shard
+                        runtime.meter.event(
+                            "flush", inc=runtime.me, role=role, shard=shard, to=to, id=id
+                        )
                     runtime.send(to, Flush(*sender.shard, id))
                 case GiveUp(pending):
                     self._give_up(sender.shard, pending, "the link to its home was lost")

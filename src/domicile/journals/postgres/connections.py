@@ -7,6 +7,7 @@ first connection is made. Connections never wait longer than `wait_s` for a lock
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -17,8 +18,11 @@ import asyncpg
 from domicile.errors import ConfigError
 from domicile.journals.postgres.schema import (
     FORMAT,
+    FROM_1,
+    FUNCTIONS,
     KEPT_DAYS,
     LOCK,
+    LOST,
     TABLES,
     create_partition,
     day_partition,
@@ -30,9 +34,19 @@ if TYPE_CHECKING:
 
     Connection = PoolConnectionProxy[asyncpg.Record]
     Pool = asyncpg.Pool[asyncpg.Record]
+    RawConnection = asyncpg.Connection[asyncpg.Record]
+
+log = logging.getLogger("domicile")
+
+MIGRATION_S = 3_600.0
+"""Seconds that a statement may take which copies the events of an older format."""
 
 CONNECTIONS = 8
 """Most connections of one process. A batch that waits for a row keeps one meanwhile."""
+
+_FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""What asyncpg raises. The last: the server said that it ends, and its connection is not closed
+yet."""
 
 _TODAY = "SELECT extract(epoch FROM clock_timestamp())::bigint / 86400"
 
@@ -54,7 +68,7 @@ class Connections:
             pool = self._pool or await self._open()
             async with pool.acquire(timeout=self._wait_s) as connection:
                 yield connection
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        except (*_FAILURES, OSError, TimeoutError) as error:
             raise self._explain(error) from error
 
     async def begin_day(self) -> None:
@@ -83,6 +97,7 @@ class Connections:
                     timeout=self._wait_s,
                     command_timeout=2 * self._wait_s,
                     server_settings=self._session(),
+                    init=self._check_session,
                 )
                 try:
                     async with pool.acquire(timeout=self._wait_s) as connection:
@@ -108,13 +123,28 @@ class Connections:
             "tcp_user_timeout": wait_ms,
         }
 
+    async def _check_session(self, connection: RawConnection) -> None:
+        """Refuse a connection whose settings are not its own, before it is used."""
+        wanted = self._session()
+        rows = await connection.fetch(
+            "SELECT name, setting FROM pg_settings WHERE name = ANY($1)", list(wanted)
+        )
+        found = {row["name"]: row["setting"] for row in rows}
+        # A connection by a socket file has no TCP timeout.
+        lost = [
+            name
+            for name, value in wanted.items()
+            if name != "tcp_user_timeout" and found.get(name) != value
+        ]
+        if lost:
+            raise ConfigError(
+                f"the journal {self._shown} ignores settings of the session "
+                f"({', '.join(sorted(lost))}), as PgBouncer does in transaction mode; name the "
+                "server itself, or a pool in session mode"
+            )
+
     async def _set_up(self, connection: Connection) -> None:
         schema = self._schema
-        if await connection.fetchval("SHOW search_path") != f'"{schema}"':
-            raise ConfigError(
-                f"the journal {self._shown} ignores settings of the session, as PgBouncer "
-                "does in transaction mode; name the server itself, or a pool in session mode"
-            )
         async with connection.transaction():
             await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
             there = await connection.fetchval(
@@ -124,18 +154,41 @@ class Connections:
                 await connection.execute(f'CREATE SCHEMA "{schema}"')
             made = await connection.fetchval("SELECT to_regclass('meta') IS NOT NULL")
             if not made:
-                await connection.execute(TABLES)
+                await connection.execute(TABLES + FUNCTIONS)
                 await connection.execute(
                     "INSERT INTO meta VALUES ($1, $2)", FORMAT, secrets.token_hex(16)
                 )
             found = await connection.fetchval("SELECT format FROM meta")
-        if found != FORMAT:
-            raise ConfigError(
-                f"the journal {self._shown}, schema {schema}, has format {found}, this "
-                f"version of Domicile reads {FORMAT}; run the version that made it, or name "
-                "another database"
-            )
+            if found > FORMAT:
+                raise ConfigError(
+                    f"the journal {self._shown}, schema {schema}, has format {found}, this "
+                    f"version of Domicile knows formats up to {FORMAT}; a newer version has "
+                    "written to it: upgrade Domicile here, or name another database"
+                )
+            if found < FORMAT:
+                await self._migrate(connection, found)
         await self._partition(connection)
+
+    async def _migrate(self, connection: Connection, found: int) -> None:
+        """Bring the tables of an older format up to date, in the transaction of the caller."""
+        log.warning(
+            "the journal %s, schema %s, has format %d and is brought to format %d; processes of "
+            "an older version can't write to it any more",
+            self._shown, self._schema, found, FORMAT,
+        )  # fmt: skip
+        # It takes as long as it takes: nobody waits for an answer of a few seconds here.
+        await connection.execute("SET LOCAL enable_seqscan = on")
+        await connection.execute(FROM_1, timeout=MIGRATION_S)
+        lost: int = await connection.fetchval(LOST, timeout=MIGRATION_S)
+        if lost:
+            raise ConfigError(
+                f"the journal {self._shown}, schema {self._schema}, can't be brought to format "
+                f"{FORMAT}: {lost} events are of shards without a fence; nothing was changed; run "
+                "the version that made it"
+            )
+        await connection.execute("DROP TABLE event_1")
+        await connection.execute(FUNCTIONS)
+        await connection.execute("UPDATE meta SET format = $1", FORMAT)
 
     async def _partition(self, connection: Connection) -> None:
         async with connection.transaction():
@@ -186,6 +239,11 @@ class Connections:
                 return ConfigError(
                     f"the journal {where} refuses settings of the session ({error}), as PgBouncer "
                     "does; name the server itself, or a pool in session mode"
+                )
+            case asyncpg.InvalidSQLStatementNameError() | asyncpg.DuplicatePreparedStatementError():
+                return ConfigError(
+                    f"the journal {where} loses prepared statements ({error}), as PgBouncer does "
+                    "in transaction mode; name the server itself, or a pool in session mode"
                 )
             case TimeoutError():
                 return JournalUnknown(

@@ -12,29 +12,42 @@ from contextlib import suppress
 
 import asyncpg
 
-from domicile.core.ids import EntityKey
+from domicile.core.ids import EntityKey, ShardKey
 from domicile.journals.postgres.connections import Connections
+from domicile.journals.postgres.inspection import fence_rows, seen_tables, wrong_tables
 from domicile.journals.postgres.schema import (
     CLAIM,
     INBOX,
+    OFFSETS,
     RECOVER,
+    REMEMBERED,
+    SCAN,
     SEQS,
     SETTLE,
     WRITE,
     claim_arrays,
     entity_number,
+    recover_arrays,
     settle_arrays,
     write_arrays,
 )
 from domicile.ports.clock import Clock
 from domicile.ports.journal import (
+    MOST_KEYS,
     Batch,
     Claim,
+    EventPage,
+    FenceSeen,
+    JournalFigures,
     JournalUnknown,
     Recovered,
+    Remembered,
+    StoredEvent,
     StoredReply,
+    Wanted,
     WriteRefused,
     Written,
+    placed,
 )
 
 LOOK_S = 600.0
@@ -96,7 +109,7 @@ class PostgresJournal:
         state = dict(zip([claim.shard for claim in batch.claims], found, strict=True))
         offsets = {shard: row["off"] for shard, row in state.items()}
         for write in batch.writes:
-            offsets[write.shard] -= len(write.events)
+            offsets[write.shard] -= placed(write)
         answers: list[Written | WriteRefused | None] = []
         for write, seq in zip(batch.writes, seqs, strict=True):
             row = state[write.shard]
@@ -105,19 +118,15 @@ class PostgresJournal:
             elif row["outcome"] == "void":
                 answers.append(None)
             else:
-                offsets[write.shard] += len(write.events)
+                offsets[write.shard] += placed(write)
                 answers.append(Written(seq, offsets[write.shard]))
         return answers
 
-    async def recover(
-        self, wanted: Sequence[tuple[EntityKey, int]], max_bytes: int
-    ) -> Sequence[Recovered]:
+    async def recover(self, wanted: Sequence[Wanted], max_bytes: int) -> Sequence[Recovered]:
         """As `Journal.recover`."""
-        entities = [entity_number(entity) for entity, _ in wanted]
-        afters = [after for _, after in wanted]
         async with self._connections.use() as connection:
-            rows = await connection.fetch(RECOVER, entities, afters, max_bytes)
-        return _fitting(afters, rows, max_bytes)
+            rows = await connection.fetch(RECOVER, *recover_arrays(wanted, max_bytes))
+        return _fitting(wanted, rows, max_bytes)
 
     async def inbox(self, asked: Sequence[tuple[EntityKey, str]]) -> Sequence[StoredReply | None]:
         """As `Journal.inbox`."""
@@ -125,6 +134,53 @@ class PostgresJournal:
         async with self._connections.use() as connection:
             rows = await connection.fetch(INBOX, entities, [key for _, key in asked])
         return [StoredReply(row["reply"]) if row["known"] else None for row in rows]
+
+    async def scan(self, shard: ShardKey, after: int, limit: int) -> EventPage:
+        """As `Journal.scan`."""
+        async with self._connections.use() as connection:
+            rows = await connection.fetch(SCAN, shard.role, shard.shard, after, limit)
+        events = [
+            StoredEvent(row["off"], EntityKey(row["type"], row["id"]), row["seq"], row["data"])
+            for row in rows
+            if row["off"] is not None
+        ]
+        upto: int = rows[0]["next"] if rows else 0
+        return EventPage(tuple(events), events[-1].offset if len(events) == limit else upto)
+
+    async def remembered(
+        self, shard: ShardKey, after: Remembered | None, limit: int
+    ) -> Sequence[Remembered]:
+        """As `Journal.remembered`."""
+        known = (None, None, None) if after is None else (after.last, *after.entity)
+        async with self._connections.use() as connection:
+            rows = await connection.fetch(REMEMBERED, shard.role, shard.shard, *known, limit)
+        return [Remembered(EntityKey(row["type"], row["id"]), row["last"]) for row in rows]
+
+    async def offsets(self, role: str) -> dict[int, int]:
+        """As `TellsOffsets.offsets`."""
+        async with self._connections.use() as connection:
+            rows = await connection.fetch(OFFSETS, role)
+        return {row["shard"]: row["next"] for row in rows}
+
+    async def figures(self) -> JournalFigures:
+        """As `InspectableJournal.figures`."""
+        async with self._connections.use() as connection:
+            return await seen_tables(connection)
+
+    async def fences(self) -> Sequence[FenceSeen]:
+        """As `InspectableJournal.fences`."""
+        async with self._connections.use() as connection:
+            return await fence_rows(connection)
+
+    async def faults(self) -> Sequence[str]:
+        """As `InspectableJournal.faults`."""
+        async with self._connections.use() as connection:
+            return await wrong_tables(connection)
+
+    async def history(self) -> str:
+        """As `Journal.history`."""
+        async with self._connections.use() as connection:
+            return str(await connection.fetchval("SELECT history FROM meta"))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -140,18 +196,40 @@ class PostgresJournal:
 
 
 def _fitting(
-    afters: Sequence[int], rows: Sequence[asyncpg.Record], max_bytes: int
+    wanted: Sequence[Wanted], rows: Sequence[asyncpg.Record], max_bytes: int
 ) -> list[Recovered]:
-    """Pages that have about `max_bytes` together; each row has as many for itself alone."""
+    """Pages that have about `max_bytes` together; the server has left out what lies far behind."""
     found: list[Recovered] = []
     left, first = max_bytes, True
-    for after, row in zip(afters, rows, strict=True):
+    for one, row in zip(wanted, rows, strict=True):
+        known = row["keys"]
+        keys = None if known is None or len(known) > MOST_KEYS else tuple(known)
+        if (row["seq"] or 0) <= one.after:
+            found.append(Recovered((), one.after, False, keys=keys))
+            continue
+        fits = first or row["before"] < max_bytes
+        state, snapshot = row["state"], None
+        if fits and row["snapshot_seq"] is not None:
+            snapshot = (row["snapshot_seq"], row["snapshot"])
+        is_begun = state is not None or snapshot is not None
+        size = len(state or b"") + len(snapshot[1] if snapshot else b"")
         events: list[bytes] = []
-        for event in row["data"] or ():
-            if len(event) > left and not first:
-                break
-            events.append(event)
-            left, first = left - len(event), False
-        end = after + len(events)
-        found.append(Recovered(tuple(events), end, end < (row["seq"] or 0)))
+        if is_begun and (fits := first or size <= left):
+            left, first = left - size, False
+        if fits:
+            for event in row["data"] or ():
+                if len(event) > left and not first:
+                    break
+                events.append(event)
+                left, first = left - len(event), False
+        start = max(one.after, row["deleted"], snapshot[0] if snapshot else 0)
+        last = start + len(events)
+        if events and row["seqs"]:
+            last = row["seqs"][len(events) - 1]
+        more = last < (row["newest"] or 0)
+        if not fits or (more and not (events or is_begun)):
+            found.append(Recovered((), one.after, True))
+            continue
+        seq = last if more else row["seq"]
+        found.append(Recovered(tuple(events), seq, more, snapshot, state, keys))
     return found

@@ -16,9 +16,9 @@ from hashlib import blake2b
 from uuid import UUID
 
 from domicile.core.ids import EntityKey
-from domicile.ports.journal import BLIND, Batch, Claim
+from domicile.ports.journal import BLIND, MOST_KEYS, Batch, Claim, Wanted, counted, placed
 
-FORMAT = 1
+FORMAT = 2
 
 KEPT_DAYS = 7
 """For how many whole days the journal remembers the keys of asks."""
@@ -42,15 +42,17 @@ def _hold(how: str) -> str:
                     WHEN h.epoch = c.epoch AND h.owner = claimant AND h.batch < number THEN {OK}
                     ELSE {FENCED} END ORDER BY c.n),
                 array_agg(coalesce(h.epoch, f.epoch, 0) ORDER BY c.n),
-                array_agg(coalesce(h.next, 0) ORDER BY c.n)
-            INTO states, newests, bases
+                array_agg(coalesce(h.next, 0) ORDER BY c.n),
+                array_agg(coalesce(h.n, 0) ORDER BY c.n),
+                array_agg(coalesce(h.writes, 0) + 1 ORDER BY c.n)
+            INTO states, newests, bases, fences, turns
             FROM unnest(roles, layouts, shards, epochs)
                 WITH ORDINALITY AS c (role, layout, shard, epoch, n)
             LEFT JOIN fence f ON (f.role, f.layout, f.shard) = (c.role, c.layout, c.shard)
             LEFT JOIN held h ON (h.role, h.layout, h.shard) = (c.role, c.layout, c.shard);"""
 
 
-TABLES = f"""
+TABLES = """
 CREATE TABLE meta (
     format int NOT NULL,
     history text NOT NULL
@@ -61,25 +63,39 @@ CREATE TABLE fence (
     shard int NOT NULL,
     epoch bigint NOT NULL,
     owner text NOT NULL,
-    next bigint NOT NULL DEFAULT 0,   -- how many events the shard has
+    next bigint NOT NULL DEFAULT 0,   -- the last offset of the shard
     batch bigint NOT NULL DEFAULT 0,  -- the last batch that wrote, or that settling used up
     void bigint NOT NULL DEFAULT 0,   -- the last batch that settling used up: it never wrote
+    n int GENERATED ALWAYS AS IDENTITY,
+    writes bigint NOT NULL DEFAULT 0, -- how many batches the shard has taken
     PRIMARY KEY (role, layout, shard)
 ) WITH (fillfactor = 50);
 CREATE TABLE entity (
     entity uuid PRIMARY KEY,
     type text COLLATE "C" NOT NULL,
     id text COLLATE "C" NOT NULL,
-    seq bigint NOT NULL               -- how many events it has
+    seq bigint NOT NULL,              -- how many events, saves and deletions it has had
+    fence int,                        -- the number of its shard's fence
+    last bigint NOT NULL DEFAULT 0,   -- which batch of its shard wrote it last
+    deleted bigint NOT NULL DEFAULT 0,  -- the seq of its last deletion
+    remembered bool NOT NULL DEFAULT false,
+    state bytea                       -- of an entity without events
 ) WITH (fillfactor = 70);
+-- Not by `last`: an index of it would make every write of an entity a change of all indexes.
+CREATE INDEX entity_remembered ON entity (fence) WHERE remembered;
 CREATE TABLE event (
     entity uuid NOT NULL,
     seq bigint NOT NULL,
-    role text COLLATE "C" NOT NULL,
-    shard int NOT NULL,
     off bigint NOT NULL,              -- the event's place among those of its shard
-    data bytea NOT NULL,
-    PRIMARY KEY (entity, seq)
+    fence int NOT NULL,
+    data bytea,                       -- NULL: the entity was deleted here
+    PRIMARY KEY (entity, seq),
+    UNIQUE (fence, off)
+);
+CREATE TABLE snapshot (
+    entity uuid PRIMARY KEY,
+    seq bigint NOT NULL,              -- of the last event in it
+    data bytea NOT NULL
 );
 CREATE TABLE inbox (
     entity uuid NOT NULL,
@@ -88,7 +104,44 @@ CREATE TABLE inbox (
     reply bytea,
     PRIMARY KEY (entity, key, day)
 ) PARTITION BY RANGE (day);
+"""
 
+FROM_1 = """
+DROP FUNCTION claim_shards;
+DROP FUNCTION write_batch;
+DROP FUNCTION settle_batch;
+ALTER TABLE fence ADD n int GENERATED ALWAYS AS IDENTITY, ADD writes bigint NOT NULL DEFAULT 0;
+ALTER TABLE entity ADD fence int, ADD last bigint NOT NULL DEFAULT 0,
+    ADD deleted bigint NOT NULL DEFAULT 0, ADD remembered bool NOT NULL DEFAULT false,
+    ADD state bytea;
+CREATE INDEX entity_remembered ON entity (fence) WHERE remembered;
+ALTER TABLE event RENAME TO event_1;
+ALTER INDEX event_pkey RENAME TO event_1_pkey;
+CREATE TABLE event (
+    entity uuid NOT NULL,
+    seq bigint NOT NULL,
+    off bigint NOT NULL,
+    fence int NOT NULL,
+    data bytea,
+    PRIMARY KEY (entity, seq),
+    UNIQUE (fence, off)
+);
+INSERT INTO event (entity, seq, off, fence, data)
+    SELECT v.entity, v.seq, v.off, f.n, v.data FROM event_1 v
+    JOIN fence f ON f.role = v.role AND f.layout = 0 AND f.shard = v.shard;
+UPDATE entity e SET fence = v.fence FROM event v WHERE v.entity = e.entity AND v.seq = e.seq;
+CREATE TABLE snapshot (
+    entity uuid PRIMARY KEY,
+    seq bigint NOT NULL,
+    data bytea NOT NULL
+);
+"""
+"""From format 1; `event_1` stays until its events are counted. `FUNCTIONS` follow."""
+
+LOST = "SELECT (SELECT count(*) FROM event_1) - (SELECT count(*) FROM event)"
+"""How many events a migration has not taken along."""
+
+FUNCTIONS = f"""
 CREATE FUNCTION claim_shards(
     roles text[], layouts int[], shards int[], epochs bigint[], owners text[]
 ) RETURNS TABLE (n bigint, granted bool, newest bigint) LANGUAGE plpgsql AS $$
@@ -111,10 +164,14 @@ END $$;
 CREATE FUNCTION write_batch(
     number bigint, roles text[], layouts int[], shards int[], epochs bigint[], claimant text,
     counts int[],
-    of_claim int[], entities uuid[], types text[], ids text[], expecteds bigint[], events int[],
-    of_event int[], places int[], datas bytea[],
+    of_claim int[], entities uuid[], types text[], ids text[], expecteds bigint[], rises int[],
+    offsets int[], saved bytea[],
+    of_event int[], places int[], event_offsets int[], datas bytea[],
     of_key int[], keys text[], replies bytea[],
-    of_answer int[], answered text[], answers bytea[]
+    of_answer int[], answered text[], answers bytea[],
+    of_snapshot int[], snapshot_seqs bigint[], snapshots bytea[],
+    of_flag int[], flags bool[],
+    of_deletion int[]
 ) RETURNS TABLE (n bigint, outcome text, newest bigint, seq bigint, off bigint)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -123,6 +180,8 @@ DECLARE
     states int[];
     newests bigint[];
     bases bigint[];
+    fences int[];
+    turns bigint[];
     wrong_seqs int[];
     wrong_keys int[];
 BEGIN
@@ -137,6 +196,12 @@ BEGIN
         FROM unnest(entities, expecteds) WITH ORDINALITY AS w (entity, expected, n)
         LEFT JOIN entity e USING (entity)
         WHERE w.expected <> {BLIND} AND w.expected <> coalesce(e.seq, 0);
+    IF cardinality(of_snapshot) > 0 THEN
+        SELECT wrong_seqs || array_agg(s.i) INTO wrong_seqs
+            FROM unnest(of_snapshot, snapshot_seqs) AS s (i, seq)
+            LEFT JOIN entity e ON e.entity = entities[s.i]
+            WHERE s.seq > coalesce(e.seq, 0) + rises[s.i];
+    END IF;
     SELECT array_agg(k.i) INTO wrong_keys
         FROM unnest(of_key, keys) AS k (i, key)
         JOIN inbox x ON x.entity = entities[k.i] AND x.key = k.key;
@@ -152,19 +217,23 @@ BEGIN
             ELSE states[i] END ORDER BY i) INTO states FROM generate_subscripts(states, 1) i;
     END IF;
     -- What fits.
-    UPDATE fence f SET next = f.next + c.k, batch = number
+    UPDATE fence f SET next = f.next + c.k, batch = number, writes = f.writes + 1
         FROM unnest(roles, layouts, shards, counts, states) AS c (role, layout, shard, k, state)
         WHERE (f.role, f.layout, f.shard) = (c.role, c.layout, c.shard) AND c.state = {OK};
-    INSERT INTO entity AS e (entity, type, id, seq)
-        SELECT w.entity, w.type, w.id, w.k
-        FROM unnest(of_claim, entities, types, ids, events) AS w (c, entity, type, id, k)
+    INSERT INTO entity AS e (entity, type, id, seq, fence, last, state)
+        SELECT w.entity, w.type, w.id, w.k, fences[w.c],
+            CASE WHEN w.k > 0 THEN turns[w.c] ELSE 0 END, w.state
+        FROM unnest(of_claim, entities, types, ids, rises, saved)
+            AS w (c, entity, type, id, k, state)
         WHERE states[w.c] = {OK}
-        ON CONFLICT ON CONSTRAINT entity_pkey DO UPDATE SET seq = e.seq + excluded.seq;
-    INSERT INTO event (entity, seq, role, shard, off, data)
-        SELECT e.entity, e.seq - events[v.w] + v.j, roles[of_claim[v.w]], shards[of_claim[v.w]],
-            bases[of_claim[v.w]]
-                + row_number() OVER (PARTITION BY of_claim[v.w] ORDER BY v.w, v.j), v.data
-        FROM unnest(of_event, places, datas) AS v (w, j, data)
+        ON CONFLICT ON CONSTRAINT entity_pkey DO UPDATE SET
+            seq = e.seq + excluded.seq, fence = excluded.fence,
+            last = CASE WHEN excluded.seq > 0 THEN excluded.last ELSE e.last END,
+            state = coalesce(excluded.state, e.state);
+    INSERT INTO event (entity, seq, off, fence, data)
+        SELECT e.entity, e.seq - rises[v.w] + v.j, bases[of_claim[v.w]] + v.o,
+            fences[of_claim[v.w]], v.data
+        FROM unnest(of_event, places, event_offsets, datas) AS v (w, j, o, data)
         JOIN entity e ON e.entity = entities[v.w]
         WHERE states[of_claim[v.w]] = {OK};
     INSERT INTO inbox (entity, key, day, reply)
@@ -175,13 +244,40 @@ BEGIN
             FROM unnest(of_answer, answered, answers) AS a (i, key, reply)
             WHERE x.entity = entities[a.i] AND x.key = a.key AND states[of_claim[a.i]] = {OK};
     END IF;
+    IF cardinality(of_snapshot) > 0 THEN
+        INSERT INTO snapshot AS o (entity, seq, data)
+            SELECT e.entity, s.seq, s.data
+            FROM unnest(of_snapshot, snapshot_seqs, snapshots) AS s (i, seq, data)
+            JOIN entity e ON e.entity = entities[s.i]
+            WHERE states[of_claim[s.i]] = {OK} AND s.seq > e.deleted
+            ON CONFLICT ON CONSTRAINT snapshot_pkey DO UPDATE SET
+                seq = excluded.seq, data = excluded.data WHERE excluded.seq >= o.seq;
+    END IF;
+    IF cardinality(of_flag) > 0 THEN
+        UPDATE entity e SET remembered = g.flag, last = turns[of_claim[g.i]]
+            FROM unnest(of_flag, flags) AS g (i, flag)
+            WHERE e.entity = entities[g.i] AND states[of_claim[g.i]] = {OK};
+    END IF;
+    -- A deletion is last: of what it takes away, its own write brings nothing here.
+    IF cardinality(of_deletion) > 0 THEN
+        DELETE FROM event v USING unnest(of_deletion) AS d (i)
+            WHERE v.entity = entities[d.i] AND states[of_claim[d.i]] = {OK};
+        DELETE FROM snapshot s USING unnest(of_deletion) AS d (i)
+            WHERE s.entity = entities[d.i] AND states[of_claim[d.i]] = {OK};
+        UPDATE entity e SET deleted = e.seq, remembered = false, state = NULL
+            FROM unnest(of_deletion) AS d (i)
+            WHERE e.entity = entities[d.i] AND states[of_claim[d.i]] = {OK};
+        INSERT INTO event (entity, seq, off, fence)
+            SELECT e.entity, e.seq, bases[of_claim[d.i]] + offsets[d.i], fences[of_claim[d.i]]
+            FROM unnest(of_deletion) AS d (i) JOIN entity e ON e.entity = entities[d.i]
+            WHERE states[of_claim[d.i]] = {OK};
+    END IF;
     RETURN QUERY
         SELECT w.n, CASE states[w.c] WHEN {OK} THEN 'ok' WHEN {FENCED} THEN 'fenced'
                 WHEN {BUSY} THEN 'busy' ELSE CASE WHEN w.n = ANY (wrong_seqs) THEN 'seq'
                 WHEN w.n = ANY (wrong_keys) THEN 'key' ELSE 'busy' END END,
-            newests[w.c], e.seq,
-            bases[w.c] + sum(w.k) OVER (PARTITION BY w.c ORDER BY w.n)::bigint
-        FROM unnest(of_claim, entities, events) WITH ORDINALITY AS w (c, entity, k, n)
+            newests[w.c], e.seq, bases[w.c] + w.o
+        FROM unnest(of_claim, entities, offsets) WITH ORDINALITY AS w (c, entity, o, n)
         LEFT JOIN entity e USING (entity) ORDER BY w.n;
 END $$;
 
@@ -212,7 +308,7 @@ END $$;
 
 CLAIM = "SELECT granted, newest FROM claim_shards($1, $2, $3, $4, $5)"
 WRITE = f"""SELECT outcome, newest, seq, off
-    FROM write_batch({", ".join(f"${n}" for n in range(1, 23))})"""
+    FROM write_batch({", ".join(f"${n}" for n in range(1, 32))})"""
 SETTLE = "SELECT outcome, newest, off FROM settle_batch($1, $2, $3, $4, $5, $6)"
 SEQS = """SELECT coalesce(e.seq, 0) FROM unnest($1::uuid[]) WITH ORDINALITY w (entity, n)
     LEFT JOIN entity e USING (entity) ORDER BY w.n"""
@@ -220,21 +316,64 @@ SEQS = """SELECT coalesce(e.seq, 0) FROM unnest($1::uuid[]) WITH ORDINALITY w (e
 PAGE_EVENTS = 4_096
 """Most events of one entity in one page of a recovery."""
 
-RECOVER = f"""SELECT w.n, h.seq, p.data, p.last
-    FROM unnest($1::uuid[], $2::bigint[]) WITH ORDINALITY w (entity, after, n)
-    LEFT JOIN entity h USING (entity)
-    LEFT JOIN LATERAL (
-        SELECT array_agg(v.data ORDER BY v.seq) AS data, max(v.seq) AS last FROM (
-            SELECT e.seq, e.data, sum(length(e.data)) OVER (ORDER BY e.seq) AS total
-            FROM event e WHERE e.entity = w.entity AND e.seq > w.after
-            ORDER BY e.seq LIMIT {PAGE_EVENTS}
-        ) v WHERE v.total <= $3 OR v.seq = w.after + 1
-    ) p ON h.seq > w.after
-    ORDER BY w.n"""
+# Snapshots, states and events of a row count as a whole; a row that begins behind `max_bytes` is
+# left out. The client cuts the last one.
+RECOVER = f"""SELECT seq, deleted, newest, snapshot_seq, keys, before, seqs,
+        CASE WHEN before < $4 OR before = 0 THEN state END AS state,
+        CASE WHEN before < $4 OR before = 0 THEN snapshot END AS snapshot,
+        CASE WHEN before < $4 OR before = 0 THEN data END AS data
+    FROM (
+        SELECT r.*, sum(r.size) OVER (ORDER BY r.n) - r.size AS before FROM (
+            SELECT w.n, h.seq, h.deleted, h.state, s.seq AS snapshot_seq, s.data AS snapshot,
+                k.keys, p.data, p.seqs,
+                CASE WHEN h.state IS NULL THEN h.seq
+                    ELSE (SELECT max(e.seq) FROM event e WHERE e.entity = w.entity) END AS newest,
+                coalesce(length(h.state), 0) + coalesce(length(s.data), 0)
+                    + coalesce(p.size, 0) AS size
+            FROM unnest($1::uuid[], $2::bigint[], $3::bool[])
+                WITH ORDINALITY w (entity, after, whole, n)
+            LEFT JOIN entity h USING (entity)
+            LEFT JOIN snapshot s ON s.entity = w.entity AND w.whole
+            LEFT JOIN LATERAL (
+                SELECT array_agg(v.data ORDER BY v.seq) AS data, sum(length(v.data)) AS size,
+                    array_agg(v.seq ORDER BY v.seq) FILTER (WHERE h.state IS NOT NULL) AS seqs
+                FROM (
+                    SELECT e.seq, e.data, sum(length(e.data)) OVER (ORDER BY e.seq) AS total,
+                        row_number() OVER (ORDER BY e.seq) AS place
+                    FROM event e WHERE e.entity = w.entity
+                        AND e.seq > greatest(w.after, h.deleted, s.seq)
+                    ORDER BY e.seq LIMIT {PAGE_EVENTS}
+                ) v WHERE v.total <= $4 OR v.place = 1
+            ) p ON h.seq > w.after
+            LEFT JOIN LATERAL (
+                SELECT coalesce(array_agg(x.key), ARRAY[]::text[]) AS keys FROM (
+                    SELECT x.key FROM inbox x WHERE x.entity = w.entity LIMIT {MOST_KEYS + 1}
+                ) x
+            ) k ON w.after = 0
+        ) r
+    ) q ORDER BY n"""
 
 INBOX = """SELECT x.entity IS NOT NULL AS known, x.reply
     FROM unnest($1::uuid[], $2::text[]) WITH ORDINALITY w (entity, key, n)
     LEFT JOIN inbox x USING (entity, key) ORDER BY w.n"""
+
+# One statement sees one state of the tables: the last offset and the events belong together.
+SCAN = """SELECT f.next, v.off, v.seq, v.data, e.type, e.id FROM fence f
+    LEFT JOIN LATERAL (
+        SELECT * FROM event v WHERE v.fence = f.n AND v.off > $3 ORDER BY v.off LIMIT $4
+    ) v ON true
+    LEFT JOIN entity e ON e.entity = v.entity
+    WHERE f.role = $1 AND f.layout = 0 AND f.shard = $2 ORDER BY v.off"""
+
+OFFSETS = "SELECT shard, next FROM fence WHERE role = $1 AND layout = 0"
+
+REMEMBERED = """SELECT e.type, e.id, e.last FROM fence f JOIN entity e ON e.fence = f.n
+    WHERE f.role = $1 AND f.layout = 0 AND f.shard = $2 AND e.remembered
+        AND ($3::bigint IS NULL OR e.last < $3 OR (e.last = $3 AND (e.type, e.id) > ($4, $5)))
+    ORDER BY e.last DESC, e.type, e.id LIMIT $6"""
+
+
+_Row = tuple[object, ...]
 
 
 @lru_cache(maxsize=65_536)
@@ -267,25 +406,47 @@ def settle_arrays(batch: Batch) -> tuple[object, ...]:
     return batch.number, *_rows(batch.claims), batch.claims[0].owner
 
 
+def recover_arrays(wanted: Sequence[Wanted], max_bytes: int) -> tuple[object, ...]:
+    """The values of `RECOVER`."""
+    rows = [
+        (entity_number(one.entity), one.after, one.snapshot and one.after == 0) for one in wanted
+    ]
+    return *_columns(rows, 3), max_bytes
+
+
 def write_arrays(batch: Batch) -> tuple[object, ...]:
     """The values of `WRITE`. Places in arrays are counted from 1."""
     numbers = {claim.shard: number for number, claim in enumerate(batch.claims, 1)}
     counts = [0] * len(batch.claims)
-    writes: list[tuple[object, ...]] = []
-    events: list[tuple[object, ...]] = []
-    keys: list[tuple[object, ...]] = []
-    replies: list[tuple[object, ...]] = []
+    writes: list[_Row] = []
+    events: list[_Row] = []
+    keys: list[_Row] = []
+    replies: list[_Row] = []
+    snapshots: list[_Row] = []
+    flags: list[_Row] = []
+    deletions: list[_Row] = []
     for i, write in enumerate(batch.writes, 1):
-        number, count = numbers[write.shard], len(write.events)
-        counts[number - 1] += count
-        entity = write.entity
-        writes.append((number, entity_number(entity), *entity, write.expected, count))
-        events += [(i, j, event) for j, event in enumerate(write.events, 1)]
+        number, entity = numbers[write.shard], write.entity
+        before = counts[number - 1]
+        counts[number - 1] = offset = before + placed(write)
         keys += [(i, key, reply) for key, reply in write.inbox]
         replies += [(i, key, reply) for key, reply in write.replies]
+        state = None
+        if write.delete:
+            deletions.append((i,))
+        else:
+            state = write.state
+            events += [(i, j, before + j, event) for j, event in enumerate(write.events, 1)]
+            if write.snapshot is not None:
+                snapshots.append((i, *write.snapshot))
+            if write.remember is not None:
+                flags.append((i, write.remember))
+        row = (number, entity_number(entity), *entity, write.expected, counted(write))
+        writes.append((*row, offset, state))
     return (
         batch.number, *_rows(batch.claims), batch.claims[0].owner, counts,
-        *_columns(writes, 6), *_columns(events, 3), *_columns(keys, 3), *_columns(replies, 3),
+        *_columns(writes, 8), *_columns(events, 4), *_columns(keys, 3), *_columns(replies, 3),
+        *_columns(snapshots, 3), *_columns(flags, 2), *_columns(deletions, 1),
     )  # fmt: skip
 
 
@@ -294,6 +455,6 @@ def _rows(claims: Sequence[Claim]) -> tuple[list[object], ...]:
     return _columns(rows, 4)
 
 
-def _columns(rows: Sequence[tuple[object, ...]], count: int) -> tuple[list[object], ...]:
+def _columns(rows: Sequence[_Row], count: int) -> tuple[list[object], ...]:
     """Rows as one array for each column."""
     return tuple(map(list, zip(*rows, strict=True))) or tuple([] for _ in range(count))

@@ -8,8 +8,10 @@ this process.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import time
+from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,16 @@ from typing import Any
 import apsw
 
 from domicile.errors import ConfigError
-from domicile.journals.sqlite.schema import APPLICATION_ID, FORMAT, TABLES
+from domicile.journals.sqlite.schema import (
+    APPLICATION_ID,
+    FORMAT,
+    FROM_1,
+    MISNUMBERED,
+    TABLES,
+)
 from domicile.ports.journal import JournalUnknown
+
+log = logging.getLogger("domicile")
 
 BUSY_S = 0.001
 """Seconds of the first wait for a lock that is taken; later waits are up to five times longer."""
@@ -112,10 +122,49 @@ class JournalFile:
             )
         raw.pragma("synchronous", "full")
         raw.pragma("wal_autocheckpoint", WAL_PAGES)
-        raw.pragma("temp_store", "memory")
         if raw.pragma("application_id") == 0:
             _create(raw)
             self._check_kind(raw)
+        if raw.pragma("user_version") < FORMAT:
+            self._migrate(raw)
+        raw.pragma("temp_store", "memory")
+
+    def _migrate(self, raw: Any) -> None:
+        """Bring the tables of an older format up to date, or leave all as it was."""
+        offsets: dict[int, int] = defaultdict(int)
+
+        def next_offset(fence: int) -> int:
+            offsets[fence] += 1
+            return offsets[fence]
+
+        raw.execute("BEGIN EXCLUSIVE")
+        try:
+            # Another process may have done it, or a newer version may have come, meanwhile.
+            found = raw.pragma("user_version")
+            if found < FORMAT:
+                log.warning(
+                    "the journal %s has format %d and is brought to format %d; processes of an "
+                    "older version can't write to it any more",
+                    self.path, found, FORMAT,
+                )  # fmt: skip
+                raw.create_scalar_function("next_offset", next_offset, 1)
+                raw.execute(FROM_1)
+                [(wrong,)] = raw.execute(MISNUMBERED).fetchall()
+                if wrong:
+                    raise ConfigError(
+                        f"the journal {self.path} can't be brought to format {FORMAT}: {wrong} "
+                        "shards have other events than their fences say; nothing was changed; "
+                        "keep the file, and run the version that made it"
+                    )
+                raw.pragma("user_version", FORMAT)
+            raw.execute("COMMIT")
+        except BaseException:
+            if raw.in_transaction:
+                raw.execute("ROLLBACK")
+            raise
+        finally:
+            raw.create_scalar_function("next_offset", None, 1)
+        self._check_kind(raw)
 
     def _check_kind(self, raw: Any) -> None:
         # In one reading transaction: another process may be creating the tables now.
@@ -129,10 +178,11 @@ class JournalFile:
                 f"{self.path} is not a journal but another program's database, or a store; name "
                 "another path for the journal"
             )
-        if application == APPLICATION_ID and version != FORMAT:
+        if application == APPLICATION_ID and version > FORMAT:
             raise ConfigError(
-                f"the journal {self.path} has format {version}, this version of Domicile reads "
-                f"{FORMAT}; run the version that made it, or name another path"
+                f"the journal {self.path} has format {version}, this version of Domicile knows "
+                f"formats up to {FORMAT}; a newer version has written to it: upgrade Domicile "
+                "here, or name another path"
             )
 
     def _moved(self) -> bool:

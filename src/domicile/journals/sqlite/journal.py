@@ -21,18 +21,18 @@ import apsw
 import msgspec
 
 from domicile.concurrency.daemon_threads import DaemonThreads
-from domicile.core.ids import EntityKey, Incarnation
+from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.journals.sqlite.file import JournalFile, JournalLocked
+from domicile.journals.sqlite.inspection import seen_faults, seen_fences, seen_figures
 from domicile.journals.sqlite.lock_holder import end_process, find_holder, started_at
+from domicile.journals.sqlite.recovery import recover_group
 from domicile.journals.sqlite.schema import (
     CLAIM,
     CLASHES,
-    FILL_IN,
     HELD,
     KEPT_DAYS,
     SCRATCH,
     TAKEN,
-    WRITE,
     WRITTEN,
     claim_values,
     create_day,
@@ -44,10 +44,18 @@ from domicile.journals.sqlite.schema import (
 from domicile.ports.journal import (
     Batch,
     Claim,
+    EventPage,
+    FenceSeen,
+    JournalFigures,
     Recovered,
+    Remembered,
+    StoredEvent,
     StoredReply,
+    Wanted,
     WriteRefused,
     Written,
+    counted,
+    placed,
 )
 
 T = TypeVar("T")
@@ -58,24 +66,37 @@ _Answer = Written | WriteRefused
 
 DAY_S = 86_400
 
-PAGE_EVENTS = 4_096
-"""Most events of one entity in one page of a recovery."""
-
-_ENTITY = "SELECT n, seq, bytes FROM entity WHERE cluster = ? AND type = ? AND id = ?"
+_ENTITY = "SELECT n, seq FROM entity WHERE cluster = ? AND type = ? AND id = ?"
 
 _FENCE = """SELECT n, epoch, owner, next, batch, void FROM fence
     WHERE cluster = ? AND role = ? AND layout = ? AND shard = ?"""
 
-# All values in one row: with a row for each event the thread would need the interpreter's lock for
-# each of them.
-_PAGE = """SELECT json_group_array(length(data)), CAST(group_concat(data, '') AS BLOB) FROM (
-    SELECT data FROM event WHERE entity = ? AND seq > ? ORDER BY seq LIMIT ?
+# Reads return all values in one row: with a row for each event or entity the thread would need the
+# interpreter's lock for each of them.
+
+# No outer join: for that SQLite would copy all keys of all days first.
+_INBOX = """SELECT json_group_array(json_array(i, length(reply))),
+    CAST(group_concat(reply, '') AS BLOB) FROM (
+        SELECT j.key AS i, x.reply FROM json_each(?2) j
+        CROSS JOIN entity e ON e.cluster = ?1 AND e.type = j.value->>0 AND e.id = j.value->>1
+        CROSS JOIN inbox x ON x.entity = e.n AND x.key = j.value->>2 ORDER BY j.key
 )"""
 
-_FITS = """SELECT count(*) FROM (
-    SELECT sum(length(data)) OVER (ORDER BY seq) AS total
-    FROM event WHERE entity = ? AND seq > ? ORDER BY seq LIMIT ?
-) WHERE total <= ?"""
+_SCAN = """SELECT json_group_array(json_array(off, seq, type, id, length(data))),
+    CAST(group_concat(data, '') AS BLOB) FROM (
+        SELECT v.off, v.seq, e.type, e.id, v.data
+        FROM event v CROSS JOIN entity e ON e.n = v.entity
+        WHERE v.fence = ? AND v.off > ? ORDER BY v.off LIMIT ?
+)"""
+
+_OFFSETS = """SELECT json_group_array(json_array(shard, next)) FROM fence
+    WHERE cluster = ? AND role = ? AND layout = 0"""
+
+_REMEMBERED = """SELECT json_group_array(json_array(type, id, last)) FROM (
+    SELECT type, id, last FROM entity WHERE fence = ?1 AND remembered
+        AND (?2 IS NULL OR last < ?2 OR (last = ?2 AND (type, id) > (?3, ?4)))
+    ORDER BY last DESC, type, id LIMIT ?5
+)"""
 
 
 class SqliteJournal:
@@ -117,17 +138,43 @@ class SqliteJournal:
         """As `Journal.settle`."""
         return await self._write(lambda: self._writing.settle(batch))
 
-    async def recover(
-        self, wanted: Sequence[tuple[EntityKey, int]], max_bytes: int
-    ) -> Sequence[Recovered]:
+    async def recover(self, wanted: Sequence[Wanted], max_bytes: int) -> Sequence[Recovered]:
         """As `Journal.recover`."""
-        self._used = True
-        return await self._readers.run(lambda: self._reading.recover(wanted, max_bytes))
+        return await self._read(lambda: self._reading.recover(wanted, max_bytes))
 
     async def inbox(self, asked: Sequence[tuple[EntityKey, str]]) -> Sequence[StoredReply | None]:
         """As `Journal.inbox`."""
-        self._used = True
-        return await self._readers.run(lambda: self._reading.inbox(asked))
+        return await self._read(lambda: self._reading.inbox(asked))
+
+    async def scan(self, shard: ShardKey, after: int, limit: int) -> EventPage:
+        """As `Journal.scan`."""
+        return await self._read(lambda: self._reading.scan(shard, after, limit))
+
+    async def remembered(
+        self, shard: ShardKey, after: Remembered | None, limit: int
+    ) -> Sequence[Remembered]:
+        """As `Journal.remembered`."""
+        return await self._read(lambda: self._reading.remembered(shard, after, limit))
+
+    async def offsets(self, role: str) -> dict[int, int]:
+        """As `TellsOffsets.offsets`."""
+        return await self._read(lambda: self._reading.offsets(role))
+
+    async def figures(self) -> JournalFigures | None:
+        """As `InspectableJournal.figures`."""
+        return await self._read(lambda: self._reading.figures())
+
+    async def fences(self) -> Sequence[FenceSeen]:
+        """As `InspectableJournal.fences`."""
+        return await self._read(lambda: self._reading.fences())
+
+    async def faults(self) -> Sequence[str]:
+        """As `InspectableJournal.faults`."""
+        return await self._read(lambda: self._reading.faults())
+
+    async def history(self) -> str:
+        """As `Journal.history`. A file that is new gets its id here, or at the first claim."""
+        return await self._write(self._writing.history)
 
     async def close(self) -> None:
         """End the writes under way, and close the file."""
@@ -142,6 +189,10 @@ class SqliteJournal:
     def queued(self) -> int:
         """How many writes wait for the one that is under way, for tests."""
         return max(0, self._pending - 1)
+
+    async def _read(self, work: Callable[[], T]) -> T:
+        self._used = True
+        return await self._readers.run(work)
 
     async def _write(self, work: Callable[[], T]) -> T:
         def job() -> T:
@@ -214,11 +265,10 @@ class _Side:
         rows = connection.execute("SELECT n FROM cluster WHERE name = ?", (self._name,)).fetchall()
         return rows[0][0] if rows else None
 
-    def _entity(self, connection: Any, entity: EntityKey) -> tuple[int, int, int]:
-        """The number of an entity in this file, its events and their bytes; zeros if it has
-        none."""
+    def _entity(self, connection: Any, entity: EntityKey) -> tuple[int, int]:
+        """The number of an entity in this file, and its `seq`; zeros if it is not there."""
         rows = connection.execute(_ENTITY, (self._cluster, *entity)).fetchall()
-        return rows[0] if rows else (0, 0, 0)
+        return rows[0] if rows else (0, 0)
 
 
 class _WritingSide(_Side):
@@ -246,6 +296,16 @@ class _WritingSide(_Side):
     def settle(self, batch: Batch) -> list[_Answer | None]:
         """Say what became of a batch (J4)."""
         return self._told(lambda connection: self._settle(connection, batch))
+
+    def history(self) -> str:
+        """The id of the cluster's part of this file (J11)."""
+        return self._told(self._history)
+
+    def _history(self, connection: Any) -> str:
+        [(history,)] = connection.execute(
+            "SELECT history FROM cluster WHERE n = ?", (self._cluster,)
+        ).fetchall()
+        return str(history)
 
     def _told(self, work: Callable[[Any], T]) -> T:
         try:
@@ -317,8 +377,7 @@ class _WritingSide(_Side):
 
     def _write(self, connection: Any, batch: Batch) -> list[_Answer]:
         assert self._cluster is not None
-        statement = FILL_IN if any(write.replies for write in batch.writes) else WRITE
-        connection.execute(statement, write_values(self._cluster, batch))
+        connection.execute(*write_values(self._cluster, batch))
         held = dict(
             zip([claim.shard for claim in batch.claims], _listed(connection, HELD), strict=True)
         )
@@ -327,9 +386,8 @@ class _WritingSide(_Side):
             row = held[write.shard]
             ok, epoch, offset = row
             if ok == TAKEN:
-                count = len(write.events)
-                row[2] = offset + count
-                answers.append(Written(seq + count, offset + count))
+                row[2] = offset = offset + placed(write)
+                answers.append(Written(seq + counted(write), offset))
             elif ok == CLASHES:
                 answers.append(WriteRefused(fault or "busy", epoch))
             else:
@@ -370,10 +428,10 @@ class _WritingSide(_Side):
             )
             answers |= dict.fromkeys([write.entity for write in writes])
         else:
-            offset -= sum(len(write.events) for write in writes)
+            offset -= sum(map(placed, writes))
             for write in writes:
-                offset += len(write.events)
-                _, seq, _ = self._entity(connection, write.entity)
+                offset += placed(write)
+                _, seq = self._entity(connection, write.entity)
                 answers[write.entity] = Written(seq, offset)
 
 
@@ -395,61 +453,100 @@ class _ReadingSide(_Side):
             return None
         return started, [Incarnation(owner) for owner, _ in rows]
 
-    def recover(self, wanted: Sequence[tuple[EntityKey, int]], max_bytes: int) -> list[Recovered]:
-        """Pages of events, one for each entity."""
+    def recover(self, wanted: Sequence[Wanted], max_bytes: int) -> list[Recovered]:
+        """What entities were, and pages of events since."""
         return self._told(lambda connection: self._recover(connection, wanted, max_bytes))
 
     def inbox(self, asked: Sequence[tuple[EntityKey, str]]) -> list[StoredReply | None]:
         """What is stored for keys."""
         return self._told(lambda connection: self._inbox(connection, asked))
 
+    def scan(self, shard: ShardKey, after: int, limit: int) -> EventPage:
+        """A page of a shard's events."""
+        return self._told(lambda connection: self._scan(connection, shard, after, limit))
+
+    def remembered(self, shard: ShardKey, after: Remembered | None, limit: int) -> list[Remembered]:
+        """A page of a shard's remembered entities."""
+        return self._told(lambda connection: self._remembered(connection, shard, after, limit))
+
     def _told(self, work: Callable[[Any], T]) -> T:
         try:
             connection = self._use()
-            if self._cluster is None:
-                self._cluster = self._find(connection)
-            return work(connection)
+            # What several statements read belongs together.
+            connection.execute("BEGIN")
+            try:
+                if self._cluster is None:
+                    self._cluster = self._find(connection)
+                return work(connection)
+            finally:
+                if connection.in_transaction:
+                    connection.execute("COMMIT")
         except apsw.Error as error:
             raise self._file.failed(error) from error
 
     def _recover(
-        self, connection: Any, wanted: Sequence[tuple[EntityKey, int]], max_bytes: int
+        self, connection: Any, wanted: Sequence[Wanted], max_bytes: int
     ) -> list[Recovered]:
-        found: list[Recovered] = []
-        left, first = max_bytes, True
-        for entity, after in wanted:
-            n, seq, size = self._entity(connection, entity)
-            count = min(seq - after, PAGE_EVENTS)
-            if count > 0 and size > left:
-                [(count,)] = connection.execute(_FITS, (n, after, count, left)).fetchall()
-                count = max(count, int(first))
-            events: list[bytes] = []
-            if count > 0:
-                [(sizes, data)] = connection.execute(_PAGE, (n, after, count)).fetchall()
-                at = 0
-                for length in msgspec.json.decode(sizes, type=list[int]):
-                    events.append(data[at : at + length])
-                    at += length
-                left -= at
-                first = False
-            end = after + len(events)
-            found.append(Recovered(tuple(events), end, end < seq))
-        return found
+        return recover_group(connection, self._cluster, wanted, max_bytes)
 
     def _inbox(
         self, connection: Any, asked: Sequence[tuple[EntityKey, str]]
     ) -> list[StoredReply | None]:
-        found: list[StoredReply | None] = []
-        for entity, key in asked:
-            n, _, _ = self._entity(connection, entity)
-            rows = connection.execute(
-                "SELECT reply FROM inbox WHERE entity = ? AND key = ?", (n, key)
-            ).fetchall()
-            found.append(StoredReply(rows[0][0]) if rows else None)
+        rows = msgspec.json.encode([(*entity, key) for entity, key in asked]).decode()
+        [(sizes, data)] = connection.execute(_INBOX, (self._cluster, rows)).fetchall()
+        found: list[StoredReply | None] = [None] * len(asked)
+        at = 0
+        for i, size in msgspec.json.decode(sizes, type=list[tuple[int, int | None]]):
+            found[i] = StoredReply(None if size is None else data[at : at + size])
+            at += size or 0
         return found
 
+    def _scan(self, connection: Any, shard: ShardKey, after: int, limit: int) -> EventPage:
+        n, upto = self._fence(connection, shard)
+        [(rows, data)] = connection.execute(_SCAN, (n, after, limit)).fetchall()
+        events: list[StoredEvent] = []
+        at = 0
+        for offset, seq, type, id, size in msgspec.json.decode(rows, type=list[_Scanned]):
+            piece = None if size is None else data[at : at + size]
+            at += size or 0
+            events.append(StoredEvent(offset, EntityKey(type, id), seq, piece))
+        return EventPage(tuple(events), events[-1].offset if len(events) == limit else upto)
 
-def _listed(connection: Any, query: str) -> list[list[Any]]:
+    def _remembered(
+        self, connection: Any, shard: ShardKey, after: Remembered | None, limit: int
+    ) -> list[Remembered]:
+        n, _ = self._fence(connection, shard)
+        known = (None, None, None) if after is None else (after.last, *after.entity)
+        rows = _listed(connection, _REMEMBERED, (n, *known, limit))
+        return [Remembered(EntityKey(type, id), last) for type, id, last in rows]
+
+    def offsets(self, role: str) -> dict[int, int]:
+        """The last offsets of a role's shards."""
+        rows = self._told(lambda connection: _listed(connection, _OFFSETS, (self._cluster, role)))
+        return {row[0]: row[1] for row in rows}
+
+    def figures(self) -> JournalFigures | None:
+        """What there is of the cluster."""
+        return self._told(lambda connection: seen_figures(connection, self._cluster))
+
+    def fences(self) -> list[FenceSeen]:
+        """The fence rows of the cluster."""
+        return self._told(lambda connection: seen_fences(connection, self._cluster))
+
+    def faults(self) -> list[str]:
+        """What does not agree."""
+        return self._told(lambda connection: seen_faults(connection, self._cluster))
+
+    def _fence(self, connection: Any, shard: ShardKey) -> tuple[int, int]:
+        """The number of a shard's fence in this file, and its last offset."""
+        rows = connection.execute(_FENCE, (self._cluster, shard.role, 0, shard.shard)).fetchall()
+        return (rows[0][0], rows[0][3]) if rows else (0, 0)
+
+
+_Scanned = tuple[int, int, str, str, int | None]
+
+
+def _listed(connection: Any, query: str, values: tuple[object, ...] = ()) -> list[list[Any]]:
     """The rows of a query that returns them as one JSON text."""
-    [(text,)] = connection.execute(query).fetchall()
+    [(text,)] = connection.execute(query, values).fetchall()
     return msgspec.json.decode(text, type=list[list[Any]])

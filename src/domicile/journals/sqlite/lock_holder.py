@@ -2,8 +2,8 @@
 
 SQLite has one writer at a time. A process that is stopped while it writes holds the lock, and all
 others wait. A process whose lease is over may not write any more (L4), so it may be ended. Only the
-journal of this room calls this module, and only after it has seen that the record is gone. Linux
-only: elsewhere no holder is found.
+journal of this room ends a holder, and only after it has seen that the record is gone. The demo
+looks for one. Linux only: elsewhere no holder is found.
 """
 
 from __future__ import annotations

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from domicile.ports.journal import BLIND, Batch, Claim
+from domicile.ports.journal import BLIND, Batch, Claim, counted, placed
 
 APPLICATION_ID = 0x646F6D6A
 """Marks a file as a journal of Domicile; "domj" in ASCII."""
 
-FORMAT = 1
+FORMAT = 2
 
 KEPT_DAYS = 7
 """For how many whole days the journal remembers the keys of asks."""
@@ -40,9 +40,10 @@ CREATE TABLE fence (
     shard INTEGER NOT NULL,
     epoch INTEGER NOT NULL,
     owner TEXT NOT NULL,
-    next INTEGER NOT NULL DEFAULT 0,   -- how many events the shard has
+    next INTEGER NOT NULL DEFAULT 0,   -- the last offset of the shard
     batch INTEGER NOT NULL DEFAULT 0,  -- the last batch that wrote, or that settling used up
     void INTEGER NOT NULL DEFAULT 0,   -- the last batch that settling used up: it never wrote
+    writes INTEGER NOT NULL DEFAULT 0, -- how many batches the shard has taken
     UNIQUE (cluster, role, layout, shard)
 ) STRICT;
 CREATE TABLE process (
@@ -56,28 +57,81 @@ CREATE TABLE entity (
     cluster INTEGER NOT NULL,
     type TEXT NOT NULL,
     id TEXT NOT NULL,
-    seq INTEGER NOT NULL DEFAULT 0,    -- how many events it has
-    bytes INTEGER NOT NULL DEFAULT 0,  -- and how many bytes these have
+    seq INTEGER NOT NULL DEFAULT 0,    -- how many events, saves and deletions it has had
+    bytes INTEGER NOT NULL DEFAULT 0,  -- how many bytes its events have
+    fence INTEGER,                     -- of its shard; only a key has none
+    last INTEGER NOT NULL DEFAULT 0,   -- which batch of its shard wrote it last
+    deleted INTEGER NOT NULL DEFAULT 0,     -- the seq of its last deletion
+    remembered INTEGER NOT NULL DEFAULT 0,
+    state BLOB,                        -- of an entity without events
     UNIQUE (cluster, type, id)
 ) STRICT;
+CREATE INDEX entity_remembered ON entity (fence) WHERE remembered;
 CREATE TABLE event (
-    pos INTEGER PRIMARY KEY,           -- rises in the order of commits
+    pos INTEGER PRIMARY KEY,
     fence INTEGER NOT NULL,
     entity INTEGER NOT NULL,
     seq INTEGER NOT NULL,
-    data BLOB NOT NULL,
+    off INTEGER NOT NULL,              -- rises in the order of the shard's commits
+    data BLOB,                         -- NULL: the entity was deleted here
     UNIQUE (entity, seq)
 ) STRICT;
+CREATE UNIQUE INDEX event_off ON event (fence, off);
+CREATE TABLE snapshot (
+    entity INTEGER PRIMARY KEY,
+    seq INTEGER NOT NULL,              -- of the last event in it
+    data BLOB NOT NULL
+) STRICT;
+CREATE VIEW inbox AS SELECT NULL AS entity, NULL AS key, NULL AS reply WHERE false;
 """
 
+FROM_1 = """
+ALTER TABLE fence ADD COLUMN writes INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE entity ADD COLUMN fence INTEGER;
+ALTER TABLE entity ADD COLUMN last INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE entity ADD COLUMN deleted INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE entity ADD COLUMN remembered INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE entity ADD COLUMN state BLOB;
+CREATE INDEX entity_remembered ON entity (fence) WHERE remembered;
+ALTER TABLE event RENAME TO event_1;
+CREATE TABLE event (
+    pos INTEGER PRIMARY KEY,
+    fence INTEGER NOT NULL,
+    entity INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    off INTEGER NOT NULL,
+    data BLOB,
+    UNIQUE (entity, seq)
+) STRICT;
+INSERT INTO event (pos, fence, entity, seq, off, data)
+    SELECT pos, fence, entity, seq, next_offset(fence), data FROM event_1 ORDER BY pos;
+DROP TABLE event_1;
+CREATE UNIQUE INDEX event_off ON event (fence, off);
+UPDATE entity SET fence = (
+    SELECT v.fence FROM event v WHERE v.entity = entity.n ORDER BY v.seq DESC LIMIT 1);
+CREATE TABLE snapshot (
+    entity INTEGER PRIMARY KEY,
+    seq INTEGER NOT NULL,
+    data BLOB NOT NULL
+) STRICT;
+CREATE VIEW IF NOT EXISTS inbox AS SELECT NULL AS entity, NULL AS key, NULL AS reply WHERE false;
+"""
+"""From format 1, which had no offsets: events follow each other in the order of commits.
+`next_offset` counts the events of a fence."""
+
+MISNUMBERED = """SELECT count(*) FROM fence f
+    WHERE f.next <> (SELECT coalesce(max(v.off), 0) FROM event v WHERE v.fence = f.n)"""
+"""How many shards have another last offset than their fence says."""
+
 SCRATCH = """
-CREATE TEMP TABLE held (c INTEGER PRIMARY KEY, fence, ok, epoch, next, k);
+CREATE TEMP TABLE held (c INTEGER PRIMARY KEY, fence, ok, epoch, next, writes, k);
 CREATE TEMP TABLE written (i INTEGER PRIMARY KEY, c, type, id, k, bytes, entity, seq, fault);
 CREATE TEMP VIEW claiming AS
     SELECT NULL AS cluster, NULL AS pid, NULL AS started, NULL AS claims;
-CREATE TEMP VIEW writing AS SELECT NULL AS cluster, NULL AS number, NULL AS claims, NULL AS writes,
-    NULL AS events, NULL AS keys, NULL AS replies, NULL AS data;
-CREATE TEMP VIEW filling AS SELECT * FROM writing;
+CREATE TEMP VIEW writing AS SELECT NULL AS cluster, NULL AS number, NULL AS data, NULL AS claims,
+    NULL AS writes, NULL AS events, NULL AS keys;
+CREATE TEMP VIEW changing AS SELECT *, NULL AS replies, NULL AS states, NULL AS snapshots,
+    NULL AS flags, NULL AS deletions FROM writing;
 CREATE TEMP TRIGGER claim INSTEAD OF INSERT ON claiming BEGIN
     DELETE FROM held;
     INSERT OR IGNORE INTO process SELECT DISTINCT value->>4, NEW.cluster, NEW.pid, NEW.started
@@ -98,9 +152,9 @@ END;
 """
 
 CLAIM = "INSERT INTO claiming VALUES (?, ?, ?, ?)"
-WRITE = "INSERT INTO writing VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-FILL_IN = "INSERT INTO filling VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-"""As `WRITE`, for a batch that brings replies of keys that were stored before."""
+WRITE = "INSERT INTO writing VALUES (?, ?, ?, ?, ?, ?, ?)"
+CHANGE = "INSERT INTO changing VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+"""As `WRITE`, for a batch that has more than events and new keys."""
 
 HELD = "SELECT json_group_array(json_array(ok, epoch, next) ORDER BY c) FROM held"
 WRITTEN = "SELECT json_group_array(json_array(fault, seq) ORDER BY i) FROM written"
@@ -114,7 +168,7 @@ _CHECK = f"""
     DELETE FROM written;
     INSERT INTO held
         SELECT j.key, f.n, f.epoch = j.value->>3 AND f.owner = j.value->>4 AND f.batch < NEW.number,
-            f.epoch, f.next, j.value->>5
+            f.epoch, f.next, f.writes, j.value->>5
         FROM json_each(NEW.claims) j LEFT JOIN fence f ON f.cluster = NEW.cluster
             AND f.role = j.value->>0 AND f.layout = j.value->>1 AND f.shard = j.value->>2;
     INSERT INTO written
@@ -134,6 +188,12 @@ _CHECK_REPLIES = """
             WHERE x.entity = w.entity AND x.key = j.value->>1 AND x.reply IS NULL));
 """
 
+_CHECK_SNAPSHOTS = """
+    UPDATE written SET fault = 'seq' WHERE fault IS NULL AND i IN (
+        SELECT w.i FROM json_each(NEW.snapshots) j CROSS JOIN written w ON w.i = j.value->>0
+        WHERE j.value->>1 > w.seq + w.k);
+"""
+
 _REFUSE = f"""
     UPDATE held SET ok = {CLASHES}
         WHERE ok = {TAKEN} AND c IN (SELECT c FROM written WHERE fault IS NOT NULL);
@@ -149,31 +209,66 @@ _APPLY = f"""
     UPDATE written SET entity = (SELECT e.n FROM entity e
             WHERE e.cluster = NEW.cluster AND e.type = written.type AND e.id = written.id)
         WHERE entity IS NULL;
-    INSERT INTO event (fence, entity, seq, data)
-        SELECT h.fence, w.entity, w.seq + j.value->>1, substr(NEW.data, j.value->>2, j.value->>3)
+    INSERT INTO event (fence, entity, seq, off, data)
+        SELECT h.fence, w.entity, w.seq + j.value->>1, h.next + j.value->>2,
+            substr(NEW.data, j.value->>3, j.value->>4)
         FROM json_each(NEW.events) j CROSS JOIN written w ON w.i = j.value->>0
         CROSS JOIN held h ON h.c = w.c WHERE h.ok = {TAKEN};
-    UPDATE entity SET seq = w.seq + w.k, bytes = entity.bytes + w.bytes
+    UPDATE entity SET seq = w.seq + w.k, bytes = entity.bytes + w.bytes, fence = h.fence,
+            last = h.writes + 1
         FROM written w CROSS JOIN held h ON h.c = w.c
         WHERE h.ok = {TAKEN} AND w.k > 0 AND entity.n = w.entity;
-    UPDATE fence SET next = h.next + h.k, batch = NEW.number
+    UPDATE fence SET next = h.next + h.k, batch = NEW.number, writes = h.writes + 1
         FROM held h WHERE h.ok = {TAKEN} AND fence.n = h.fence;
 """
 
-_REPLY = "iif(j.value->>2 IS NULL, NULL, substr(NEW.data, j.value->>2, j.value->>3))"
+
+def _taken(rows: str) -> str:
+    """The rows of one value of a batch, with their writes, as far as their shards take them."""
+    return f"""json_each(NEW.{rows}) j CROSS JOIN written w ON w.i = j.value->>0
+        CROSS JOIN held h ON h.c = w.c AND h.ok = {TAKEN}"""
+
+
+def _each(rows: str, *columns: str) -> str:
+    """As `_taken`, for UPDATE: without the limit SQLite would look at every row of its table."""
+    return f"(SELECT w.entity, {', '.join(columns)} FROM {_taken(rows)} LIMIT -1) t"
+
+
+def _cut(at: int) -> str:
+    """The bytes that a row names by their place and their length."""
+    return f"substr(NEW.data, j.value->>{at}, j.value->>{at + 1})"
+
+
+# A deletion is last: of what it takes away, its own write brings nothing here.
+_CHANGE = f"""
+    UPDATE entity SET state = t.state
+        FROM {_each("states", f"{_cut(1)} AS state")} WHERE entity.n = t.entity;
+    INSERT INTO snapshot (entity, seq, data)
+        SELECT w.entity, j.value->>1, {_cut(2)} FROM {_taken("snapshots")}
+        CROSS JOIN entity e ON e.n = w.entity WHERE j.value->>1 > e.deleted
+        ON CONFLICT (entity) DO UPDATE SET seq = excluded.seq, data = excluded.data
+        WHERE excluded.seq >= snapshot.seq;
+    UPDATE entity SET remembered = t.flag, fence = t.fence, last = t.last
+        FROM {_each("flags", "j.value->>1 AS flag", "h.fence", "h.writes + 1 AS last")}
+        WHERE entity.n = t.entity;
+    DELETE FROM event WHERE entity IN (SELECT w.entity FROM {_taken("deletions")});
+    DELETE FROM snapshot WHERE entity IN (SELECT w.entity FROM {_taken("deletions")});
+    UPDATE entity SET deleted = t.seq, bytes = 0, remembered = 0, state = NULL
+        FROM {_each("deletions", "w.seq + w.k AS seq")} WHERE entity.n = t.entity;
+    INSERT INTO event (fence, entity, seq, off)
+        SELECT h.fence, w.entity, w.seq + w.k, h.next + j.value->>1 FROM {_taken("deletions")};
+"""
 
 _KEEP = f"""
     INSERT INTO {{today}} (entity, key, reply)
-        SELECT w.entity, j.value->>1, {_REPLY}
-        FROM json_each(NEW.keys) j CROSS JOIN written w ON w.i = j.value->>0
-        CROSS JOIN held h ON h.c = w.c WHERE h.ok = {TAKEN};
+        SELECT w.entity, j.value->>1, iif(j.value->>2 IS NULL, NULL, {_cut(2)})
+        FROM {_taken("keys")};
 """
 
 _ANSWER = f"""
-    UPDATE {{table}} SET reply = {_REPLY}
-        FROM json_each(NEW.replies) j CROSS JOIN written w ON w.i = j.value->>0
-        CROSS JOIN held h ON h.c = w.c
-        WHERE h.ok = {TAKEN} AND {{table}}.entity = w.entity AND {{table}}.key = j.value->>1;
+    UPDATE {{table}} SET reply = t.reply
+        FROM {_each("replies", "j.value->>1 AS key", f"{_cut(2)} AS reply")}
+        WHERE {{table}}.entity = t.entity AND {{table}}.key = t.key;
 """
 
 
@@ -181,9 +276,10 @@ def write_triggers(days: Sequence[int], *, pauses: bool) -> str:
     """The triggers that write a batch; the last of `days` is today. `pauses` is for tests."""
     tables = [day_table(day) for day in days]
     plain = [_PAUSE if pauses else "", _APPLY, _KEEP.format(today=tables[-1])]
+    checks = [_CHECK, _CHECK_REPLIES, _CHECK_SNAPSHOTS, _REFUSE]
     answers = [_ANSWER.format(table=table) for table in tables]
     return _trigger("writing", [_CHECK, _REFUSE, *plain]) + _trigger(
-        "filling", [_CHECK, _CHECK_REPLIES, _REFUSE, *plain, *answers]
+        "changing", [*checks, *plain, *answers, _CHANGE]
     )
 
 
@@ -220,37 +316,67 @@ def claim_values(
     return cluster, pid, started, _json(rows)
 
 
-def write_values(cluster: int, batch: Batch) -> tuple[object, ...]:
-    """The values of `WRITE`: rows as JSON, and one blob that they cut their bytes from."""
+def write_values(cluster: int, batch: Batch) -> tuple[str, tuple[object, ...]]:
+    """`WRITE` or `CHANGE`, and its values: rows as JSON, and one blob that they cut bytes from."""
     counts = {claim.shard: 0 for claim in batch.claims}
     numbers = {shard: number for number, shard in enumerate(counts)}
-    writes: list[tuple[object, ...]] = []
-    events: list[tuple[int, int, int, int]] = []
-    keys: list[tuple[object, ...]] = []
-    replies: list[tuple[object, ...]] = []
-    data: list[bytes] = []
-    at = 1  # SQL counts bytes from 1
+    writes: list[_Row] = []
+    events: list[_Row] = []
+    keys: list[_Row] = []
+    changes: tuple[list[_Row], ...] = ([], [], [], [], [])
+    blob = _Blob()
     for i, write in enumerate(batch.writes):
-        count, size = len(write.events), sum(map(len, write.events))
-        counts[write.shard] += count
-        writes.append((numbers[write.shard], *write.entity, write.expected, count, size))
-        for j, event in enumerate(write.events, 1):
-            events.append((i, j, at, len(event)))
-            data.append(event)
-            at += len(event)
-        for rows, pairs in ((keys, write.inbox), (replies, write.replies)):
-            for key, reply in pairs:
-                if reply is None:
-                    rows.append((i, key, None, None))
-                    continue
-                rows.append((i, key, at, len(reply)))
-                data.append(reply)
-                at += len(reply)
+        count, shard = counted(write), write.shard
+        before = counts[shard]
+        counts[shard] = before + placed(write)
+        size = 0
+        if not write.delete:
+            for j, event in enumerate(write.events, 1):
+                events.append((i, j, before + j, *blob.add(event)))
+                size += len(event)
+        writes.append((numbers[shard], *write.entity, write.expected, count, size))
+        for key, reply in write.inbox:
+            keys.append((i, key, *((None, None) if reply is None else blob.add(reply))))
+        replies, states, snapshots, flags, deletions = changes
+        replies += [(i, key, *blob.add(reply)) for key, reply in write.replies]
+        if write.delete:
+            deletions.append((i, counts[shard]))
+            continue
+        if write.state is not None:
+            states.append((i, *blob.add(write.state)))
+        if write.snapshot is not None:
+            seq, data = write.snapshot
+            snapshots.append((i, seq, *blob.add(data)))
+        if write.remember is not None:
+            flags.append((i, int(write.remember)))
     claims = [
         (*_row(claim), claim.epoch, claim.owner, counts[claim.shard]) for claim in batch.claims
     ]
-    parts = map(_json, (claims, writes, events, keys, replies))
-    return cluster, batch.number, *parts, b"".join(data)
+    plain = (cluster, batch.number, blob.whole(), *map(_json, (claims, writes, events, keys)))
+    return (CHANGE, (*plain, *map(_json, changes))) if any(changes) else (WRITE, plain)
+
+
+_Row = tuple[object, ...]
+
+
+class _Blob:
+    """Pieces of bytes, one after the other."""
+
+    def __init__(self) -> None:
+        # SQL counts bytes from 1. The first one is nobody's: a piece of an empty blob is NULL.
+        self._pieces: list[bytes] = [b"\0"]
+        self._at = 2
+
+    def add(self, piece: bytes) -> tuple[int, int]:
+        """Where a piece lies, and how long it is."""
+        at, size = self._at, len(piece)
+        self._pieces.append(piece)
+        self._at += size
+        return at, size
+
+    def whole(self) -> bytes:
+        """All of them."""
+        return b"".join(self._pieces)
 
 
 def _row(claim: Claim) -> tuple[str, int, int]:

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from domicile.testing.checkers.bounded import check_bounded
+from domicile.testing.checkers.carried import check_carried
 from domicile.testing.checkers.deadlines import check_deadlines
 from domicile.testing.checkers.drained import check_drained
-from domicile.testing.checkers.durable import check_durable
+from domicile.testing.checkers.durable import check_durable, check_gated
 from domicile.testing.checkers.evicted import check_evicted
 from domicile.testing.checkers.fenced import check_fenced
+from domicile.testing.checkers.flushed import check_flushed
+from domicile.testing.checkers.leading import check_leading
 from domicile.testing.checkers.liveness import check_liveness
 from domicile.testing.checkers.one_home import check_handlers, check_links, check_stored
 from domicile.testing.checkers.order import check_order
@@ -24,7 +27,10 @@ from domicile.testing.history import History
 __all__ = ["CHECKERS", "Violation", "check"]
 
 CHECKERS: dict[str, Callable[[History], list[Violation]]] = {
+    "C1": check_leading,
     "C6": check_evicted,
+    "DX": check_carried,
+    "H8": check_flushed,
     "H9": check_drained,
     "I1a": check_stored,
     "I1b": check_links,
@@ -34,6 +40,7 @@ CHECKERS: dict[str, Callable[[History], list[Violation]]] = {
     "I4": check_durable,
     "I5": check_order,
     "I6": check_bounded,
+    "J5": check_gated,
     "L": check_liveness,
     "L3": check_deadlines,
 }

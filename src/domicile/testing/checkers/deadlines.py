@@ -23,7 +23,8 @@ _DEEDS = {"start": "started a handler", "resume": "resumed a handler", "reply": 
 
 def check_deadlines(history: History) -> list[Violation]:
     """L3: each start, resumption and reply lies strictly before `sent_at + ttl - margin`; L4: so
-    does the fence, unless the process was paused. An infinite ttl (C9) sets no deadline, but a
+    does the fence, unless the process was paused, and no handler goes on with an error later than
+    the stop budget after the deadline or the fence. An infinite ttl (C9) sets no deadline, but a
     fence still ends the incarnation. One event of a real process may be noted just after the
     deadline: the machine may pause the process between a guard and that note."""
     reading = read(history)
@@ -68,19 +69,46 @@ def check_deadlines(history: History) -> list[Violation]:
             if inc not in valid_until or until > valid_until[inc]:
                 valid_until[inc] = until
                 renewals[inc] = event
+        elif kind == "unwind":
+            _judge_cleaning(found, reading, event, valid_until, fenced)
         elif kind == "fenced":
             inc = event.fields["inc"]
             _judge_overdue(found, reading, inc, valid_until, event.at, renewals)
             fenced.setdefault(inc, event)
         elif kind in _SIGNS:
             inc = event.fields["inc"]
-            if event.at > valid_until.get(inc, inf) and inc not in fenced and inc not in late:
+            if inc in fenced and inc not in late:
+                late[inc] = None
+                message = f"{reading.name(inc)} still took messages after it had fenced (L4)"
+                found.add(event.at, message, fenced[inc], event)
+            elif event.at > valid_until.get(inc, inf) and inc not in fenced and inc not in late:
                 death = reading.deaths.get(inc)
                 if (death is None or death.at > event.at) and _judge_overdue(
                     found, reading, inc, valid_until, event.at, renewals
                 ):
                     late[inc] = None
     return found.violations
+
+
+def _judge_cleaning(
+    found: Findings,
+    reading: Reading,
+    event: Event,
+    valid_until: dict[str, float],
+    fenced: dict[str, Event],
+) -> None:
+    """L4: what was cancelled cleans up within the stop budget: of the fence, or of the deadline if
+    that was earlier."""
+    inc = event.fields["inc"]
+    budget_s, fence = reading.limits(inc).get("stop"), fenced.get(inc)
+    over_at = min(valid_until.get(inc, inf), fence.at if fence else inf)
+    if budget_s is None or event.at < over_at + budget_s + PROMPT_S + reading.slack_s:
+        return
+    message = (
+        f"{reading.name(inc)} went on with a handler ({_subject(event)}) "
+        f"{event.at - over_at:.6f} s after it was over, and its stop budget is {budget_s:g} s (L4)"
+    )
+    found.add(event.at, message, fence, event)
 
 
 def _judge_overdue(

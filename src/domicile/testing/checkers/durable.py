@@ -1,8 +1,11 @@
-"""I4, durable: what was acknowledged is stored, and every message takes effect at most once."""
+"""I4, durable: what was acknowledged is stored, and every message takes effect at most once.
+
+J5, gated: nothing leaves a durable entity before what it depends on is stored.
+"""
 
 from __future__ import annotations
 
-from domicile.testing.checkers.reading import read
+from domicile.testing.checkers.reading import Message, read
 from domicile.testing.checkers.verdict import Findings, Violation
 from domicile.testing.history import Event, History
 
@@ -56,6 +59,52 @@ def check_durable(history: History) -> list[Violation]:
                 found.add(event.at, message, event)
         else:
             _judge_kept(found, event, where, acks.get(entity, []))
+    return found.violations
+
+
+def check_gated(history: History) -> list[Violation]:
+    """J5: nothing leaves a durable entity that depends on an event that is not committed.
+
+    A handler has seen every event that its entity shows when it ends. So the answer to its caller,
+    and every message that it sends, must come after those events are stored.
+    """
+    found = Findings("J5")
+    shown: dict[tuple[str, str, str], int] = {}
+    stored: dict[tuple[str, str], int] = {}
+    needs: dict[tuple[str, str, int, int], tuple[tuple[str, str], int]] = {}
+    if not any(history.of("claim")):
+        # The journal of these processes keeps no history.
+        return []
+    kinds = ("staged", "unstaged", "append", "finish", "submit", "outcome")
+    for event in history.of(*kinds):
+        fields = event.fields
+        if event.kind == "append":
+            if fields["ok"]:
+                stored[fields["type"], fields["id"]] = fields["seq"] + fields["count"]
+        elif event.kind == "submit":
+            by = fields.get("by")
+            if by is not None:
+                upto = shown.get((fields["inc"], *by), 0)
+                if upto > stored.get(tuple(by), 0):
+                    message = f"{by[0]}/{by[1]} sent a message before its event {upto} was stored"
+                    found.add(event.at, message, event)
+        elif event.kind == "outcome":
+            key = (fields["inc"], fields["role"], fields["shard"], fields["n"])
+            entity, upto = needs.pop(key, (("", ""), 0))
+            known = fields["outcome"] in ("ok", "rejected", "failed")
+            if known and upto > stored.get(entity, 0):
+                message = (
+                    f"{Message(*key)} was answered before event {upto} of {entity[0]}/{entity[1]} "
+                    "was stored, which its handler had seen"
+                )
+                found.add(event.at, message, event)
+        else:
+            home = (fields["inc"], fields["type"], fields["id"])
+            if event.kind != "finish":
+                shown[home] = fields["upto"] or 0
+            elif home in shown and fields["sender"]:
+                key = (fields["sender"], fields["role"], fields["shard"], fields["n"])
+                needs[key] = (home[1:], shown[home])
     return found.violations
 
 

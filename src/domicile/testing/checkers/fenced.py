@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from domicile.testing.checkers.reading import read
+from domicile.core.ids import ShardKey
+from domicile.core.state.keys import NODES
+from domicile.testing.checkers.reading import Reading, is_fenced, read
 from domicile.testing.checkers.verdict import Findings, Violation
 from domicile.testing.history import Event, History
+
+_Home = tuple[str, ShardKey, int]
+"""An owner, a shard and its epoch."""
 
 
 def check_fenced(history: History) -> list[Violation]:
     """I2: appends belong to the newest claim (J1, J2) and continue each other without a gap.
 
-    The batches of one claim commit in the order of their numbers (J3, J4).
+    The batches of one claim commit in the order of their numbers (J3, J4). A shard that drained
+    because its journal knew a newer epoch gets an epoch that is newer still (J1).
     """
-    name = read(history).name
+    reading = read(history)
+    name = reading.name
     found = Findings("I2")
     fences: dict[tuple[str, int], Event] = {}
     ends: dict[tuple[str, str], tuple[int, Event]] = {}
@@ -54,4 +61,53 @@ def check_fenced(history: History) -> list[Violation]:
                 )
                 found.add(event.at, message, known[1], event)
             ends[entity] = (fields["seq"] + fields["count"], event)
+    _judge_floors(found, history, reading)
     return found.violations
+
+
+def _judge_floors(found: Findings, history: History, reading: Reading) -> None:
+    """J1: an owner that drained by itself, because the journal had refused it, knows the fence and
+    releases with that. Then the shard's next epoch is above the fence."""
+    fences: dict[ShardKey, int] = {}
+    refused: dict[_Home, int] = {}
+    floors: dict[_Home, tuple[int, Event]] = {}
+    moved: dict[tuple[ShardKey, int], None] = {}
+    nodes: dict[str, None] = {}
+    for position, event in enumerate(history.events):
+        kind, fields = event.kind, event.fields
+        if kind in ("claim", "append", "settle"):
+            shard = ShardKey(fields["role"], fields["shard"])
+            if kind == "claim" and fields["ok"]:
+                fences[shard] = max(fields["epoch"], fences.get(shard, 0))
+            elif is_fenced(event):
+                refused.setdefault((fields["owner"], shard, fields["epoch"]), fences.get(shard, 0))
+        elif kind == "draining":
+            shard = ShardKey(fields["role"], fields["shard"])
+            home = (fields["inc"], shard, fields["epoch"])
+            if home in refused and (shard, fields["epoch"]) not in moved:
+                floors.setdefault(home, (refused[home], event))
+        elif kind == "rewound":
+            floors.clear()
+            moved.clear()
+            held = [key for key, _ in fields["items"] if key.startswith(NODES)]
+            nodes = {key[len(NODES) :].decode(): None for key in held}
+        elif kind in ("commit", "expire"):
+            for stored in reading.stored.get(position, ()):
+                before, after = stored.before, stored.after
+                if after.state == "moving":
+                    moved[stored.shard, after.epoch] = None
+                floor = floors.get((before.owner, stored.shard, before.epoch))
+                # Of an owner that is gone, nobody need have heard what it knew.
+                if floor and before.owner in nodes and before.epoch < after.epoch <= floor[0]:
+                    message = (
+                        f"shard {stored.shard.role}/{stored.shard.shard} got epoch {after.epoch} "
+                        f"after {reading.name(before.owner)} had found epoch {floor[0]} in its "
+                        "journal (J1)"
+                    )
+                    found.add(event.at, message, floor[1], event)
+            for put in fields.get("puts", ()):
+                if put[0].startswith(NODES):
+                    nodes[put[0][len(NODES) :].decode()] = None
+            for key in fields.get("deletes", ()):
+                if key.startswith(NODES):
+                    nodes.pop(key[len(NODES) :].decode(), None)

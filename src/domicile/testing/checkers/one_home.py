@@ -180,7 +180,7 @@ def check_handlers(history: History) -> list[Violation]:
     released: dict[tuple[str, str, int], Event] = {}
     for position, event in enumerate(history.events):
         kind, fields = event.kind, event.fields
-        if kind in ("start", "resume"):
+        if kind in ("start", "resume", "unwind"):
             shard = (fields["role"], fields["shard"])
             final = released.get((fields["inc"], *shard))
             if final and fields["epoch"] <= final.fields["epoch"]:

@@ -38,7 +38,9 @@ _Key = tuple[str, str, int, int]
 class _Fate:
     """The state of one message so far."""
 
-    __slots__ = ("accepted", "finish", "homes", "moved_at", "resolved", "start", "submit")
+    __slots__ = (
+        "accepted", "finish", "homes", "moved_at", "resolved", "start", "submit", "withheld",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.submit: Event | None = None
@@ -46,6 +48,9 @@ class _Fate:
         self.moved_at = float("-inf")
         self.start: Event | None = None
         self.finish: Event | None = None
+        self.withheld = False
+        """Whether its answer was kept back because the journal did not answer, or because a
+        stranger to the cluster had claimed the shard."""
         self.resolved: Event | None = None
         self.homes: dict[str, None] = {}
         """The incarnations to which it was written, and that accepted it."""
@@ -62,6 +67,8 @@ def check_order(history: History) -> list[Violation]:
         "dropped": judge.withdraw,
         "start": judge.start,
         "finish": judge.finish,
+        "claim": judge.claim,
+        "withheld": judge.withheld,
         "draining": judge.draining,
         "open": judge.open,
         "outcome": judge.outcome,
@@ -88,6 +95,7 @@ class _Judge:
         self._on: dict[tuple[str, str, str], int] = {}
         self._worked: dict[tuple[str, str, str], float] = {}
         self._drains: dict[tuple[str, str, int, int], float] = {}
+        self._claims: dict[tuple[str, int], str] = {}
 
     def _fate(self, key: _Key) -> _Fate:
         fate = self._fates.get(key)
@@ -174,6 +182,17 @@ class _Judge:
             key = (fields["sender"], fields["role"], fields["shard"], fields["n"])
             self._fate(key).finish = event
 
+    def claim(self, event: Event, fields: dict[str, Any]) -> None:
+        if fields["ok"]:
+            self._claims[fields["role"], fields["shard"]] = fields["owner"]
+
+    def withheld(self, event: Event, fields: dict[str, Any]) -> None:
+        """J5: its answer depends on what did not commit. A planned move is no reason for that."""
+        key = (fields["sender"], fields["role"], fields["shard"], fields["n"])
+        claimed = self._claims.get((fields["role"], fields["shard"]))
+        if fields["why"] == "unknown" or claimed not in self._reading.lives:
+            self._fate(key).withheld = True
+
     def draining(self, event: Event, fields: dict[str, Any]) -> None:
         home = (fields["inc"], fields["role"], fields["shard"], fields["epoch"])
         self._drains[home] = event.at
@@ -228,7 +247,7 @@ class _Judge:
     def _excused(self, event: Event, key: _Key, fate: _Fate, submit: Event) -> bool:
         if event.fields.get("cancelled"):
             return True
-        if fate.finish and fate.finish.fields["how"] == "failed":
+        if fate.withheld or (fate.finish and fate.finish.fields["how"] == "failed"):
             # It ran, so there is no gap; what it stored is unknown (J4), or fenced (I2).
             return True
         if self._reading.may_lose(submit.at, event.at, (key[0], *fate.homes)):

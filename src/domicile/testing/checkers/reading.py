@@ -38,7 +38,7 @@ _OF_ONE = ("crash", "freeze", "stop", "thaw")
 """Faults of one process: they can cost only messages that it sends or is sent."""
 
 _HARMLESS = (
-    "back", "cut", "duplicate", "fast", "flow", "free", "full", HEAL, "lag", "linger",
+    "back", "cut", "deposed", "duplicate", "fast", "flow", "free", "full", HEAL, "lag", "linger",
     "lost replies", "outage", RAISED, "rewind", "stall",
 )  # fmt: skip
 """Faults that cost no message by themselves, or that end others. A broken link resumes, and a

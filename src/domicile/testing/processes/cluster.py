@@ -62,7 +62,7 @@ from domicile.testing.processes.switches import Levers
 
 CLUSTER = "domicile"
 POLL_S = 0.01
-START_S = 60.0
+START_S = 120.0
 EXIT_S = 3.0
 """Seconds for processes to leave when the whole cluster ends; then they are killed."""
 
@@ -231,7 +231,7 @@ class Processes(RealFaults):
                 f"{process.log_tail()}"
             )
 
-    async def wait_until(self, condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
+    async def wait_until(self, condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
         """Check again and again until a condition holds."""
         deadline = self._now() + timeout_s
         while not condition():

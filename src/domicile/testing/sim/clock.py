@@ -119,7 +119,10 @@ class SkewedMeter:
             fields["timeout"] /= self._machine.rate
         elif kind == "life":
             limits: dict[str, Any] = fields["limits"]
-            fields["limits"] = {**limits, "drain": self._drain_s / self._machine.rate}
+            own = {"drain": self._drain_s / self._machine.rate}
+            if "stop" in limits:
+                own["stop"] = limits["stop"] / self._machine.rate
+            fields["limits"] = {**limits, **own}
         self._meter.event(kind, **fields)
 
     def _renewed(self, fields: dict[str, Any]) -> None:

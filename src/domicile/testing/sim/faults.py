@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from domicile.core.ids import ShardKey
+from domicile.core.state.keys import LEADER_KEY
+from domicile.core.state.txn import Delete
 from domicile.testing.actions import Verbs
 from domicile.testing.history import History
 from domicile.testing.sim.calls import Faults
@@ -139,6 +141,14 @@ class SimFaults(Verbs):
         """
         self.note_fault("raised fence")
         self.servers.raise_fence(shard)
+
+    async def depose(self) -> None:
+        """Delete the leader key under a leader that lives, as an operator might.
+
+        Another node may win it while the old leader has heard nothing: its lease stands (C1).
+        """
+        self.note_fault("deposed")
+        await self._write(Delete(LEADER_KEY))
 
     # clocks
 

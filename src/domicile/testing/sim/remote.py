@@ -12,16 +12,19 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from domicile.core.ids import EntityKey
+from domicile.core.ids import EntityKey, ShardKey
 from domicile.core.state.txn import Changes, Condition, Item, Listing, Outcome, Unknown, Write
 from domicile.errors import StoreError, StoreRewound, StoreUnavailable
 from domicile.ports.journal import (
     Batch,
     Claim,
+    EventPage,
     Journal,
     JournalUnknown,
     Recovered,
+    Remembered,
     StoredReply,
+    Wanted,
     WriteRefused,
     Written,
 )
@@ -298,15 +301,27 @@ class RemoteJournal:
         """As `Journal.settle`."""
         return await self._call(partial(self._backend.settle, batch))
 
-    async def recover(
-        self, wanted: Sequence[tuple[EntityKey, int]], max_bytes: int
-    ) -> Sequence[Recovered]:
+    async def recover(self, wanted: Sequence[Wanted], max_bytes: int) -> Sequence[Recovered]:
         """As `Journal.recover`."""
         return await self._call(partial(self._backend.recover, tuple(wanted), max_bytes))
 
     async def inbox(self, asked: Sequence[tuple[EntityKey, str]]) -> Sequence[StoredReply | None]:
         """As `Journal.inbox`."""
         return await self._call(partial(self._backend.inbox, tuple(asked)))
+
+    async def scan(self, shard: ShardKey, after: int, limit: int) -> EventPage:
+        """As `Journal.scan`."""
+        return await self._call(partial(self._backend.scan, shard, after, limit))
+
+    async def remembered(
+        self, shard: ShardKey, after: Remembered | None, limit: int
+    ) -> Sequence[Remembered]:
+        """As `Journal.remembered`."""
+        return await self._call(partial(self._backend.remembered, shard, after, limit))
+
+    async def history(self) -> str:
+        """As `Journal.history`."""
+        return await self._call(self._backend.history)
 
     async def close(self) -> None:
         """Nothing to let go of."""

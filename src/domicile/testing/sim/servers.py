@@ -23,6 +23,9 @@ from domicile.testing.sim.loop import SimLoop, World
 from domicile.testing.sim.remote import RemoteJournal, RemoteStore
 from domicile.testing.sim.sandbox import SimulationError
 
+JOURNAL_HISTORY = "simulated".ljust(32, "0")
+"""The id of the journal: a simulation has one, and no randomness from outside."""
+
 OUTSIDER = Incarnation("outsider".ljust(32, "0"))
 
 BACKUP_S = 0.5
@@ -48,7 +51,7 @@ class Servers:
         self.wall_s = 0.0
         """How far the store's wall clock is ahead of the world's time."""
         self.store = MemoryStore(SimClock(world, self.store_loop), meter, wall=self._wall)
-        self.journal = MemoryJournal(meter, self._pause)
+        self.journal = MemoryJournal(meter, self._pause, history=JOURNAL_HISTORY)
 
     def faults(self, name: str) -> Faults:
         """The faults of one process on its way to one server, seeded by that name."""

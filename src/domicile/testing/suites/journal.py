@@ -1,8 +1,9 @@
-"""What every journal must do (J1-J4).
+"""What every journal must do (J1-J4, J9, J11).
 
 For authors of journals: derive `class TestMine(JournalContract)` and define `open` and `queued`.
 Nothing here takes a moment of sleep for waiting: a scenario goes on once it sees that a transaction
-is held up, or that a call stands in line for a row.
+is held up, or that a call stands in line for a row. The last scenario compares a journal with the
+reference, `domicile.journals.memory`.
 """
 
 from __future__ import annotations
@@ -11,19 +12,29 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from itertools import combinations
+from itertools import combinations, count
+from random import Random
+
+import msgspec
 
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.journals.memory import MemoryJournal
 from domicile.ports.journal import (
     BLIND,
+    MOST_KEYS,
     Batch,
     Claim,
+    EventPage,
     Journal,
     JournalWrite,
     Recovered,
+    Remembered,
+    StoredEvent,
     StoredReply,
+    Wanted,
     WriteRefused,
     Written,
+    counted,
 )
 
 A, B = Incarnation("a" * 32), Incarnation("b" * 32)
@@ -52,9 +63,39 @@ def batch(number: int, claims: Claim | Sequence[Claim], *writes: JournalWrite) -
 
 async def events_of(journal: Journal, entity: EntityKey = ENTITY) -> tuple[bytes, ...]:
     """All events of an entity."""
-    [found] = await journal.recover([(entity, 0)], MUCH)
+    [found] = await journal.recover([Wanted(entity, snapshot=False)], MUCH)
     assert (found.seq, found.more) == (len(found.events), False)
     return found.events
+
+
+async def recovered(
+    journal: Journal, entity: EntityKey = ENTITY, after: int = 0, *, snapshot: bool = True
+) -> Recovered:
+    """All that a journal says of one entity."""
+    [found] = await journal.recover([Wanted(entity, after, snapshot)], MUCH)
+    return found
+
+
+async def remembered_ids(journal: Journal, shard: ShardKey = SHARD, limit: int = 100) -> list[str]:
+    """The ids of all remembered entities of a shard, read in pages."""
+    ids: list[str] = []
+    last: Remembered | None = None
+    while page := await journal.remembered(shard, last, limit):
+        ids += [one.entity.id for one in page]
+        last = page[-1]
+    return ids
+
+
+async def scanned(
+    journal: Journal, shard: ShardKey = SHARD, limit: int = 100
+) -> tuple[StoredEvent, ...]:
+    """All events of a shard, read in pages."""
+    events: list[StoredEvent] = []
+    upto = 0
+    while (page := await journal.scan(shard, upto, limit)).upto > upto:
+        events += page.events
+        upto = page.upto
+    return tuple(events)
 
 
 async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -193,17 +234,26 @@ class JournalContract(ABC):
             await journal.claim([OLD])
             await journal.write(batch(1, OLD, write(ENTITY, 0, b"11", b"22", b"33")))
             await journal.write(batch(2, OLD, write(BOB, 0, b"b")))
-            [first] = await journal.recover([(ENTITY, 0)], 5)
-            assert first == Recovered((b"11", b"22"), 2, True)
-            assert await journal.recover([(ENTITY, first.seq)], 5) == [
-                Recovered((b"33",), 3, False)
-            ]
-            assert await journal.recover([(ENTITY, 3)], 5) == [Recovered((), 3, False)]
+            [first] = await journal.recover([Wanted(ENTITY)], 5)
+            assert first == Recovered((b"11", b"22"), 2, True, keys=())
+            rest = await journal.recover([Wanted(ENTITY, first.seq)], 5)
+            assert rest == [Recovered((b"33",), 3, False)]
+            assert await journal.recover([Wanted(ENTITY, 3)], 5) == [Recovered((), 3, False)]
             # One event at least, however large, or a reader would never come to an end.
-            assert await journal.recover([(ENTITY, 1)], 0) == [Recovered((b"22",), 2, True)]
-            three = list(await journal.recover([(CAROL, 0), (ENTITY, 2), (BOB, 0)], MUCH))
-            assert [one.events for one in three] == [(), (b"33",), (b"b",)]
-            assert [(one.seq, one.more) for one in three] == [(0, False), (3, False), (1, False)]
+            assert await journal.recover([Wanted(ENTITY, 1)], 0) == [Recovered((b"22",), 2, True)]
+            three = [Wanted(CAROL), Wanted(ENTITY, 2), Wanted(BOB)]
+            assert list(await journal.recover(three, MUCH)) == [
+                Recovered((), 0, False, keys=()),
+                Recovered((b"33",), 3, False),
+                Recovered((b"b",), 1, False, keys=()),
+            ]
+            # What finds no room is asked for again; an entity without events needs none.
+            assert list(await journal.recover(three, 2)) == [
+                Recovered((), 0, False, keys=()),
+                Recovered((b"33",), 3, False),
+                Recovered((), 0, True),
+            ]
+            assert await journal.recover([], MUCH) == []
 
         self.run(scenario)
 
@@ -601,3 +651,424 @@ class JournalContract(ABC):
             assert await events_of(journal) == (b"1", b"2")
 
         self.run(scenario)
+
+    def test_a_recovery_tells_the_keys_of_an_entity_if_they_are_few(self) -> None:
+        async def scenario(journal: Journal, gate: Gate) -> None:
+            await journal.claim([OLD])
+            keys = [f"k{n}" for n in range(MOST_KEYS)]
+            many = JournalWrite(SHARD, ENTITY, 0, (b"1",), tuple((key, None) for key in keys))
+            few = JournalWrite(SHARD, BOB, 0, (), (("only", b"r"),))
+            await journal.write(batch(1, OLD, many, few))
+            three = await journal.recover([Wanted(ENTITY), Wanted(BOB), Wanted(CAROL)], MUCH)
+            assert [sorted(one.keys or ()) for one in three] == [sorted(keys), ["only"], []]
+            assert [one.keys is None for one in three] == [False, False, False]
+            assert (await recovered(journal, after=1)).keys is None, "only from the start"
+            more = JournalWrite(SHARD, ENTITY, 1, (), (("one more", None),))
+            await journal.write(batch(2, OLD, more))
+            assert await recovered(journal) == Recovered((b"1",), 1, False, keys=None)
+
+        self.run(scenario)
+
+    # states
+
+    def test_a_state_replaces_the_one_before_and_counts_in_seq_alone(self) -> None:
+        async def scenario(journal: Journal, gate: Gate) -> None:
+            await journal.claim([OLD])
+            first = JournalWrite(SHARD, ENTITY, 0, (), (("tx", b"r"),), state=b"one")
+            done = await journal.write(batch(1, OLD, first, write(BOB, 0, b"b")))
+            assert list(done) == [Written(1, 0), Written(1, 1)]
+            assert await recovered(journal) == Recovered((), 1, False, state=b"one", keys=("tx",))
+            late = JournalWrite(SHARD, ENTITY, 0, state=b"late")
+            assert await journal.write(batch(2, OLD, late)) == [WriteRefused("seq", 1)]
+            joined = JournalWrite(SHARD, ENTITY, 1, state=b"", saves=3)
+            again = batch(3, OLD, joined)
+            assert await journal.write(again) == await journal.settle(again) == [Written(4, 1)]
+            found = await recovered(journal)
+            assert (found.seq, found.state, found.events, found.more) == (4, b"", (), False)
+            assert await recovered(journal, after=1) == Recovered((), 4, False, state=b"")
+            assert await recovered(journal, after=4) == Recovered((), 4, False)
+            assert await scanned(journal) == (StoredEvent(1, BOB, 1, b"b"),)
+
+        self.run(scenario)
+
+    # snapshots (J9)
+
+    def test_a_recovery_begins_with_the_newest_snapshot(self) -> None:
+        async def scenario(journal: Journal, gate: Gate) -> None:
+            numbers = count(1)
+            await journal.claim([OLD])
+
+            async def keep(seq: int, data: bytes, expected: int, *events: bytes) -> object:
+                one = JournalWrite(SHARD, ENTITY, expected, events, snapshot=(seq, data))
+                [answer] = await journal.write(batch(next(numbers), OLD, one))
+                return answer
+
+            assert await keep(2, b"early", 0, b"1") == WriteRefused("seq", 1), "not there yet"
+            assert await recovered(journal) == Recovered((), 0, False, keys=())
+            assert await keep(2, b"two", 0, b"1", b"2", b"3") == Written(3, 3)
+            whole = Recovered((b"3",), 3, False, (2, b"two"), keys=())
+            assert await recovered(journal) == whole
+            everything = Recovered((b"1", b"2", b"3"), 3, False, keys=())
+            assert await recovered(journal, snapshot=False) == everything
+            assert await recovered(journal, after=1) == Recovered((b"2", b"3"), 3, False)
+            assert await keep(1, b"older", 3) == Written(3, 3)
+            assert await recovered(journal) == whole, "an older one changes nothing"
+            assert await keep(2, b"another", BLIND) == Written(3, 3)
+            assert (await recovered(journal)).snapshot == (2, b"another")
+            assert await keep(4, b"four", 3, b"4") == Written(4, 4)
+            assert await recovered(journal) == Recovered((), 4, False, (4, b"four"), keys=())
+
+        self.run(scenario)
+
+    def test_snapshots_and_states_need_room_too(self) -> None:
+        async def scenario(journal: Journal, gate: Gate) -> None:
+            await journal.claim([OLD])
+            snapped = JournalWrite(SHARD, ENTITY, 0, (b"11", b"22"), snapshot=(1, b"12345678"))
+            whole = JournalWrite(SHARD, BOB, 0, state=b"12345678")
+            await journal.write(batch(1, OLD, snapped, whole, write(CAROL, 0, b"c")))
+            three = [Wanted(ENTITY), Wanted(BOB), Wanted(CAROL)]
+            # The first piece always finds room, and what finds none is asked for again.
+            assert list(await journal.recover(three, 0)) == [
+                Recovered((), 1, True, (1, b"12345678"), keys=()),
+                Recovered((), 0, True),
+                Recovered((), 0, True),
+            ]
+            two = [Wanted(BOB), Wanted(ENTITY, 1)]
+            assert list(await journal.recover(two, 8)) == [
+                Recovered((), 1, False, state=b"12345678", keys=()),
+                Recovered((), 1, True),
+            ]
+            assert [one.more for one in await journal.recover(three, MUCH)] == [False] * 3
+
+        self.run(scenario)
+
+    # deletions
+
+    def test_a_deletion_leaves_a_number_and_an_event_without_data(self) -> None:
+        async def scenario(journal: Journal, gate: Gate) -> None:
+            await journal.claim([OLD])
+            begun = JournalWrite(
+                SHARD, ENTITY, 0, (b"1", b"2"), (("tx", b"r"),), snapshot=(1, b"s"), remember=True
+            )
+            await journal.write(batch(1, OLD, begun, write(BOB, 0, b"b")))
+            ended = batch(
+                2, OLD, JournalWrite(SHARD, ENTITY, 2, (b"3",), (("end", None),), delete=True),
+                write(BOB, 1, b"c"),
+            )  # fmt: skip
+            done = [Written(4, 5), Written(2, 6)]
+            for answers in (await journal.write(ended), await journal.settle(ended)):
+                assert list(answers) == done
+            gone = await recovered(journal)
+            assert sorted(gone.keys or ()) == ["end", "tx"], "keys of asks stay"
+            assert (gone.events, gone.seq, gone.more, gone.snapshot) == ((), 4, False, None)
+            assert await recovered(journal, after=1) == Recovered((), 4, False)
+            assert await journal.inbox([(ENTITY, "tx")]) == [StoredReply(b"r")]
+            assert await remembered_ids(journal) == []
+            left = (
+                StoredEvent(3, BOB, 1, b"b"), StoredEvent(5, ENTITY, 4, None),
+                StoredEvent(6, BOB, 2, b"c"),
+            )  # fmt: skip
+            assert await scanned(journal) == left
+            page = await journal.scan(SHARD, 0, 1)
+            assert page == EventPage(left[:1], 3), "the offsets before will never exist"
+            # A new beginning. A snapshot that was made before the end must not bring it back.
+            anew = JournalWrite(SHARD, ENTITY, 4, (b"5",), snapshot=(2, b"old"))
+            assert await journal.write(batch(3, OLD, anew)) == [Written(5, 7)]
+            found = await recovered(journal)
+            assert (found.events, found.seq, found.snapshot) == ((b"5",), 5, None)
+            later = JournalWrite(SHARD, ENTITY, 5, snapshot=(5, b"new"))
+            await journal.write(batch(4, OLD, later))
+            found = await recovered(journal)
+            assert (found.events, found.seq, found.snapshot) == ((), 5, (5, b"new"))
+            again = JournalWrite(SHARD, ENTITY, BLIND, delete=True)
+            assert await journal.write(batch(5, OLD, again)) == [Written(6, 8)]
+            assert [one.offset for one in await scanned(journal)] == [3, 6, 8]
+
+        self.run(scenario)
+
+    def test_a_deletion_takes_a_state_and_what_its_own_write_brings(self) -> None:
+        async def scenario(journal: Journal, gate: Gate) -> None:
+            await journal.claim([OLD])
+            await journal.write(batch(1, OLD, JournalWrite(SHARD, ENTITY, 0, state=b"one")))
+            last = JournalWrite(
+                SHARD, ENTITY, 1, state=b"three", saves=2, remember=True, delete=True
+            )
+            assert await journal.write(batch(2, OLD, last)) == [Written(4, 1)]
+            assert await recovered(journal) == Recovered((), 4, False, keys=())
+            assert await remembered_ids(journal) == []
+            assert await scanned(journal) == (StoredEvent(1, ENTITY, 4, None),)
+            await journal.write(batch(3, OLD, JournalWrite(SHARD, ENTITY, 4, state=b"new")))
+            assert await recovered(journal) == Recovered((), 5, False, state=b"new", keys=())
+
+        self.run(scenario)
+
+    def test_what_is_refused_deletes_and_replaces_nothing(self) -> None:
+        async def scenario(journal: Journal, gate: Gate) -> None:
+            await journal.claim([OLD, BESIDE])
+            kept = JournalWrite(SHARD, ENTITY, 0, (b"1",), snapshot=(1, b"s"), remember=True)
+            await journal.write(
+                batch(1, (OLD, BESIDE), kept, JournalWrite(OTHER, CAROL, 0, state=b"c"))
+            )
+
+            async def unchanged() -> bool:
+                return (
+                    await recovered(journal) == Recovered((), 1, False, (1, b"s"), keys=())
+                    and await recovered(journal, CAROL)
+                    == Recovered((), 1, False, state=b"c", keys=())
+                    and await remembered_ids(journal) == ["alice"]
+                    and [one.offset for one in await scanned(journal)] == [1]
+                )
+
+            assert await unchanged()
+            end = JournalWrite(SHARD, ENTITY, 1, delete=True)
+            clash = batch(
+                2, (OLD, BESIDE), end, write(BOB, 7, b"gap"), write(CAROL, 7, shard=OTHER)
+            )
+            refused = list(await journal.write(clash))
+            assert refused == [
+                WriteRefused("busy", 1), WriteRefused("seq", 1), WriteRefused("seq", 1),
+            ]  # fmt: skip
+            assert await unchanged()
+            await journal.claim([NEW, Claim(OTHER, 0, 2, B)])
+            state = JournalWrite(OTHER, CAROL, 1, state=b"stale")
+            flag = JournalWrite(SHARD, BOB, 0, remember=True, snapshot=(0, b"x"))
+            stale = batch(3, (OLD, BESIDE), end, flag, state)
+            for answers in (await journal.write(stale), await journal.settle(stale)):
+                assert list(answers) == [WriteRefused("fenced", 2)] * 3
+            assert await unchanged()
+
+        self.run(scenario)
+
+    # remembered entities (J9)
+
+    def test_remembered_entities_come_in_pages_those_written_last_first(self) -> None:
+        async def scenario(journal: Journal, gate: Gate) -> None:
+            numbers = count(1)
+            await journal.claim([OLD, BESIDE])
+
+            def flag(id: str, flag: bool | None, *events: bytes) -> JournalWrite:
+                return JournalWrite(SHARD, EntityKey("T", id), BLIND, events, remember=flag)
+
+            async def put(*writes: JournalWrite) -> None:
+                await journal.write(batch(next(numbers), OLD, *writes))
+
+            assert await journal.remembered(SHARD, None, 5) == []
+            await put(
+                flag("c", True), flag("a", True, b"1"), flag("b", True), flag("z", None, b"z")
+            )
+            await put(flag("d", True, b"1"))
+            other = JournalWrite(OTHER, CAROL, 0, remember=True)
+            await journal.write(batch(1, BESIDE, other))
+            for limit in (1, 2, 100):
+                assert await remembered_ids(journal, limit=limit) == ["d", "a", "b", "c"]
+            assert await remembered_ids(journal, OTHER) == ["carol"]
+            await put(flag("b", None, b"2"))
+            first = list(await journal.remembered(SHARD, None, 2))
+            assert [one.entity.id for one in first] == ["b", "d"]
+            # One that is written between two pages goes to the front; no other one is left out.
+            await put(flag("c", None, b"2"))
+            rest = await journal.remembered(SHARD, first[-1], 100)
+            assert [one.entity.id for one in rest] == ["a"]
+            await put(flag("a", False), flag("z", False))
+            assert await remembered_ids(journal) == ["c", "b", "d"]
+            # The order outlives its owner: the count of batches begins anew, this one does not.
+            await journal.claim([NEW])
+            await journal.write(batch(1, NEW, flag("d", None, b"2")))
+            assert await remembered_ids(journal) == ["d", "c", "b"]
+
+        self.run(scenario)
+
+    def test_more_remembered_entities_than_a_page_has_are_all_found(self) -> None:
+        async def scenario(journal: Journal, gate: Gate) -> None:
+            await journal.claim([OLD])
+            ids = [f"{n:05}" for n in range(10_500)]
+            for number, start in enumerate(range(0, len(ids), 1_500), 1):
+                writes = [
+                    JournalWrite(SHARD, EntityKey("T", id), 0, remember=True)
+                    for id in ids[start : start + 1_500]
+                ]
+                await journal.write(batch(number, OLD, *writes))
+            found = await remembered_ids(journal, limit=1_000)
+            assert found[:2] == ["09000", "09001"], "the last batch is first"
+            assert sorted(found) == ids
+
+        self.run(scenario)
+
+    # reading by offset
+
+    def test_a_shard_is_read_by_offset_in_pages(self) -> None:
+        async def scenario(journal: Journal, gate: Gate) -> None:
+            for claim in (BESIDE, OLD):
+                await journal.claim([claim])
+                assert await journal.scan(SHARD, 0, 10) == EventPage((), 0)
+            await journal.write(
+                batch(
+                    1, (OLD, BESIDE), write(ENTITY, 0, b"1", b""),
+                    write(CAROL, 0, b"c", shard=OTHER), write(BOB, 0, b"\0\xff"),
+                )
+            )  # fmt: skip
+            await journal.write(batch(2, OLD, write(ENTITY, 2, b"3")))
+            events = (
+                StoredEvent(1, ENTITY, 1, b"1"), StoredEvent(2, ENTITY, 2, b""),
+                StoredEvent(3, BOB, 1, b"\0\xff"), StoredEvent(4, ENTITY, 3, b"3"),
+            )  # fmt: skip
+            for limit in (1, 3, 4, 100):
+                assert await scanned(journal, limit=limit) == events
+            assert await journal.scan(SHARD, 1, 2) == EventPage(events[1:3], 3)
+            assert await journal.scan(SHARD, 4, 10) == EventPage((), 4)
+            assert (await journal.scan(SHARD, 9, 10)).upto == 4, "a journal that lost events"
+            assert await scanned(journal, OTHER) == (StoredEvent(1, CAROL, 1, b"c"),)
+
+        self.run(scenario)
+
+    def test_no_event_of_a_stalled_commit_is_passed_over(self) -> None:
+        """What is not committed yet has no offset that a later one could overtake."""
+
+        async def scenario(journal: Journal, gate: Gate) -> None:
+            await journal.claim([OLD])
+            await journal.write(batch(1, OLD, write(ENTITY, 0, b"1")))
+            gate.shut()
+            stalled = asyncio.ensure_future(journal.write(batch(2, OLD, write(ENTITY, 1, b"2"))))
+            await gate.reached()
+            behind = asyncio.ensure_future(journal.write(batch(3, OLD, write(BOB, 0, b"b"))))
+            await self.until_queued(journal, 1)
+            page = await journal.scan(SHARD, 0, 10)
+            assert page == EventPage((StoredEvent(1, ENTITY, 1, b"1"),), 1)
+            gate.open()
+            assert await behind == [Written(1, 3)]
+            assert await stalled == [Written(2, 2)]
+            page = await journal.scan(SHARD, page.upto, 10)
+            assert [one.data for one in page.events] == [b"2", b"b"]
+
+        self.run(scenario)
+
+    def test_a_reader_beside_writers_sees_every_event_once_and_in_order(self) -> None:
+        async def scenario(journal: Journal, gate: Gate) -> None:
+            await journal.claim([OLD, BESIDE])
+            rounds = 40
+
+            async def writing() -> None:
+                for n in range(1, rounds + 1):
+                    await journal.write(
+                        batch(
+                            n, (OLD, BESIDE), write(ENTITY, BLIND, b"%d" % n),
+                            write(BOB, BLIND, b"%d" % n, b"%d" % n),
+                            write(CAROL, BLIND, b"%d" % n, shard=OTHER),
+                        )
+                    )  # fmt: skip
+
+            task = asyncio.ensure_future(writing())
+            events: list[StoredEvent] = []
+            upto = 0
+            while upto < 3 * rounds:
+                page = await journal.scan(SHARD, upto, 7)
+                assert page.upto >= upto
+                events += page.events
+                upto = page.upto
+                # A journal in memory answers at once: the writer needs a turn, too.
+                await asyncio.sleep(0)
+            await task
+            assert [one.offset for one in events] == list(range(1, 3 * rounds + 1))
+
+        self.run(scenario)
+
+    # history (J11)
+
+    def test_every_journal_has_an_id_of_its_own(self) -> None:
+        found: list[str] = []
+
+        async def scenario(journal: Journal, gate: Gate) -> None:
+            found.append(await journal.history())
+            await journal.claim([OLD])
+            assert await journal.history() == found[-1]
+            assert len(found[-1]) == 32
+
+        self.run(scenario)
+        self.run(scenario)
+        assert found[0] != found[1]
+
+    # all of it
+
+    def test_random_batches_leave_what_they_leave_in_the_reference(self) -> None:
+        for seed in range(3):
+            self.run(lambda journal, gate, seed=seed: _compare(journal, Random(seed)))  # type: ignore[misc]
+
+
+async def _compare(journal: Journal, random: Random) -> None:
+    """The same random batches go to the reference, too: both must answer and hold the same."""
+    reference = MemoryJournal()
+    shards = (SHARD, OTHER, THIRD)
+    entities = {
+        EntityKey(kind, f"{shard.shard}-{n}"): shard
+        for shard in shards for kind in ("Events", "State") for n in range(2)
+    }  # fmt: skip
+    seqs = dict.fromkeys(entities, 0)
+    epochs = dict.fromkeys(shards, 0)
+
+    async def claim(shard: ShardKey) -> None:
+        epochs[shard] += 1
+        one = Claim(shard, 0, epochs[shard], A)
+        assert await journal.claim([one]) == await reference.claim([one]) == [None]
+
+    for shard in shards:
+        await claim(shard)
+    for number in range(1, 41):
+        chosen = random.sample(sorted(entities), random.randrange(1, 6))
+        writes = [_random_write(random, entities[one], one, seqs[one]) for one in chosen]
+        taken = sorted({one.shard for one in writes})
+        stale = random.random() < 0.1
+        claims = [Claim(shard, 0, epochs[shard] - stale, A) for shard in taken]
+        one = batch(number, claims, *writes)
+        if random.random() < 0.1:
+            assert await journal.settle(one) == await reference.settle(one)
+        answers = list(await journal.write(one))
+        assert answers == list(await reference.write(one)), one
+        if random.random() < 0.2:
+            assert list(await journal.settle(one)) == list(await reference.settle(one))
+        for asked, answer in zip(writes, answers, strict=True):
+            if isinstance(answer, Written):
+                seqs[asked.entity] = answer.seq
+        if random.random() < 0.1:
+            await claim(random.choice(shards))
+        wanted = [
+            Wanted(one, random.choice((0, 0, 0, 1, 3, seqs[one])), random.random() < 0.8)
+            for one in random.sample(sorted(entities), 4)
+        ]
+        # The keys have no order, and how much fits is said in about: only all of it is compared.
+        for mine, theirs in zip(
+            await journal.recover(wanted, MUCH), await reference.recover(wanted, MUCH), strict=True
+        ):
+            assert sorted(mine.keys or ()) == sorted(theirs.keys or ())
+            assert _without_keys(mine) == _without_keys(theirs)
+        limit = random.randrange(1, 9)
+        for shard in shards:
+            after = random.randrange(40)
+            page = await journal.scan(shard, after, limit)
+            assert page == await reference.scan(shard, after, limit)
+            assert await scanned(journal, shard, limit) == await scanned(reference, shard)
+            ids = await remembered_ids(journal, shard, limit)
+            assert ids == await remembered_ids(reference, shard)
+
+
+def _without_keys(found: Recovered) -> tuple[object, ...]:
+    return found.events, found.seq, found.more, found.snapshot, found.state, found.keys is None
+
+
+def _random_write(random: Random, shard: ShardKey, entity: EntityKey, seq: int) -> JournalWrite:
+    events: tuple[bytes, ...] = ()
+    state: bytes | None = None
+    if entity.type == "Events":
+        events = tuple(random.randbytes(random.randrange(5)) for _ in range(random.randrange(4)))
+    elif random.random() < 0.8:
+        state = random.randbytes(random.randrange(5))
+    expected = random.choices((seq, BLIND, seq + 1), (0.8, 0.15, 0.05))[0]
+    inbox = tuple((f"{random.randrange(10**6)}", random.choice((None, b"r"))) for _ in range(2))
+    one = JournalWrite(
+        shard, entity, expected, events, inbox[: random.randrange(3)], (), state, None,
+        random.choice((None, None, True, False)), random.random() < 0.1, random.randrange(1, 3),
+    )  # fmt: skip
+    if random.random() < 0.3 and entity.type == "Events":
+        latest = seq + counted(one)
+        kept = (random.randrange(latest + 1), random.randbytes(3))
+        one = msgspec.structs.replace(one, snapshot=kept)
+    return one

@@ -700,6 +700,49 @@ def test_the_next_epoch_is_newer_than_what_a_journal_has_seen() -> None:
     assert rig.store.entry(0).epoch == 8
 
 
+def unlisted(*entries: Entry) -> Rig:
+    """A leader that has not listed the store yet."""
+    store = TinyStore(len(entries))
+    for inc in (A, B):
+        store.join(inc)
+    store.write(*entries)
+    return Rig(store)
+
+
+def test_what_a_journal_has_seen_counts_if_the_listing_comes_after_it() -> None:
+    rig = unlisted(serving(A))
+    rig.step(ReleasedBy(A, S0, 1, floor=7))
+    rig.land(rig.start(A, B))
+    assert rig.store.entry(0).epoch == 8
+
+
+@pytest.mark.parametrize(("stranger", "epoch"), [(B, 1), (B, 9), (A, 2), (C, 1)])
+def test_a_stranger_raises_no_epoch_of_a_leader_without_a_listing(
+    stranger: Incarnation, epoch: int
+) -> None:
+    rig = unlisted(serving(A), serving(B))
+    rig.store.put(wish_key(S0), b"node-b")
+    rig.step(ReleasedBy(stranger, S0, epoch, floor=7))
+    rig.land(rig.start(A, B))
+    assert rig.store.entry(0).state == "moving", "nobody has released it"
+    rig.step(ReleasedBy(A, S0, 1))
+    rig.land(rig.tick(0.005))
+    assert rig.store.entry(0).epoch == 2
+
+
+def test_what_a_journal_has_seen_counts_before_the_leader_knows_of_its_own_commit() -> None:
+    rig = running(serving(A))
+    rig.store.put(wish_key(S0), b"node-b")
+    rig.land(rig.watch())
+    rig.step(ReleasedBy(A, S0, 1))
+    (commit,) = commits(rig.tick(0.005))
+    outcome = rig.store.commit(commit.conditions, commit.writes)
+    # The new owner knows the entry from its watch, and its journal has refused its claim.
+    rig.step(ReleasedBy(B, S0, 2, floor=7))
+    rig.land(rig.step(CommitDone(commit.txn, outcome)))
+    assert rig.store.entry(0).epoch == 8
+
+
 def test_after_a_rewind_nothing_is_taken_over_for_a_ttl_and_then_the_note_goes() -> None:
     rig = running(serving(B), serving(A))
     rig.store.put(REWOUND_KEY, b"x")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from msgspec.structs import replace
 
 from domicile.core.coordinator.quarantine import OwnerDeaths, named
 from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
-from domicile.core.placement.model import PlanInput, RoleInput
+from domicile.core.placement.model import PlanInput, RoleInput, ShardTrials
 from domicile.core.placement.suspicion import pause_s
 from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.records import NodeRecord, OnTrial, TrialRecord
@@ -15,7 +17,7 @@ from domicile.core.state.shardmap import INNOCENT, Entry, Suspicion
 from domicile.settings import Settings
 
 A, B = Incarnation("a"), Incarnation("b")
-MINE = EntityKey("t", "mine")
+MINE, OTHER = EntityKey("t", "mine"), EntityKey("t", "other")
 SETTINGS = Settings()
 
 
@@ -23,24 +25,38 @@ def serving(owner: Incarnation, epoch: int = 1, **more: object) -> Entry:
     return replace(Entry(owner, epoch, "serving", change=epoch), **more)
 
 
-def on(shard: int, epoch: int = 1, role: str = "r", entity: EntityKey | None = None) -> OnTrial:
-    return OnTrial(role, shard, epoch, *(entity or ("", "")))
+def on(
+    shard: int,
+    epoch: int = 1,
+    role: str = "r",
+    entity: EntityKey | None = None,
+    manner: Literal["", "alone", "long"] = "",
+) -> OnTrial:
+    return OnTrial(role, shard, epoch, *(entity or ("", "")), manner)
 
 
 def test_a_record_names_shards_of_its_owner_and_epoch_only() -> None:
     entries = (serving(A, 3), serving(A, 3), serving(B, 3))
     record = TrialRecord((on(0, 3), on(1, 2), on(2, 3), on(9, 3), on(-1, 3), on(0, 3, "other")))
-    assert named({A: record}, "r", entries) == {0: None}
+    assert named({A: record}, "r", entries) == {0: ShardTrials(crowd=True)}
 
 
-def test_one_entity_is_named_only_if_no_other_was_tried_in_any_role() -> None:
+def test_an_entity_is_alone_only_if_no_other_was_tried_so_in_any_role() -> None:
     entries = (serving(A), serving(A))
-    alone = TrialRecord((on(1), on(0, entity=MINE)))
-    assert named({A: alone}, "r", entries) == {0: MINE, 1: None}
-    two = TrialRecord((on(0, entity=MINE), on(0, role="other", entity=EntityKey("t", "x"))))
-    assert named({A: two}, "r", entries) == {0: None}
-    both = TrialRecord((on(0), on(0, entity=MINE)))
-    assert named({A: both}, "r", entries) == {0: MINE}
+    mine = on(0, entity=MINE, manner="alone")
+    alone = ShardTrials((MINE,), alone=MINE)
+    found = named({A: TrialRecord((on(1), on(1, entity=OTHER), mine))}, "r", entries)
+    assert found == {0: alone, 1: ShardTrials((OTHER,), crowd=True)}
+    two = TrialRecord((mine, on(0, role="other", entity=OTHER, manner="alone")))
+    assert named({A: two}, "r", entries) == {0: ShardTrials((MINE,))}
+    assert named({A: TrialRecord((on(0), mine))}, "r", entries) == {0: alone._replace(crowd=True)}
+
+
+def test_what_runs_for_long_is_told_apart() -> None:
+    mine = [on(0, entity=MINE, manner=manner) for manner in ("", "alone", "long")]  # type: ignore[arg-type]
+    record = TrialRecord((*mine, on(0, entity=OTHER, manner="long")))
+    found = ShardTrials((MINE,), (MINE, OTHER), MINE)
+    assert named({A: record}, "r", (serving(A),)) == {0: found}
 
 
 class Watch:
@@ -82,7 +98,7 @@ def test_entities_are_served_again_after_their_pause(tries: int) -> None:
     watch.entry = replace(watch.entry, epoch=2)
     assert watch.reconsidered() == [], "and a new owner does not make it longer"
     watch.now += 0.2
-    assert watch.reconsidered() == [Suspicion(3, 1, tries)]
+    assert watch.reconsidered() == [Suspicion(3, 1, tries, suspects=(MINE,))]
 
 
 def test_a_shard_is_due_after_its_pause_and_an_operator_need_not_wait() -> None:

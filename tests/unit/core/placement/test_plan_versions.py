@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from plan_lab import NOW, SETTINGS, A, B, C, D, World, decide, move, moving, node, own, serving
 
 from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
-from domicile.core.placement.model import Own, Plan, Quarantine
+from domicile.core.placement.model import Own, Plan, Quarantine, ShardTrials
 from domicile.core.state.records import NodeRecord
 from domicile.core.state.shardmap import FREE, Entry, Suspicion
 from domicile.settings import Settings
@@ -253,18 +253,22 @@ def test_a_death_counts_and_a_release_does_not() -> None:
 
 
 def test_a_quarantine_needs_no_receiver_and_no_advice() -> None:
-    entry = replace(serving(D), deaths=2, blamed=1)
-    args = {"recent_deaths": {0: 2}, "named": {0: EntityKey("t", "")}}
-    expected = Plan(quarantines=(Quarantine(ShardKey("r", 0), Suspicion(3, 0, 1)),))
+    nameless = EntityKey("t", "")
+    entry = replace(serving(D), deaths=2, blamed=1, suspects=(nameless,))
+    args = {"recent_deaths": {0: 2}, "named": {0: ShardTrials((nameless,), alone=nameless)}}
+    away = Suspicion(3, 0, 1, suspects=(nameless,))
+    expected = Plan(quarantines=(Quarantine(ShardKey("r", 0), away),))
     assert decide([entry], **args) == expected  # type: ignore[arg-type]
     assert decide([entry], node(A), undecided=True, **args) == expected  # type: ignore[arg-type]
 
 
 def test_a_planned_release_never_ends_in_quarantine() -> None:
-    entry, named = replace(serving(A), deaths=2, blamed=1), {0: EntityKey("t", "x")}
+    entity = EntityKey("t", "x")
+    entry = replace(serving(A), deaths=2, blamed=1, suspects=(entity,))
+    named = {0: ShardTrials((entity,), alone=entity)}
     result = decide([entry], node(A), node(B), recent_deaths={0: 2}, named=named, released={0: 1})
     assert result.quarantines == ()
-    assert result.owns[0].suspicion == Suspicion(2, 1)
+    assert result.owns[0].suspicion == Suspicion(2, 1, suspects=(entity,))
 
 
 def test_a_quarantined_shard_is_left_alone_and_weighs_nothing() -> None:

@@ -23,6 +23,7 @@ from domicile.core.state.shardmap import (
     BLOCK_SIZE,
     FREE,
     MOST_BARRED,
+    MOST_SUSPECTS,
     Block,
     Entry,
     ShardMap,
@@ -51,6 +52,9 @@ ENTRIES = st.one_of(
         tries=st.integers(0, 2),
         barred=st.lists(
             st.builds(EntityKey, st.text(max_size=3), st.text(max_size=3)), max_size=MOST_BARRED
+        ).map(tuple),
+        suspects=st.lists(
+            st.builds(EntityKey, st.text(max_size=3), st.text(max_size=3)), max_size=MOST_SUSPECTS
         ).map(tuple),
     ),
 )
@@ -138,11 +142,12 @@ def test_a_full_block_is_far_below_the_stores_limit() -> None:
     assert len(encode_block(Block("t" * 32, tuple(entries)))) < MAX_VALUE_BYTES / 10
 
 
-def test_a_block_full_of_barred_entities_is_below_the_stores_limit() -> None:
+def test_a_block_full_of_barred_entities_and_suspects_is_below_the_stores_limit() -> None:
     """S7."""
-    barred = tuple(EntityKey("t" * 60, f"{number}" + "x" * 255) for number in range(MOST_BARRED))
-    entries = [Entry(epoch=2**60, change=2**60, barred=barred)] * BLOCK_SIZE
-    assert len(encode_block(Block("t" * 32, tuple(entries)))) < MAX_VALUE_BYTES / 2
+    named = [EntityKey("t" * 60, f"{number}" + "x" * 255) for number in range(MOST_SUSPECTS)]
+    barred, suspects = tuple(named[:MOST_BARRED]), tuple(named)
+    entries = [Entry(epoch=2**60, change=2**60, barred=barred, suspects=suspects)] * BLOCK_SIZE
+    assert len(encode_block(Block("t" * 32, tuple(entries)))) < MAX_VALUE_BYTES * 2 / 3
 
 
 def packed(rows: list[list[object]], *more: object) -> bytes:
@@ -161,6 +166,14 @@ def test_what_speaks_against_a_shard_is_beside_the_rows_that_earlier_versions_re
     for wrong in ([[1, 0, 1, []]], [[0, -1, 0, []]], [[0, 0, 1, many]]):
         with pytest.raises(msgspec.ValidationError):
             decode_block(packed([[0]], wrong))
+    accused = msgspec.structs.replace(entry, suspects=barred)
+    known = msgspec.msgpack.decode(encode_block(Block("t", (FREE, accused))))
+    assert msgspec.msgpack.decode(without) == known[:4]
+    assert known[4:] == [[], [[1, [["t", "x"]]]]]
+    many = [["t", str(number)] for number in range(MOST_SUSPECTS + 1)]
+    for wrong in ([[1, []]], [[-1, []]], [[0, many]]):
+        with pytest.raises(msgspec.ValidationError):
+            decode_block(packed([[0]], [], wrong))
 
 
 def test_rows_as_stored_are_read() -> None:

@@ -1,0 +1,325 @@
+"""Commands that look into a journal and copy it: `domicile journal info | show | tail | verify |
+copy`.
+
+The command line adds them. They read; nothing here may write to a journal that nodes use. Events
+are decoded without the program: a name and its fields.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
+import typer
+
+from domicile.ops.console import (
+    AWAY,
+    FAILED,
+    INTERRUPTED,
+    USAGE,
+    App,
+    AsJson,
+    Cluster,
+    StoreOption,
+    answered,
+    examples,
+    fail,
+    find_app,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from domicile.ports.journal import Journal
+
+T = TypeVar("T")
+
+PAGE_BYTES = 1 << 20
+PAGE_EVENTS = 500
+POLL_S = 0.5
+READ_S = 10.0
+
+JournalOption = Annotated[
+    str | None,
+    typer.Option(
+        "--journal", show_default=False, help="The journal's URL, if not the one of the store."
+    ),
+]
+
+
+def add_journal_commands(app: typer.Typer) -> None:
+    """Add these commands to the application."""
+    group = typer.Typer(no_args_is_help=True, help="Look into a journal, check it, copy it.")
+    dev, file = "sqlite:///.domicile/dev.db", "sqlite:///.domicile/dev.db.journal"
+    for name, command, shown in (
+        ("info", info, (f"info {dev}", f"info --journal {file} --json")),
+        ("show", show, (f"show account alice {dev}", f"show account alice {dev} --at 7")),
+        ("tail", tail, (f"tail {dev}", f"tail {dev} --from-start --once --json")),
+        ("verify", verify, (f"verify {dev}", f"verify --journal {file}")),
+        ("copy", copy, (f"copy {file} sqlite:///backup.journal",)),
+    ):
+        epilog = examples(*(f"domicile journal {example}" for example in shown))
+        group.command(name, epilog=epilog)(command)
+    app.add_typer(group, name="journal")
+
+
+def info(
+    store: StoreOption = None,
+    app: App = None,
+    cluster: Cluster = None,
+    journal: JournalOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the backend, history, format and size of a journal, and its shards with their epochs."""
+    from domicile.ports.journal import InspectableJournal
+
+    async def look(opened: Journal) -> Any:
+        if not isinstance(opened, InspectableJournal):
+            fail("this kind of journal can't be looked into", FAILED)
+        return await opened.figures()
+
+    url, name = _which(store, app, cluster, journal, "info")
+    seen = _read(url, name, look)
+    if seen is None:
+        fail(f"the journal has nothing of cluster {name!r}: say another --cluster", AWAY)
+    if as_json:
+        print_json(seen)
+        return
+    typer.echo(f"backend   {seen.backend}, format {seen.format}")
+    typer.echo(f"history   {seen.history}")
+    typer.echo(f"entities  {seen.entities:,}")
+    typer.echo(f"events    {seen.events:,}, {seen.bytes:,} bytes")
+    typer.echo(f"shards    {len(seen.fences)}")
+    for one in seen.fences:
+        typer.echo(
+            f"  {one.role}/{one.shard}  epoch {one.epoch}  offset {one.offset}  owner {one.owner}"
+        )
+
+
+def show(
+    type: Annotated[str, typer.Argument(metavar="TYPE", help="The entity type's name.")],
+    id: Annotated[str, typer.Argument(metavar="ID", help="The entity's id.")],
+    store: StoreOption = None,
+    app: App = None,
+    cluster: Cluster = None,
+    journal: JournalOption = None,
+    at: Annotated[
+        int | None, typer.Option(min=1, show_default=False, help="The last event to show.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the events of one entity, or its stored state, as they are in the journal.
+
+    Exits with 1 if the journal has nothing of the entity.
+    """
+    from domicile.core.ids import EntityKey
+    from domicile.ports.journal import Wanted
+
+    entity = EntityKey(type, id)
+    url, name = _which(store, app, cluster, journal, "show", type, id)
+
+    async def look(opened: Journal) -> int:
+        upto = shown = 0
+        while True:
+            [found] = await opened.recover([Wanted(entity, upto, snapshot=False)], PAGE_BYTES)
+            if found.state is not None and upto == 0:
+                _, state = msgspec.msgpack.decode(found.state)
+                _print_line(as_json, {"seq": found.seq, "state": state}, "state")
+                shown += 1
+            first = found.seq - len(found.events)
+            for seq, data in enumerate(found.events, first + 1):
+                if at is not None and seq > at:
+                    return shown
+                _print_line(as_json, {"seq": seq, **_fields(data)}, "event")
+                shown += 1
+            if not found.more:
+                if not shown and found.seq:
+                    typer.echo(f"{type} {id!r} has no events: deleted, or only keys", err=True)
+                return shown + found.seq
+            upto = found.seq
+
+    if not _read(url, name, look):
+        fail(f"the journal has nothing of {type} {id!r} in cluster {name!r}", FAILED)
+
+
+def tail(
+    store: StoreOption = None,
+    app: App = None,
+    cluster: Cluster = None,
+    journal: JournalOption = None,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="All events, not only new ones.")
+    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="End at the last event.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show events of all shards as they are committed, until Ctrl-C."""
+    from domicile.core.ids import ShardKey
+    from domicile.ports.journal import InspectableJournal
+
+    url, name = _which(store, app, cluster, journal, "tail")
+
+    async def look(opened: Journal) -> None:
+        if not isinstance(opened, InspectableJournal):
+            fail("this kind of journal can't be looked into", FAILED)
+        places: dict[ShardKey, int] = {}
+        is_first = True
+        while True:
+            for fence in await opened.fences():
+                if fence.layout:
+                    continue
+                shard = ShardKey(fence.role, fence.shard)
+                if shard not in places:
+                    places[shard] = fence.offset if is_first and not from_start else 0
+                while places[shard] < fence.offset:
+                    page = await opened.scan(shard, places[shard], PAGE_EVENTS)
+                    for event in page.events:
+                        _print_line(
+                            as_json,
+                            {
+                                "shard": f"{shard.role}/{shard.shard}",
+                                "offset": event.offset,
+                                "type": event.entity.type,
+                                "id": event.entity.id,
+                                "seq": event.seq,
+                                **_fields(event.data),
+                            },
+                            "event",
+                        )
+                    places[shard] = page.upto
+            if once:
+                return
+            is_first = False
+            await asyncio.sleep(POLL_S)
+
+    _read(url, name, look)
+
+
+def verify(
+    store: StoreOption = None,
+    app: App = None,
+    cluster: Cluster = None,
+    journal: JournalOption = None,
+) -> None:
+    """Check that numbers have no gaps, that offsets end where fences say, and heads fit events.
+
+    Nodes may run meanwhile. Exits with 1 if something does not agree.
+    """
+    from domicile.ports.journal import InspectableJournal
+
+    url, name = _which(store, app, cluster, journal, "verify")
+
+    async def look(opened: Journal) -> Any:
+        if not isinstance(opened, InspectableJournal):
+            fail("this kind of journal can't be looked into", FAILED)
+        seen = await opened.figures()
+        return seen, () if seen is None else await opened.faults()
+
+    typer.echo("reading all events", err=True)
+    seen, faults = _read(url, name, look)
+    if seen is None:
+        fail(f"the journal has nothing of cluster {name!r}: say another --cluster", AWAY)
+    for fault in faults:
+        typer.echo(fault)
+    if faults:
+        fail(
+            f"{len(faults)} things do not agree: keep the file as it is, stop the nodes, and "
+            "restore a copy that passes",
+            FAILED,
+        )
+    typer.echo(f"{seen.entities:,} entities, {seen.events:,} events: all agree")
+
+
+def copy(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="The journal's URL.")],
+    to: Annotated[str, typer.Argument(metavar="TO", help="The URL of a new journal.")],
+) -> None:
+    """Copy a SQLite journal as of one moment, while nodes write to it.
+
+    The copy has another history. It appears under its name only when it is whole.
+    """
+    from domicile.backends.registry import journal_backend, shown_url
+
+    backend = answered(lambda: journal_backend(source))
+    if answered(lambda: journal_backend(to)) is not backend:
+        fail("a journal is copied to one of the same kind", USAGE)
+    typer.echo(f"copying {shown_url(source)}", err=True)
+    answered(lambda: backend.copy_journal(source, to))
+    typer.echo(f"copied to {shown_url(to)}")
+
+
+def _which(
+    store: str | None, target: str | None, cluster: str | None, journal: str | None, *typed: str
+) -> tuple[str, str]:
+    """The journal's URL and the cluster's name that a command line means."""
+    from domicile.backends.registry import journal_backend, store_backend
+
+    if target is not None:
+        node = find_app(target)
+        store, cluster = store or node.store, cluster or node.cluster
+        journal = journal or node.journal
+    store = store or os.environ.get("DOMICILE_STORE")
+    if journal is None and store:
+        at = store
+        journal = answered(lambda: store_backend(at).default_journal(at))
+    if journal is None:
+        fail(
+            f"say which journal: domicile journal {' '.join(typed)} sqlite:///path/to/file.db, or "
+            "--journal with its URL, or --app module:name",
+            USAGE,
+        )
+    url = journal
+    backend = answered(lambda: journal_backend(url))
+    file = backend.sqlite_file(url)
+    if file is not None and not file.exists():
+        fail(f"there is no journal at {file}: start a node with durable entities first", AWAY)
+    return url, cluster or "domicile"
+
+
+def _read(url: str, cluster: str, look: Callable[[Journal], Awaitable[T]]) -> T:
+    """Look into a journal; every failure ends the process with what to do next."""
+    from domicile.backends.registry import OpenOptions, journal_backend
+    from domicile.ports.journal import JournalUnknown
+
+    async def reading() -> T:
+        options = OpenOptions("journal", cluster, op_timeout_s=READ_S, reads_only=True)
+        opened = journal_backend(url).open_journal(url, options)
+        try:
+            return await look(opened)
+        finally:
+            await opened.close()
+
+    try:
+        return answered(lambda: asyncio.run(reading()))
+    except JournalUnknown as error:
+        fail(str(error), AWAY)
+    except KeyboardInterrupt:
+        fail("interrupted", INTERRUPTED)
+
+
+def _fields(data: bytes | None) -> dict[str, Any]:
+    """An event without its class: its name and fields, as far as they can be read."""
+    if data is None:
+        return {"event": None, "fields": "deleted"}
+    try:
+        name, fields = msgspec.msgpack.decode(data)
+    except (msgspec.DecodeError, ValueError, TypeError):
+        return {"event": "?", "fields": data.hex()}
+    return {"event": name, "fields": fields}
+
+
+def _print_line(as_json: bool, line: dict[str, Any], what: str) -> None:
+    if as_json:
+        print_json(line)
+        return
+    fields = line["state"] if what == "state" else line["fields"]
+    shown = msgspec.json.encode(fields).decode()
+    if what == "state":
+        typer.echo(f"{line['seq']}  state {shown}")
+        return
+    place = "" if "shard" not in line else f"{line['shard']}@{line['offset']}  "
+    place += "" if "type" not in line else f"{line['type']} {line['id']}  "
+    event = f"{line['event']} {shown}" if line["event"] else "deleted"
+    typer.echo(f"{place}{line['seq']}  {event}")

@@ -1,0 +1,77 @@
+"""What all kinds of durable entities offer to users, beside their state.
+
+`EventSourced` and `Durable` derive from it; users do not. Nothing here knows how a state is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, ClassVar
+
+from domicile.entity.hosting.cell import Alarm, Cell, current_turn
+from domicile.entity.model.entity import Entity
+from domicile.persist.entity_log import EntityLog
+
+
+class DurableEntity(Entity):
+    """An entity that keeps its state in a journal."""
+
+    __domicile_durable__: ClassVar[bool] = True
+
+    def __init_subclass__(cls, *, remember: bool = False, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__domicile_remember__ = remember
+
+    async def committed(self) -> None:
+        """Wait until everything that this entity has stored so far is committed.
+
+        Await it before an effect outside of Domicile, such as a payment or a mail. If it raises,
+        the journal did not take the events, or does not say so.
+        """
+        self._domicile_log()
+        turn = current_turn.get()
+        assert turn is not None, "a log is for a turn that runs"
+        await turn.before_output()
+
+    def after_commit(self, hook: Callable[[], Coroutine[Any, Any, Any]], /) -> None:
+        """Run a coroutine function after this message's events are committed, at most once.
+
+        It runs beside later messages, with the time limit of a handler. It does not run if the
+        message fails, and a crash in between loses it.
+        """
+        self._domicile_log(writes=True).after_commit(hook)
+
+    async def forget(self) -> None:
+        """No longer remember this entity: it starts again with its next message only.
+
+        It commits with this message's events. With its next event the entity is remembered again.
+        """
+        log = self._domicile_log(writes=True)
+        await log.claim()
+        log.forget()
+
+    async def delete(self) -> None:
+        """Remove everything that this entity has stored, and forget it. Keys of asks stay.
+
+        It commits with this message; an event or state that comes later is the first one again.
+        """
+        log = self._domicile_log(writes=True)
+        await log.claim()
+        log.delete()
+
+    def _domicile_log(self, *, writes: bool = False) -> EntityLog:
+        """The log of this entity, for the handler that runs; `writes` unless it only reads."""
+        context = self._domicile_context()
+        turn = current_turn.get()
+        if turn is None or not turn.active:
+            raise RuntimeError("a durable entity reads and stores inside a running handler only")
+        if writes and turn.shared:
+            if isinstance(turn.request, Alarm):
+                raise RuntimeError("an after_commit hook stores nothing: tell the entity instead")
+            if turn.began:
+                raise RuntimeError("a shared handler cannot persist: drop shared=True")
+        assert isinstance(context, Cell)
+        log = context.gate
+        assert isinstance(log, EntityLog)
+        turn.gate = log
+        return log

@@ -1,0 +1,458 @@
+"""What one resident durable entity has stored, sent and staged: its output gate (J5).
+
+Theory of operation. A turn stages what it stores, and the entity's next turn sees that at once.
+When the turn ends, everything that it staged goes to the writer as one write, with the key of its
+ask and the reply. Only the outputs of the entity wait for that write:
+
+- a reply, a rejection or a failure waits for the newest write that is not over, whichever turn sent
+  it: the handler may have seen what that write stores (`hold`);
+- an ask or a tell first sends what its turn staged so far, then waits for the newest write
+  (`flush`). A hook runs beside the turns, and what it sends first waits until what is staged is
+  sent or dropped: it must not commit half of another turn;
+- the stored reply of a repeated key waits the same way, if the key itself is not committed.
+
+If a write commits, what waits for it leaves. If it does not, or nobody knows, every output that
+waits becomes `MaybeExecuted`. Then the entity object is forgotten and starts again from the
+journal; what it has staged, and what it still does, is dropped. A turn that fails drops what it
+staged and has not sent.
+
+`DurableEntity` and its kinds use this for what users write, `entity.hosting` through the port
+`OutputGate`. Nothing here may call a journal: everything goes through `JournalWriter`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from domicile.concurrency.single_flight import SingleFlight
+from domicile.entity.hosting.activation import name_of
+from domicile.entity.hosting.cell import Cell
+from domicile.entity.hosting.execution import OutcomeUnknown
+from domicile.errors import DomicileError, Fenced, HandlerFailed
+from domicile.persist.writer import JournalWriter, SentWrite, ShardClaim, over
+from domicile.ports.journal import (
+    BLIND,
+    JournalWrite,
+    Recovered,
+    Wanted,
+    WriteRefused,
+    Written,
+    counted,
+)
+from domicile.ports.work import HeldOutput
+
+UNREAD: Any = object()
+"""The state of an entity that was not recovered yet."""
+
+OPEN_TURNS = 256
+"""I6: turns of one entity that may wait for the journal. Beyond that, its messages wait."""
+
+KNOWN_KEYS = 4_096
+"""I6: keys of asks that one resident entity remembers. With more of them the journal is asked."""
+
+Hook = Callable[[], Coroutine[Any, Any, Any]]
+
+
+class EntityLog(ABC):
+    """The part that all kinds of durable entities share. Implements `OutputGate`."""
+
+    __slots__ = (
+        "_beside", "_cell", "_claim", "_deletes", "_failed", "_forgets", "_fresh", "_hooks",
+        "_is_remembered", "_key", "_key_sent", "_keys", "_newest", "_open", "_reading", "_room",
+        "_sends", "_sure", "_writer", "seq", "state",
+    )  # fmt: skip
+
+    def __init__(self, cell: Cell) -> None:
+        writer = cell.host.runtime.durability
+        assert isinstance(writer, JournalWriter), "a node with durable entities has a journal"
+        self._cell = cell
+        self._writer = writer
+        self._claim: ShardClaim | None = None
+        self.state: Any = UNREAD
+        """What handlers see: everything that is committed, sent or staged."""
+        self._sure: Any = UNREAD
+        """The state without what is staged: a turn that fails goes back to it."""
+        self.seq = BLIND
+        """How many events the entity has, with those that are sent; `BLIND` if not known."""
+        self._deletes = False
+        """Whether the turn that runs deletes what the entity has stored."""
+        self._forgets = False
+        """Whether it has the entity forgotten: it is not started again by itself."""
+        self._is_remembered = False
+        """Whether this object has sent the flag that has it started again by itself."""
+        self._key = ""
+        """The key of the turn that runs."""
+        self._key_sent = False
+        self._keys: set[str] | None = None
+        """All keys that were used; None if they are not all known."""
+        self._fresh: dict[str, bytes | None] = {}
+        """Keys whose writes are not over, with the replies that are known."""
+        self._hooks: list[Hook] | None = None
+        self._newest: SentWrite | None = None
+        """The newest write that is not over."""
+        self._open = 0
+        """How many writes are not over."""
+        self._failed: DomicileError | None = None
+        """Why this entity object must not be used any more."""
+        self._reading = SingleFlight()
+        self._room: list[asyncio.Future[None]] = []
+        """Turns that may not begin before fewer writes are open."""
+        self._beside: list[asyncio.Future[None]] = []
+        """Outputs of hooks: they wait until what the turn beside them has staged is sent or
+        dropped."""
+        self._sends = 0
+        """How many writes this object has sent: a recovery meanwhile may not have seen them."""
+
+    # what a kind of durable entity adds
+
+    @property
+    @abstractmethod
+    def _has_content(self) -> bool:
+        """Whether the turn that runs has events or a state that are not sent."""
+
+    @abstractmethod
+    def _take_content(self) -> tuple[tuple[bytes, ...], bytes | None, tuple[int, bytes] | None]:
+        """The events, state and snapshot of the next write. Then nothing of it is staged."""
+
+    @abstractmethod
+    def _forget_content(self) -> None:
+        """What is staged never was."""
+
+    @abstractmethod
+    def _initial(self) -> Any:
+        """The state of an entity that has stored nothing."""
+
+    @abstractmethod
+    def _fold(self, state: Any, found: Recovered) -> Any:
+        """The state after one more page of a recovery; `UNREAD` if its snapshot can't be used."""
+
+    @abstractmethod
+    def _with_staged(self, state: Any) -> Any:
+        """A recovered state, with what is staged on top."""
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether the turn that runs has something that is not sent."""
+        return self._has_content or self._deletes or self._forgets
+
+    @property
+    def is_open(self) -> bool:
+        """As `OutputGate.is_open`."""
+        return self._newest is not None or self.is_staged
+
+    # a turn, from its begin to its end: the port
+
+    def may_begin(self, key: str) -> bool:
+        """As `OutputGate.may_begin`."""
+        if self._open >= OPEN_TURNS or self._failed is not None or self._writer.is_full:
+            return False
+        return not key or (self._keys is not None and key not in self._keys)
+
+    async def prepare(self, key: str) -> bytes | None:
+        """As `OutputGate.prepare`."""
+        while self._open >= OPEN_TURNS and self._failed is None:
+            place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._room.append(place)
+            await place
+        if self._writer.is_full:
+            await self._writer.room()
+        self._check()
+        return await self._recall(key) if key else None
+
+    def begin(self, key: str) -> None:
+        """As `OutputGate.begin`."""
+        self._key, self._key_sent = key, False
+
+    def end(self, reply: bytes) -> bool:
+        """As `OutputGate.end`."""
+        if self._failed is not None:
+            return self.abort()
+        if self._key or self.is_staged:
+            self._send(reply)
+            self._key = ""
+        if self._hooks is not None:
+            self._attach_hooks()
+        return self._newest is not None or self._failed is not None
+
+    def abort(self) -> bool:
+        """As `OutputGate.abort`."""
+        self._key, self._hooks = "", None
+        if self.is_staged:
+            self._go_back()
+        return self._newest is not None or self._failed is not None
+
+    def read(self) -> bool:
+        """As `OutputGate.read`."""
+        if self.is_staged and self._failed is None:
+            # An exclusive handler of this entity waits for this shared one, and has staged more
+            # since: the reader may have seen it.
+            self._send(None)
+        return self._newest is not None or self._failed is not None
+
+    def hold(self, output: HeldOutput) -> None:
+        """As `OutputGate.hold`."""
+        if self._failed is not None or self._newest is None:
+            output(self._failed)
+        else:
+            self._newest.held.append(output)
+
+    async def flush(self, *, sends: bool, beside: bool = False) -> None:
+        """As `OutputGate.flush`."""
+        if sends and self.is_staged and self._failed is None:
+            self._send(None)
+        while beside and self.is_staged and self._failed is None:
+            place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._beside.append(place)
+            await place
+        self._check()
+        if self._newest is not None:
+            error = await over(self._newest)
+            if error is not None:
+                raise _again(error)
+
+    # for the kinds of durable entities
+
+    async def claim(self) -> None:
+        """Until the shard may be written: before the first thing is staged (J1, H13)."""
+        if self._claim is None:
+            cell = self._cell
+            # An earlier object of this entity may have writes on their way.
+            await self._writer.settled(cell.key)
+            self._claim = await self._writer.claimed(cell.host, cell.epoch)
+
+    async def recover(self) -> None:
+        """Read the state. The first caller does it, the others wait for it."""
+        while self.state is UNREAD:
+            landing = self._reading.join()
+            if landing is not None:
+                await landing
+                continue
+            try:
+                await self._read()
+            finally:
+                self._reading.land()
+
+    def forget(self) -> None:
+        """Stage that the entity is not started again by itself."""
+        self._forgets = True
+
+    def delete(self) -> None:
+        """Stage that everything which the entity has stored goes."""
+        self._forget_content()
+        self._deletes = True
+        if self.state is not UNREAD:
+            self.state = self._initial()
+
+    def before_content(self) -> None:
+        """Something is about to be staged: what comes after a deletion is a write of its own."""
+        if self._deletes:
+            self._send(None)
+
+    def after_commit(self, hook: Hook) -> None:
+        """Have a hook run once everything that this turn has stored is committed."""
+        if self._hooks is None:
+            self._hooks = []
+        self._hooks.append(hook)
+
+    # what becomes of a write
+
+    def done(self, sent: SentWrite) -> None:
+        """A write is over: let go what waits for it, or tell it why not."""
+        self._open -= 1
+        if sent is self._newest:
+            self._newest = None
+        for key, reply in (*sent.write.inbox, *sent.write.replies):
+            # Unless the reply of the key is on its way in a later write.
+            if self._fresh.get(key) is reply:
+                self._fresh.pop(key, None)
+        if not isinstance(sent.outcome, Written):
+            self._fail(sent)
+        held, sent.held = sent.held, []
+        error = None if isinstance(sent.outcome, Written) else self._failed
+        for output in held:
+            output(error)
+        if self._room and self._open < OPEN_TURNS:
+            # All of them: readers among them take no room, so nobody would wake the others.
+            _let_go(self._room)
+
+    def _fail(self, sent: SentWrite) -> None:
+        """J5(d): what this object knows is not, or not surely, what the journal holds."""
+        if self._failed is not None:
+            return
+        cell, outcome = self._cell, sent.outcome
+        where = name_of(cell.key)
+        if isinstance(outcome, WriteRefused) and outcome.why == "fenced":
+            self._failed = Fenced(
+                f"{where} has a newer home (epoch {outcome.epoch} > {cell.epoch}); nothing was "
+                "committed here"
+            )
+        else:
+            self._failed = OutcomeUnknown(
+                f"the journal does not say whether events of {where} were stored"
+            )
+        self._hooks = None
+        self._forget_staged()
+        self._note("unstaged", -self.seq)
+        if cell.resident:
+            cell.host.restart(cell)
+        _let_go(self._room)
+
+    # small steps
+
+    def _send(self, reply: bytes | None) -> None:
+        """Send what is staged, with the key of the turn that runs."""
+        assert self._claim is not None, "a shard is claimed before anything is staged"
+        key = self._key
+        inbox: tuple[tuple[str, bytes | None], ...] = ()
+        replies: tuple[tuple[str, bytes], ...] = ()
+        if key:
+            if not self._key_sent:
+                inbox = ((key, reply),)
+                self._key_sent = True
+                self._remember(key)
+            elif reply is not None:
+                replies = ((key, reply),)
+            self._fresh[key] = reply
+        sent = SentWrite(self._taken(inbox, replies), self, self._cell.host)
+        self._sure = self.state
+        self._newest = sent
+        self._open += 1
+        self._sends += 1
+        self._writer.send(self._claim, sent)
+        _let_go(self._beside)
+
+    def _taken(
+        self, inbox: tuple[tuple[str, bytes | None], ...], replies: tuple[tuple[str, bytes], ...]
+    ) -> JournalWrite:
+        """What is staged, as a write. Then nothing is staged, and `seq` counts it."""
+        cell, expected = self._cell, self.seq
+        events, state, snapshot = self._take_content()
+        remember: bool | None = None
+        if self._deletes or self._forgets:
+            remember, self._is_remembered = False, False
+        elif cell.kind.remember and not self._is_remembered and (events or state is not None):
+            remember = self._is_remembered = True
+        write = JournalWrite(
+            cell.host.shard, cell.key, expected, events, inbox, replies, state, snapshot, remember,
+            self._deletes,
+        )  # fmt: skip
+        self._deletes = self._forgets = False
+        if expected != BLIND:
+            self.seq = expected + counted(write)
+        return write
+
+    def _forget_staged(self) -> None:
+        self._deletes = self._forgets = False
+        self._forget_content()
+        _let_go(self._beside)
+
+    def _go_back(self) -> None:
+        """Drop what is staged, and the state that shows it."""
+        self._forget_staged()
+        self._note("unstaged", 0)
+        if self.state is self._sure and self.state is not UNREAD:
+            # It may have been changed in place: only the journal knows what it was.
+            self.state, self._sure, self.seq = UNREAD, UNREAD, BLIND
+        else:
+            self.state = self._sure
+
+    def _note(self, kind: str, more: int) -> None:
+        """For histories: how many events the entity shows, beside those that are sent."""
+        cell = self._cell
+        runtime = cell.host.runtime
+        if runtime.tracing:
+            runtime.meter.event(
+                kind, inc=runtime.me, role=cell.host.shard.role, shard=cell.host.shard.shard,
+                epoch=cell.epoch, type=cell.key.type, id=cell.key.id,
+                upto=None if self.seq == BLIND else self.seq + more,
+            )  # fmt: skip
+
+    def _attach_hooks(self) -> None:
+        hooks, self._hooks = self._hooks, None
+        for hook in hooks or ():
+            self.hold(self._runner(hook))
+
+    def _runner(self, hook: Hook) -> HeldOutput:
+        cell = self._cell
+
+        def run(error: DomicileError | None) -> None:
+            if error is None:
+                cell.host.run_hook(cell, hook)
+
+        return run
+
+    def _remember(self, key: str) -> None:
+        if self._keys is not None:
+            if len(self._keys) >= KNOWN_KEYS:
+                self._keys = None
+            else:
+                self._keys.add(key)
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise _again(self._failed)
+
+    async def _recall(self, key: str) -> bytes | None:
+        """The reply of a key that was used before: in what is sent, then in the journal (J5b)."""
+        cell = self._cell
+        if key in self._fresh:
+            reply = self._fresh[key]
+            if reply is not None:
+                return reply
+            # Its handler failed after it had sent something.
+            await self._writer.settled(cell.key)
+        elif self._keys is not None and key not in self._keys:
+            return None
+        await self.claim()
+        stored = await self._writer.inbox(cell.key, key)
+        self._check()
+        if stored is None:
+            return None
+        if stored.reply is None:
+            raise HandlerFailed(
+                f"the effects of key {key!r} on {name_of(cell.key)} are stored, but its handler "
+                "was interrupted before it replied; read the state instead"
+            )
+        return stored.reply
+
+    async def _read(self) -> None:
+        cell = self._cell
+        # An earlier object of this entity may have writes on their way, and so may this one (J9).
+        await self._writer.settled(cell.key)
+        self._claim = await self._writer.claimed(cell.host, cell.epoch)
+        self._check()
+        state, seq, more, snapshot, sends = self._initial(), 0, True, True, self._sends
+        keys: tuple[str, ...] | None = None
+        while more:
+            found = await self._writer.recover(Wanted(cell.key, seq, snapshot))
+            self._check()
+            state = self._fold(state, found)
+            if state is UNREAD:
+                # The snapshot is of another version of the state: fold all events instead.
+                state, seq, snapshot = self._initial(), 0, False
+                continue
+            keys = found.keys if seq == 0 else keys
+            seq, more = found.seq, found.more
+        if sends != self._sends:
+            # A turn beside this recovery has ended, and what it appended may be missing here: the
+            # caller finds the state unread, and reads again.
+            return
+        self._keys = None if keys is None else set(keys)
+        shown = self._initial() if self._deletes else self._with_staged(state)
+        self._sure, self.seq, self.state = state, seq, shown
+
+
+def _let_go(places: list[asyncio.Future[None]]) -> None:
+    """Wake everybody who waits, to look again."""
+    for place in places:
+        if not place.done():
+            place.set_result(None)
+    places.clear()
+
+
+def _again(error: DomicileError) -> DomicileError:
+    """The same error, to be raised by one more caller."""
+    return type(error)(*error.args)

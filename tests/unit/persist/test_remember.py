@@ -1,0 +1,285 @@
+"""Remembered entities: started without a message after moves, crashes and a full restart."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from domicile import Durable, EventSourced, HandlerFailed, MaybeExecuted, Settings, handler
+from domicile.testing import Sim, simulated
+
+FEW = Settings(shards=8)
+SEEDS = 2
+
+STARTED: list[tuple[str, int]] = []
+"""Which entities started, and under which epoch."""
+BROKEN: set[str] = set()
+"""Entities whose start fails."""
+SLOW: set[str] = set()
+"""Entities that take their time when they stop."""
+STOPPED: list[str] = []
+
+
+@dataclass(frozen=True)
+class Seen:
+    what: int
+
+
+class Device(EventSourced[int, Seen], name="device", remember=True):
+    async def on_start(self) -> None:
+        STARTED.append((self.id, self.epoch))
+        if self.id in BROKEN:
+            raise KeyError("broken")
+
+    async def on_stop(self) -> None:
+        if self.id in SLOW:
+            STOPPED.append("slow")
+            await asyncio.sleep(2.0)
+
+    @staticmethod
+    def initial(id: str, /) -> int:
+        return 0
+
+    @staticmethod
+    def apply(state: int, event: Seen, /) -> int:
+        return state + event.what
+
+    @handler
+    async def see(self, what: int) -> int:
+        return await self.persist(Seen(what))
+
+    @handler
+    async def see_and_fail(self) -> None:
+        await self.persist(Seen(1))
+        raise KeyError("after persist")
+
+    @handler
+    async def linger(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    @handler
+    async def touch(self) -> None:
+        """Stores nothing."""
+
+    @handler
+    async def rest(self) -> None:
+        self.passivate()
+
+    @handler
+    async def retire(self) -> None:
+        await self.persist(Seen(0))
+        await self.forget()
+
+    @handler
+    async def retire_and_fail(self) -> None:
+        await self.forget()
+        raise KeyError("after forget")
+
+    @handler
+    async def end(self) -> None:
+        await self.delete()
+
+
+class Setting(Durable[str], name="setting", remember=True):
+    async def on_start(self) -> None:
+        STARTED.append((self.id, self.epoch))
+
+    @staticmethod
+    def initial(id: str, /) -> str:
+        return ""
+
+    @handler
+    async def set(self, value: str) -> None:
+        await self.save(value)
+
+
+KINDS: list[Any] = [Device, Setting]
+
+
+def reset() -> None:
+    STARTED.clear()
+    BROKEN.clear()
+    SLOW.clear()
+    STOPPED.clear()
+
+
+def started(*ids: str) -> bool:
+    return {*ids} <= {id for id, _ in STARTED}
+
+
+async def crash(sim: Sim, id: str) -> None:
+    old = sim.owner(Device, id)
+    sim.crash(old)
+    await sim.wait_until(lambda: sim.owner(Device, id) != old and sim.settled())
+
+
+@simulated(entities=KINDS, nodes=3, seeds=SEEDS, settings=FEW)
+@pytest.mark.scenario("RG-19", partial=True)
+async def test_a_remembered_entity_starts_at_its_new_home(sim: Sim) -> None:
+    reset()
+    await sim.ref(Device, "d").ask(Device.see, 1)
+    await sim.ref(Device, "idle").ask(Device.touch)
+    await sim.ref(Setting, "s").ask(Setting.set, "x")
+    for id, kind in (("d", Device), ("s", Setting), ("idle", Device)):
+        old = sim.owner(kind, id)
+        await sim.wish(sim.shard(kind, id), (old + 1) % 3)
+        await sim.wait_until(lambda kind=kind, id=id, old=old: sim.owner(kind, id) != old)  # type: ignore[misc]
+    STARTED.clear()
+    for id in ("d", "idle"):
+        await crash(sim, id)
+        sim.start(next(node.index for node in sim.nodes if not node.up))
+    await sim.wait_until(lambda: started("d"))
+    await sim.advance(2)
+    assert not started("idle"), "an entity that stored nothing is not remembered"
+
+
+@simulated(entities=KINDS, nodes=3, seeds=SEEDS, settings=FEW)
+@pytest.mark.scenario("RG-19", partial=True)
+async def test_after_a_full_restart_everything_remembered_starts(sim: Sim) -> None:
+    reset()
+    ids = [f"d{n}" for n in range(40)]
+    for id in ids:
+        await sim.ref(Device, id).ask(Device.see, 1)
+    await sim.ref(Setting, "s").ask(Setting.set, "x")
+    for node in range(3):
+        sim.crash(node)
+    STARTED.clear()
+    for node in range(3):
+        sim.start(node)
+    await sim.wait_until(lambda: started(*ids, "s"))
+    assert await sim.ref(Device, "d7").ask(Device.see, 1) == 2
+    by_shard: dict[Any, list[str]] = {}
+    for id, _ in STARTED:
+        if id in ids:
+            by_shard.setdefault(sim.shard(Device, id), []).append(id)
+    for each in by_shard.values():
+        assert each == sorted(each, key=ids.index, reverse=True), "those written last come first"
+
+
+@simulated(entities=KINDS, nodes=2, seeds=SEEDS, settings=FEW)
+@pytest.mark.scenario("LS-16")
+async def test_the_flag_commits_with_the_event_or_not_at_all(sim: Sim) -> None:
+    reset()
+    with pytest.raises(HandlerFailed):
+        await sim.ref(Device, "failed").ask(Device.see_and_fail)
+    await sim.ref(Device, "kept").ask(Device.see, 1)
+    with pytest.raises(HandlerFailed):
+        await sim.ref(Device, "kept").ask(Device.retire_and_fail)
+    await sim.ref(Device, "retired").ask(Device.see, 1)
+    await sim.ref(Device, "retired").ask(Device.retire)
+    for node in range(2):
+        sim.crash(node)
+    STARTED.clear()
+    for node in range(2):
+        sim.start(node)
+    await sim.wait_until(lambda: started("kept"))
+    await sim.advance(3)
+    assert [id for id, _ in STARTED] == ["kept"]
+
+
+@simulated(entities=KINDS, nodes=2, seeds=SEEDS, settings=FEW)
+@pytest.mark.scenario("RG-20", partial=True)
+async def test_what_is_forgotten_or_deleted_does_not_come_back_until_it_stores_again(
+    sim: Sim,
+) -> None:
+    reset()
+    for id in ("forgotten", "deleted", "again", "resting"):
+        await sim.ref(Device, id).ask(Device.see, 1)
+    await sim.ref(Device, "forgotten").ask(Device.retire)
+    await sim.ref(Device, "deleted").ask(Device.end)
+    await sim.ref(Device, "again").ask(Device.end)
+    assert await sim.ref(Device, "again").ask(Device.see, 5) == 5
+    await sim.ref(Device, "resting").ask(Device.rest)
+    for node in range(2):
+        sim.crash(node)
+    STARTED.clear()
+    for node in range(2):
+        sim.start(node)
+    await sim.wait_until(lambda: started("again", "resting"))
+    await sim.advance(3)
+    assert sorted(id for id, _ in STARTED) == ["again", "resting"]
+
+
+@simulated(entities=KINDS, nodes=2, seeds=4, settings=FEW)
+@pytest.mark.scenario("RG-20", partial=True)
+async def test_a_journal_that_fails_and_a_start_that_fails_lose_nobody(sim: Sim) -> None:
+    reset()
+    ids = [f"d{n}" for n in range(12)]
+    for id in ids:
+        await sim.ref(Device, id).ask(Device.see, 1)
+    BROKEN.add("d3")
+    sim.crash(0)
+    journal = sim.nodes[1].journal
+    assert journal is not None
+    journal.lost_request = 1.0
+    await sim.wait_until(sim.settled)
+    await sim.advance(8)
+    journal.lost_request = 0.0
+    STARTED.clear()
+    sim.start(0)
+    here = [id for id in ids if sim.owner(Device, id) == 1]
+    await sim.wait_until(lambda: started("d3") or "d3" not in here)
+    BROKEN.clear()
+    await sim.advance(25)
+    seen = [id for id, _ in STARTED]
+    assert seen.count("d3") >= 1
+    for id in here:
+        assert await sim.ref(Device, id).ask(Device.see, 0) == 1
+
+
+@simulated(entities=KINDS, nodes=2, seeds=SEEDS, settings=FEW)
+@pytest.mark.scenario("RG-20", partial=True)
+async def test_a_remembered_entity_starts_again_after_a_write_that_failed(sim: Sim) -> None:
+    reset()
+    device = sim.ref(Device, "d")
+    await device.ask(Device.see, 1)
+    journal = sim.nodes[sim.owner(Device, "d")].journal
+    assert journal is not None
+    journal.lost_request = 1.0
+    with pytest.raises(MaybeExecuted):
+        await device.options(timeout_s=30).ask(Device.see, 1)
+    STARTED.clear()
+    journal.lost_request = 0.0
+    await sim.wait_until(lambda: started("d"))
+
+
+@simulated(entities=KINDS, nodes=2, seeds=4, settings=FEW)
+@pytest.mark.scenario("RG-19", partial=True)
+async def test_a_move_that_is_taken_back_leaves_nobody_asleep(sim: Sim) -> None:
+    reset()
+    ids = [f"d{n}" for n in range(60)]
+    for id in ids:
+        await sim.ref(Device, id).ask(Device.see, 1)
+    old = sim.owner(Device, "d0")
+    shard = sim.shard(Device, "d0")
+    here = [id for id in ids if sim.shard(Device, id) == shard]
+    await sim.ref(Device, "d0").tell(Device.linger, 0.2)
+    SLOW.add(here[-1])
+    STARTED.clear()
+    await sim.wish(shard, 1 - old)
+    await sim.wait_until(lambda: "slow" in STOPPED)
+    await sim.wish(shard, None)
+    await sim.wait_until(lambda: sim.settled() and sim.owner(Device, "d0") == old)
+    await sim.wait_until(lambda: started(*here))
+
+
+@simulated(entities=KINDS, nodes=2, seeds=1, settings=Settings(shards=2))
+@pytest.mark.scenario("RG-19", partial=True)
+async def test_thousands_of_one_shard_start_and_messages_are_served_meanwhile(sim: Sim) -> None:
+    reset()
+    ids = [f"d{n}" for n in range(1_500)]
+    for id in ids:
+        await sim.ref(Device, id).tell(Device.see, 1)
+    await sim.wait_until(lambda: len({id for id, _ in STARTED}) == len(ids))
+    await sim.advance(2)
+    sim.crash(0)
+    sim.crash(1)
+    STARTED.clear()
+    sim.start(0)
+    await sim.wait_until(lambda: len(STARTED) > 10)
+    assert await sim.ref(Device, "d0").ask(Device.see, 1) == 2
+    await sim.wait_until(lambda: started(*ids))
+    assert len(STARTED) == len(ids)
