@@ -23,10 +23,13 @@ from room_lab import (
 )
 
 from domicile import (
+    Entity,
     HandlerFailed,
+    Node,
     NotExecuted,
     Settings,
     Unavailable,
+    handler,
 )
 from domicile.entity.running.workers import SPARE
 from domicile.testing import Sim, simulated
@@ -219,6 +222,35 @@ async def test_shared_handlers_run_beside_each_other_but_not_beside_a_writer(sim
         ("begin", "r1"), ("begin", "r2"), ("end", "r2"), ("end", "r1"),
         ("begin", "w"), ("end", "w"), ("begin", "r3"), ("end", "r3"),
     ]  # fmt: skip
+
+
+class Waking(Entity, name="waking"):
+    """Takes a few turns of the event loop to start; its readers note their numbers."""
+
+    async def on_start(self) -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    @handler(shared=True)
+    async def look(self, number: int) -> None:
+        LOG.append(number)
+
+
+@simulated(entities=[Waking], nodes=2, seeds=SEEDS, settings=FEW)
+async def test_readers_that_come_while_their_entity_starts_begin_in_order(sim: Sim) -> None:
+    """I5: a reader that came as the entity was up must not pass one that waited for its start."""
+    LOG.clear()
+
+    async def look(node: Node) -> None:
+        waking = node.ref(Waking, "w")
+        async with asyncio.TaskGroup() as group:
+            for number in range(60):
+                group.create_task(waking.ask(Waking.look, number))
+                await asyncio.sleep(0)
+
+    sim.spawn(sim.owner(Waking, "w"), look)
+    await sim.wait_until(lambda: len(LOG) == 60)
+    assert list(range(60)) == LOG
 
 
 @simulated(entities=[Room], nodes=2, seeds=SEEDS, settings=FEW)

@@ -37,16 +37,19 @@ Q = TypeVar("Q", bound=Queued)
 class Mailbox(Generic[Q]):
     """An entity's unstarted messages and running handlers. Exists only while there are any."""
 
-    __slots__ = ("queue", "readers", "writer")
+    __slots__ = ("queue", "readers", "waking", "writer")
 
     def __init__(self) -> None:
         self.queue: deque[Q] = deque()
         self.readers = 0
+        self.waking = False
+        """Whether the reader that was taken last has not reached its handler yet: its entity starts
+        first. The readers behind it wait, or they could begin before it (I5)."""
         self.writer = False
 
     def ready(self) -> bool:
         """Whether the head may start: readers together, a writer alone, never out of order."""
-        if not self.queue or self.writer:
+        if not self.queue or self.writer or self.waking:
             return False
         return self.queue[0].shared or self.readers == 0
 

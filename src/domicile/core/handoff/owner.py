@@ -257,15 +257,28 @@ class Owner(Generic[Q]):
         self.left(queued)
         if queued.shared:
             mailbox.readers += 1
+            mailbox.waking = True
         else:
             mailbox.writer = True
         return queued
 
-    def finish(self, entity: EntityKey, shared: bool) -> bool:
-        """A started message ended; True if the entity may start another."""
+    def reached(self, entity: EntityKey) -> bool:
+        """The shared message that `start` gave last reaches its handler now; True if the entity may
+        start another beside it."""
+        mailbox = self.mailboxes[entity]
+        mailbox.waking = False
+        return mailbox.ready()
+
+    def finish(self, entity: EntityKey, shared: bool, reached: bool = True) -> bool:
+        """A started message ended; True if the entity may start another.
+
+        `reached`: whether a shared message reached its handler before.
+        """
         mailbox = self.mailboxes[entity]
         if shared:
             mailbox.readers -= 1
+            if not reached:
+                mailbox.waking = False
         else:
             mailbox.writer = False
         if mailbox.queue or mailbox.readers or mailbox.writer:

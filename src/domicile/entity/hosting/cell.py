@@ -240,6 +240,8 @@ class Turn(msgspec.Struct, eq=False):
     """What holds back its outputs, if its entity is durable (J5)."""
     active: bool = True
     began: bool = False
+    waking: bool = False
+    """Whether the shared messages behind it wait until it reaches its handler (I5)."""
     cancel_reason: str = ""
     task: asyncio.Task[Any] | None = None
     """The worker's task that continues it, once it has suspended."""

@@ -227,6 +227,8 @@ class Execution(Activation):
                 self.note("accept", turn, depth=1)
             self.note("start", turn, method=request.method, shared=turn.shared)
         turn.began = True
+        if waited:
+            self._reach(turn)
         gate = turn.gate = cell.gate
         if gate is not None and not turn.shared:
             gate.begin(request.key)
@@ -381,9 +383,6 @@ class Execution(Activation):
         queued = self.owner.start(entity)
         if queued is None:
             return
-        mailbox = self.owner.mailboxes.get(entity)
-        if mailbox is not None and mailbox.ready():
-            self._wake(entity)
         turn, now = self.turn_of(queued), self.runtime.clock.now()
         request = turn.request
         if isinstance(request, Request) and cell is not None and _may_begin(cell, request.key):
@@ -403,7 +402,7 @@ class Execution(Activation):
         """The turn of a message that has waited."""
         return Turn(
             self._host, queued.source, queued.entity, queued.shared, queued.request,
-            queued.expires_at,
+            queued.expires_at, waking=queued.shared,
         )  # fmt: skip
 
     # the whole way
@@ -529,6 +528,7 @@ class Execution(Activation):
 
         self._note_begun(turn)
         if gate is None:
+            self._reach(turn)
             return await call()
         # The key of a shared handler changes nothing: it stores nothing.
         key = "" if turn.shared else request.key
@@ -541,7 +541,15 @@ class Execution(Activation):
             return reply
         if not turn.shared:
             gate.begin(key)
+        self._reach(turn)
         return await call()
+
+    def _reach(self, turn: Turn) -> None:
+        """The message reaches its handler: the shared ones behind it may begin too."""
+        if turn.waking:
+            turn.waking = False
+            if self.owner.reached(turn.entity):
+                self._wake(turn.entity)
 
     def _note_begun(self, turn: Turn) -> None:
         """The message starts now, for its sender and for every invariant."""
@@ -555,7 +563,7 @@ class Execution(Activation):
         cell = self.cells.get(entity)
         if cell is not None:
             self._used(cell, self.runtime.clock.now())
-        more = self.owner.finish(entity, turn.shared)
+        more = self.owner.finish(entity, turn.shared, not turn.waking)
         if cell is not None and cell.wants_stop and self._stop(cell):
             return
         if more:

@@ -79,6 +79,7 @@ def test_the_same_number_of_another_sender_or_link_is_another_message() -> None:
 def test_what_stood_behind_a_writer_may_start_once_that_is_called_off() -> None:
     owner = opened(queued(1, shared=True), queued(2), queued(3, shared=True))
     owner.start(CART)
+    owner.reached(CART)
     assert owner.start(CART) is None, "a writer waits for the readers"
     found, ready = cancel_unstarted(owner, {(ANN, 2): None})
     assert (numbers(found), ready) == ([2], [CART])
@@ -139,6 +140,7 @@ class Walk:
                 started = owner.start(entity)
                 if started is not None:
                     self.started(started)
+                    owner.reached(entity)
             case ("finish", index) if index < len(self.running):
                 done = self.running.pop(index)
                 owner.finish(done.entity, done.shared)

@@ -345,7 +345,9 @@ def test_readers_run_beside_each_other_and_a_writer_alone_in_order() -> None:
     ):
         owner.request(message)
     assert owner.start(CART) == queued(1, shared=True)
+    assert owner.reached(CART) is True
     assert owner.start(CART) == queued(2, shared=True)
+    assert owner.reached(CART) is False
     assert owner.start(CART) is None, "the writer waits for the readers"
     assert owner.finish(CART, True) is False
     assert owner.finish(CART, True) is True
@@ -355,6 +357,23 @@ def test_readers_run_beside_each_other_and_a_writer_alone_in_order() -> None:
     assert owner.start(CART) == queued(4, shared=True)
     assert owner.finish(CART, True) is False
     assert not owner.mailboxes, "an idle entity keeps nothing here"
+
+
+def test_a_reader_waits_until_the_one_before_it_reaches_its_handler() -> None:
+    """I5: between a start and its handler an entity may be recovered, made, or put on trial."""
+    owner = opened()
+    for n in (1, 2, 3):
+        owner.request(queued(n, shared=True))
+    assert owner.start(CART) == queued(1, shared=True)
+    assert owner.start(CART) is None
+    assert owner.reached(CART) is True
+    assert owner.start(CART) == queued(2, shared=True)
+    assert owner.finish(CART, True) is False, "the first one's end lets nobody pass the second"
+    assert owner.finish(CART, True, reached=False) is True, "the second failed to start"
+    assert owner.start(CART) == queued(3, shared=True)
+    assert owner.reached(CART) is False
+    assert owner.finish(CART, True) is False
+    assert not owner.mailboxes
 
 
 def test_hold_keeps_an_idle_entity_from_starting() -> None:
@@ -400,6 +419,7 @@ _STEP = st.one_of(
     st.tuples(st.just("flush"), st.sampled_from(_SOURCES)),
     st.tuples(st.just("entry"), st.sampled_from(("serve", "move", "leave"))),
     st.tuples(st.just("start"), st.sampled_from((CART, DOOR))),
+    st.tuples(st.just("reach"), st.sampled_from((CART, DOOR))),
     st.tuples(st.just("finish"), st.integers(0, 3)),
     st.tuples(st.just("empty")),
     st.tuples(st.just("gone"), st.sampled_from(_SOURCES)),
@@ -415,6 +435,7 @@ class Walk:
         self.numbers = 0
         self.place: dict[int, str] = {}
         self.running: list[Queued] = []
+        self.waking: dict[EntityKey, Queued] = {}
 
     def take(self, step: tuple[Any, ...]) -> None:
         owner, before = self.owner, self.owner.phase
@@ -450,9 +471,18 @@ class Walk:
                     self.place[started.n] = "started"
                     self.running.append(started)
                     self.check_alone(started)
+                    assert started.entity not in self.waking
+                    if started.shared:
+                        self.waking[started.entity] = started
+            case ("reach", entity) if entity in self.waking:
+                del self.waking[entity]
+                owner.reached(entity)
             case ("finish", index) if index < len(self.running):
                 done = self.running.pop(index)
-                owner.finish(done.entity, done.shared)
+                reached = self.waking.get(done.entity) is not done
+                if not reached:
+                    del self.waking[done.entity]
+                owner.finish(done.entity, done.shared, reached)
             case ("empty",) if not owner.mailboxes:
                 happened += owner.happen(OwnerEvent.EMPTY)
             case ("gone", source):

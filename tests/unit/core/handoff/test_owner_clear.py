@@ -104,12 +104,14 @@ class Pair:
         effects = self.plain.request(queued)
         assert effects == (Accepted(queued, 1), Wake(queued.entity))
         assert self.plain.start(queued.entity) == queued
+        self.plain.reached(queued.entity)
         assert not first or not any(entity == queued.entity for entity, _ in self.running)
 
     def start(self, entity: EntityKey) -> None:
         queued, other = self.plain.start(entity), self.quick.start(entity)
         assert queued == other
         if queued is not None:
+            assert self.plain.reached(entity) == self.quick.reached(entity)
             self.running.append((entity, queued.shared))
 
     def finish(self, which: int) -> None:
