@@ -156,7 +156,9 @@ lock: setup ## compile the requirement files anew
 	$(COMPILE) 3.11 requirements/uv.in -o requirements/uv.txt
 	$(COMPILE) 3.11 requirements/base.in -o requirements/base.txt
 	$(COMPILE) 3.11 requirements/cli.in -o requirements/cli.txt
-	$(COMPILE) 3.11 requirements/postgres.in -o requirements/postgres.txt
+	for extra in etcd kubernetes postgres redis; do \
+		$(COMPILE) 3.11 requirements/$$extra.in -o requirements/$$extra.txt || exit 1; \
+	done
 	$(COMPILE) 3.11 requirements/dev.in -o requirements/dev.txt
 	for peer in $(PEERS); do \
 		$(COMPILE) 3.11 proving/benchmarks/requirements-$$peer.in -o proving/benchmarks/requirements-$$peer.txt \
