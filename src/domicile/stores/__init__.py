@@ -4,7 +4,7 @@
 - `sqlite`      the embedded store: the processes of one machine share a file
 - `namespace`   the part of a store that belongs to one cluster
 - `storetime`   a store's own time, made from a wall clock (S4)
-- `threaded`    the thread side of a store on a server: its own client and event loop (`loop_thread`)
+- `threaded`    the thread side of a store on a server, on a loop of its own (`loop_thread`)
 - `file_locks`  proof of death for the processes of one machine (L6)
 
 A store knows keys, values, revisions and leases. It must know nothing about shards or nodes.
