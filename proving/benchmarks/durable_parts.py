@@ -1,6 +1,7 @@
 """The measured processes of the durable benchmarks: a home of durable entities, and its clients.
 
-Run by `proving.benchmarks.part`. Only what `domicile` exports is used, as a program would. An event
+Run by `proving.benchmarks.part`. Only what `domicile` exports is used, as a program would; the home
+collects garbage as `domicile run` does. An event
 has 100 bytes as it is stored, a reply 16; each ask has a key of its own.
 """
 
@@ -19,6 +20,7 @@ import msgspec
 
 from domicile import Client, EventSourced, Node, Ref, Settings, connect, handler
 from domicile.observe import Metrics
+from domicile.ops.serve import collect_rarely
 from proving.benchmarks.caller import closed_loop, summary
 from proving.benchmarks.part import Options, Part
 
@@ -175,6 +177,8 @@ async def home(options: Options) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
         settings=settings(), meter=Metrics(),
     )  # fmt: skip
     async with node:
+        # As `domicile run` does.
+        collect_rarely()
         yield options["where"], {"durable": Durable(node, options["entities"])}
 
 

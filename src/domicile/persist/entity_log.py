@@ -37,6 +37,7 @@ from domicile.ports.journal import (
     BLIND,
     JournalWrite,
     Recovered,
+    StoredReply,
     Wanted,
     WriteRefused,
     Written,
@@ -53,6 +54,9 @@ OPEN_TURNS = 256
 KNOWN_KEYS = 4_096
 """I6: keys of asks that one resident entity remembers. With more of them the journal is asked."""
 
+EARLY_KEYS = 1_024
+"""I6: keys that one resident entity looks up before their messages begin."""
+
 Hook = Callable[[], Coroutine[Any, Any, Any]]
 
 
@@ -60,9 +64,9 @@ class EntityLog(ABC):
     """The part that all kinds of durable entities share. Implements `OutputGate`."""
 
     __slots__ = (
-        "_beside", "_cell", "_claim", "_deletes", "_failed", "_forgets", "_fresh", "_hooks",
-        "_is_remembered", "_key", "_key_sent", "_keys", "_newest", "_open", "_reading", "_room",
-        "_sends", "_sure", "_writer", "seq", "state",
+        "_beside", "_cell", "_claim", "_deletes", "_early", "_failed", "_forgets", "_fresh",
+        "_hooks", "_is_remembered", "_key", "_key_sent", "_keys", "_newest", "_open", "_reading",
+        "_room", "_sends", "_sure", "_writer", "seq", "state",
     )  # fmt: skip
 
     def __init__(self, cell: Cell) -> None:
@@ -88,6 +92,9 @@ class EntityLog(ABC):
         self._key_sent = False
         self._keys: set[str] | None = None
         """All keys that were used; None if they are not all known."""
+        self._early: dict[str, asyncio.Future[StoredReply | None]] = {}
+        """Keys of messages that wait, and what the journal says of them. None of them has been sent
+        since it was asked: sending a key drops it here."""
         self._fresh: dict[str, bytes | None] = {}
         """Keys whose writes are not over, with the replies that are known."""
         self._hooks: list[Hook] | None = None
@@ -149,7 +156,29 @@ class EntityLog(ABC):
         """As `OutputGate.may_begin`."""
         if self._open >= OPEN_TURNS or self._failed is not None or self._writer.is_full:
             return False
-        return not key or (self._keys is not None and key not in self._keys)
+        if not key:
+            return True
+        if self._keys is not None:
+            return key not in self._keys
+        early = self._early.get(key)
+        return early is not None and _is_new(early)
+
+    def foresee(self, key: str) -> None:
+        """As `OutputGate.foresee`."""
+        if (
+            self._keys is not None
+            or self._claim is None
+            or self._failed is not None
+            or key in self._fresh
+            or key in self._early
+        ):
+            return
+        if len(self._early) >= EARLY_KEYS:
+            # The oldest: its message may have gone elsewhere. If not, it asks for itself.
+            del self._early[next(iter(self._early))]
+        early = self._writer.look_up_early(self._cell.key, key)
+        if early is not None:
+            self._early[key] = early
 
     async def prepare(self, key: str) -> bytes | None:
         """As `OutputGate.prepare`."""
@@ -165,6 +194,8 @@ class EntityLog(ABC):
     def begin(self, key: str) -> None:
         """As `OutputGate.begin`."""
         self._key, self._key_sent = key, False
+        if self._early and key:
+            self._early.pop(key, None)
 
     def end(self, reply: bytes) -> bool:
         """As `OutputGate.end`."""
@@ -316,6 +347,8 @@ class EntityLog(ABC):
             elif reply is not None:
                 replies = ((key, reply),)
             self._fresh[key] = reply
+            if self._early:
+                self._early.pop(key, None)
         sent = SentWrite(self._taken(inbox, replies), self, self._cell.host)
         self._sure = self.state
         self._newest = sent
@@ -407,7 +440,7 @@ class EntityLog(ABC):
         elif self._keys is not None and key not in self._keys:
             return None
         await self.claim()
-        stored = await self._writer.inbox(cell.key, key)
+        stored = await self._looked_up(key)
         self._check()
         if stored is None:
             return None
@@ -417,6 +450,15 @@ class EntityLog(ABC):
                 "was interrupted before it replied; read the state instead"
             )
         return stored.reply
+
+    async def _looked_up(self, key: str) -> StoredReply | None:
+        early = self._early.pop(key, None)
+        if early is not None:
+            # Not its error: a look-up that failed is repeated for the message that needs it.
+            await asyncio.wait((early,))
+            if not early.cancelled() and early.exception() is None:
+                return early.result()
+        return await self._writer.inbox(self._cell.key, key)
 
     async def _read(self) -> None:
         cell = self._cell
@@ -443,6 +485,13 @@ class EntityLog(ABC):
         self._keys = None if keys is None else set(keys)
         shown = self._initial() if self._deletes else self._with_staged(state)
         self._sure, self.seq, self.state = state, seq, shown
+
+
+def _is_new(early: asyncio.Future[StoredReply | None]) -> bool:
+    """Whether an early look-up has found that a key was never used."""
+    if not early.done() or early.cancelled() or early.exception() is not None:
+        return False
+    return early.result() is None
 
 
 def _let_go(places: list[asyncio.Future[None]]) -> None:

@@ -34,15 +34,20 @@ class GroupedCalls(Generic[Q, A]):
         self._waiting: deque[tuple[Q, asyncio.Future[A]]] = deque()
         self._calls = 0
 
-    async def ask(self, question: Q) -> A:
-        """The answer to a question. If its group's call fails, every caller gets that error."""
+    def begin(self, question: Q) -> asyncio.Future[A]:
+        """Ask, and return where the answer comes. If its group's call fails, every caller gets that
+        error."""
         answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._waiting.append((question, answer))
         if self._calls < CALLS:
             self._calls += 1
             # Without the context of the caller that happened to be first.
             self._tasks.spawn(self._answer(), Context())
-        return await answer
+        return answer
+
+    async def ask(self, question: Q) -> A:
+        """The answer to a question."""
+        return await self.begin(question)
 
     async def _answer(self) -> None:
         """Answer groups until none waits. What is asked in the same turn of the loop is in one."""

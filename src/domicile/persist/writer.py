@@ -224,6 +224,16 @@ class JournalWriter:
             return found
         return await self._lookups.ask((entity, key))
 
+    def look_up_early(
+        self, entity: EntityKey, key: str
+    ) -> asyncio.Future[StoredReply | None] | None:
+        """As `inbox`, for a message that still waits; None: the journal answers at once anyway."""
+        if self._immediate or self.is_over:
+            return None
+        early = self._lookups.begin((entity, key))
+        early.add_done_callback(_seen)
+        return early
+
     async def remembered(
         self, host: ShardHost, epoch: int, after: Remembered | None, limit: int
     ) -> list[Remembered]:
@@ -396,6 +406,12 @@ async def _asked(call: Callable[[], Awaitable[T]]) -> T:
         except JournalUnknown:
             continue
     raise _no_answer()
+
+
+def _seen(early: asyncio.Future[StoredReply | None]) -> None:
+    """An early look-up that failed is nobody's error: its message asks again."""
+    if not early.cancelled():
+        early.exception()
 
 
 def _no_answer() -> OutcomeUnknown:

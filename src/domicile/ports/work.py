@@ -37,6 +37,10 @@ class OutputGate(Protocol):
         """Whether a turn may begin without `prepare`: there is room, and its key is new."""
         ...
 
+    def foresee(self, key: str) -> None:
+        """A message with this key waits for its turn: find out meanwhile whether the key is new."""
+        ...
+
     async def prepare(self, key: str) -> bytes | None:
         """Wait until a turn may begin; the stored reply, if its key was used before.
 

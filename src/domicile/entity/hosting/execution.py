@@ -201,6 +201,10 @@ class Execution(Activation):
             request=request,
             expires_at=now + request.ttl_s,
         )
+        if request.key and not queued.shared:
+            cell = self.cells.get(queued.entity)
+            if cell is not None and cell.gate is not None:
+                cell.gate.foresee(request.key)
         self._carry_out(self.owner.request(queued))
 
     def _begin_now(
