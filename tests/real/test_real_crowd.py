@@ -28,8 +28,9 @@ MOST_TO_JOIN, MOST_TO_LEAVE = 3, 8
 if nobody is there to hear of them (H10), and a try at leading while others leave."""
 
 SETTINGS = Settings(
-    shards=SHARDS, ask_timeout_s=60.0, balance_limit=1.0, balance_receiver=1.0, poison_deaths=1_000
-)
+    shards=SHARDS, ttl_s=60.0, ask_timeout_s=60.0, balance_limit=1.0, balance_receiver=1.0,
+    poison_deaths=1_000,
+)  # fmt: skip
 
 
 async def visit(store: str, name: str) -> None:

@@ -62,7 +62,8 @@ was judged."""
 FEW = 3
 """Faults of the books and violations to show: the first ones explain the rest."""
 
-GRACE_S = 0.5
+GRACE_S = 20.0
+"""Most seconds that an interrupted demo takes to end its tasks; usually it needs a moment."""
 
 
 @dataclass(frozen=True)
