@@ -8,7 +8,8 @@ that was fenced begins a new one. Made by `node` and `client` only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from domicile.core.state.cluster_view import (
     NodeUp,
     ViewChange,
 )
+from domicile.core.state.keys import OffsetMark
 from domicile.core.state.records import ClientRecord, NodeRecord
 from domicile.core.state.shardmap import Entry
 from domicile.core.state.txn import Changes, Listing
@@ -47,6 +49,7 @@ from domicile.membership.death_watch import DeathWatch, check_fencing, let_go
 from domicile.membership.loopwatch import LoopPulse, LoopWatch, RunningHandler
 from domicile.membership.member import Member
 from domicile.membership.record_kinds import ProcessRecord, kind_of, marked_leaving
+from domicile.persist.journal_check import JournalCheck, check_of
 from domicile.persist.writer import JournalWriter
 from domicile.ports.control import ControlWiring
 from domicile.ports.health import Health
@@ -54,6 +57,9 @@ from domicile.ports.transport import Peer
 from domicile.taglog import TaggedLog
 
 log = TaggedLog()
+
+LEAVE_OFFSETS_S = 1.0
+"""Most seconds that an orderly stop waits for journal and store to say how far its shards are."""
 
 
 class RunningIncarnation:
@@ -75,6 +81,7 @@ class RunningIncarnation:
         self._links: LinkLayer | None = None
         self._over = asyncio.Event()
         self._deaths: DeathWatch | None = None
+        self._journal_check: JournalCheck | None = None
         self.rewound = rewound
         """Whether the store was found to have lost commits: takeovers must wait (S5)."""
         self._owed = owed
@@ -101,6 +108,10 @@ class RunningIncarnation:
         else:
             record = ClientRecord(self.me)
         self._record = record
+        durable = {kind.role: None for kind in plan.catalogue.values() if kind.durable}
+        self._journal_check = check_of(
+            backends.journal, sorted(durable), self._note_offsets, settings.op_timeout_s
+        )
         self.member = Member(
             store=backends.store,
             clock=backends.clock,
@@ -115,6 +126,7 @@ class RunningIncarnation:
             tokens=fingerprints(plan.token, plan.cluster),
             events=self,
             turned_at=self._turned_at(),
+            journals=None if self._journal_check is None else self._journal_check.on_join,
         )
         self._errands = StoreTasks(
             store=backends.store, meter=backends.meter, settings=settings, me=self.me,
@@ -141,7 +153,7 @@ class RunningIncarnation:
             resources=plan.resources,
             durability=None
             if backends.journal is None
-            else JournalWriter(backends.journal, self.me),
+            else JournalWriter(backends.journal, self.me, self._journal_check),
             threads=backends.blocking or backends.threads,
             tracer=backends.tracer,
         )
@@ -273,6 +285,7 @@ class RunningIncarnation:
             await self.member.rewrite(marked_leaving)
         leaving.said()
         await leaving.settle(self.runtime)
+        await self._leave_offsets()
         if self._hosts:
             await leaving.see_off()
         leaving.linger()
@@ -294,6 +307,16 @@ class RunningIncarnation:
         self._revoked = True
         log.info("left the cluster %s", self._plan.cluster, extra=self.tags)
         self._over.set()
+
+    def _note_offsets(self, marks: Mapping[ShardKey, OffsetMark]) -> None:
+        self._errands.note_offsets(marks)
+
+    async def _leave_offsets(self) -> None:
+        """J11: an orderly stop leaves in the store how far its shards are in the journal."""
+        if self._journal_check is not None and self.member.guard():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_OFFSETS_S):
+                    await self._errands.store_offsets(await self._journal_check.leave())
 
     def _watch_loop(self) -> LoopWatch | None:
         """A thread beside the loop, in real time only: in virtual time nothing ever blocks."""

@@ -12,10 +12,13 @@ from domicile.concurrency.task_set import TaskSet
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.state.keys import (
     REWOUND_KEY,
+    OffsetMark,
     block_key,
     encode_needs,
+    encode_offset,
     needs_key,
     node_key,
+    offset_key,
     trial_key,
 )
 from domicile.core.state.records import TrialRecord, encode_record
@@ -28,6 +31,7 @@ from domicile.ports.store import Store
 from domicile.settings import Settings
 
 TRIAL_TRIES = 3
+OFFSET_TRIES = 3
 
 
 class StoreTasks:
@@ -48,6 +52,8 @@ class StoreTasks:
         self._known_needs = needs
         self._needs: dict[ShardKey, dict[str, None]] = {}
         self._noting = False
+        self._marks: dict[ShardKey, OffsetMark] = {}
+        self._marking = False
         self._reading: dict[bytes, None] = {}
         self._tasks: TaskSet[None] = TaskSet("domicile-store-task")
 
@@ -105,6 +111,40 @@ class StoreTasks:
             self._needs.clear()
         finally:
             self._noting = False
+
+    def note_offsets(self, marks: Mapping[ShardKey, OffsetMark]) -> None:
+        """J11: have it stored how far shards are in the journal. May get lost."""
+        self._marks |= marks
+        if not self._marking:
+            self._marking = True
+            self._tasks.spawn(self._write_noted())
+
+    async def _write_noted(self) -> None:
+        try:
+            while self._marks:
+                marks, self._marks = self._marks, {}
+                await self.store_offsets(marks)
+        finally:
+            self._marking = False
+
+    async def store_offsets(self, marks: Mapping[ShardKey, OffsetMark]) -> None:
+        """J11: store how far shards are in the journal. Failed tries are counted, then given up.
+
+        A former owner's late note may replace a newer one. Then less is found until the next one.
+        """
+        shards = list(marks)
+        for first in range(0, len(shards), MAX_OPERATIONS - 1):
+            some = shards[first : first + MAX_OPERATIONS - 1]
+            writes = [Put(offset_key(shard), encode_offset(marks[shard])) for shard in some]
+            for _ in range(OFFSET_TRIES):
+                try:
+                    commit = self._calls.store.commit((Present(node_key(self._me)),), writes)
+                    outcome = await self._calls.bounded(commit)
+                    if isinstance(outcome, Committed | Conflict):
+                        break
+                except StoreError:
+                    pass
+                self._meter.count("offsets.unwritten")
 
     async def note_rewind(self) -> None:
         """S5: tell the coming leader that the store forgot commits, before this node registers."""

@@ -22,6 +22,7 @@ from domicile.ports.journal import (
     Batch,
     Claim,
     EventPage,
+    JournalMarks,
     JournalWrite,
     Recovered,
     Remembered,
@@ -137,7 +138,8 @@ class _Fence:
 class MemoryJournal:
     """Implements `Journal`. `pause` is the time between the statements of a transaction.
 
-    A transaction whose caller went away still completes; `close` waits for it.
+    A transaction whose caller went away still completes; `close` waits for it. Nobody compares its
+    history with the store's unless a test sets `volatile` to False.
     """
 
     def __init__(
@@ -153,6 +155,7 @@ class MemoryJournal:
         self._heads: dict[EntityKey, _Head] = {}
         self._history = secrets.token_hex(16) if history is None else history
         self._running: dict[asyncio.Task[Any], None] = {}
+        self.volatile = True
 
     @property
     def immediate(self) -> bool:
@@ -224,6 +227,17 @@ class MemoryJournal:
     async def history(self) -> str:
         """The random id of this journal (J11)."""
         return self._history
+
+    async def marks(self, shards: Sequence[ShardKey]) -> JournalMarks:
+        """As `ComparableJournal.marks`. Waits for no lock."""
+        rows = {shard: self._fences.get((shard, 0)) for shard in shards}
+        return JournalMarks(
+            self._history, {shard: row.next for shard, row in rows.items() if row is not None}
+        )
+
+    async def renew(self, history: str) -> None:
+        """As `ComparableJournal.renew`."""
+        self._history = history
 
     def peek(self, entity: EntityKey) -> tuple[bytes, ...]:
         """All committed events of an entity, for tests and tools in the same process."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from domicile.core.state.agreement import (
+    NO_JOURNALS,
     agreed_config,
     agreed_tokens,
     common_protocol,
@@ -46,14 +47,15 @@ async def agree_on_config(
     shards: Mapping[str, int],
     types: Mapping[str, TypeRecord] = NO_TYPES,
     tokens: tuple[str, ...] = (),
+    journals: Mapping[str, str] = NO_JOURNALS,
     *,
     hosts: bool = True,
 ) -> None:
     """Make `config` hold these roles and types; `ConfigError` if it contradicts them.
 
     `tokens` are fingerprints of this process's tokens; only a process that `hosts` may change those
-    in `config`. Starts from the last listing. `StoreUnavailable` only after the incarnation is
-    over.
+    in `config`. `journals` has the history of each role's journal (J11). Starts from the last
+    listing. `StoreUnavailable` only after the incarnation is over.
     """
     config, revision = members.config, members.config_revision
     failures = 0
@@ -64,7 +66,7 @@ async def agree_on_config(
             raise ConfigError(why)
         if hosts:
             known = agreed_tokens(known, tokens)
-        wanted = agreed_config(config, shards, types, known)
+        wanted = agreed_config(config, shards, types, known, journals)
         if wanted is None or wanted == config:
             return
         condition: Condition = At(CONFIG_KEY, revision) if revision else Absent(CONFIG_KEY)

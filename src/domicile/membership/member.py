@@ -55,7 +55,8 @@ class Member(LeaseHolder[R]):
 
     `join`, then `run` until fenced or left. `kind` says what differs between kinds of records.
 
-    `turned_at` says when the event loop last turned; without it the loop itself renews.
+    `turned_at` says when the event loop last turned; without it the loop itself renews. `journals`
+    compares this process's journal with what the store knows, and says which history each role has.
     """
 
     def __init__(
@@ -74,13 +75,14 @@ class Member(LeaseHolder[R]):
         tokens: tuple[str, ...] = (),
         events: MemberEvents,
         turned_at: Callable[[], float] | None = None,
+        journals: Callable[[ClusterView], Awaitable[Mapping[str, str]]] | None = None,
     ) -> None:
         super().__init__(store, clock, meter, settings, random, record, kind, events)
         self._store = store
         self._random = random
         self._shards, self._types, self._protocols = shards, types, protocols
         self._tokens = tokens
-        self._turned_at = turned_at
+        self._turned_at, self._journals = turned_at, journals
         self.members = ClusterView()
         self._sent_at = 0.0
         self._may_stand = False
@@ -117,10 +119,11 @@ class Member(LeaseHolder[R]):
             await self._relist()
             self.kind.check(self._record, self.members)
             check_protocols(self.members, self._protocols)
-            hosts = self.kind.hosts
+            journals = {} if self._journals is None else await self._journals(self.members)
             await agree_on_config(
-                self._calls, self.members, self._shards, self._types, self._tokens, hosts=hosts
-            )
+                self._calls, self.members, self._shards, self._types, self._tokens, journals,
+                hosts=self.kind.hosts,
+            )  # fmt: skip
             if listen is not None:
                 self._record = self.kind.listening(self._record, await listen())
             failures = 0

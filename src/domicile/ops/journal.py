@@ -29,9 +29,14 @@ from domicile.ops.console import (
     fail,
     find_app,
     print_json,
+    which,
 )
+from domicile.ops.operate import Why, Yes
 
 if TYPE_CHECKING:
+    from domicile.ops.journal_accept import AcceptableJournal, Acceptance
+    from domicile.ops.operator import Operator
+    from domicile.ops.operator_commits import AuditRecord
     from domicile.ports.journal import Journal
 
 T = TypeVar("T")
@@ -40,6 +45,7 @@ PAGE_BYTES = 1 << 20
 PAGE_EVENTS = 500
 POLL_S = 0.5
 READ_S = 10.0
+MOST_SHOWN = 20
 
 JournalOption = Annotated[
     str | None,
@@ -59,6 +65,7 @@ def add_journal_commands(app: typer.Typer) -> None:
         ("tail", tail, (f"tail {dev}", f"tail {dev} --from-start --once --json")),
         ("verify", verify, (f"verify {dev}", f"verify --journal {file}")),
         ("copy", copy, (f"copy {file} sqlite:///backup.journal",)),
+        ("accept", accept, (f"accept {dev} --why restored", f"accept {dev} --role default --yes")),
     ):
         epilog = examples(*(f"domicile journal {example}" for example in shown))
         group.command(name, epilog=epilog)(command)
@@ -248,6 +255,126 @@ def copy(
     typer.echo(f"copying {shown_url(source)}", err=True)
     answered(lambda: backend.copy_journal(source, to))
     typer.echo(f"copied to {shown_url(to)}")
+
+
+def accept(
+    store: StoreOption = None,
+    app: App = None,
+    cluster: Cluster = None,
+    journal: JournalOption = None,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(show_default=False, help="A role whose journal it is; several: repeat it."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Even though nodes are registered.")
+    ] = False,
+    yes: Yes = False,
+    why: Why = "",
+) -> None:
+    """Let a journal that was restored, imported or made anew take the place of the one before.
+
+    Nodes refuse a journal that the store does not know, or that has lost events. Stop all nodes,
+    put the journal in its place, check it with `domicile journal verify`, then run this.
+    """
+    from domicile.backends.registry import shown_url
+    from domicile.ops import journal_accept
+    from domicile.ops.operate import Progress, confirm, run_operator, say_logged
+    from domicile.ops.operator_commits import title
+
+    url, name = which(store, app, cluster, "journal", "accept")
+    place, _ = _which(url, app, cluster, journal, "accept")
+
+    async def look(operator: Operator) -> tuple[list[str], Acceptance]:
+        picture = await operator.look()
+        members = picture.members
+        there = [title(members, one) for one in sorted(members.nodes) if members.nodes[one].roles]
+
+        async def found(opened: AcceptableJournal) -> Acceptance:
+            return await journal_accept.look_at_journal(picture, opened, role or ())
+
+        return there, await _with_journal(place, name, found)
+
+    there, seen = run_operator(url, name, look)
+    if not seen.is_needed:
+        typer.echo(f"nothing to do: the store knows this journal, history {seen.history}")
+        return
+    if there and not force:
+        fail(
+            f"nodes are registered: {', '.join(there)}. Stop them first: they have entities of the "
+            "old journal in memory. Records of processes that are gone vanish with their leases, "
+            "or by `domicile declare-dead`",
+            FAILED,
+        )
+    confirm(_accepting(shown_url(place), name, seen, there), name, yes)
+    progress = Progress("blocks")
+
+    async def work(operator: Operator) -> tuple[bytes, AuditRecord]:
+        async def done(opened: AcceptableJournal) -> tuple[bytes, AuditRecord]:
+            return await journal_accept.accept(operator, opened, seen, why, progress.told)
+
+        return await _with_journal(place, name, done)
+
+    try:
+        say_logged(*run_operator(url, name, work))
+    finally:
+        progress.end()
+    typer.echo(f"accepted for {', '.join(seen.roles)}; empty all projections, then start the nodes")
+
+
+def _accepting(place: str, cluster: str, seen: Acceptance, there: list[str]) -> str:
+    """What accepting a journal does, and what may be lost."""
+    events = sum(one.offset for one in seen.fences)
+    lines = [
+        f"Cluster {cluster!r} shall keep the events of {', '.join(seen.roles)} in {place}.",
+        f"This journal has history {seen.history}, {len(seen.fences)} shards and "
+        f"{events:,} offsets in them.",
+    ]
+    for role in seen.roles:
+        known = seen.known.get(role)
+        if known == seen.history:
+            lines.append(f"The store knows it as the journal of {role}, and that it was longer.")
+        elif known is not None:
+            lines.append(f"The store knows history {known} for {role}: what only that one has, and")
+            lines.append("the keys of asks in it, are lost to this cluster.")
+    if seen.missing:
+        lost = sum(seen.missing.values())
+        lines.append(
+            f"At least {lost:,} events of {len(seen.missing)} shards are missing here. What came "
+            "after the"
+        )
+        lines.append("last claim or orderly stop of a shard is missing as well, and not counted.")
+        for shard, count in list(seen.missing.items())[:MOST_SHOWN]:
+            lines.append(f"  {shard.role}/{shard.shard}  {count:,} missing")
+        if len(seen.missing) > MOST_SHOWN:
+            lines.append(f"  and {len(seen.missing) - MOST_SHOWN} more shards")
+    lines.append(
+        "All fences of this journal and all epochs of these roles rise, so that no former owner can"
+    )
+    lines.append("write to it. The journal gets a new history. No event is changed or removed.")
+    if there:
+        lines.append(f"WARNING: running nodes restart all their entities: {', '.join(there)}.")
+    return "\n".join(lines)
+
+
+async def _with_journal(
+    url: str, cluster: str, work: Callable[[AcceptableJournal], Awaitable[T]]
+) -> T:
+    """Do something with a journal that may be written to, and close it."""
+    from domicile.backends.registry import OpenOptions, journal_backend
+    from domicile.errors import StoreUnavailable
+    from domicile.ports.journal import InspectableJournal, JournalUnknown, is_comparable
+
+    options = OpenOptions("journal", cluster, op_timeout_s=READ_S)
+    opened = answered(lambda: journal_backend(url)).open_journal(url, options)
+    try:
+        if not (is_comparable(opened) and isinstance(opened, InspectableJournal)):
+            fail("a journal of this kind ends with its process; there is nothing to accept", FAILED)
+        return await work(opened)  # type: ignore[arg-type]
+    except JournalUnknown as error:
+        raise StoreUnavailable(f"{error}. Repeat the command then") from error
+    finally:
+        await opened.close()
 
 
 def _which(

@@ -213,7 +213,7 @@ def declare_dead(
     )
     if verdict is Verdict.ALIVE:
         risk += "\nWARNING: its process is running on this machine: it holds its lock (L6). End it."
-    _confirm(risk, name, yes)
+    confirm(risk, name, yes)
     _do(url, label, "declare-dead", make, why)
     typer.echo(f"{shown} is declared dead; its shards are free")
 
@@ -235,7 +235,7 @@ def free(
     key = answered(lambda: operator_commits.parse_shard(shard))
     picture = _look(url, name)
     deed = answered(lambda: operator_commits.free_commit(picture, key))
-    _confirm(
+    confirm(
         f"You take {deed.what}, without its consent.\n"
         "The owner stops as soon as it sees the new entry; until then two homes may run for a "
         "moment.\nJournals refuse what the old one writes (I1b); what its handlers do elsewhere, "
@@ -290,7 +290,7 @@ def unquarantine(
         keys = answered(lambda: operator_commits.put_away_shards(picture))
     keys = list(dict.fromkeys(keys))
     what = answered(lambda: operator_commits.unquarantine_commit(picture, keys)).what
-    _confirm(
+    confirm(
         f"{what}: quarantined because the last owners died with it.\n"
         "If an entity still kills its process, the next owners die as well, and with them\n"
         "the homes of other shards for a while. Fix or remove what did it first.",
@@ -345,8 +345,8 @@ def reset_history(
     )
     if there:
         risk += f"\nWARNING: running nodes restart all their entities: {', '.join(there)}."
-    _confirm(risk, name, yes)
-    progress = _Progress("blocks")
+    confirm(risk, name, yes)
+    progress = Progress("blocks")
 
     async def work(operator: Operator) -> tuple[bytes, AuditRecord]:
         return await operator.raise_epochs(gap, agreed, why, progress.told)
@@ -361,18 +361,20 @@ def reset_history(
 # inside
 
 
-class _Progress:
+class Progress:
     """A line on standard error, for what takes longer than a moment."""
 
     def __init__(self, unit: str) -> None:
         self._unit, self._began, self._shown = unit, time.monotonic(), False
 
     def told(self, done: int, total: int) -> None:
+        """So much of the work is done."""
         if time.monotonic() - self._began > PROGRESS_S and sys.stderr.isatty():
             self._shown = True
             typer.echo(f"\r{done}/{total} {self._unit}", err=True, nl=False)
 
     def end(self) -> None:
+        """End the line."""
         if self._shown:
             typer.echo("", err=True)
 
@@ -417,7 +419,7 @@ def _do(
     say_logged(*run_operator(url, cluster, work))
 
 
-def _confirm(risk: str, name: str, yes: bool) -> None:
+def confirm(risk: str, name: str, yes: bool) -> None:
     """State the risk; go on only if the name is typed, or with `--yes`."""
     typer.echo(risk, err=True)
     if yes:

@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -102,12 +102,33 @@ class Operator:
             return OperatorCommit(agreed, (), ())
 
         key, record = await self.do("reset-history", first, agreed, why)
-        txn = f"reset-{KeyFamily.AUDIT.parse(key)}"
-        wanted = blocks(await self.look())
+        await self.raise_blocks(blocks(await self.look()), gap, key, told)
+        return key, record
+
+    async def raise_blocks(
+        self,
+        wanted: Sequence[tuple[str, int]],
+        gap: int,
+        logged: bytes,
+        told: Callable[[int, int], None],
+    ) -> None:
+        """Raise the epochs of these blocks, under the audit record of the command."""
+        txn = f"reset-{KeyFamily.AUDIT.parse(logged)}"
         for number, block in enumerate(wanted):
             await self._raise_block(*block, gap, txn)
             told(number + 1, len(wanted))
-        return key, record
+
+    async def change(self, make: Callable[[StoreSnapshot], OperatorCommit]) -> None:
+        """A commit that belongs to a command with an audit record; may be repeated."""
+        for _ in range(TRIES):
+            deed = make(await self.look())
+            if isinstance(await self._store.commit(deed.conditions, deed.writes), Committed):
+                return
+            await asyncio.sleep(RETRY_S)
+        raise StoreUnavailable(
+            f"the store did not take this in {TRIES} tries: {deed.what}; see whether it answers "
+            "(domicile status), then repeat the command"
+        )
 
     async def _raise_block(self, role: str, number: int, gap: int, txn: str) -> None:
         for _ in range(TRIES):
@@ -122,7 +143,7 @@ class Operator:
         raise StoreUnavailable(
             f"the epochs of {role}, block {number}, could not be raised in {TRIES} tries: some "
             "process still writes the map, or the store is away. Stop all nodes and repeat "
-            "reset-history; blocks that were raised are raised once more, which does no harm"
+            "the command; blocks that were raised are raised once more, which does no harm"
         )
 
     async def prepare_kick(self, entity: EntityKey, role: str | None) -> Kicking:

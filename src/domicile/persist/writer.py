@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from domicile.concurrency.single_flight import SingleFlight
 from domicile.concurrency.task_set import TaskSet
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.state.keys import OffsetMark
 from domicile.entity.hosting.execution import OutcomeUnknown
 from domicile.entity.hosting.shard_host import ShardHost
 from domicile.errors import DomicileError, Fenced
@@ -35,6 +36,7 @@ from domicile.persist.batches import (
     WriterEffect,
 )
 from domicile.persist.grouped import GroupedCalls
+from domicile.persist.journal_check import JournalCheck
 from domicile.ports.journal import (
     Batch,
     Claim,
@@ -102,6 +104,7 @@ class ShardClaim:
 
     async def _make(self) -> None:
         try:
+            await self._writer.admit(self.line.claim.shard)
             newest = await self._writer.claim(self.line.claim)
             if newest is None:
                 self._is_granted = True
@@ -149,8 +152,11 @@ class WriteOwner(Protocol):
 class JournalWriter:
     """Writes and reads of one incarnation. Implements `Durability`."""
 
-    def __init__(self, journal: Journal, me: Incarnation) -> None:
+    def __init__(
+        self, journal: Journal, me: Incarnation, check: JournalCheck | None = None
+    ) -> None:
         self._journal = journal
+        self._check = check
         self._me = me
         self._immediate = is_immediate(journal)
         self._batches = Batches()
@@ -166,6 +172,7 @@ class JournalWriter:
         self._tasks: TaskSet[None] = TaskSet("domicile-journal")
         self._recoveries: GroupedCalls[Wanted, Recovered] = GroupedCalls(self._recover, self._tasks)
         self._claiming: GroupedCalls[Claim, int | None] = GroupedCalls(self._raise, self._tasks)
+        self._marks: GroupedCalls[ShardKey, OffsetMark] = GroupedCalls(self._mark, self._tasks)
         self._lookups: GroupedCalls[tuple[EntityKey, str], StoredReply | None] = GroupedCalls(
             self._look_up, self._tasks
         )
@@ -273,6 +280,16 @@ class JournalWriter:
             claim.checked()
 
     # for claims
+
+    async def admit(self, shard: ShardKey) -> None:
+        """Before the claim of a shard: `OutcomeUnknown` if the journal must not be used (J11)."""
+        if self._check is not None:
+            self._check.admit(shard, await self._marks.ask(shard))
+
+    async def _mark(self, shards: Sequence[ShardKey]) -> Sequence[OffsetMark]:
+        check = self._check
+        assert check is not None
+        return await _asked(lambda: check.marks(shards))
 
     async def claim(self, claim: Claim) -> int | None:
         """Raise the fence of a shard (J1): None if it is granted, else the newest epoch."""

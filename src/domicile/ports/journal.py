@@ -10,7 +10,7 @@ What later features need comes with them: deliveries and reminders.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
 
@@ -258,6 +258,33 @@ class TellsOffsets(Protocol):
         ...
 
 
+class JournalMarks(msgspec.Struct, frozen=True, gc=False):
+    """How far a journal is: its id, and the last offsets of the shards asked for.
+
+    Shards without a claim are left out.
+    """
+
+    history: str
+    offsets: dict[ShardKey, int]
+
+
+@runtime_checkable
+class ComparableJournal(Protocol):
+    """A journal that outlives its processes: they compare it with what the store knows (J11).
+
+    A journal that ends with its process, although it has these calls, may say so by an attribute
+    `volatile = True`.
+    """
+
+    async def marks(self, shards: Sequence[ShardKey]) -> JournalMarks:
+        """The id of this journal and the last offsets of shards, as of one moment."""
+        ...
+
+    async def renew(self, history: str) -> None:
+        """Replace the id of this journal, durably. Its contents stay."""
+        ...
+
+
 class FenceSeen(msgspec.Struct, frozen=True, gc=False):
     """A fence row as tools see it; `offset` is the last one of the shard."""
 
@@ -296,6 +323,11 @@ class InspectableJournal(Protocol):
     async def faults(self) -> Sequence[str]:
         """What does not agree: heads with events, numbers without a gap, offsets with fences."""
         ...
+
+
+def is_comparable(journal: Journal) -> TypeGuard[ComparableJournal]:
+    """Whether what a journal has can be compared with what the store knows of it."""
+    return isinstance(journal, ComparableJournal) and not getattr(journal, "volatile", False)
 
 
 def is_immediate(journal: Journal) -> bool:

@@ -513,8 +513,8 @@ class Coordinator:
 def _matters(fact: ViewChange) -> bool:
     """Whether a fact may change a decision. Deleted reports do not: the leader has used them, or
     their epoch is over. Clients do not: only nodes get shards. What an owner has on trial matters
-    only when the owner is gone."""
-    if isinstance(fact, NoteChanged) and fact.family is KeyFamily.TRIAL:
+    only when the owner is gone. How far a journal is decides nothing about homes."""
+    if isinstance(fact, NoteChanged) and fact.family in (KeyFamily.TRIAL, KeyFamily.OFFSET):
         return False
     if isinstance(fact, NoteChanged):
         return fact.value is not None or fact.family not in REPORTS

@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 
+from domicile.core.ids import ShardKey
 from domicile.core.state.records import ConfigRecord, NodeRecord, TypeRecord
 from domicile.errors import ConfigError
+
+NO_JOURNALS: Mapping[str, str] = {}
 
 
 def common_protocol(one: tuple[int, int], other: tuple[int, int]) -> int:
@@ -105,16 +108,37 @@ def foreign_token(known: tuple[str, ...], own: tuple[str, ...], *, inhabited: bo
     return ""
 
 
+def foreign_journal(role: str, known: str, own: str) -> str:
+    """What to tell a process whose journal is not the one of a role (J11)."""
+    return (
+        f"this journal is not the one in which role {role!r} of this cluster keeps its events: the "
+        f"store knows history {known}, this journal has {own}. Nothing was changed. Name the right "
+        "journal, by journal=, or put its file back. If this one shall take its place, as after a "
+        "restore, stop all nodes and run `domicile journal accept`"
+    )
+
+
+def older_journal(shard: ShardKey, known: int, offset: int) -> str:
+    """What to tell a process whose journal has lost events (J11)."""
+    return (
+        f"this journal is older than the store knows: shard {shard.role}/{shard.shard} ends at "
+        f"offset {offset}, and was at {known} before. A backup was put in its place, or its "
+        "database lost commits. Nothing was changed. Put the newer journal back. If it is gone for "
+        "good, stop all nodes and run `domicile journal accept`, which says what is lost"
+    )
+
+
 def agreed_config(
     config: ConfigRecord | None,
     shards: Mapping[str, int],
     types: Mapping[str, TypeRecord],
     tokens: tuple[str, ...],
+    journals: Mapping[str, str] = NO_JOURNALS,
 ) -> ConfigRecord | None:
     """What `config` must be so that this member can join; `ConfigError` if it cannot."""
     if config is None:
         config = ConfigRecord({})
-        if not shards and not types and not tokens:
+        if not shards and not types and not tokens and not journals:
             return None
     own_hash = ConfigRecord({}).hash
     if config.hash != own_hash:
@@ -133,9 +157,14 @@ def agreed_config(
         why = mismatch(name, config.types.get(name, own), own)
         if why:
             raise ConfigError(why)
+    for role, history in journals.items():
+        agreed = config.journals.get(role, history)
+        if agreed != history:
+            raise ConfigError(foreign_journal(role, agreed, history))
     return ConfigRecord(
         dict(sorted({**config.shards, **shards}.items())),
         config.hash,
         dict(sorted({**config.types, **types}.items())),
         tokens,
+        dict(sorted({**config.journals, **journals}.items())),
     )

@@ -19,6 +19,7 @@ from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.keys import (
     BlockKey,
     KeyFamily,
+    OffsetMark,
     OwnerReport,
     block_of,
     classify,
@@ -211,6 +212,8 @@ class ClusterView:
         """Reports of owners of earlier versions, as keys: to be deleted."""
         self.needs: dict[ShardKey, tuple[str, ...]] = {}
         """Entity types that messages of a shard need and an owner of it lacked (DX-26)."""
+        self.offsets: dict[ShardKey, OffsetMark] = {}
+        """How far shards are known to have been in their journals (J11)."""
         self.trials: dict[Incarnation, TrialRecord] = {}
         """What owners have or had on trial; an owner that is gone is in no other dict (DX-20)."""
         self.clearances: dict[ShardKey, bool] = {}
@@ -225,6 +228,7 @@ class ClusterView:
             KeyFamily.RELEASE: self.releases,
             KeyFamily.STARTED: self.started,
             KeyFamily.NEEDS: self.needs,
+            KeyFamily.OFFSET: self.offsets,
             KeyFamily.TRIAL: self.trials,
             KeyFamily.CLEARANCE: self.clearances,
             KeyFamily.TARGET: self._target,

@@ -45,6 +45,7 @@ AUDIT = b"audit/"
 NEEDS = b"needs/"
 STUCK = b"stuck/"
 KICK = b"kick/"
+OFFSET = b"offset/"
 REWOUND_KEY = b"rewound"
 """Present while takeovers wait because a process found that the store lost commits (S5)."""
 
@@ -67,6 +68,13 @@ class OwnerReport(NamedTuple):
     owner: Incarnation
     shard: ShardKey
     epoch: int
+
+
+class OffsetMark(NamedTuple):
+    """How far a shard was in the journal with this history: it can't end before this offset."""
+
+    history: str
+    offset: int
 
 
 def block_of(shard: ShardKey) -> BlockKey:
@@ -125,6 +133,11 @@ def started_key(incarnation: Incarnation, shard: ShardKey, epoch: int) -> bytes:
 def needs_key(shard: ShardKey) -> bytes:
     """The key of an owner's report that a shard needs entity types that the owner lacks (DX-26)."""
     return NEEDS + _shard_text(shard)
+
+
+def offset_key(shard: ShardKey) -> bytes:
+    """The key of the last offset that a shard is known to have had in its journal (J11)."""
+    return OFFSET + _shard_text(shard)
 
 
 def trial_key(incarnation: Incarnation) -> bytes:
@@ -207,6 +220,16 @@ def _decode_needs(value: bytes) -> tuple[str, ...]:
     return msgspec.json.decode(value, type=tuple[str, ...])
 
 
+def encode_offset(mark: OffsetMark) -> bytes:
+    """The value of a note how far a shard was: the offset, a space, the history."""
+    return f"{mark.offset} {mark.history}".encode()
+
+
+def _decode_offset(value: bytes) -> OffsetMark:
+    offset, history = value.decode().split(" ")
+    return OffsetMark(history, int(offset))
+
+
 def _present(_: bytes) -> bool:
     """For keys without a value: their presence is the information."""
     return True
@@ -231,6 +254,7 @@ class KeyFamily(Enum):
     RELEASE = (RELEASE, _of_parts(release_key), _parse_report, _decode_floor)
     STARTED = (STARTED, _of_parts(started_key), _parse_report, _present)
     NEEDS = (NEEDS, needs_key, _parse_shard, _decode_needs)
+    OFFSET = (OFFSET, offset_key, _parse_shard, _decode_offset)
     TRIAL = (TRIAL, trial_key, Incarnation, partial(decode_record, kind=TrialRecord))
     CLEARANCE = (CLEARANCE, clearance_key, _parse_shard, _present)
     TARGET = (TARGET_KEY, None, None, bytes.decode)

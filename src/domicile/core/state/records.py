@@ -60,6 +60,8 @@ class ConfigRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     types: dict[str, TypeRecord] = {}
     tokens: tuple[str, ...] = ()
     """Fingerprints of the secrets that are valid in this cluster, the newest first (DX-07)."""
+    journals: dict[str, str] = {}
+    """The history of the journal in which each role keeps its events (J11)."""
 
 
 class OnTrial(msgspec.Struct, frozen=True, array_like=True):

@@ -18,6 +18,7 @@ from domicile.journals.postgres.inspection import fence_rows, seen_tables, wrong
 from domicile.journals.postgres.schema import (
     CLAIM,
     INBOX,
+    MARKS,
     OFFSETS,
     RECOVER,
     REMEMBERED,
@@ -39,6 +40,7 @@ from domicile.ports.journal import (
     EventPage,
     FenceSeen,
     JournalFigures,
+    JournalMarks,
     JournalUnknown,
     Recovered,
     Remembered,
@@ -181,6 +183,25 @@ class PostgresJournal:
         """As `Journal.history`."""
         async with self._connections.use() as connection:
             return str(await connection.fetchval("SELECT history FROM meta"))
+
+    async def marks(self, shards: Sequence[ShardKey]) -> JournalMarks:
+        """As `ComparableJournal.marks`."""
+        roles, numbers = [shard.role for shard in shards], [shard.shard for shard in shards]
+        async with self._connections.use() as connection:
+            rows = await connection.fetch(MARKS, roles, numbers)
+        return JournalMarks(
+            rows[0]["history"],
+            {
+                ShardKey(row["role"], row["shard"]): row["next"]
+                for row in rows
+                if row["role"] is not None
+            },
+        )
+
+    async def renew(self, history: str) -> None:
+        """As `ComparableJournal.renew`."""
+        async with self._connections.use() as connection:
+            await connection.execute("UPDATE meta SET history = $1", history)
 
     async def close(self) -> None:
         """Close the connections."""

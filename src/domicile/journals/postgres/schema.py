@@ -367,6 +367,10 @@ SCAN = """SELECT f.next, v.off, v.seq, v.data, e.type, e.id FROM fence f
 
 OFFSETS = "SELECT shard, next FROM fence WHERE role = $1 AND layout = 0"
 
+MARKS = """SELECT m.history, f.role, f.shard, f.next FROM meta m
+    LEFT JOIN (unnest($1::text[], $2::int[]) AS w (role, shard) JOIN fence f USING (role, shard))
+        ON f.layout = 0"""
+
 REMEMBERED = """SELECT e.type, e.id, e.last FROM fence f JOIN entity e ON e.fence = f.n
     WHERE f.role = $1 AND f.layout = 0 AND f.shard = $2 AND e.remembered
         AND ($3::bigint IS NULL OR e.last < $3 OR (e.last = $3 AND (e.type, e.id) > ($4, $5)))

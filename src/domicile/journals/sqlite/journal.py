@@ -47,6 +47,7 @@ from domicile.ports.journal import (
     EventPage,
     FenceSeen,
     JournalFigures,
+    JournalMarks,
     Recovered,
     Remembered,
     StoredEvent,
@@ -91,6 +92,12 @@ _SCAN = """SELECT json_group_array(json_array(off, seq, type, id, length(data)))
 
 _OFFSETS = """SELECT json_group_array(json_array(shard, next)) FROM fence
     WHERE cluster = ? AND role = ? AND layout = 0"""
+
+_MARKS = """SELECT c.history, (
+        SELECT json_group_array(json_array(f.role, f.shard, f.next)) FROM json_each(?2) j
+        CROSS JOIN fence f ON f.cluster = c.n AND f.role = j.value->>0 AND f.layout = 0
+            AND f.shard = j.value->>1)
+    FROM cluster c WHERE c.n = ?1"""
 
 _REMEMBERED = """SELECT json_group_array(json_array(type, id, last)) FROM (
     SELECT type, id, last FROM entity WHERE fence = ?1 AND remembered
@@ -175,6 +182,14 @@ class SqliteJournal:
     async def history(self) -> str:
         """As `Journal.history`. A file that is new gets its id here, or at the first claim."""
         return await self._write(self._writing.history)
+
+    async def marks(self, shards: Sequence[ShardKey]) -> JournalMarks:
+        """As `ComparableJournal.marks`. The thread that writes asks: the file may be new."""
+        return await self._write(lambda: self._writing.marks(shards))
+
+    async def renew(self, history: str) -> None:
+        """As `ComparableJournal.renew`."""
+        await self._write(lambda: self._writing.renew(history))
 
     async def close(self) -> None:
         """End the writes under way, and close the file."""
@@ -300,6 +315,26 @@ class _WritingSide(_Side):
     def history(self) -> str:
         """The id of the cluster's part of this file (J11)."""
         return self._told(self._history)
+
+    def marks(self, shards: Sequence[ShardKey]) -> JournalMarks:
+        """The id, and how far shards are."""
+        return self._told(lambda connection: self._marks(connection, shards))
+
+    def _marks(self, connection: Any, shards: Sequence[ShardKey]) -> JournalMarks:
+        rows = msgspec.json.encode([tuple(shard) for shard in shards]).decode()
+        [(history, found)] = connection.execute(_MARKS, (self._cluster, rows)).fetchall()
+        offsets = msgspec.json.decode(found, type=list[tuple[str, int, int]])
+        return JournalMarks(
+            history, {ShardKey(role, shard): offset for role, shard, offset in offsets}
+        )
+
+    def renew(self, history: str) -> None:
+        """Replace the id."""
+        self._told(
+            lambda connection: connection.execute(
+                "UPDATE cluster SET history = ? WHERE n = ?", (history, self._cluster)
+            )
+        )
 
     def _history(self, connection: Any) -> str:
         [(history,)] = connection.execute(

@@ -24,8 +24,10 @@ from domicile.ports.journal import (
     MOST_KEYS,
     Batch,
     Claim,
+    ComparableJournal,
     EventPage,
     Journal,
+    JournalMarks,
     JournalWrite,
     Recovered,
     Remembered,
@@ -986,6 +988,27 @@ class JournalContract(ABC):
         self.run(scenario)
         self.run(scenario)
         assert found[0] != found[1]
+
+    def test_it_tells_how_far_shards_are_and_takes_another_id(self) -> None:
+        async def scenario(journal: Journal, gate: Gate) -> None:
+            if not isinstance(journal, ComparableJournal):
+                return
+            history = await journal.history()
+            assert await journal.marks([SHARD, OTHER]) == JournalMarks(history, {})
+            assert await journal.marks([]) == JournalMarks(history, {})
+            await journal.claim([OLD, BESIDE])
+            await journal.write(batch(1, OLD, write(ENTITY, 0, b"1", b"2")))
+            assert await journal.marks([SHARD, OTHER, THIRD]) == JournalMarks(
+                history, {SHARD: 2, OTHER: 0}
+            )
+            assert (await journal.marks([OTHER])).offsets == {OTHER: 0}
+            await journal.renew("f" * 32)
+            assert await journal.history() == "f" * 32
+            assert await journal.marks([SHARD]) == JournalMarks("f" * 32, {SHARD: 2})
+            assert await events_of(journal) == (b"1", b"2")
+            assert await journal.write(batch(2, OLD, write(ENTITY, 2, b"3"))) == [Written(3, 3)]
+
+        self.run(scenario)
 
     # all of it
 

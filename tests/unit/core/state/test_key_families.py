@@ -62,6 +62,7 @@ NAMES: dict[KeyFamily, Any] = {
     KeyFamily.RELEASE: OwnerReport(A, ShardKey("a/b@c", 7), 3),
     KeyFamily.STARTED: REPORT,
     KeyFamily.NEEDS: ShardKey("a/b", 7),
+    KeyFamily.OFFSET: ShardKey("a/b", 7),
     KeyFamily.TRIAL: A,
     KeyFamily.CLEARANCE: SHARD,
     KeyFamily.DEAD: A,
@@ -107,7 +108,8 @@ def test_the_stored_bytes_stay_as_they_are() -> None:
     assert {family.name: family.prefix for family in KeyFamily} == {
         "NODE": b"nodes/", "CLIENT": b"clients/", "CONFIG": b"config", "LEADER": b"leader",
         "BLOCK": b"map/", "DRAIN": b"drain/", "WISH": b"wish/", "KICK": b"kick/",
-        "RELEASE": b"release/", "STARTED": b"started/", "NEEDS": b"needs/", "TRIAL": b"trial/",
+        "RELEASE": b"release/", "STARTED": b"started/", "NEEDS": b"needs/",
+        "OFFSET": b"offset/", "TRIAL": b"trial/",
         "CLEARANCE": b"pardon/",
         "TARGET": b"target", "REWOUND": b"rewound", "DEAD": b"dead/", "STUCK": b"stuck/",
         "AUDIT": b"audit/",
