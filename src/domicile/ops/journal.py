@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
 
 import msgspec
 import typer
@@ -46,6 +50,7 @@ PAGE_EVENTS = 500
 POLL_S = 0.5
 READ_S = 10.0
 MOST_SHOWN = 20
+PROGRESS_S = 1.0
 
 JournalOption = Annotated[
     str | None,
@@ -65,6 +70,22 @@ def add_journal_commands(app: typer.Typer) -> None:
         ("tail", tail, (f"tail {dev}", f"tail {dev} --from-start --once --json")),
         ("verify", verify, (f"verify {dev}", f"verify --journal {file}")),
         ("copy", copy, (f"copy {file} sqlite:///backup.journal",)),
+        (
+            "export",
+            export,
+            (
+                f"export backup.jsonl {dev}",
+                "export - --journal postgresql://host/db | gzip > b.gz",
+            ),
+        ),
+        (
+            "import",
+            import_lines,
+            (
+                "import backup.jsonl --journal postgresql://host/db",
+                "import - --journal sqlite:///new.journal < backup.jsonl",
+            ),
+        ),
         ("accept", accept, (f"accept {dev} --why restored", f"accept {dev} --role default --yes")),
     ):
         epilog = examples(*(f"domicile journal {example}" for example in shown))
@@ -257,6 +278,150 @@ def copy(
     typer.echo(f"copied to {shown_url(to)}")
 
 
+def export(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Where to; - is standard output.")],
+    store: StoreOption = None,
+    app: App = None,
+    cluster: Cluster = None,
+    journal: JournalOption = None,
+) -> None:
+    """Write all that a journal has of a cluster as lines, as of one moment, while nodes write.
+
+    `domicile journal import` takes them, also into a journal of another kind.
+    """
+    from domicile.ops.journal_lines import VERSION, FirstLine, write_lines
+    from domicile.ports.journal import InspectableJournal
+    from domicile.ports.journal_rows import TransferableJournal
+
+    url, name = _which(store, app, cluster, journal, "export", file)
+    progress = RowProgress("exported")
+
+    def look(out: BinaryIO) -> Callable[[Journal], Awaitable[int | None]]:
+        async def looking(opened: Journal) -> int | None:
+            if not isinstance(opened, TransferableJournal):
+                fail("a journal of this kind can't be exported", FAILED)
+            if isinstance(opened, InspectableJournal) and not await opened.fences():
+                return None
+            first = FirstLine(VERSION, name, await opened.history())
+            return await write_lines(opened, first, out, progress.told)
+
+        return looking
+
+    with _new_file(file) as out:
+        count = _read(url, name, look(out))
+        progress.end()
+        if count is None:
+            fail(f"the journal has nothing of cluster {name!r}: say another --cluster", AWAY)
+    typer.echo(f"exported {count:,} rows of cluster {name!r}", err=True)
+
+
+def import_lines(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="An export; - is standard input.")],
+    store: StoreOption = None,
+    app: App = None,
+    cluster: Cluster = None,
+    journal: JournalOption = None,
+) -> None:
+    """Make a journal of an export. It must have nothing of the cluster yet; then it is verified.
+
+    All of it is imported, or nothing. Without --cluster the cluster keeps its name.
+    """
+    from domicile.ops.journal_lines import ReadLines
+    from domicile.ports.journal import InspectableJournal
+    from domicile.ports.journal_rows import TransferableJournal
+
+    url, name = _which(store, app, cluster, journal, "import", file, may_be_new=True)
+    progress = RowProgress("imported")
+    with _old_file(file) as source:
+        lines = answered(lambda: ReadLines(source, file, progress.told))
+        name = name if cluster is not None or app is not None else lines.first.cluster
+
+        async def take(opened: Journal) -> tuple[Any, Sequence[str]]:
+            if not isinstance(opened, TransferableJournal):
+                fail("a journal of this kind can't be imported into", FAILED)
+            await opened.fill(lines.rows())
+            assert isinstance(opened, InspectableJournal), "what can be filled can be looked into"
+            return await opened.figures(), await opened.faults()
+
+        seen, faults = _read(url, name, take, reads_only=False)
+    progress.end()
+    for fault in faults:
+        typer.echo(fault)
+    if faults:
+        fail(
+            f"{len(faults)} things do not agree, in the export as well: do not use this journal, "
+            "and verify the one that was exported",
+            FAILED,
+        )
+    typer.echo(
+        f"imported {seen.entities:,} entities, {seen.events:,} events of cluster {name!r}: all "
+        "agree"
+    )
+    typer.echo(
+        "If the cluster has kept its events in another journal: stop its nodes, then run "
+        "`domicile journal accept` with this one",
+        err=True,
+    )
+
+
+class RowProgress:
+    """A line on standard error, once something has taken longer than a second."""
+
+    def __init__(self, done: str) -> None:
+        self._done, self._began, self._shown = done, time.monotonic(), 0.0
+
+    def told(self, count: int) -> None:
+        """So many rows are done."""
+        now = time.monotonic()
+        if sys.stderr.isatty() and now - max(self._shown, self._began) > PROGRESS_S:
+            self._shown = now
+            typer.echo(f"\r{self._done} {count:,} rows", err=True, nl=False)
+
+    def end(self) -> None:
+        """End the line."""
+        if self._shown:
+            typer.echo("", err=True)
+
+
+@contextmanager
+def _new_file(name: str) -> Iterator[BinaryIO]:
+    """A file that gets its name when it is whole and on the disk; or standard output."""
+    if name == "-":
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    path = Path(name)
+    part = path.with_name(path.name + ".part")
+    if path.exists():
+        fail(f"{path} is there already; name a file that is not, or remove it", USAGE)
+    try:
+        with part.open("wb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        part.rename(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        fail(f"{path} can't be written: {error.strerror}; name another file", FAILED)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _old_file(name: str) -> Iterator[BinaryIO]:
+    """A file that is read; or standard input."""
+    if name == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        source = Path(name).open("rb")  # noqa: SIM115 - closed below; only opening is guarded here
+    except OSError as error:
+        fail(f"{name} can't be read: {error.strerror}", USAGE)
+    with source:
+        yield source
+
+
 def accept(
     store: StoreOption = None,
     app: App = None,
@@ -311,7 +476,7 @@ def accept(
 
     async def work(operator: Operator) -> tuple[bytes, AuditRecord]:
         async def done(opened: AcceptableJournal) -> tuple[bytes, AuditRecord]:
-            return await journal_accept.accept(operator, opened, seen, why, progress.told)
+            return await journal_accept.accept_journal(operator, opened, seen, why, progress.told)
 
         return await _with_journal(place, name, done)
 
@@ -378,7 +543,12 @@ async def _with_journal(
 
 
 def _which(
-    store: str | None, target: str | None, cluster: str | None, journal: str | None, *typed: str
+    store: str | None,
+    target: str | None,
+    cluster: str | None,
+    journal: str | None,
+    *typed: str,
+    may_be_new: bool = False,
 ) -> tuple[str, str]:
     """The journal's URL and the cluster's name that a command line means."""
     from domicile.backends.registry import journal_backend, store_backend
@@ -400,18 +570,20 @@ def _which(
     url = journal
     backend = answered(lambda: journal_backend(url))
     file = backend.sqlite_file(url)
-    if file is not None and not file.exists():
+    if file is not None and not file.exists() and not may_be_new:
         fail(f"there is no journal at {file}: start a node with durable entities first", AWAY)
     return url, cluster or "domicile"
 
 
-def _read(url: str, cluster: str, look: Callable[[Journal], Awaitable[T]]) -> T:
+def _read(
+    url: str, cluster: str, look: Callable[[Journal], Awaitable[T]], *, reads_only: bool = True
+) -> T:
     """Look into a journal; every failure ends the process with what to do next."""
     from domicile.backends.registry import OpenOptions, journal_backend
     from domicile.ports.journal import JournalUnknown
 
     async def reading() -> T:
-        options = OpenOptions("journal", cluster, op_timeout_s=READ_S, reads_only=True)
+        options = OpenOptions("journal", cluster, op_timeout_s=READ_S, reads_only=reads_only)
         opened = journal_backend(url).open_journal(url, options)
         try:
             return await look(opened)

@@ -99,7 +99,7 @@ async def look_at_journal(
     return Acceptance(roles, known, history, fences, missing)
 
 
-async def accept(
+async def accept_journal(
     operator: Operator,
     journal: AcceptableJournal,
     agreed: Acceptance,

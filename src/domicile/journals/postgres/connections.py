@@ -48,14 +48,14 @@ _FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClie
 """What asyncpg raises. The last: the server said that it ends, and its connection is not closed
 yet."""
 
-_TODAY = "SELECT extract(epoch FROM clock_timestamp())::bigint / 86400"
+TODAY = "SELECT extract(epoch FROM clock_timestamp())::bigint / 86400"
 
 
 class Connections:
     """A pool of connections, opened at the first use. Texts call the journal `shown`."""
 
     def __init__(self, url: str, shown: str, cluster: str, wait_s: float) -> None:
-        self._url, self._shown, self._wait_s = url, shown, wait_s
+        self._url, self.shown, self._wait_s = url, shown, wait_s
         self._schema = f"{cluster}_journal"
         self._pool: Pool | None = None
         self._opening = asyncio.Lock()
@@ -74,7 +74,7 @@ class Connections:
     async def begin_day(self) -> None:
         """Have partitions for the keys of today and tomorrow, and drop those that are too old."""
         async with self.use() as connection:
-            if await connection.fetchval(_TODAY) != self._day:
+            if await connection.fetchval(TODAY) != self._day:
                 await self._partition(connection)
 
     async def close(self) -> None:
@@ -138,7 +138,7 @@ class Connections:
         ]
         if lost:
             raise ConfigError(
-                f"the journal {self._shown} ignores settings of the session "
+                f"the journal {self.shown} ignores settings of the session "
                 f"({', '.join(sorted(lost))}), as PgBouncer does in transaction mode; name the "
                 "server itself, or a pool in session mode"
             )
@@ -161,7 +161,7 @@ class Connections:
             found = await connection.fetchval("SELECT format FROM meta")
             if found > FORMAT:
                 raise ConfigError(
-                    f"the journal {self._shown}, schema {schema}, has format {found}, this "
+                    f"the journal {self.shown}, schema {schema}, has format {found}, this "
                     f"version of Domicile knows formats up to {FORMAT}; a newer version has "
                     "written to it: upgrade Domicile here, or name another database"
                 )
@@ -174,7 +174,7 @@ class Connections:
         log.warning(
             "the journal %s, schema %s, has format %d and is brought to format %d; processes of "
             "an older version can't write to it any more",
-            self._shown, self._schema, found, FORMAT,
+            self.shown, self._schema, found, FORMAT,
         )  # fmt: skip
         # It takes as long as it takes: nobody waits for an answer of a few seconds here.
         await connection.execute("SET LOCAL enable_seqscan = on")
@@ -182,7 +182,7 @@ class Connections:
         lost: int = await connection.fetchval(LOST, timeout=MIGRATION_S)
         if lost:
             raise ConfigError(
-                f"the journal {self._shown}, schema {self._schema}, can't be brought to format "
+                f"the journal {self.shown}, schema {self._schema}, can't be brought to format "
                 f"{FORMAT}: {lost} events are of shards without a fence; nothing was changed; run "
                 "the version that made it"
             )
@@ -193,7 +193,7 @@ class Connections:
     async def _partition(self, connection: Connection) -> None:
         async with connection.transaction():
             await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
-            today: int = await connection.fetchval(_TODAY)
+            today: int = await connection.fetchval(TODAY)
             found = await connection.fetch(
                 "SELECT inhrelid::regclass::text AS name FROM pg_inherits "
                 "WHERE inhparent = 'inbox'::regclass"
@@ -209,7 +209,7 @@ class Connections:
         self._day = today
 
     def _explain(self, error: Exception) -> Exception:
-        where = self._shown
+        where = self.shown
         match error:
             case asyncpg.InvalidPasswordError() | asyncpg.InvalidAuthorizationSpecificationError():
                 return ConfigError(

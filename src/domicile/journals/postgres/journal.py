@@ -7,13 +7,14 @@ number (J4). Nothing here may check a fence outside of the function that writes.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
 
 import asyncpg
 
 from domicile.core.ids import EntityKey, ShardKey
-from domicile.journals.postgres.connections import Connections
+from domicile.errors import ConfigError
+from domicile.journals.postgres.connections import TODAY, Connections
 from domicile.journals.postgres.inspection import fence_rows, seen_tables, wrong_tables
 from domicile.journals.postgres.schema import (
     CLAIM,
@@ -32,6 +33,7 @@ from domicile.journals.postgres.schema import (
     settle_arrays,
     write_arrays,
 )
+from domicile.journals.postgres.transfer import fill_tables, stored_tables
 from domicile.ports.clock import Clock
 from domicile.ports.journal import (
     MOST_KEYS,
@@ -51,6 +53,7 @@ from domicile.ports.journal import (
     Written,
     placed,
 )
+from domicile.ports.journal_rows import ROWS_CLASH, JournalRow
 
 LOOK_S = 600.0
 """Seconds after which the journal looks whether another day has begun."""
@@ -202,6 +205,24 @@ class PostgresJournal:
         """As `ComparableJournal.renew`."""
         async with self._connections.use() as connection:
             await connection.execute("UPDATE meta SET history = $1", history)
+
+    async def rows(self) -> AsyncGenerator[JournalRow, None]:
+        """As `TransferableJournal.rows`."""
+        async with (
+            self._connections.use() as connection,
+            aclosing(stored_tables(connection)) as rows,
+        ):
+            async for row in rows:
+                yield row
+
+    async def fill(self, rows: AsyncIterator[JournalRow]) -> None:
+        """As `TransferableJournal.fill`."""
+        async with self._connections.use() as connection:
+            today = await connection.fetchval(TODAY)
+            try:
+                await fill_tables(connection, rows, self._connections.shown, today)
+            except asyncpg.IntegrityConstraintViolationError as error:
+                raise ConfigError(f"{ROWS_CLASH} ({error})") from error
 
     async def close(self) -> None:
         """Close the connections."""

@@ -13,7 +13,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ import msgspec
 
 from domicile.concurrency.daemon_threads import DaemonThreads
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.errors import ConfigError
 from domicile.journals.sqlite.file import JournalFile, JournalLocked
 from domicile.journals.sqlite.inspection import seen_faults, seen_fences, seen_figures
 from domicile.journals.sqlite.lock_holder import end_process, find_holder, started_at
@@ -41,6 +42,7 @@ from domicile.journals.sqlite.schema import (
     write_triggers,
     write_values,
 )
+from domicile.journals.sqlite.transfer import Filling, stored_rows
 from domicile.ports.journal import (
     Batch,
     Claim,
@@ -58,6 +60,14 @@ from domicile.ports.journal import (
     counted,
     placed,
 )
+from domicile.ports.journal_rows import (
+    ROWS_CLASH,
+    EntityRow,
+    EventRow,
+    JournalRow,
+    KeyRow,
+    ShardRow,
+)
 
 T = TypeVar("T")
 
@@ -66,6 +76,10 @@ log = logging.getLogger("domicile")
 _Answer = Written | WriteRefused
 
 DAY_S = 86_400
+
+PAGE_ROWS = 1_000
+PAGE_BYTES = 1 << 20
+"""Rows, and about how many bytes, that go from thread to thread together."""
 
 _ENTITY = "SELECT n, seq FROM entity WHERE cluster = ? AND type = ? AND id = ?"
 
@@ -125,6 +139,7 @@ class SqliteJournal:
         pause: Callable[[], None] | None = None,
     ) -> None:
         self._path, self._lives = path, lives
+        self._cluster, self._wait_s, self._days = cluster, wait_s, days
         self._writing = _WritingSide(JournalFile(path, wait_s, create=True), cluster, days, pause)
         self._reading = _ReadingSide(JournalFile(path, wait_s, create=False), cluster)
         self._writers = DaemonThreads(1, "domicile-journal-write")
@@ -190,6 +205,47 @@ class SqliteJournal:
     async def renew(self, history: str) -> None:
         """As `ComparableJournal.renew`."""
         await self._write(lambda: self._writing.renew(history))
+
+    async def rows(self) -> AsyncGenerator[JournalRow, None]:
+        """As `TransferableJournal.rows`. SQLite keeps what is written meanwhile in the -wal
+        file."""
+        file = JournalFile(self._path, self._wait_s, create=False)
+        threads = DaemonThreads(1, "domicile-journal-rows")
+        stored = stored_rows(file, self._cluster)
+        try:
+            while page := await threads.run(lambda: _told(file, lambda: list(_page(stored)))):
+                for row in page:
+                    yield row
+        finally:
+            await threads.run(file.drop)
+            threads.rest()
+
+    async def fill(self, rows: AsyncIterator[JournalRow]) -> None:
+        """As `TransferableJournal.fill`."""
+        await self.history()  # the file and its tables of today are there from now on
+        file = JournalFile(self._path, self._wait_s, create=False)
+        threads = DaemonThreads(1, "domicile-journal-rows")
+        today = int(self._days())
+
+        async def told(work: Callable[[], T]) -> T:
+            return await threads.run(lambda: _told(file, work))
+
+        try:
+            filling = await told(lambda: Filling(file, self._cluster, today))
+            page: list[JournalRow] = []
+            size = 0
+            async for row in rows:
+                page.append(row)
+                size += _size(row)
+                if len(page) == PAGE_ROWS or size > PAGE_BYTES:
+                    full, page, size = page, [], 0
+                    await told(lambda full=full: filling.add(full))  # type: ignore[misc]
+            await told(lambda: filling.add(page))
+            await told(filling.done)
+        finally:
+            # A connection that is closed within a transaction takes it back.
+            await threads.run(file.drop)
+            threads.rest()
 
     async def close(self) -> None:
         """End the writes under way, and close the file."""
@@ -576,6 +632,39 @@ class _ReadingSide(_Side):
         """The number of a shard's fence in this file, and its last offset."""
         rows = connection.execute(_FENCE, (self._cluster, shard.role, 0, shard.shard)).fetchall()
         return (rows[0][0], rows[0][3]) if rows else (0, 0)
+
+
+def _told(file: JournalFile, work: Callable[[], T]) -> T:
+    """Errors of SQLite as what they mean."""
+    try:
+        return work()
+    except apsw.ConstraintError as error:
+        raise ConfigError(f"{ROWS_CLASH} ({error})") from error
+    except apsw.Error as error:
+        raise file.failed(error) from error
+
+
+def _page(rows: Iterator[JournalRow]) -> Iterator[JournalRow]:
+    """As many rows as go from thread to thread together."""
+    size = 0
+    for count, row in enumerate(rows, 1):
+        yield row
+        size += _size(row)
+        if count == PAGE_ROWS or size > PAGE_BYTES:
+            return
+
+
+def _size(row: JournalRow) -> int:
+    """About how many bytes a row has."""
+    match row:
+        case EventRow():
+            return len(row.data or b"")
+        case EntityRow():
+            return len(row.state or b"") + (0 if row.snapshot is None else len(row.snapshot[1]))
+        case KeyRow():
+            return len(row.reply or b"")
+        case ShardRow():
+            return 0
 
 
 _Scanned = tuple[int, int, str, str, int | None]
