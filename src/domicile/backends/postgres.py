@@ -25,8 +25,9 @@ class PostgresBackend(Backend):
         from domicile.journals.postgres.journal import PostgresJournal
 
         return PostgresJournal(
-            url, options.cluster, SystemClock(), shown=shown_url(url), wait_s=options.op_timeout_s
-        )
+            url, options.cluster, SystemClock(), shown=shown_url(url),
+            wait_s=options.op_timeout_s, reads_only=options.reads_only,
+        )  # fmt: skip
 
 
 POSTGRES = PostgresBackend()

@@ -81,7 +81,7 @@ class SqliteBackend(Backend):
 
         return SqliteJournal(
             self.sqlite_file(url), options.cluster, wait_s=options.op_timeout_s,
-            lives=options.lives,
+            lives=options.lives, reads_only=options.reads_only,
         )  # fmt: skip
 
     def copy_journal(self, url: str, to: str) -> None:

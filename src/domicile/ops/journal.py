@@ -1,8 +1,9 @@
-"""Commands that look into a journal and copy it: `domicile journal info | show | tail | verify |
-copy`.
+"""Commands for journals: `domicile journal info | show | tail | verify | copy | export | import |
+accept`.
 
-The command line adds them. They read; nothing here may write to a journal that nodes use. Events
-are decoded without the program: a name and its fields.
+The command line adds them. They read; only `import` and `accept` write to a journal, and no command
+may change one that nodes use without saying so. Events are decoded without the program: a name and
+its fields.
 """
 
 from __future__ import annotations
@@ -41,7 +42,12 @@ if TYPE_CHECKING:
     from domicile.ops.journal_accept import AcceptableJournal, Acceptance
     from domicile.ops.operator import Operator
     from domicile.ops.operator_commits import AuditRecord
-    from domicile.ports.journal import Journal
+    from domicile.ports.journal import (
+        InspectableJournal,
+        Journal,
+        JournalFigures,
+        JournalNames,
+    )
 
 T = TypeVar("T")
 
@@ -62,7 +68,7 @@ JournalOption = Annotated[
 
 def add_journal_commands(app: typer.Typer) -> None:
     """Add these commands to the application."""
-    group = typer.Typer(no_args_is_help=True, help="Look into a journal, check it, copy it.")
+    group = typer.Typer(no_args_is_help=True, help="Look into a journal, check it, copy it, move it.")
     dev, file = "sqlite:///.domicile/dev.db", "sqlite:///.domicile/dev.db.journal"
     for name, command, shown in (
         ("info", info, (f"info {dev}", f"info --journal {file} --json")),
@@ -101,17 +107,12 @@ def info(
     as_json: AsJson = False,
 ) -> None:
     """Show the backend, history, format and size of a journal, and its shards with their epochs."""
-    from domicile.ports.journal import InspectableJournal
 
-    async def look(opened: Journal) -> Any:
-        if not isinstance(opened, InspectableJournal):
-            fail("this kind of journal can't be looked into", FAILED)
-        return await opened.figures()
+    async def look(opened: Journal) -> JournalFigures:
+        return await _figures(_inspectable(opened), name)
 
     url, name = _which(store, app, cluster, journal, "info")
     seen = _read(url, name, look)
-    if seen is None:
-        fail(f"the journal has nothing of cluster {name!r}: say another --cluster", AWAY)
     if as_json:
         print_json(seen)
         return
@@ -143,12 +144,12 @@ def show(
     Exits with 1 if the journal has nothing of the entity.
     """
     from domicile.core.ids import EntityKey
-    from domicile.ports.journal import Wanted
+    from domicile.ports.journal import InspectableJournal, Wanted
 
     entity = EntityKey(type, id)
     url, name = _which(store, app, cluster, journal, "show", type, id)
 
-    async def look(opened: Journal) -> int:
+    async def look(opened: Journal) -> None:
         upto = shown = 0
         while True:
             [found] = await opened.recover([Wanted(entity, upto, snapshot=False)], PAGE_BYTES)
@@ -159,17 +160,28 @@ def show(
             first = found.seq - len(found.events)
             for seq, data in enumerate(found.events, first + 1):
                 if at is not None and seq > at:
-                    return shown
+                    return
                 _print_line(as_json, {"seq": seq, **_fields(data)}, "event")
                 shown += 1
             if not found.more:
                 if not shown and found.seq:
                     typer.echo(f"{type} {id!r} has no events: deleted, or only keys", err=True)
-                return shown + found.seq
+                if not shown and not found.seq:
+                    await _nothing_of(opened)
+                return
             upto = found.seq
 
-    if not _read(url, name, look):
-        fail(f"the journal has nothing of {type} {id!r} in cluster {name!r}", FAILED)
+    async def _nothing_of(opened: Journal) -> None:
+        hint = "look for another id"
+        if isinstance(opened, InspectableJournal):
+            names = await opened.names()
+            if not names.types:
+                fail(_nothing(name, names), AWAY)
+            if type not in names.types:
+                hint = f"its entity types are {', '.join(names.types)}"
+        fail(f"the journal has nothing of {type} {id!r} in cluster {name!r}: {hint}", FAILED)
+
+    _read(url, name, look)
 
 
 def tail(
@@ -185,17 +197,17 @@ def tail(
 ) -> None:
     """Show events of all shards as they are committed, until Ctrl-C."""
     from domicile.core.ids import ShardKey
-    from domicile.ports.journal import InspectableJournal
 
     url, name = _which(store, app, cluster, journal, "tail")
 
     async def look(opened: Journal) -> None:
-        if not isinstance(opened, InspectableJournal):
-            fail("this kind of journal can't be looked into", FAILED)
+        seen = _inspectable(opened)
+        if not await seen.fences() and name not in (names := await seen.names()).clusters:
+            fail(_nothing(name, names), AWAY)
         places: dict[ShardKey, int] = {}
         is_first = True
         while True:
-            for fence in await opened.fences():
+            for fence in await seen.fences():
                 if fence.layout:
                     continue
                 shard = ShardKey(fence.role, fence.shard)
@@ -235,20 +247,15 @@ def verify(
 
     Nodes may run meanwhile. Exits with 1 if something does not agree.
     """
-    from domicile.ports.journal import InspectableJournal
-
     url, name = _which(store, app, cluster, journal, "verify")
 
-    async def look(opened: Journal) -> Any:
-        if not isinstance(opened, InspectableJournal):
-            fail("this kind of journal can't be looked into", FAILED)
-        seen = await opened.figures()
-        return seen, () if seen is None else await opened.faults()
+    async def look(opened: Journal) -> tuple[JournalFigures, Sequence[str]]:
+        found = _inspectable(opened)
+        seen = await _figures(found, name)
+        typer.echo("reading all events", err=True)
+        return seen, await found.faults()
 
-    typer.echo("reading all events", err=True)
     seen, faults = _read(url, name, look)
-    if seen is None:
-        fail(f"the journal has nothing of cluster {name!r}: say another --cluster", AWAY)
     for fault in faults:
         typer.echo(fault)
     if faults:
@@ -290,18 +297,18 @@ def export(
     `domicile journal import` takes them, also into a journal of another kind.
     """
     from domicile.ops.journal_lines import VERSION, FirstLine, write_lines
-    from domicile.ports.journal import InspectableJournal
     from domicile.ports.journal_rows import TransferableJournal
 
     url, name = _which(store, app, cluster, journal, "export", file)
     progress = RowProgress("exported")
 
-    def look(out: BinaryIO) -> Callable[[Journal], Awaitable[int | None]]:
-        async def looking(opened: Journal) -> int | None:
+    def look(out: BinaryIO) -> Callable[[Journal], Awaitable[int]]:
+        async def looking(opened: Journal) -> int:
             if not isinstance(opened, TransferableJournal):
                 fail("a journal of this kind can't be exported", FAILED)
-            if isinstance(opened, InspectableJournal) and not await opened.fences():
-                return None
+            names = await _inspectable(opened).names()
+            if name not in names.clusters:
+                fail(_nothing(name, names), AWAY)
             first = FirstLine(VERSION, name, await opened.history())
             return await write_lines(opened, first, out, progress.told)
 
@@ -310,8 +317,6 @@ def export(
     with _new_file(file) as out:
         count = _read(url, name, look(out))
         progress.end()
-        if count is None:
-            fail(f"the journal has nothing of cluster {name!r}: say another --cluster", AWAY)
     typer.echo(f"exported {count:,} rows of cluster {name!r}", err=True)
 
 
@@ -327,7 +332,6 @@ def import_lines(
     All of it is imported, or nothing. Without --cluster the cluster keeps its name.
     """
     from domicile.ops.journal_lines import ReadLines
-    from domicile.ports.journal import InspectableJournal
     from domicile.ports.journal_rows import TransferableJournal
 
     url, name = _which(store, app, cluster, journal, "import", file, may_be_new=True)
@@ -336,12 +340,12 @@ def import_lines(
         lines = answered(lambda: ReadLines(source, file, progress.told))
         name = name if cluster is not None or app is not None else lines.first.cluster
 
-        async def take(opened: Journal) -> tuple[Any, Sequence[str]]:
+        async def take(opened: Journal) -> tuple[JournalFigures, Sequence[str]]:
             if not isinstance(opened, TransferableJournal):
                 fail("a journal of this kind can't be imported into", FAILED)
             await opened.fill(lines.rows())
-            assert isinstance(opened, InspectableJournal), "what can be filled can be looked into"
-            return await opened.figures(), await opened.faults()
+            found = _inspectable(opened)
+            return await _figures(found, name), await found.faults()
 
         seen, faults = _read(url, name, take, reads_only=False)
     progress.end()
@@ -387,8 +391,15 @@ class RowProgress:
 def _new_file(name: str) -> Iterator[BinaryIO]:
     """A file that gets its name when it is whole and on the disk; or standard output."""
     if name == "-":
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+        try:
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
+        except OSError as error:
+            # What is left in the buffer can't be written either, when the process ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            fail(
+                f"standard output can't be written: {error.strerror}; the export is cut off", FAILED
+            )
         return
     path = Path(name)
     part = path.with_name(path.name + ".part")
@@ -402,7 +413,11 @@ def _new_file(name: str) -> Iterator[BinaryIO]:
         part.rename(path)
     except OSError as error:
         part.unlink(missing_ok=True)
-        fail(f"{path} can't be written: {error.strerror}; name another file", FAILED)
+        fail(
+            f"{path} can't be written: {error.strerror}; make room, or name another file; nothing "
+            "was left behind",
+            FAILED,
+        )
     except BaseException:
         part.unlink(missing_ok=True)
         raise
@@ -537,7 +552,10 @@ async def _with_journal(
             fail("a journal of this kind ends with its process; there is nothing to accept", FAILED)
         return await work(opened)  # type: ignore[arg-type]
     except JournalUnknown as error:
-        raise StoreUnavailable(f"{error}. Repeat the command then") from error
+        raise StoreUnavailable(
+            f"{error}. Repeat the command when the journal answers: nodes refuse it until the "
+            "command has ended"
+        ) from error
     finally:
         await opened.close()
 
@@ -596,6 +614,29 @@ def _read(
         fail(str(error), AWAY)
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
+
+
+def _inspectable(opened: Journal) -> InspectableJournal:
+    from domicile.ports.journal import InspectableJournal
+
+    if not isinstance(opened, InspectableJournal):
+        fail("a journal of this kind is in the memory of one process: no tool can see it", FAILED)
+    return opened
+
+
+async def _figures(opened: InspectableJournal, cluster: str) -> JournalFigures:
+    seen = await opened.figures()
+    if seen is None:
+        fail(_nothing(cluster, await opened.names()), AWAY)
+    return seen
+
+
+def _nothing(cluster: str, names: JournalNames) -> str:
+    listed = ", ".join(names.clusters) or "no cluster"
+    return (
+        f"the journal has nothing of cluster {cluster!r}, it holds {listed}: say another --cluster "
+        "or --journal"
+    )
 
 
 def _fields(data: bytes | None) -> dict[str, Any]:

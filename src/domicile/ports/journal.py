@@ -308,6 +308,13 @@ class JournalFigures(msgspec.Struct, frozen=True):
     fences: tuple[FenceSeen, ...]
 
 
+class JournalNames(msgspec.Struct, frozen=True):
+    """What a journal knows by name: its clusters, and the entity types of this one, sorted."""
+
+    clusters: tuple[str, ...]
+    types: tuple[str, ...]
+
+
 @runtime_checkable
 class InspectableJournal(Protocol):
     """A journal that tools can look into. These calls change nothing, and may take long."""
@@ -320,9 +327,22 @@ class InspectableJournal(Protocol):
         """The fence rows of the cluster, in order; this one is quick."""
         ...
 
+    async def names(self) -> JournalNames:
+        """What can be asked for, for those who asked for something else."""
+        ...
+
     async def faults(self) -> Sequence[str]:
         """What does not agree: heads with events, numbers without a gap, offsets with fences."""
         ...
+
+
+def older_format(place: str, found: int) -> str:
+    """What to tell a tool that may not bring the journal at this place up to date."""
+    return (
+        f"the journal {place} has format {found}, which is older than this version of Domicile: a "
+        "node of this version brings it up to date when it starts; until then use the version that "
+        "made it"
+    )
 
 
 def is_comparable(journal: Journal) -> TypeGuard[ComparableJournal]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from domicile.errors import ConfigError
+from domicile.journals.postgres.inspection import known_clusters
 from domicile.journals.postgres.schema import (
     FORMAT,
     FROM_1,
@@ -27,7 +28,7 @@ from domicile.journals.postgres.schema import (
     create_partition,
     day_partition,
 )
-from domicile.ports.journal import JournalUnknown
+from domicile.ports.journal import JournalUnknown, older_format
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
@@ -54,9 +55,12 @@ TODAY = "SELECT extract(epoch FROM clock_timestamp())::bigint / 86400"
 class Connections:
     """A pool of connections, opened at the first use. Texts call the journal `shown`."""
 
-    def __init__(self, url: str, shown: str, cluster: str, wait_s: float) -> None:
+    def __init__(
+        self, url: str, shown: str, cluster: str, wait_s: float, *, reads_only: bool = False
+    ) -> None:
         self._url, self.shown, self._wait_s = url, shown, wait_s
         self._schema = f"{cluster}_journal"
+        self._reads_only = reads_only
         self._pool: Pool | None = None
         self._opening = asyncio.Lock()
         self._day = 0
@@ -144,6 +148,9 @@ class Connections:
             )
 
     async def _set_up(self, connection: Connection) -> None:
+        if self._reads_only:
+            await self._check_tables(connection)
+            return
         schema = self._schema
         async with connection.transaction():
             await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
@@ -158,16 +165,36 @@ class Connections:
                 await connection.execute(
                     "INSERT INTO meta VALUES ($1, $2)", FORMAT, secrets.token_hex(16)
                 )
-            found = await connection.fetchval("SELECT format FROM meta")
-            if found > FORMAT:
-                raise ConfigError(
-                    f"the journal {self.shown}, schema {schema}, has format {found}, this "
-                    f"version of Domicile knows formats up to {FORMAT}; a newer version has "
-                    "written to it: upgrade Domicile here, or name another database"
-                )
+            found = await self._format(connection)
             if found < FORMAT:
                 await self._migrate(connection, found)
         await self._partition(connection)
+
+    async def _check_tables(self, connection: Connection) -> None:
+        """Refuse to read what is not there, or has an older format; nothing is created.
+
+        A node may create it, or change the format, at any time: so the answer is not final.
+        """
+        if not await connection.fetchval("SELECT to_regclass('meta') IS NOT NULL"):
+            listed = ", ".join(await known_clusters(connection)) or "no cluster"
+            raise JournalUnknown(
+                f"the journal {self.shown} has nothing of cluster "
+                f"{self._schema.removesuffix('_journal')!r}, it holds {listed}: say another "
+                "--cluster or --journal"
+            )
+        found = await self._format(connection)
+        if found < FORMAT:
+            raise JournalUnknown(older_format(f"{self.shown}, schema {self._schema},", found))
+
+    async def _format(self, connection: Connection) -> int:
+        found: int = await connection.fetchval("SELECT format FROM meta")
+        if found > FORMAT:
+            raise ConfigError(
+                f"the journal {self.shown}, schema {self._schema}, has format {found}, this "
+                f"version of Domicile knows formats up to {FORMAT}; a newer version has "
+                "written to it: upgrade Domicile here, or name another database"
+            )
+        return found
 
     async def _migrate(self, connection: Connection, found: int) -> None:
         """Bring the tables of an older format up to date, in the transaction of the caller."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from domicile.core.ids import Incarnation
-from domicile.ports.journal import FenceSeen, JournalFigures
+from domicile.ports.journal import FenceSeen, JournalFigures, JournalNames
 
 if TYPE_CHECKING:
     from domicile.journals.postgres.connections import Connection
+
+_CLUSTERS = """SELECT left(n.nspname, -length('_journal')) FROM pg_namespace n
+    WHERE n.nspname LIKE '%\\_journal' AND to_regclass(format('%I.fence', n.nspname)) IS NOT NULL
+    ORDER BY 1"""
 
 MOST = 100
 """Most faults of one kind that are told."""
@@ -69,6 +73,18 @@ async def fence_rows(connection: Connection) -> list[FenceSeen]:
         )
         for one in await connection.fetch(_FENCES, timeout=LOOK_S)
     ]  # fmt: skip
+
+
+async def known_names(connection: Connection) -> JournalNames:
+    """As `InspectableJournal.names`."""
+    types = await connection.fetch("SELECT DISTINCT type FROM entity ORDER BY type", timeout=LOOK_S)
+    return JournalNames(tuple(await known_clusters(connection)), tuple(one[0] for one in types))
+
+
+async def known_clusters(connection: Connection) -> list[str]:
+    """The clusters that have a journal in the database."""
+    rows = await connection.fetch(_CLUSTERS)
+    return [row[0] for row in rows]
 
 
 async def wrong_tables(connection: Connection) -> list[str]:

@@ -15,7 +15,12 @@ import asyncpg
 from domicile.core.ids import EntityKey, ShardKey
 from domicile.errors import ConfigError
 from domicile.journals.postgres.connections import TODAY, Connections
-from domicile.journals.postgres.inspection import fence_rows, seen_tables, wrong_tables
+from domicile.journals.postgres.inspection import (
+    fence_rows,
+    known_names,
+    seen_tables,
+    wrong_tables,
+)
 from domicile.journals.postgres.schema import (
     CLAIM,
     INBOX,
@@ -43,6 +48,7 @@ from domicile.ports.journal import (
     FenceSeen,
     JournalFigures,
     JournalMarks,
+    JournalNames,
     JournalUnknown,
     Recovered,
     Remembered,
@@ -62,7 +68,8 @@ LOOK_S = 600.0
 class PostgresJournal:
     """Implements `Journal`. `shown` is its URL without secrets, for texts that people read.
 
-    `pause` is for tests: it is awaited in the middle of a write's transaction.
+    `reads_only` is for tools: they neither create tables nor change their format. `pause` is for
+    tests: it is awaited in the middle of a write's transaction.
     """
 
     def __init__(
@@ -73,9 +80,10 @@ class PostgresJournal:
         *,
         shown: str,
         wait_s: float = 5.0,
+        reads_only: bool = False,
         pause: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self._connections = Connections(url, shown, cluster, wait_s)
+        self._connections = Connections(url, shown, cluster, wait_s, reads_only=reads_only)
         self._clock, self._pause = clock, pause
         self._look_at = clock.now() + LOOK_S
 
@@ -176,6 +184,11 @@ class PostgresJournal:
         """As `InspectableJournal.fences`."""
         async with self._connections.use() as connection:
             return await fence_rows(connection)
+
+    async def names(self) -> JournalNames:
+        """As `InspectableJournal.names`."""
+        async with self._connections.use() as connection:
+            return await known_names(connection)
 
     async def faults(self) -> Sequence[str]:
         """As `InspectableJournal.faults`."""

@@ -26,7 +26,7 @@ from domicile.journals.sqlite.schema import (
     MISNUMBERED,
     TABLES,
 )
-from domicile.ports.journal import JournalUnknown
+from domicile.ports.journal import JournalUnknown, older_format
 
 log = logging.getLogger("domicile")
 
@@ -43,12 +43,17 @@ class JournalLocked(JournalUnknown):
 
 
 class JournalFile:
-    """One connection to the file, which waits up to `wait_s` for a lock."""
+    """One connection to the file, which waits up to `wait_s` for a lock.
 
-    def __init__(self, path: Path, wait_s: float, *, create: bool) -> None:
+    One that `reads_only` changes nothing: neither the format of the file nor its mode.
+    """
+
+    def __init__(
+        self, path: Path, wait_s: float, *, create: bool, reads_only: bool = False
+    ) -> None:
         self.path = path
         self._wait_s = wait_s
-        self._create = create
+        self._create, self._reads_only = create, reads_only
         self._until = 0.0
         self._raw: Any = None
 
@@ -115,6 +120,10 @@ class JournalFile:
 
     def _set_up(self, raw: Any) -> None:
         self._check_kind(raw)
+        if self._reads_only:
+            self._check_format(raw)
+            raw.pragma("temp_store", "memory")
+            return
         if raw.pragma("journal_mode", "wal") != "wal":
             raise ConfigError(
                 f"the file system of {self.path} can't share memory between processes, which a "
@@ -128,6 +137,14 @@ class JournalFile:
         if raw.pragma("user_version") < FORMAT:
             self._migrate(raw)
         raw.pragma("temp_store", "memory")
+
+    def _check_format(self, raw: Any) -> None:
+        """Refuse to read an older format: only a process that writes may change it."""
+        found = raw.pragma("user_version")
+        if raw.pragma("application_id") != APPLICATION_ID:
+            raise JournalUnknown(f"{self.path} is empty: it is no journal yet; name another file")
+        if found < FORMAT:
+            raise JournalUnknown(older_format(str(self.path), found))
 
     def _migrate(self, raw: Any) -> None:
         """Bring the tables of an older format up to date, or leave all as it was."""

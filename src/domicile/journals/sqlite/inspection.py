@@ -16,7 +16,7 @@ import apsw
 from domicile.core.ids import Incarnation
 from domicile.errors import ConfigError
 from domicile.journals.sqlite.schema import APPLICATION_ID
-from domicile.ports.journal import FenceSeen, JournalFigures
+from domicile.ports.journal import FenceSeen, JournalFigures, JournalNames
 
 MOST = 100
 """Most faults of one kind that are told."""
@@ -70,6 +70,15 @@ def seen_fences(connection: Any, cluster: int | None) -> list[FenceSeen]:
         FenceSeen(role, shard, layout, epoch, Incarnation(owner), offset)
         for role, shard, layout, epoch, owner, offset in connection.execute(_FENCES, (cluster,))
     ]
+
+
+def seen_names(connection: Any, cluster: int | None) -> JournalNames:
+    """As `InspectableJournal.names`."""
+    clusters = connection.execute("SELECT name FROM cluster ORDER BY name").fetchall()
+    types = connection.execute(
+        "SELECT DISTINCT type FROM entity WHERE cluster = ? ORDER BY type", (cluster,)
+    ).fetchall()
+    return JournalNames(tuple(one for (one,) in clusters), tuple(one for (one,) in types))
 
 
 def seen_faults(connection: Any, cluster: int | None) -> list[str]:
@@ -126,6 +135,12 @@ def copy_journal_file(path: Path, to: Path) -> None:
             finally:
                 os.close(handle)
         os.rename(part, to)
+    except (apsw.Error, OSError) as error:
+        part.unlink(missing_ok=True)
+        raise ConfigError(
+            f"{path} can't be copied to {to} ({error}): look whether there is room for it, and "
+            "whether this user may write there; nothing was left behind"
+        ) from error
     except BaseException:
         part.unlink(missing_ok=True)
         raise

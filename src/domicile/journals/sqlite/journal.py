@@ -24,7 +24,12 @@ from domicile.concurrency.daemon_threads import DaemonThreads
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.errors import ConfigError
 from domicile.journals.sqlite.file import JournalFile, JournalLocked
-from domicile.journals.sqlite.inspection import seen_faults, seen_fences, seen_figures
+from domicile.journals.sqlite.inspection import (
+    seen_faults,
+    seen_fences,
+    seen_figures,
+    seen_names,
+)
 from domicile.journals.sqlite.lock_holder import end_process, find_holder, started_at
 from domicile.journals.sqlite.recovery import recover_group
 from domicile.journals.sqlite.schema import (
@@ -50,6 +55,7 @@ from domicile.ports.journal import (
     FenceSeen,
     JournalFigures,
     JournalMarks,
+    JournalNames,
     Recovered,
     Remembered,
     StoredEvent,
@@ -123,7 +129,8 @@ _REMEMBERED = """SELECT json_group_array(json_array(type, id, last)) FROM (
 class SqliteJournal:
     """Implements `Journal`.
 
-    `lives` says whether the record of an incarnation is in the store. With it the journal ends a
+    `reads_only` is for tools: they neither create the file nor change its format. `lives` says
+    whether the record of an incarnation is in the store. With it the journal ends a
     process that stands still in the middle of a write although its record is gone (J3). `pause` is
     for tests: it blocks the writing thread between the checks of a batch and its writes.
     """
@@ -134,14 +141,18 @@ class SqliteJournal:
         cluster: str,
         *,
         wait_s: float = 5.0,
+        reads_only: bool = False,
         lives: Callable[[Incarnation], Awaitable[bool]] | None = None,
         days: Callable[[], float] = lambda: time.time() / DAY_S,
         pause: Callable[[], None] | None = None,
     ) -> None:
         self._path, self._lives = path, lives
         self._cluster, self._wait_s, self._days = cluster, wait_s, days
+        self._reads_only = reads_only
         self._writing = _WritingSide(JournalFile(path, wait_s, create=True), cluster, days, pause)
-        self._reading = _ReadingSide(JournalFile(path, wait_s, create=False), cluster)
+        self._reading = _ReadingSide(
+            JournalFile(path, wait_s, create=False, reads_only=reads_only), cluster
+        )
         self._writers = DaemonThreads(1, "domicile-journal-write")
         self._readers = DaemonThreads(1, "domicile-journal-read")
         self._used = False
@@ -190,12 +201,18 @@ class SqliteJournal:
         """As `InspectableJournal.fences`."""
         return await self._read(lambda: self._reading.fences())
 
+    async def names(self) -> JournalNames:
+        """As `InspectableJournal.names`."""
+        return await self._read(lambda: self._reading.names())
+
     async def faults(self) -> Sequence[str]:
         """As `InspectableJournal.faults`."""
         return await self._read(lambda: self._reading.faults())
 
     async def history(self) -> str:
         """As `Journal.history`. A file that is new gets its id here, or at the first claim."""
+        if self._reads_only:
+            return await self._read(self._reading.history)
         return await self._write(self._writing.history)
 
     async def marks(self, shards: Sequence[ShardKey]) -> JournalMarks:
@@ -209,7 +226,7 @@ class SqliteJournal:
     async def rows(self) -> AsyncGenerator[JournalRow, None]:
         """As `TransferableJournal.rows`. SQLite keeps what is written meanwhile in the -wal
         file."""
-        file = JournalFile(self._path, self._wait_s, create=False)
+        file = JournalFile(self._path, self._wait_s, create=False, reads_only=self._reads_only)
         threads = DaemonThreads(1, "domicile-journal-rows")
         stored = stored_rows(file, self._cluster)
         try:
@@ -623,6 +640,19 @@ class _ReadingSide(_Side):
     def fences(self) -> list[FenceSeen]:
         """The fence rows of the cluster."""
         return self._told(lambda connection: seen_fences(connection, self._cluster))
+
+    def history(self) -> str:
+        """The id of the cluster's part; empty if there is none."""
+        rows = self._told(
+            lambda connection: connection.execute(
+                "SELECT history FROM cluster WHERE n = ?", (self._cluster,)
+            ).fetchall()
+        )
+        return str(rows[0][0]) if rows else ""
+
+    def names(self) -> JournalNames:
+        """The clusters of the file, and the types of this one."""
+        return self._told(lambda connection: seen_names(connection, self._cluster))
 
     def faults(self) -> list[str]:
         """What does not agree."""
