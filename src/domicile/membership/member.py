@@ -21,6 +21,7 @@ from random import Random
 from domicile.core.ids import ShardKey
 from domicile.core.lease.keeper import LeaseKeeper, Renewal
 from domicile.core.lease.lease import LeaseState
+from domicile.core.state.agreement import NO_JOURNALS
 from domicile.core.state.cluster_view import ClusterView, Unreadable, ViewChange
 from domicile.core.state.records import TypeRecord
 from domicile.core.state.shardmap import Entry, ShardMap
@@ -119,7 +120,9 @@ class Member(LeaseHolder[R]):
             await self._relist()
             self.kind.check(self._record, self.members)
             check_protocols(self.members, self._protocols)
-            journals = {} if self._journals is None else await self._journals(self.members)
+            journals = NO_JOURNALS
+            if self._journals is not None:
+                journals = await self._journals(self.members)
             await agree_on_config(
                 self._calls, self.members, self._shards, self._types, self._tokens, journals,
                 hosts=self.kind.hosts,

@@ -12,10 +12,10 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar, cast
 
 import msgspec
 import typer
@@ -68,7 +68,9 @@ JournalOption = Annotated[
 
 def add_journal_commands(app: typer.Typer) -> None:
     """Add these commands to the application."""
-    group = typer.Typer(no_args_is_help=True, help="Look into a journal, check it, copy it, move it.")
+    group = typer.Typer(
+        no_args_is_help=True, help="Look into a journal, check it, copy it, move it."
+    )
     dev, file = "sqlite:///.domicile/dev.db", "sqlite:///.domicile/dev.db.journal"
     for name, command, shown in (
         ("info", info, (f"info {dev}", f"info --journal {file} --json")),
@@ -388,7 +390,7 @@ class RowProgress:
 
 
 @contextmanager
-def _new_file(name: str) -> Iterator[BinaryIO]:
+def _new_file(name: str) -> Generator[BinaryIO]:
     """A file that gets its name when it is whole and on the disk; or standard output."""
     if name == "-":
         try:
@@ -424,7 +426,7 @@ def _new_file(name: str) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _old_file(name: str) -> Iterator[BinaryIO]:
+def _old_file(name: str) -> Generator[BinaryIO]:
     """A file that is read; or standard input."""
     if name == "-":
         yield sys.stdin.buffer
@@ -548,9 +550,9 @@ async def _with_journal(
     options = OpenOptions("journal", cluster, op_timeout_s=READ_S)
     opened = answered(lambda: journal_backend(url)).open_journal(url, options)
     try:
-        if not (is_comparable(opened) and isinstance(opened, InspectableJournal)):
+        if not is_comparable(opened) or not isinstance(opened, InspectableJournal):
             fail("a journal of this kind ends with its process; there is nothing to accept", FAILED)
-        return await work(opened)  # type: ignore[arg-type]
+        return await work(cast("AcceptableJournal", opened))
     except JournalUnknown as error:
         raise StoreUnavailable(
             f"{error}. Repeat the command when the journal answers: nodes refuse it until the "

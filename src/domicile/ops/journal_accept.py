@@ -29,7 +29,6 @@ from domicile.ports.journal import (
     ComparableJournal,
     FenceSeen,
     InspectableJournal,
-    Journal,
 )
 
 CLAIMS = 256
@@ -39,7 +38,7 @@ MARKS = 32
 """Offsets that are stored in one commit."""
 
 
-class AcceptableJournal(Journal, ComparableJournal, InspectableJournal, Protocol):
+class AcceptableJournal(ComparableJournal, InspectableJournal, Protocol):
     """A journal that can take the place of another one."""
 
 

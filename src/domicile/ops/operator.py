@@ -120,13 +120,15 @@ class Operator:
 
     async def change(self, make: Callable[[StoreSnapshot], OperatorCommit]) -> None:
         """A commit that belongs to a command with an audit record; may be repeated."""
+        what = ""
         for _ in range(TRIES):
             deed = make(await self.look())
+            what = deed.what
             if isinstance(await self._store.commit(deed.conditions, deed.writes), Committed):
                 return
             await asyncio.sleep(RETRY_S)
         raise StoreUnavailable(
-            f"the store did not take this in {TRIES} tries: {deed.what}; see whether it answers "
+            f"the store did not take this in {TRIES} tries: {what}; see whether it answers "
             "(domicile status), then repeat the command"
         )
 

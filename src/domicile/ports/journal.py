@@ -269,7 +269,7 @@ class JournalMarks(msgspec.Struct, frozen=True, gc=False):
 
 
 @runtime_checkable
-class ComparableJournal(Protocol):
+class ComparableJournal(Journal, Protocol):
     """A journal that outlives its processes: they compare it with what the store knows (J11).
 
     A journal that ends with its process, although it has these calls, may say so by an attribute

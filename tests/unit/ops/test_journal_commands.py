@@ -10,12 +10,13 @@ from pathlib import Path
 import apsw
 import msgspec
 import pytest
-from postgres_lab import shared_server
+from postgres_lab import GUARDED, shared_server
 from typer.testing import CliRunner, Result
 
 from domicile.core.ids import EntityKey, ShardKey
 from domicile.journals.postgres.journal import PostgresJournal
 from domicile.journals.sqlite.journal import SqliteJournal
+from domicile.journals.sqlite.schema import APPLICATION_ID
 from domicile.membership.clock import SystemClock
 from domicile.ops.cli import app
 from domicile.ports.journal import Batch, Claim, Journal, JournalWrite
@@ -192,8 +193,60 @@ def test_wrong_usage_says_what_to_write(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     path = tmp_path / "dev.db.journal"
     asyncio.run(fill(SqliteJournal(path, "domicile")))
-    other = domicile("info", f"sqlite:///{tmp_path / 'dev.db'}", "--cluster", "blue")
-    assert other.exit_code == 3
-    assert "nothing of cluster 'blue'" in other.stderr
     assert domicile("copy", f"sqlite:///{path}", "postgresql://x/y").exit_code == 2
     assert domicile("copy", "sqlite:///none.journal", "sqlite:///b.journal").exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "tail", "show", "export"])
+def test_another_cluster_is_named_and_nothing_is_created(
+    command: str, journal: tuple[str, str], tmp_path: Path
+) -> None:
+    url, name = journal
+    words = {"tail": ("--once",), "show": ("account", "alice"), "export": ("x.jsonl",)}
+    found = domicile(command, *words.get(command, ()), "--journal", url, "--cluster", "blue")
+    assert found.exit_code == 3, found.output
+    assert "nothing of cluster 'blue', it holds " in found.stderr
+    assert name in found.stderr
+    again = domicile("info", "--journal", url, "--cluster", "blue")
+    assert "blue" not in again.stderr.partition("it holds")[2]
+    assert not (tmp_path / "x.jsonl").exists()
+
+
+def test_a_wrong_type_is_told_which_there_are(journal: tuple[str, str]) -> None:
+    found = domicile("show", "Account", "alice", *options(journal))
+    assert found.exit_code == 1
+    assert "its entity types are account" in found.stderr
+
+
+def test_tools_leave_an_older_format_as_it_is(tmp_path: Path) -> None:
+    old = (Path(__file__).parents[2] / "labs" / "sqlite_journal_1.sql").read_text(encoding="utf-8")
+    path = tmp_path / "old.journal"
+    raw = apsw.Connection(str(path))
+    raw.execute(old)
+    raw.pragma("user_version", 1)
+    raw.pragma("application_id", APPLICATION_ID)
+    raw.close()
+    before = path.read_bytes()
+    found = domicile("info", "--journal", f"sqlite:///{path}")
+    assert found.exit_code == 3, found.output
+    assert "has format 1, which is older" in found.stderr
+    assert path.read_bytes() == before
+
+
+def test_what_can_not_be_written_is_told(journal: tuple[str, str], tmp_path: Path) -> None:
+    url, _ = journal
+    if not url.startswith("sqlite"):
+        return
+    (tmp_path / "file").touch()
+    refused = domicile("copy", url, f"sqlite:///{tmp_path / 'file' / 'b.journal'}")
+    assert refused.exit_code == 2, refused.output
+    assert "can't be copied to" in refused.stderr
+    assert "nothing was left behind" in refused.stderr
+
+
+def test_a_wrong_password_is_told_and_not_shown() -> None:
+    url = shared_server().url.replace("domicile@", f"{GUARDED}:secret@")
+    found = domicile("info", "--journal", url)
+    assert found.exit_code == 2, found.output
+    assert "refuses this user" in found.stderr
+    assert "secret" not in found.output

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,6 @@ def copy_journal_file(path: Path, to: Path) -> None:
     if to.exists():
         raise ConfigError(f"{to} is there already; name a file that is not, or remove it")
     part = to.with_name(to.name + ".part")
-    part.unlink(missing_ok=True)
     try:
         source: Any = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     except apsw.Error as error:
@@ -117,6 +117,7 @@ def copy_journal_file(path: Path, to: Path) -> None:
         if source.pragma("application_id") != APPLICATION_ID:
             raise ConfigError(f"{path} is not a journal; name the file that ends in .journal")
         to.parent.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)
         source.execute("VACUUM INTO ?", (str(part),))
         copy: Any = apsw.Connection(str(part), flags=apsw.SQLITE_OPEN_READWRITE)
         try:
@@ -136,7 +137,8 @@ def copy_journal_file(path: Path, to: Path) -> None:
                 os.close(handle)
         os.rename(part, to)
     except (apsw.Error, OSError) as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise ConfigError(
             f"{path} can't be copied to {to} ({error}): look whether there is room for it, and "
             "whether this user may write there; nothing was left behind"
