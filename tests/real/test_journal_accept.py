@@ -226,6 +226,8 @@ def test_a_claim_leaves_the_offset_while_the_node_runs(place: Place) -> None:
 
 
 def test_another_journal_is_refused_and_the_next_step_is_named(place: Place) -> None:
+    with pytest.raises(ConfigError, match="the journal of this process ends with it"):
+        place.total(ANN, "memory://")
     other = f"sqlite:///{place.directory / 'other.journal'}"
     with pytest.raises(ConfigError, match="domicile journal accept") as refused:
         place.total(ANN, other)

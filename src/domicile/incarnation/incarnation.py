@@ -49,7 +49,7 @@ from domicile.membership.death_watch import DeathWatch, check_fencing, let_go
 from domicile.membership.loopwatch import LoopPulse, LoopWatch, RunningHandler
 from domicile.membership.member import Member
 from domicile.membership.record_kinds import ProcessRecord, kind_of, marked_leaving
-from domicile.persist.journal_check import JournalCheck, check_of
+from domicile.persist.journal_check import JournalCheck, check_of, compare_on_join
 from domicile.persist.writer import JournalWriter
 from domicile.ports.control import ControlWiring
 from domicile.ports.health import Health
@@ -108,9 +108,9 @@ class RunningIncarnation:
         else:
             record = ClientRecord(self.me)
         self._record = record
-        durable = {kind.role: None for kind in plan.catalogue.values() if kind.durable}
+        durable = sorted({kind.role: None for kind in plan.catalogue.values() if kind.durable})
         self._journal_check = check_of(
-            backends.journal, sorted(durable), self._note_offsets, settings.op_timeout_s
+            backends.journal, durable, self._note_offsets, settings.op_timeout_s
         )
         self.member = Member(
             store=backends.store,
@@ -126,7 +126,7 @@ class RunningIncarnation:
             tokens=fingerprints(plan.token, plan.cluster),
             events=self,
             turned_at=self._turned_at(),
-            journals=None if self._journal_check is None else self._journal_check.on_join,
+            journals=partial(compare_on_join, self._journal_check, durable),
         )
         self._errands = StoreTasks(
             store=backends.store, meter=backends.meter, settings=settings, me=self.me,

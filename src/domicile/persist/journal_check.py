@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from domicile.core.ids import ShardKey
-from domicile.core.state.agreement import foreign_journal, older_journal
+from domicile.core.state.agreement import NO_JOURNALS, foreign_journal, older_journal
 from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.keys import OffsetMark
 from domicile.entity.hosting.execution import OutcomeUnknown
@@ -79,7 +79,7 @@ class JournalCheck:
         try:
             async with asyncio.timeout(self._timeout_s):
                 found = dict(zip(claimed, await self.marks(claimed), strict=True))
-        except (JournalUnknown, TimeoutError):
+        except (JournalUnknown, ConfigError, TimeoutError):
             return {}
         return {
             shard: mark
@@ -114,3 +114,21 @@ def check_of(
     if journal is None or not roles or not is_comparable(journal):
         return None
     return JournalCheck(journal, roles, note, timeout_s)
+
+
+async def compare_on_join(
+    check: JournalCheck | None, roles: Sequence[str], members: ClusterView
+) -> Mapping[str, str]:
+    """As `JournalCheck.on_join`. A journal that can't be compared is refused where the store knows
+    one."""
+    if check is not None:
+        return await check.on_join(members)
+    known = {} if members.config is None else members.config.journals
+    for role in roles:
+        if role in known:
+            raise ConfigError(
+                f"role {role!r} of this cluster keeps its events in a journal with history "
+                f"{known[role]}; the journal of this process ends with it. Name the cluster's "
+                'journal, by journal=; journal="memory://" needs another cluster='
+            )
+    return NO_JOURNALS

@@ -17,7 +17,7 @@ from domicile.core.state.txn import Item, Listing
 from domicile.entity.hosting.execution import OutcomeUnknown
 from domicile.errors import ConfigError
 from domicile.journals.memory import MemoryJournal
-from domicile.persist.journal_check import JournalCheck, check_of
+from domicile.persist.journal_check import JournalCheck, check_of, compare_on_join
 from domicile.ports.journal import JournalMarks, JournalUnknown
 from domicile.testing.suites.journal import ENTITY, OLD, SHARD, batch, write
 
@@ -81,6 +81,18 @@ def test_a_join_tells_the_history_and_refuses_an_older_journal() -> None:
         assert await desk.check.on_join(known({}, foreign)) == {"default": MINE}
         with pytest.raises(ConfigError, match=r"shard default/7 ends at offset 2, and was at 3"):
             await desk.check.on_join(known({}, {SHARD: OffsetMark(MINE, 3)}))
+
+    run(body())
+
+
+def test_a_journal_in_memory_does_not_join_where_the_store_knows_another() -> None:
+    async def body() -> None:
+        assert await compare_on_join(None, ["default"], ClusterView()) == {}
+        view = known({"default": MINE})
+        assert await compare_on_join(None, [], view) == {}
+        assert await compare_on_join(None, ["other"], view) == {}
+        with pytest.raises(ConfigError, match="the journal of this process ends with it"):
+            await compare_on_join(None, ["other", "default"], view)
 
     run(body())
 
