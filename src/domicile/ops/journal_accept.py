@@ -85,6 +85,13 @@ async def look_at_journal(
         )
     roles = tuple(sorted(wanted or config.journals or config.shards))
     history = await journal.history()
+    shares = [role for role, one in config.journals.items() if one == history and role not in roles]
+    if shares:
+        # The journal gets a new history, so all of its roles have to learn it.
+        raise ConfigError(
+            f"role {shares[0]!r} keeps its events in this journal, too: say --role {shares[0]} as "
+            "well"
+        )
     fences = tuple(one for one in await journal.fences() if one.role in roles and not one.layout)
     offsets = {ShardKey(one.role, one.shard): one.offset for one in fences}
     missing = {
