@@ -346,6 +346,7 @@ def import_lines(
             if not isinstance(opened, TransferableJournal):
                 fail("a journal of this kind can't be imported into", FAILED)
             await opened.fill(lines.rows())
+            typer.echo("imported; reading all of it once more", err=True)
             found = _inspectable(opened)
             return await _figures(found, name), await found.faults()
 
