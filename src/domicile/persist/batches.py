@@ -5,10 +5,11 @@ takes it along. A batch takes all writes that wait when a turn of the loop ends 
 batch is answered, of all shards that may send: a lone write goes out at once, and under load one
 round trip serves many entities. The writes of one entity join to one.
 
-A line is in one of four states:
+A line is in one of five states:
 
 - idle: no batch of the shard is on its way, and the next one may take its writes;
 - out: a batch is on its way, or is being settled; a second one could overtake it (J3);
+- held: a transaction of the application has the fence row, and writes wait for its end (J10);
 - in doubt: a batch's outcome is unknown, and the journal did not answer when it was asked. Nothing
   of this shard is written or read before the batch is settled (J4);
 - fenced: the journal knows a newer owner. Nothing more is sent under this claim (J2).
@@ -74,7 +75,16 @@ class PendingWrite:
 class ShardLine:
     """The writes of one shard under one claim, in order."""
 
-    __slots__ = ("alone", "claim", "doubt", "fenced_by", "is_out", "is_unsure", "waiting")
+    __slots__ = (
+        "alone",
+        "claim",
+        "doubt",
+        "fenced_by",
+        "is_held",
+        "is_out",
+        "is_unsure",
+        "waiting",
+    )
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
@@ -89,6 +99,8 @@ class ShardLine:
         """How often in a row the journal was busy with this shard: its next batch has no other."""
         self.fenced_by: int | None = None
         """The epoch that this claim lost its shard to."""
+        self.is_held = False
+        """A transaction of the application holds the fence row: a batch would wait for it (J10)."""
 
     @property
     def is_clear(self) -> bool:
@@ -99,7 +111,7 @@ class ShardLine:
     @property
     def may_send(self) -> bool:
         """Whether a batch may take its writes along now."""
-        return bool(self.waiting) and not self.is_out and self.doubt is None
+        return bool(self.waiting) and not self.is_out and not self.is_held and self.doubt is None
 
 
 class _Flight(msgspec.Struct):
@@ -185,8 +197,7 @@ class Batches:
         line.waiting.append(pending)
         if line.doubt is not None:
             return self.check(line)
-        if not line.is_out:
-            self._ready[line] = None
+        self._mark(line)
         return []
 
     def depart(self) -> list[WriterEffect]:
@@ -204,6 +215,17 @@ class Batches:
         self._flights[_name(batch)] = flight
         line.is_out = line.is_unsure = True
         return [SettleBatch(batch)]
+
+    def hold(self, line: ShardLine) -> None:
+        """Send nothing of a line until `let_go`; what is on its way is answered as ever (J10)."""
+        line.is_held = True
+        self._ready.pop(line, None)
+
+    def let_go(self, line: ShardLine) -> list[WriterEffect]:
+        """Send what waits in a line again."""
+        line.is_held = False
+        self._mark(line)
+        return self._send()
 
     def fence(self, line: ShardLine, epoch: int) -> list[WriterEffect]:
         """The journal refused the claim of a line: it knows a newer epoch (J1)."""

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
 from domicile.entity.hosting.cell import Alarm, Cell, current_turn
@@ -40,6 +41,22 @@ class DurableEntity(Entity):
         message fails, and a crash in between loses it.
         """
         self._domicile_log(writes=True).after_commit(hook)
+
+    @asynccontextmanager
+    async def fenced(self, connection: object, /) -> AsyncGenerator[None, None]:
+        """A fenced transaction on an asyncpg connection to the journal's own database.
+
+        It begins with the block and commits at its end: only if this home still has the shard, so a
+        stale process never changes these tables. The block waits until all that the entity has
+        stored is committed; what it stores inside is a transaction of its own, after it. Inside,
+        `ask`, `tell` and `committed()` raise RuntimeError. If the block fails or is cancelled,
+        nothing of it is committed; `MaybeExecuted` if nobody knows.
+        """
+        log = self._domicile_log(writes=True)
+        turn = current_turn.get()
+        assert turn is not None, "a log is for a turn that runs"
+        async with log.fenced(turn, connection):
+            yield
 
     async def forget(self) -> None:
         """No longer remember this entity: it starts again with its next message only.

@@ -24,17 +24,21 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 from domicile.concurrency.single_flight import SingleFlight
 from domicile.entity.hosting.activation import name_of
-from domicile.entity.hosting.cell import Cell
+from domicile.entity.hosting.cell import Cell, Turn, current_turn
 from domicile.entity.hosting.execution import OutcomeUnknown
-from domicile.errors import DomicileError, Fenced, HandlerFailed
+from domicile.errors import ConfigError, DomicileError, Fenced, HandlerFailed
 from domicile.persist.writer import JournalWriter, SentWrite, ShardClaim, over
 from domicile.ports.journal import (
     BLIND,
+    FencedTransaction,
+    FencesConnections,
+    JournalUnknown,
     JournalWrite,
     Recovered,
     StoredReply,
@@ -64,9 +68,9 @@ class EntityLog(ABC):
     """The part that all kinds of durable entities share. Implements `OutputGate`."""
 
     __slots__ = (
-        "_beside", "_cell", "_claim", "_deletes", "_early", "_failed", "_forgets", "_fresh",
-        "_hooks", "_is_remembered", "_key", "_key_sent", "_keys", "_newest", "_open", "_reading",
-        "_room", "_sends", "_sure", "_writer", "seq", "state",
+        "_beside", "_block", "_cell", "_claim", "_deletes", "_early", "_failed", "_forgets",
+        "_fresh", "_hooks", "_is_remembered", "_key", "_key_sent", "_keys", "_newest", "_open",
+        "_reading", "_room", "_sends", "_sure", "_writer", "seq", "state",
     )  # fmt: skip
 
     def __init__(self, cell: Cell) -> None:
@@ -110,6 +114,8 @@ class EntityLog(ABC):
         self._beside: list[asyncio.Future[None]] = []
         """Outputs of hooks: they wait until what the turn beside them has staged is sent or
         dropped."""
+        self._block: Turn | None = None
+        """The turn that runs a fenced block now (J10)."""
         self._sends = 0
         """How many writes this object has sent: a recovery meanwhile may not have seen them."""
 
@@ -232,6 +238,12 @@ class EntityLog(ABC):
 
     async def flush(self, *, sends: bool, beside: bool = False) -> None:
         """As `OutputGate.flush`."""
+        if self._is_in_block():
+            raise RuntimeError(
+                "ask, tell and committed() can't be used inside `async with self.fenced(...)`: "
+                "they wait for writes of this shard, and those wait for the end of the block. Call "
+                "them before it or after it"
+            )
         if sends and self.is_staged and self._failed is None:
             self._send(None)
         while beside and self.is_staged and self._failed is None:
@@ -246,13 +258,14 @@ class EntityLog(ABC):
 
     # for the kinds of durable entities
 
-    async def claim(self) -> None:
+    async def claim(self) -> ShardClaim:
         """Until the shard may be written: before the first thing is staged (J1, H13)."""
         if self._claim is None:
             cell = self._cell
             # An earlier object of this entity may have writes on their way.
             await self._writer.settled(cell.key)
             self._claim = await self._writer.claimed(cell.host, cell.epoch)
+        return self._claim
 
     async def recover(self) -> None:
         """Read the state. The first caller does it, the others wait for it."""
@@ -262,9 +275,72 @@ class EntityLog(ABC):
                 await landing
                 continue
             try:
+                if self._newest is not None and self._is_in_block():
+                    raise RuntimeError(
+                        "the state can't be read here: this entity's own writes wait for the end "
+                        "of the fenced block. Read it before the block"
+                    )
                 await self._read()
             finally:
                 self._reading.land()
+
+    @asynccontextmanager
+    async def fenced(self, turn: Turn, connection: object) -> AsyncGenerator[None, None]:
+        """A block whose statements on a connection commit under the fence of this shard (J10)."""
+        if self._is_in_block():
+            raise RuntimeError("a fenced block is open already: one at a time, not one in another")
+        journal = self._writer.journal
+        if not isinstance(journal, FencesConnections):
+            raise ConfigError(
+                "fenced() needs a journal in a PostgreSQL database, and this node has another one: "
+                "give it journal='postgresql://...', or fence by the token (shard, self.epoch)"
+            )
+        claim = await self.claim()
+        transaction = journal.fenced(connection, claim.line.claim)
+        # Its tables are an output: what they depend on is committed before (J5c).
+        await turn.before_output()
+        async with claim.held():
+            self._block = turn
+            try:
+                newest = await transaction.begin()
+                if newest is not None:
+                    await transaction.rollback()
+                    # J2: the shard is dropped, as after a fenced write.
+                    self._writer.refused(claim.line, newest)
+                    raise claim.outrun(newest)
+                yield
+                await transaction.check()
+                self._may_commit(turn)
+                await self._committing(transaction)
+            except BaseException:
+                await transaction.rollback()
+                raise
+            finally:
+                self._block = None
+
+    def _is_in_block(self) -> bool:
+        """Whether the caller belongs to the turn that runs a fenced block."""
+        return self._block is not None and self._block is current_turn.get()
+
+    def _may_commit(self, turn: Turn) -> None:
+        """L3: directly before the commit, and for a turn that may still do something."""
+        self._check()
+        if not turn.active:
+            raise RuntimeError(
+                "the handler has ended before its fenced block: nothing was committed. Await the "
+                "task that runs the block"
+            )
+        if not self._cell.host.runtime.guard():
+            raise Fenced(
+                f"the lease of this node ran out before the fenced block of "
+                f"{name_of(self._cell.key)} was committed: nothing of it was"
+            )
+
+    async def _committing(self, transaction: FencedTransaction) -> None:
+        try:
+            await transaction.commit()
+        except JournalUnknown as error:
+            raise OutcomeUnknown(str(error)) from error
 
     def forget(self) -> None:
         """Stage that the entity is not started again by itself."""

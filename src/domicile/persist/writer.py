@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
 from contextvars import Context
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -76,6 +77,8 @@ class ShardClaim:
         self._is_granted = False
         self._flight = SingleFlight()
         """Under way while the claim is made, or the line is settled."""
+        self._turns: asyncio.Lock | None = None
+        """Who may hold the fence row in a transaction of the application."""
 
     @property
     def is_ready(self) -> bool:
@@ -101,6 +104,22 @@ class ShardClaim:
             await landing
             if self.line.doubt is not None:
                 raise _no_answer()
+
+    @asynccontextmanager
+    async def held(self) -> AsyncGenerator[None, None]:
+        """Keep the shard's writes back, for the one who holds its fence row elsewhere (J10).
+
+        Others who want to hold it wait here, not in the journal.
+        """
+        if self._turns is None:
+            self._turns = asyncio.Lock()
+        async with self._turns:
+            await self.ready()
+            self._writer.hold(self.line)
+            try:
+                yield
+            finally:
+                self._writer.let_go(self.line)
 
     async def _make(self) -> None:
         try:
@@ -199,6 +218,11 @@ class JournalWriter:
         elif not self._departs:
             self._departs = True
             asyncio.get_running_loop().call_soon(self._depart, context=self._context)
+
+    @property
+    def journal(self) -> Journal:
+        """Where it writes to."""
+        return self._journal
 
     @property
     def is_full(self) -> bool:
@@ -313,6 +337,14 @@ class JournalWriter:
     def refused(self, line: ShardLine, newest: int) -> None:
         """A claim was not granted: the shard is dropped as after a fenced write."""
         self._carry_out(self._batches.fence(line, newest))
+
+    def hold(self, line: ShardLine) -> None:
+        """Send nothing of a line (J10)."""
+        self._batches.hold(line)
+
+    def let_go(self, line: ShardLine) -> None:
+        """Send what waits in a line that was held."""
+        self._carry_out(self._batches.let_go(line))
 
     def check(self, line: ShardLine) -> None:
         """Have a line settled that is in doubt."""

@@ -285,6 +285,41 @@ class ComparableJournal(Journal, Protocol):
         ...
 
 
+class FencedTransaction(Protocol):
+    """A transaction on a connection of the application that holds a shard's fence row (J10).
+
+    While it is open nobody can claim the shard, and nobody can write to its part of the journal.
+    """
+
+    async def begin(self) -> int | None:
+        """Begin, lock the row, then look at it: None if the claim holds, else the newest epoch.
+
+        `ConfigError` if the connection is not fit, `Unavailable` if the row can't be locked.
+        """
+        ...
+
+    async def check(self) -> None:
+        """See that what ran since `begin` can be committed; else raise, with nothing committed."""
+        ...
+
+    async def commit(self) -> None:
+        """Commit. `JournalUnknown` if the answer does not come; other errors: nothing committed."""
+        ...
+
+    async def rollback(self) -> None:
+        """Undo what ran since `begin`, and let go of the row; also if the connection is gone."""
+        ...
+
+
+@runtime_checkable
+class FencesConnections(Protocol):
+    """A journal on a server, where an application may have tables of its own beside it (J10)."""
+
+    def fenced(self, connection: object, claim: Claim) -> FencedTransaction:
+        """A transaction on this connection; `ConfigError` if it is of another kind."""
+        ...
+
+
 class FenceSeen(msgspec.Struct, frozen=True, gc=False):
     """A fence row as tools see it; `offset` is the last one of the shard."""
 

@@ -50,6 +50,9 @@ _FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClie
 yet."""
 
 TODAY = "SELECT extract(epoch FROM clock_timestamp())::bigint / 86400"
+PLACE = """SELECT extract(epoch FROM pg_postmaster_start_time())::text || ' ' || oid::text
+    FROM pg_database WHERE datname = current_database()"""
+"""Tells databases apart, also one server from a copy of it that runs elsewhere."""
 
 
 class Connections:
@@ -61,6 +64,7 @@ class Connections:
         self._url, self.shown, self._wait_s = url, shown, wait_s
         self._schema = f"{cluster}_journal"
         self._reads_only = reads_only
+        self._place = ""
         self._pool: Pool | None = None
         self._opening = asyncio.Lock()
         self._day = 0
@@ -80,6 +84,30 @@ class Connections:
         async with self.use() as connection:
             if await connection.fetchval(TODAY) != self._day:
                 await self._partition(connection)
+
+    # for transactions of the application (J10)
+
+    @property
+    def schema(self) -> str:
+        """The schema with the cluster's tables."""
+        return self._schema
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that a statement waits for a lock, and that a transaction may do nothing."""
+        return self._wait_s
+
+    @property
+    def wait_ms(self) -> str:
+        """The same, as the server takes it."""
+        return str(max(1, int(self._wait_s * 1000)))
+
+    async def place(self) -> str:
+        """Which database it is: as the newest connection of the journal has found it."""
+        if self._pool is None:
+            async with self.use():
+                pass
+        return self._place
 
     async def close(self) -> None:
         """Close all connections."""
@@ -113,7 +141,7 @@ class Connections:
             return self._pool
 
     def _session(self) -> dict[str, str]:
-        wait_ms = str(max(1, int(self._wait_s * 1000)))
+        wait_ms = self.wait_ms
         return {
             "application_name": "domicile journal",
             "search_path": f'"{self._schema}"',
@@ -146,6 +174,7 @@ class Connections:
                 f"({', '.join(sorted(lost))}), as PgBouncer does in transaction mode; name the "
                 "server itself, or a pool in session mode"
             )
+        self._place = await connection.fetchval(PLACE)
 
     async def _set_up(self, connection: Connection) -> None:
         if self._reads_only:

@@ -21,6 +21,7 @@ from domicile.journals.postgres.inspection import (
     seen_tables,
     wrong_tables,
 )
+from domicile.journals.postgres.fencing import PostgresFencedTransaction
 from domicile.journals.postgres.schema import (
     CLAIM,
     INBOX,
@@ -236,6 +237,10 @@ class PostgresJournal:
                 await fill_tables(connection, rows, self._connections.shown, today)
             except asyncpg.IntegrityConstraintViolationError as error:
                 raise ConfigError(f"{ROWS_CLASH} ({error})") from error
+
+    def fenced(self, connection: object, claim: Claim) -> PostgresFencedTransaction:
+        """As `FencesConnections.fenced`."""
+        return PostgresFencedTransaction(self._connections, connection, claim)
 
     async def close(self) -> None:
         """Close the connections."""
