@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from domicile.persist.durable import Durable
     from domicile.persist.durable_entity import DurableEntity
     from domicile.persist.eventsourced import EventSourced, upcast
+    from domicile.persist.forgettable import Erasure, Forgettable, Forgotten
     from domicile.persist.projections import Deleted, JournalEvent, Projection
     from domicile.projector import Projector
     from domicile.settings import Settings
@@ -51,8 +52,11 @@ __all__ = [
     "Durable",
     "DurableEntity",
     "Entity",
+    "Erasure",
     "EventSourced",
     "Fenced",
+    "Forgettable",
+    "Forgotten",
     "HandlerFailed",
     "JournalEvent",
     "Manager",
@@ -92,8 +96,11 @@ _MODULES = {
     "Durable": "domicile.persist.durable",
     "DurableEntity": "domicile.persist.durable_entity",
     "Entity": "domicile.entity.model.entity",
+    "Erasure": "domicile.persist.forgettable",
     "EventSourced": "domicile.persist.eventsourced",
     "Fenced": "domicile.errors",
+    "Forgettable": "domicile.persist.forgettable",
+    "Forgotten": "domicile.persist.forgettable",
     "HandlerFailed": "domicile.errors",
     "JournalEvent": "domicile.persist.projections",
     "Manager": "domicile.manager",

@@ -345,6 +345,8 @@ class MemoryJournal:
             head.keep(write.snapshot)
         if write.remember is not None:
             head.remember(entity, flag=write.remember)
+        if write.erase:
+            head.snapshot, head.keys = None, dict.fromkeys(head.keys)
         if write.delete:
             head.seq += 1
             head.clear(entity)

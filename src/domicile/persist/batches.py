@@ -413,8 +413,9 @@ def _written(part: Sequence[PendingWrite], done: Written) -> Iterator[WriterEffe
 def _joins(part: Sequence[PendingWrite], write: JournalWrite) -> bool:
     """Whether a write continues those of its entity that a batch takes already."""
     first = part[0].write
-    if part[-1].write.delete:
+    if part[-1].write.delete or part[-1].write.erase or write.erase:
         # What follows a deletion is a new beginning: the journal deletes at the end of a write.
+        # An erasure takes replies away, and those beside it must stay.
         return False
     if (write.state is not None and any(pending.write.events for pending in part)) or (
         write.events and any(pending.write.state is not None for pending in part)

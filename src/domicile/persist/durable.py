@@ -71,7 +71,7 @@ class Durable(DurableEntity, Generic[S]):
         What leaves the entity waits until it is committed: the reply, asks and tells.
         """
         log = self._state_log(writes=True)
-        encoded = log.codec.encode(state)
+        encoded = log.encoded(state)
         if log.state is UNREAD:
             await log.recover()
         log.stage(state, encoded)
@@ -90,12 +90,23 @@ class StateLog(EntityLog):
     """The state of one resident entity that stores it whole."""
 
     __slots__ = ("_encoded", "_kind", "codec")
+    keeps_whole = True
 
     def __init__(self, cell: Cell, kind: type[Durable[Any]]) -> None:
         super().__init__(cell)
         self._kind = kind
         self.codec = kind.__domicile_state__
         self._encoded: bytes | None = None
+        if self.codec.is_forgetful:
+            self.vault = self._new_vault()
+
+    def encoded(self, state: Any) -> bytes:
+        """A state as it is stored."""
+        if self.vault is None:
+            return self.codec.encode(state)
+        with self.vault.open():
+            self.vault.begin()
+            return self.codec.encode(state)
 
     def stage(self, state: Any, encoded: bytes) -> None:
         """Replace what the running turn stores, and show it."""
@@ -124,12 +135,16 @@ class StateLog(EntityLog):
     def _fold(self, state: Any, found: Recovered) -> Any:
         if found.state is None:
             return state
+        with self._at_hand():
+            return self._read_state(found.state)
+
+    def _read_state(self, stored: bytes) -> Any:
         try:
-            return self.codec.read(found.state)
+            return self.codec.read(stored)
         except msgspec.ValidationError as error:
             kind = self._kind
             if kind.upgrade is not Durable.upgrade:
-                return kind.upgrade(self.codec.fields(found.state))
+                return kind.upgrade(self.codec.fields(stored))
             raise ConfigError(
                 f"the journal holds a state of {kind.__name__} {self._cell.id!r} that this version "
                 f"can't read: {error}; give new fields a default, or add a static method "

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from domicile.entity.hosting.cell import Alarm, Cell, current_turn
 from domicile.entity.model.entity import Entity
 from domicile.persist.entity_log import EntityLog
+from domicile.persist.forgettable import Erasure, check_name
 
 
 class DurableEntity(Entity):
@@ -21,6 +22,7 @@ class DurableEntity(Entity):
 
     def __init_subclass__(cls, *, remember: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        check_name(cls.__domicile_keywords__[0])
         cls.__domicile_remember__ = remember
 
     async def committed(self) -> None:
@@ -75,6 +77,17 @@ class DurableEntity(Entity):
         log = self._domicile_log(writes=True)
         await log.claim()
         log.delete()
+
+    async def erase(self) -> Erasure:
+        """Erase the values of all `Forgettable` fields that this entity has stored.
+
+        With them go its snapshot and the stored replies of its keys, which may repeat them. Events
+        stay: they and the state show `Forgettable` fields without a value from now on. It is sent
+        to the journal at once, so a handler that fails later does not take it back. The receipt
+        leaves the entity when it is committed.
+        """
+        log = self._domicile_log(writes=True)
+        return await log.erase(self.now())
 
     def _domicile_log(self, *, writes: bool = False) -> EntityLog:
         """The log of this entity, for the handler that runs; `writes` unless it only reads."""

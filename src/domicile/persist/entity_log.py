@@ -25,7 +25,8 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from datetime import datetime
 from typing import Any
 
 from domicile.concurrency.single_flight import SingleFlight
@@ -33,6 +34,7 @@ from domicile.entity.hosting.activation import name_of
 from domicile.entity.hosting.cell import Cell, Turn, current_turn
 from domicile.entity.hosting.execution import OutcomeUnknown
 from domicile.errors import ConfigError, DomicileError, Fenced, HandlerFailed
+from domicile.persist.forgettable import Erasure, Vault, vault_key
 from domicile.persist.writer import JournalWriter, SentWrite, ShardClaim, over
 from domicile.ports.journal import (
     BLIND,
@@ -67,10 +69,13 @@ Hook = Callable[[], Coroutine[Any, Any, Any]]
 class EntityLog(ABC):
     """The part that all kinds of durable entities share. Implements `OutputGate`."""
 
+    keeps_whole = False
+    """Whether what it stores replaces what it stored before."""
+
     __slots__ = (
-        "_beside", "_block", "_cell", "_claim", "_deletes", "_early", "_failed", "_forgets",
-        "_fresh", "_hooks", "_is_remembered", "_key", "_key_sent", "_keys", "_newest", "_open",
-        "_reading", "_room", "_sends", "_sure", "_writer", "seq", "state",
+        "_beside", "_block", "_cell", "_claim", "_deletes", "_early", "_erases", "_failed",
+        "_forgets", "_fresh", "_hooks", "_is_remembered", "_key", "_key_sent", "_keys", "_newest",
+        "_open", "_reading", "_room", "_sends", "_sure", "_writer", "seq", "state", "vault",
     )  # fmt: skip
 
     def __init__(self, cell: Cell) -> None:
@@ -85,8 +90,12 @@ class EntityLog(ABC):
         """The state without what is staged: a turn that fails goes back to it."""
         self.seq = BLIND
         """How many events the entity has, with those that are sent; `BLIND` if not known."""
+        self.vault: Vault | None = None
+        """Its forgettable values, if its type has such fields."""
         self._deletes = False
         """Whether the turn that runs deletes what the entity has stored."""
+        self._erases = False
+        """Whether the next write erases what may repeat the entity's forgettable values."""
         self._forgets = False
         """Whether it has the entity forgotten: it is not started again by itself."""
         self._is_remembered = False
@@ -353,6 +362,25 @@ class EntityLog(ABC):
         if self.state is not UNREAD:
             self.state = self._initial()
 
+    async def erase(self, at: datetime) -> Erasure:
+        """Erase its forgettable values, and what may repeat them."""
+        # First what came before: no later write may bring it back.
+        await self.claim()
+        await self.flush(sends=True)
+        await self.recover()
+        vault, key = self.vault, self._cell.key
+        receipt = Erasure(*key, 0 if vault is None else len(vault), at)
+        if vault is not None:
+            # What handlers still hold of it is erased, too.
+            vault.is_erased = True
+            self.vault = self._new_vault()
+        self._erases = True
+        self.state = UNREAD
+        self._send(None)
+        # From now on it is what the journal says. A reading waits for the commit.
+        self.seq = BLIND
+        return receipt
+
     def before_content(self) -> None:
         """Something is about to be staged: what comes after a deletion is a write of its own."""
         if self._deletes:
@@ -425,13 +453,40 @@ class EntityLog(ABC):
             self._fresh[key] = reply
             if self._early:
                 self._early.pop(key, None)
+        deletes = self._deletes or self._erases
         sent = SentWrite(self._taken(inbox, replies), self, self._cell.host)
         self._sure = self.state
+        if self.vault is not None:
+            self._send_vault(self._claim, self.vault, deletes=deletes)
         self._newest = sent
         self._open += 1
         self._sends += 1
         self._writer.send(self._claim, sent)
         _let_go(self._beside)
+
+    def _send_vault(self, claim: ShardClaim, vault: Vault, *, deletes: bool) -> None:
+        """Send values ahead of the write that refers to them: nothing refers to what is not there.
+
+        They are of the same shard, so usually of the same transaction. A crash between the two
+        leaves values that nothing refers to; the next erasure takes them, too.
+        """
+        taken = vault.take()
+        if taken is None and not deletes:
+            return
+        shard, entity = self._cell.host.shard, vault_key(self._cell.key)
+        write = JournalWrite(shard, entity, BLIND, delete=True)
+        if not deletes and self.keeps_whole:
+            write = JournalWrite(shard, entity, BLIND, state=taken)
+        elif not deletes and taken is not None:
+            write = JournalWrite(shard, entity, BLIND, (taken,))
+        self._open += 1
+        self._writer.send(claim, SentWrite(write, self, self._cell.host))
+
+    def _new_vault(self) -> Vault:
+        return Vault(self._cell.random, is_whole=self.keeps_whole)
+
+    def _at_hand(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.vault is None else self.vault.open()
 
     def _taken(
         self, inbox: tuple[tuple[str, bytes | None], ...], replies: tuple[tuple[str, bytes], ...]
@@ -446,9 +501,9 @@ class EntityLog(ABC):
             remember = self._is_remembered = True
         write = JournalWrite(
             cell.host.shard, cell.key, expected, events, inbox, replies, state, snapshot, remember,
-            self._deletes,
+            self._deletes, erase=self._erases,
         )  # fmt: skip
-        self._deletes = self._forgets = False
+        self._deletes = self._forgets = self._erases = False
         if expected != BLIND:
             self.seq = expected + counted(write)
         return write
@@ -456,6 +511,8 @@ class EntityLog(ABC):
     def _forget_staged(self) -> None:
         self._deletes = self._forgets = False
         self._forget_content()
+        if self.vault is not None:
+            self.vault.drop()
         _let_go(self._beside)
 
     def _go_back(self) -> None:
@@ -523,7 +580,7 @@ class EntityLog(ABC):
         if stored.reply is None:
             raise HandlerFailed(
                 f"the effects of key {key!r} on {name_of(cell.key)} are stored, but its handler "
-                "was interrupted before it replied; read the state instead"
+                "was interrupted before it replied, or its reply was erased; read the state instead"
             )
         return stored.reply
 
@@ -542,6 +599,8 @@ class EntityLog(ABC):
         await self._writer.settled(cell.key)
         self._claim = await self._writer.claimed(cell.host, cell.epoch)
         self._check()
+        if self.vault is not None:
+            self.vault.refill(await self._stored_values())
         state, seq, more, snapshot, sends = self._initial(), 0, True, True, self._sends
         keys: tuple[str, ...] | None = None
         while more:
@@ -561,6 +620,17 @@ class EntityLog(ABC):
         self._keys = None if keys is None else set(keys)
         shown = self._initial() if self._deletes else self._with_staged(state)
         self._sure, self.seq, self.state = state, seq, shown
+
+    async def _stored_values(self) -> list[bytes]:
+        """The entity's forgettable values: read before the events that refer to them."""
+        key, stored, seq, more = vault_key(self._cell.key), list[bytes](), 0, True
+        await self._writer.settled(key)
+        while more:
+            found = await self._writer.recover(Wanted(key, seq))
+            self._check()
+            stored += found.events if found.state is None else (found.state,)
+            seq, more = found.seq, found.more
+        return stored
 
 
 def _is_new(early: asyncio.Future[StoredReply | None]) -> bool:

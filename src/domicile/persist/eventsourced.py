@@ -17,6 +17,7 @@ from domicile.entity.hosting.cell import Cell
 from domicile.errors import ConfigError
 from domicile.persist.durable_entity import DurableEntity
 from domicile.persist.entity_log import UNREAD, EntityLog
+from domicile.persist.forgettable import hide, is_forgetful, read_stored
 from domicile.persist.state_codec import StateCodec, storable, type_argument
 from domicile.ports.journal import BLIND, Recovered
 
@@ -47,7 +48,7 @@ def upcast(name: str, /) -> Callable[[F], F]:
 class EventCodec:
     """Events as (class name, fields): the name is durable, fields evolve by name."""
 
-    __slots__ = ("_decoders", "_encode", "_owner", "_upcasts")
+    __slots__ = ("_decoders", "_encode", "_owner", "_upcasts", "is_forgetful")
 
     def __init__(
         self,
@@ -57,7 +58,9 @@ class EventCodec:
     ) -> None:
         self._owner = owner
         self._upcasts: dict[str, Callable[[Any], Any]] = dict(upcasts or {})
-        self._encode = msgspec.msgpack.Encoder().encode
+        self._encode = msgspec.msgpack.Encoder(enc_hook=hide).encode
+        self.is_forgetful = False
+        """Whether a vault must be at hand."""
         self._decoders: dict[str, msgspec.msgpack.Decoder[Any]] = {}
         for kind in kinds:
             if not isinstance(kind, type):
@@ -68,6 +71,7 @@ class EventCodec:
             if kind.__name__ in self._decoders:
                 raise ConfigError(f"{owner}: two event classes are named {kind.__name__!r}")
             self._decoders[kind.__name__] = storable(owner, f"event {kind.__name__}", kind)
+            self.is_forgetful = self.is_forgetful or is_forgetful(kind)
 
     def encode(self, event: Any) -> bytes:
         """The stored form of an event."""
@@ -90,7 +94,7 @@ class EventCodec:
             unfit = None
         change = self._upcasts.get(name)
         if change is not None:
-            return change(msgspec.msgpack.decode(raw))
+            return change(read_stored(bytes(raw)))
         known = ", ".join(self._decoders)
         if unfit is None:
             raise ConfigError(
@@ -168,7 +172,7 @@ class EventSourced(DurableEntity, Generic[S, Ev]):
         or `committed()`.
         """
         log = self._event_log(writes=True)
-        encoded = [log.codec.encode(event) for event in events]
+        encoded = log.encoded(events)
         if log.state is UNREAD:
             await log.recover()
         log.stage(events, encoded)
@@ -180,7 +184,7 @@ class EventSourced(DurableEntity, Generic[S, Ev]):
         If the state is known already, it follows the events, as with `persist`.
         """
         log = self._event_log(writes=True)
-        encoded = [log.codec.encode(event) for event in events]
+        encoded = log.encoded(events)
         await log.claim()
         log.stage(events, encoded)
 
@@ -213,9 +217,19 @@ class EventLog(EntityLog):
         self._snapshots = kind.__domicile_snapshots__
         self._since = 0
         """How many events came after the last snapshot, as far as that is known."""
+        if self.codec.is_forgetful:
+            self.vault = self._new_vault()
         self._events: list[Any] = []
         self._encoded: list[bytes] = []
         """The events that are staged, and how they are stored."""
+
+    def encoded(self, events: Sequence[Any]) -> list[bytes]:
+        """Events as they are stored."""
+        encode = self.codec.encode
+        if self.vault is None:
+            return [encode(event) for event in events]
+        with self.vault.open():
+            return [encode(event) for event in events]
 
     def stage(self, events: Sequence[Any], encoded: Sequence[bytes]) -> None:
         """Add events to what the running turn stores, and show them."""
@@ -246,7 +260,8 @@ class EventLog(EntityLog):
         self._since += len(encoded)
         is_due = snapshots is not None and self._since >= snapshots.every
         if snapshots is not None and is_due and encoded and self.seq != BLIND:
-            snapshot = (self.seq + len(encoded), snapshots.codec.encode(self.state))
+            with self._at_hand():
+                snapshot = (self.seq + len(encoded), snapshots.codec.encode(self.state))
             self._since = 0
         return encoded, None, snapshot
 
@@ -257,6 +272,10 @@ class EventLog(EntityLog):
         return self._kind.initial(self._cell.id)
 
     def _fold(self, state: Any, found: Recovered) -> Any:
+        with self._at_hand():
+            return self._folded(state, found)
+
+    def _folded(self, state: Any, found: Recovered) -> Any:
         if found.snapshot is not None:
             state = UNREAD
             if self._snapshots is not None:

@@ -14,16 +14,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from random import Random
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from domicile.core.ids import ShardKey
+from domicile.core.ids import EntityKey, ShardKey
 from domicile.errors import ConfigError
 from domicile.observe.exposition import MetricFamily, Sample
 from domicile.persist.eventsourced import EventCodec
-from domicile.ports.journal import EventPage, Journal, JournalUnknown, TellsOffsets
+from domicile.persist.forgettable import Forgotten, Vault, owner_of, vault_key
+from domicile.ports.journal import EventPage, Journal, JournalUnknown, TellsOffsets, Wanted
 from domicile.ports.meter import Meter
 
 log = logging.getLogger("domicile")
@@ -32,6 +35,9 @@ E = TypeVar("E")
 
 PARALLEL = 4
 """How many shards are read at the same time."""
+
+VAULT_BYTES = 1 << 20
+"""About how many bytes of forgettable values one answer of the journal holds."""
 
 RETRY_S = (0.1, 30.0)
 """Seconds of the first and of the longest pause after a failure; each is twice the last one."""
@@ -46,7 +52,9 @@ class JournalEvent(Generic[E]):
     """An event with its place: `seq` among those of its entity, `offset` among those of its shard.
 
     `event` is an object of an event class, after upcasts, or `Deleted()`. Numbers rise, but some
-    may be missing: a deletion takes earlier events away.
+    may be missing: a deletion takes earlier events away. Only if event classes have `Forgettable`
+    fields it may be `Forgotten()`, too, with number 0: then name it, as in
+    `JournalEvent[Registered | Forgotten]`.
     """
 
     type: str
@@ -273,7 +281,8 @@ class ProjectionRunner:
             if found.upto == reading.upto:
                 reading.head, reading.failures = found.upto, 0
                 return False
-            reading.page = _Page(reading.upto, self._decoded(found), found.upto)
+            vaults = await self._vaults(found)
+            reading.page = _Page(reading.upto, self._decoded(found, vaults), found.upto)
         page = reading.page
         # Until it returns, nobody knows whether it is stored.
         reading.is_sure = False
@@ -287,13 +296,36 @@ class ProjectionRunner:
         shard = ShardKey(self._role, reading.number)
         return await self._journal.scan(shard, reading.upto, self._page_events)
 
-    def _decoded(self, page: EventPage) -> tuple[JournalEvent[Any], ...]:
+    async def _vaults(self, page: EventPage) -> Mapping[EntityKey, Vault]:
+        """The forgettable values that events of a page refer to, without those erased since."""
+        vaults: dict[EntityKey, Vault] = {}
+        for stored in page.events:
+            codec = self._codecs.get(stored.entity.type)
+            if codec is None or not codec.is_forgetful or stored.entity in vaults:
+                continue
+            key, values, seq, more = vault_key(stored.entity), list[bytes](), 0, True
+            while more:
+                [found] = await self._journal.recover([Wanted(key, seq)], VAULT_BYTES)
+                values += found.events
+                seq, more = found.seq, found.more
+            vault = vaults[stored.entity] = Vault(Random(0))
+            vault.refill(values)
+        return vaults
+
+    def _decoded(
+        self, page: EventPage, vaults: Mapping[EntityKey, Vault]
+    ) -> tuple[JournalEvent[Any], ...]:
         events: list[JournalEvent[Any]] = []
         for stored in page.events:
             (type, id), codec = stored.entity, self._codecs.get(stored.entity.type)
+            owner = owner_of(stored.entity)
             if codec is not None:
-                event = Deleted() if stored.data is None else codec.decode(stored.data)
+                vault = vaults.get(stored.entity)
+                with nullcontext() if vault is None else vault.open():
+                    event = Deleted() if stored.data is None else codec.decode(stored.data)
                 events.append(JournalEvent(type, id, stored.seq, stored.offset, event))
+            elif owner is not None and stored.data is None and owner.type in self._codecs:
+                events.append(JournalEvent(*owner, 0, stored.offset, Forgotten()))
         return tuple(events)
 
     def _failed(self, reading: _Reading, error: Exception) -> None:

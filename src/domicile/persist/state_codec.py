@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 
 from domicile.errors import ConfigError
+from domicile.persist.forgettable import hide, is_forgetful, read_stored, reveal, schema_of
 
 
 def storable(owner: str, what: str, kind: Any) -> msgspec.msgpack.Decoder[Any]:
     """What reads a type; `ConfigError` if it can't be stored."""
     try:
-        return msgspec.msgpack.Decoder(kind)
+        return msgspec.msgpack.Decoder(kind, dec_hook=reveal)
     except (TypeError, NameError) as error:
         raise ConfigError(
             f"{owner}: {what} cannot be stored: {error}; use built-in types, dataclasses, enums or "
@@ -28,12 +29,14 @@ def storable(owner: str, what: str, kind: Any) -> msgspec.msgpack.Decoder[Any]:
 class StateCodec:
     """A state as (mark of its type, fields). The mark tells states of other versions apart."""
 
-    __slots__ = ("_decoder", "_encode", "_mark", "_owner")
+    __slots__ = ("_decoder", "_encode", "_mark", "_owner", "is_forgetful")
 
     def __init__(self, owner: str, kind: Any) -> None:
         self._owner = owner
         self._decoder = storable(owner, f"state {getattr(kind, '__name__', kind)}", kind)
-        self._encode = msgspec.msgpack.Encoder().encode
+        self._encode = msgspec.msgpack.Encoder(enc_hook=hide).encode
+        self.is_forgetful = is_forgetful(kind)
+        """Whether a vault must be at hand."""
         self._mark = _mark(kind)
 
     def encode(self, state: Any) -> bytes:
@@ -58,7 +61,7 @@ class StateCodec:
     def fields(self, data: bytes) -> Any:
         """What is stored of a state, as built-in types."""
         _, raw = msgspec.msgpack.decode(data, type=tuple[bytes, msgspec.Raw])
-        return msgspec.msgpack.decode(raw)
+        return read_stored(bytes(raw))
 
 
 def type_argument(cls: type[Any], root: type[Any], place: int) -> Any:
@@ -79,7 +82,9 @@ def type_argument(cls: type[Any], root: type[Any], place: int) -> Any:
 
 def _mark(kind: Any) -> bytes:
     try:
-        text = msgspec.json.encode(msgspec.json.schema(kind), order="deterministic")
+        text = msgspec.json.encode(
+            msgspec.json.schema(kind, schema_hook=schema_of), order="deterministic"
+        )
     except TypeError:
         # Not every type has a schema; then its name must do, and what does not fit is not used.
         text = repr(kind).encode()

@@ -50,6 +50,9 @@ class JournalWrite(msgspec.Struct, frozen=True, gc=False):
     `remember` sets or clears the flag that `Journal.remembered` lists. `delete` comes last: events,
     state and snapshot go, those of this write too, and the flag is cleared. One event without data
     takes their place, with a number and an offset of its own. Keys of asks stay.
+
+    `erase` takes the entity's snapshot and the replies of all its keys away; keys stay. Such a
+    write has nothing else but keys without replies.
     """
 
     shard: ShardKey
@@ -63,6 +66,7 @@ class JournalWrite(msgspec.Struct, frozen=True, gc=False):
     remember: bool | None = None
     delete: bool = False
     saves: int = 1
+    erase: bool = False
 
 
 def counted(write: JournalWrite) -> int:

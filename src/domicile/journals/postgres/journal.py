@@ -9,21 +9,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
+from uuid import UUID
 
 import asyncpg
 
 from domicile.core.ids import EntityKey, ShardKey
 from domicile.errors import ConfigError
 from domicile.journals.postgres.connections import TODAY, Connections
+from domicile.journals.postgres.fencing import PostgresFencedTransaction
 from domicile.journals.postgres.inspection import (
     fence_rows,
     known_names,
     seen_tables,
     wrong_tables,
 )
-from domicile.journals.postgres.fencing import PostgresFencedTransaction
 from domicile.journals.postgres.schema import (
     CLAIM,
+    ERASE,
     INBOX,
     MARKS,
     OFFSETS,
@@ -98,14 +100,17 @@ class PostgresJournal:
     async def write(self, batch: Batch) -> Sequence[Written | WriteRefused]:
         """As `Journal.write`."""
         await self._look()
-        values = write_arrays(batch)
+        values, erases = write_arrays(batch), any(write.erase for write in batch.writes)
         async with self._connections.use() as connection:
-            if self._pause is None:
+            if self._pause is None and not erases:
                 rows = await connection.fetch(WRITE, *values)
             else:
                 async with connection.transaction():
                     rows = await connection.fetch(WRITE, *values)
-                    if any(row["outcome"] == "ok" for row in rows):
+                    if erases:
+                        # The rows of the fences stay locked until the end of the transaction.
+                        await connection.execute(ERASE, _erased(batch, rows))
+                    if self._pause is not None and any(row["outcome"] == "ok" for row in rows):
                         await self._pause()
         return [
             Written(row["seq"], row["off"])
@@ -253,6 +258,15 @@ class PostgresJournal:
             self._look_at = now + LOOK_S
             with suppress(JournalUnknown):
                 await self._connections.begin_day()
+
+
+def _erased(batch: Batch, rows: Sequence[asyncpg.Record]) -> list[UUID]:
+    """The entities of the writes that erase, as far as they are taken."""
+    return [
+        entity_number(write.entity)
+        for write, row in zip(batch.writes, rows, strict=True)
+        if write.erase and row["outcome"] == "ok"
+    ]
 
 
 def _fitting(

@@ -309,6 +309,8 @@ END $$;
 CLAIM = "SELECT granted, newest FROM claim_shards($1, $2, $3, $4, $5)"
 WRITE = f"""SELECT outcome, newest, seq, off
     FROM write_batch({", ".join(f"${n}" for n in range(1, 32))})"""
+ERASE = """WITH gone AS (DELETE FROM snapshot WHERE entity = ANY($1::uuid[]))
+    UPDATE inbox SET reply = NULL WHERE entity = ANY($1::uuid[])"""
 SETTLE = "SELECT outcome, newest, off FROM settle_batch($1, $2, $3, $4, $5, $6)"
 SEQS = """SELECT coalesce(e.seq, 0) FROM unnest($1::uuid[]) WITH ORDINALITY w (entity, n)
     LEFT JOIN entity e USING (entity) ORDER BY w.n"""

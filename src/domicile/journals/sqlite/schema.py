@@ -131,7 +131,7 @@ CREATE TEMP VIEW claiming AS
 CREATE TEMP VIEW writing AS SELECT NULL AS cluster, NULL AS number, NULL AS data, NULL AS claims,
     NULL AS writes, NULL AS events, NULL AS keys;
 CREATE TEMP VIEW changing AS SELECT *, NULL AS replies, NULL AS states, NULL AS snapshots,
-    NULL AS flags, NULL AS deletions FROM writing;
+    NULL AS flags, NULL AS deletions, NULL AS erasures FROM writing;
 CREATE TEMP TRIGGER claim INSTEAD OF INSERT ON claiming BEGIN
     DELETE FROM held;
     INSERT OR IGNORE INTO process SELECT DISTINCT value->>4, NEW.cluster, NEW.pid, NEW.started
@@ -153,7 +153,7 @@ END;
 
 CLAIM = "INSERT INTO claiming VALUES (?, ?, ?, ?)"
 WRITE = "INSERT INTO writing VALUES (?, ?, ?, ?, ?, ?, ?)"
-CHANGE = "INSERT INTO changing VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+CHANGE = "INSERT INTO changing VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 """As `WRITE`, for a batch that has more than events and new keys."""
 
 HELD = "SELECT json_group_array(json_array(ok, epoch, next) ORDER BY c) FROM held"
@@ -259,6 +259,15 @@ _CHANGE = f"""
         SELECT h.fence, w.entity, w.seq + w.k, h.next + j.value->>1 FROM {_taken("deletions")};
 """
 
+_ERASE_SNAPSHOT = f"""
+    DELETE FROM snapshot WHERE entity IN (SELECT w.entity FROM {_taken("erasures")});
+"""
+
+_ERASE_REPLIES = f"""
+    UPDATE {{table}} SET reply = NULL
+        WHERE entity IN (SELECT w.entity FROM {_taken("erasures")});
+"""
+
 _KEEP = f"""
     INSERT INTO {{today}} (entity, key, reply)
         SELECT w.entity, j.value->>1, iif(j.value->>2 IS NULL, NULL, {_cut(2)})
@@ -278,8 +287,9 @@ def write_triggers(days: Sequence[int], *, pauses: bool) -> str:
     plain = [_PAUSE if pauses else "", _APPLY, _KEEP.format(today=tables[-1])]
     checks = [_CHECK, _CHECK_REPLIES, _CHECK_SNAPSHOTS, _REFUSE]
     answers = [_ANSWER.format(table=table) for table in tables]
+    erasures = [_ERASE_SNAPSHOT, *(_ERASE_REPLIES.format(table=table) for table in tables)]
     return _trigger("writing", [_CHECK, _REFUSE, *plain]) + _trigger(
-        "changing", [*checks, *plain, *answers, _CHANGE]
+        "changing", [*checks, *plain, *answers, _CHANGE, *erasures]
     )
 
 
@@ -323,7 +333,7 @@ def write_values(cluster: int, batch: Batch) -> tuple[str, tuple[object, ...]]:
     writes: list[_Row] = []
     events: list[_Row] = []
     keys: list[_Row] = []
-    changes: tuple[list[_Row], ...] = ([], [], [], [], [])
+    changes: tuple[list[_Row], ...] = ([], [], [], [], [], [])
     blob = _Blob()
     for i, write in enumerate(batch.writes):
         count, shard = counted(write), write.shard
@@ -337,8 +347,10 @@ def write_values(cluster: int, batch: Batch) -> tuple[str, tuple[object, ...]]:
         writes.append((numbers[shard], *write.entity, write.expected, count, size))
         for key, reply in write.inbox:
             keys.append((i, key, *((None, None) if reply is None else blob.add(reply))))
-        replies, states, snapshots, flags, deletions = changes
+        replies, states, snapshots, flags, deletions, erasures = changes
         replies += [(i, key, *blob.add(reply)) for key, reply in write.replies]
+        if write.erase:
+            erasures.append((i,))
         if write.delete:
             deletions.append((i, counts[shard]))
             continue

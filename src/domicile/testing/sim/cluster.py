@@ -25,6 +25,7 @@ from domicile.incarnation.incarnation import RunningIncarnation
 from domicile.incarnation.supervisor import Supervisor
 from domicile.node import Node
 from domicile.persist.eventsourced import EventSourced
+from domicile.persist.forgettable import Vault, vault_key
 from domicile.ports.store import Store
 from domicile.settings import Settings
 from domicile.testing.actions import LENIENT
@@ -233,7 +234,12 @@ class Sim(SimFaults):
     def events(self, kind: type[EventSourced[S, Ev]], id: str) -> list[Ev]:
         """The journaled events of an entity."""
         key = EntityKey(entity_type(kind).name, id)
-        return [kind.__domicile_events__.decode(data) for data in self.servers.journal.peek(key)]
+        vault = Vault(self.random)
+        vault.refill(self.servers.journal.peek(vault_key(key)))
+        with vault.open():
+            return [
+                kind.__domicile_events__.decode(data) for data in self.servers.journal.peek(key)
+            ]
 
     def node(self, index: int) -> Node:
         """A node, to send from; only inside tasks of its own process (see `spawn`)."""

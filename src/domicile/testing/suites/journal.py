@@ -804,6 +804,34 @@ class JournalContract(ABC):
 
         self.run(scenario)
 
+    def test_an_erasure_takes_the_snapshot_and_all_replies_and_leaves_the_rest(self) -> None:
+        async def scenario(journal: Journal, gate: Gate) -> None:
+            await journal.claim([OLD])
+            kept = JournalWrite(SHARD, BOB, 0, (b"b",), inbox=(("k", b"bob"),), snapshot=(1, b"s"))
+            first = JournalWrite(
+                SHARD, ENTITY, 0, (b"1",), inbox=(("a", b"secret"), ("b", None)), snapshot=(1, b"s")
+            )
+            await journal.write(batch(1, OLD, first, kept))
+            # Refused: nothing goes.
+            wrong = JournalWrite(SHARD, ENTITY, 7, erase=True)
+            [refused] = await journal.write(batch(2, OLD, wrong))
+            assert isinstance(refused, WriteRefused)
+            assert await journal.inbox([(ENTITY, "a")]) == [StoredReply(b"secret")]
+            gone = JournalWrite(SHARD, ENTITY, 1, inbox=(("c", None),), erase=True)
+            other = write(CAROL, 0, b"c")
+            asked = batch(3, OLD, gone, other)
+            assert await journal.write(asked) == await journal.settle(asked)
+            found = await recovered(journal)
+            assert (found.events, found.seq, found.snapshot) == ((b"1",), 1, None)
+            keys = [(ENTITY, "a"), (ENTITY, "b"), (ENTITY, "c"), (ENTITY, "d"), (BOB, "k")]
+            assert await journal.inbox(keys) == [
+                StoredReply(None), StoredReply(None), StoredReply(None), None, StoredReply(b"bob"),
+            ]  # fmt: skip
+            assert (await recovered(journal, BOB)).snapshot == (1, b"s")
+            assert await events_of(journal, CAROL) == (b"c",)
+
+        self.run(scenario)
+
     def test_what_is_refused_deletes_and_replaces_nothing(self) -> None:
         async def scenario(journal: Journal, gate: Gate) -> None:
             await journal.claim([OLD, BESIDE])
