@@ -214,7 +214,8 @@ def read_stored(data: bytes) -> Any:
 def hide(value: Any) -> Any:
     """What stands for a value that MessagePack does not know."""
     if not isinstance(value, Forgettable):
-        raise NotImplementedError
+        # As if nobody had been asked.
+        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
     vault = _at_hand.get()
     if vault is None:
         raise TypeError("a Forgettable can be stored as a field of an event or a state only")
@@ -223,8 +224,12 @@ def hide(value: Any) -> Any:
 
 def reveal(kind: Any, stored: Any) -> Any:
     """The value of a type that MessagePack does not know."""
-    if (typing.get_origin(kind) or kind) is not Forgettable:
-        raise NotImplementedError
+    cls = typing.get_origin(kind) or kind
+    if cls is not Forgettable:
+        # As if nobody had been asked.
+        if isinstance(stored, cls):
+            return stored
+        raise TypeError(f"Expected `{cls.__name__}`, got `{type(stored).__name__}`")
     [of] = typing.get_args(kind) or (Any,)
     if isinstance(stored, msgspec.msgpack.Ext) and stored.code == REFERENCE:
         return _found(bytes(stored.data), of)

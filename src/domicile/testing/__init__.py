@@ -1,13 +1,14 @@
 """How can a program built on Domicile be tested? Whole clusters in virtual time, and real ones.
 
-`@simulated` turns an async test into one that runs in a cluster, once for every seed. `Sim` is the
-cluster that the test gets. `Processes` is a cluster of real processes. `check` judges the history
-of a run.
+`given` says what one durable entity does. `@simulated` turns an async test into one that runs in a
+cluster, once for every seed. `Sim` is the cluster that the test gets. `Processes` is a cluster of
+real processes. `check` judges the history of a run.
 """
 
 from __future__ import annotations
 
 from domicile.testing.checkers import Violation, check
+from domicile.testing.given import Given, Outcome, given
 from domicile.testing.history import Event, History
 from domicile.testing.processes.cluster import Processes
 from domicile.testing.processes.node_process import HarnessError
@@ -20,14 +21,17 @@ from domicile.testing.sim.simulated import InvariantBroken, simulated
 __all__ = [
     "Deadlock",
     "Event",
+    "Given",
     "HarnessError",
     "History",
     "InvariantBroken",
     "MemoryProjection",
+    "Outcome",
     "Processes",
     "Sim",
     "SimulationError",
     "Violation",
     "check",
+    "given",
     "simulated",
 ]

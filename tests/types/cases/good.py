@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, assert_type
 
 from model import Account, Door, Savings
 
 from domicile import (
     Client,
+    Durable,
     Entity,
+    Erasure,
+    EventSourced,
+    Forgettable,
     Ref,
     Region,
     blocking,
@@ -18,6 +23,7 @@ from domicile import (
     shardcake,
     xxh3,
 )
+from domicile.testing import given
 
 
 async def calls(client: Client) -> None:
@@ -99,3 +105,43 @@ async def inside(account: Account) -> None:
     door = account.ref(Door, "front")
     assert_type(await door.ask(Door.open), bool)
     assert_type(account.resource(dict[str, int]), dict[str, int])
+
+
+@dataclass(frozen=True)
+class Registered:
+    email: Forgettable[str]
+
+
+@dataclass(frozen=True)
+class Left:
+    pass
+
+
+class Visits(EventSourced[int, Registered | Left], name="visits"):
+    @handler
+    async def register(self, email: str) -> int:
+        receipt = await self.erase()
+        assert_type(receipt, Erasure)
+        assert_type(receipt.values, int)
+        async with self.fenced(None):
+            pass
+        event = Registered(Forgettable(email))
+        assert_type(event.email, Forgettable[str])
+        assert_type(event.email.value, str | None)
+        return await self.persist(event)
+
+
+class Setting(Durable[str], name="setting"):
+    @handler
+    async def set(self, value: str) -> bool:
+        await self.save(value)
+        return True
+
+
+def kit() -> None:
+    outcome = given(Visits, "v", Registered(Forgettable("a"))).when(Visits.register, "b")
+    assert_type(outcome.reply, int)
+    assert_type(outcome.state, int)
+    assert_type(outcome.events, list[Registered | Left])
+    outcome.then(events=[Registered(Forgettable("b"))], reply=2, state=3)
+    assert_type(given(Setting, "s", state="x").when(Setting.set, "y").then(reply=True).state, str)
