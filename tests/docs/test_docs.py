@@ -13,6 +13,7 @@ from typing import NamedTuple, get_type_hints
 
 import pytest
 from console_lab import Session, steps
+from postgres_lab import shared_server
 
 from domicile import Entity, Settings, errors, handler
 from domicile.testing import Sim, history
@@ -313,6 +314,8 @@ def test_the_examples_of_a_page_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     found = of_page(page)
+    if any("DATABASE_URL" in example.code for example in found):
+        monkeypatch.setenv("DATABASE_URL", shared_server().new_database())
     for example in found:
         if example.file is not None:
             (tmp_path / example.file).write_text(example.code, encoding="utf-8")

@@ -8,6 +8,7 @@ from pathlib import Path
 import console_lab
 import pytest
 from console_lab import Session, Step, plain, steps
+from postgres_lab import shared_server
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.is_dir())
@@ -20,12 +21,19 @@ def copy_of(example: Path, place: Path) -> Path:
 
 
 def test_there_are_examples() -> None:
-    assert [path.name for path in EXAMPLES] == ["01-counter", "02-event-sourced-cart"]
+    assert [path.name for path in EXAMPLES] == [
+        "01-counter", "02-event-sourced-cart", "03-postgres-ledger",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_the_page_of_an_example_is_true(example: Path, tmp_path: Path) -> None:
-    session = steps((example / "README.md").read_text(encoding="utf-8"))
+def test_the_page_of_an_example_is_true(
+    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (example / "README.md").read_text(encoding="utf-8")
+    if "DATABASE_URL" in text:
+        monkeypatch.setenv("DATABASE_URL", shared_server().new_database())
+    session = steps(text)
     assert session
     with Session(copy_of(example, tmp_path)) as console:
         for step in session:

@@ -92,5 +92,5 @@ def test_pyright_reports_exactly_the_marked_lines(project: Path) -> None:
 
 def test_every_kind_of_misuse_has_a_case() -> None:
     names = {name for name, _ in marked()}
-    assert names == {"asks.py", "definitions.py", "sync_refs.py", "tells.py"}
+    assert names == {"asks.py", "definitions.py", "durable.py", "sync_refs.py", "tells.py"}
     assert len(marked()) >= 30

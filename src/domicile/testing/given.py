@@ -221,10 +221,12 @@ class _Case:
                 error = raised
             await sim.advance(AFTERWARDS_S)
             live = self._live(sim)
-            events, stored = await self._load(sim)
+            first, events, stored = await self._load(sim)
             if live is not UNREAD:
                 _same_stored(f"the state of {self.kind.__name__}", live, stored)
-        return past, events[len(past) :], stored, reply, error
+        # What an erasure or a deletion has left of the past comes first.
+        kept = max(0, len(past) + 1 - first)
+        return events[:kept], events[kept:], stored, reply, error
 
     async def _store(self, sim: Sim, past: list[Any], state: Any) -> None:
         key, shard = EntityKey(entity_type(self.kind).name, self.id), sim.shard(self.kind, self.id)
@@ -255,8 +257,8 @@ class _Case:
             answers = await journal.write(Batch(1, (first,), tuple(writes)))
             assert all(isinstance(one, Written) for one in answers), answers
 
-    async def _load(self, sim: Sim) -> tuple[list[Any], Any]:
-        """The stored events, and the state that they or the journal give."""
+    async def _load(self, sim: Sim) -> tuple[int, list[Any], Any]:
+        """The number of the first stored event, all of them, and the state that they give."""
         key = EntityKey(entity_type(self.kind).name, self.id)
         journal = sim.servers.remote_journal(sim.loop, sim.servers.faults("then"))
         wanted = [Wanted(vault_key(key), 0), Wanted(key, 0, snapshot=False)]
@@ -267,7 +269,7 @@ class _Case:
         with vault.open():
             if self.is_whole:
                 codec = self.kind.__domicile_state__
-                return [], state if found.state is None else codec.read(found.state)
+                return 1, [], state if found.state is None else codec.read(found.state)
             events = [self.kind.__domicile_events__.decode(data) for data in found.events]
             for event in events:
                 state = self.kind.apply(state, event)
@@ -275,7 +277,7 @@ class _Case:
             if policy is not None:
                 read = policy.codec.decode(policy.codec.encode(state), unfit=UNREAD)
                 _same_stored(f"the state of {self.kind.__name__}", state, read)
-        return events, state
+        return found.seq - len(events) + 1, events, state
 
     def _live(self, sim: Sim) -> Any:
         """The state that the entity itself shows now; `UNREAD` if it has not read it."""

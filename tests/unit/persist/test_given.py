@@ -87,6 +87,11 @@ class Cart(EventSourced[State, Added | CheckedOut], name="cart", snapshot_every=
         self.resource(list).append(f"thank you, {self.id}")
 
     @handler
+    async def begin_anew(self, sku: str) -> None:
+        await self.delete()
+        await self.persist(Added(sku, 1))
+
+    @handler
     async def break_down(self) -> None:
         await self.persist(Added("lost", 1))
         raise KeyError("in the handler")
@@ -125,6 +130,14 @@ def test_one_message_after_another() -> None:
     )
     assert done.state.closed
     assert mails == ["thank you, c1"]
+
+
+def test_a_past_that_goes() -> None:
+    """What follows a deletion or an erasure is told apart from the past, and comes after it."""
+    left = given(Cart, "c1", Added("tea", 1), Added("tea", 1)).when(Cart.begin_anew, "milk")
+    left.then(events=[Added("milk", 1)], state=State({"milk": 1})).when(Cart.add, "tea").then(
+        reply=2
+    )
 
 
 def test_what_is_not_as_expected_says_so() -> None:
