@@ -358,6 +358,8 @@ class EntityLog(ABC):
     def delete(self) -> None:
         """Stage that everything which the entity has stored goes."""
         self._forget_content()
+        if self.vault is not None:
+            self.vault.drop()
         self._deletes = True
         if self.state is not UNREAD:
             self.state = self._initial()
@@ -470,14 +472,16 @@ class EntityLog(ABC):
         They are of the same shard, so usually of the same transaction. A crash between the two
         leaves values that nothing refers to; the next erasure takes them, too.
         """
-        taken = vault.take()
-        if taken is None and not deletes:
-            return
         shard, entity = self._cell.host.shard, vault_key(self._cell.key)
-        write = JournalWrite(shard, entity, BLIND, delete=True)
-        if not deletes and self.keeps_whole:
+        if deletes:
+            # What is fresh belongs to what the turn stores after it.
+            vault.refill(())
+            write = JournalWrite(shard, entity, BLIND, delete=True)
+        elif (taken := vault.take()) is None:
+            return
+        elif self.keeps_whole:
             write = JournalWrite(shard, entity, BLIND, state=taken)
-        elif not deletes and taken is not None:
+        else:
             write = JournalWrite(shard, entity, BLIND, (taken,))
         self._open += 1
         self._writer.send(claim, SentWrite(write, self, self._cell.host))
