@@ -74,8 +74,9 @@ class EntityLog(ABC):
 
     __slots__ = (
         "_beside", "_block", "_cell", "_claim", "_deletes", "_early", "_erases", "_failed",
-        "_forgets", "_fresh", "_hooks", "_is_remembered", "_key", "_key_sent", "_keys", "_newest",
-        "_open", "_reading", "_room", "_sends", "_sure", "_writer", "seq", "state", "vault",
+        "_forgets", "_fresh", "_hooks", "_is_erasing", "_is_remembered", "_key", "_key_sent",
+        "_keys", "_newest", "_open", "_reading", "_room", "_sends", "_sure", "_writer", "seq",
+        "state", "vault",
     )  # fmt: skip
 
     def __init__(self, cell: Cell) -> None:
@@ -96,6 +97,8 @@ class EntityLog(ABC):
         """Whether the turn that runs deletes what the entity has stored."""
         self._erases = False
         """Whether the next write erases what may repeat the entity's forgettable values."""
+        self._is_erasing = False
+        """Whether such a write is on its way."""
         self._forgets = False
         """Whether it has the entity forgotten: it is not started again by itself."""
         self._is_remembered = False
@@ -376,7 +379,7 @@ class EntityLog(ABC):
             # What handlers still hold of it is erased, too.
             vault.is_erased = True
             self.vault = self._new_vault()
-        self._erases = True
+        self._erases = self._is_erasing = True
         self.state = UNREAD
         self._send(None)
         # From now on it is what the journal says. A reading waits for the commit.
@@ -405,6 +408,10 @@ class EntityLog(ABC):
             # Unless the reply of the key is on its way in a later write.
             if self._fresh.get(key) is reply:
                 self._fresh.pop(key, None)
+        if sent.write.erase:
+            # What was looked up before may be a reply that is erased.
+            self._is_erasing = False
+            self._early.clear()
         if not isinstance(sent.outcome, Written):
             self._fail(sent)
         held, sent.held = sent.held, []
@@ -577,6 +584,9 @@ class EntityLog(ABC):
         elif self._keys is not None and key not in self._keys:
             return None
         await self.claim()
+        if self._is_erasing:
+            # What the journal still holds must not be repeated.
+            await self._writer.settled(cell.key)
         stored = await self._looked_up(key)
         self._check()
         if stored is None:

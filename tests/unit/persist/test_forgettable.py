@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import asyncpg
@@ -34,6 +35,7 @@ from domicile import (
 )
 from domicile.core.ids import EntityKey
 from domicile.persist.forgettable import Vault, is_forgetful, vault_key
+from domicile.ports.journal import MOST_KEYS
 from domicile.testing import MemoryProjection, Sim, simulated
 
 SECRET = "ada@example.org"
@@ -221,6 +223,26 @@ async def test_what_a_handler_still_holds_is_erased_too(sim: Sim) -> None:
     assert b"never stored" not in all_bytes(sim, "user", "ada")
 
 
+@simulated(entities=[User], nodes=1, seeds=2, settings=FEW)
+async def test_a_reply_that_was_looked_up_before_the_erasure_is_not_given_after_it(
+    sim: Sim,
+) -> None:
+    """With so many keys that the entity does not know them all, it looks them up early."""
+    user = sim.ref(User, "ada")
+    keys = [f"k{number}" for number in range(MOST_KEYS + 1)]
+    await asyncio.gather(*[user.options(key=key).ask(User.register, SECRET) for key in keys])
+    await restart(sim, User, "ada")
+    await user.ask(User.show)
+    gone = asyncio.create_task(user.options(key="gone").ask(User.forget_me))
+    again = [
+        asyncio.create_task(user.options(key=key).ask(User.register, SECRET)) for key in keys[:20]
+    ]
+    assert (await gone).values == 3 * len(keys)
+    for one in again:
+        with pytest.raises(HandlerFailed, match="its reply was erased"):
+            await one
+
+
 @simulated(entities=[User], nodes=3, seeds=6, settings=FEW)
 async def test_a_crash_around_an_erasure_leaves_nothing_that_was_told_to_be_gone(sim: Sim) -> None:
     user = sim.ref(User, "ada")
@@ -358,8 +380,6 @@ def test_older_and_newer_versions_of_a_field() -> None:
 
     class Before(EventSourced[int, Called], name="before"):
         pass
-
-    from random import Random
 
     vault = Vault(Random(1))
     with vault.open():
