@@ -24,6 +24,7 @@ from domicile import (
 )
 from domicile.core.ids import EntityKey
 from domicile.errors import DomicileError
+from domicile.journals.postgres.fencing import PostgresFencedTransaction
 
 LIMIT_S = 60.0
 
@@ -295,6 +296,33 @@ def test_the_deadline_is_compared_before_the_commit() -> None:
             with pytest.raises(DomicileError):
                 await account.options(timeout_s=5).ask(Account.note, 5)
             assert await tables.rows() == []
+
+    asyncio.run(scenario())
+
+
+def test_a_deadline_that_passes_after_the_last_statement_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No resumption of the handler is between the last look at the clock and the commit."""
+    check = PostgresFencedTransaction.check
+    lives: list[Any] = []
+
+    async def check_late(self: PostgresFencedTransaction) -> None:
+        await check(self)
+        lives[0].lease.valid_until = lives[0].clock.now() - 0.001
+
+    monkeypatch.setattr(PostgresFencedTransaction, "check", check_late)
+
+    async def remember(account: Account) -> None:
+        lives.append(account._domicile.host.runtime)  # type: ignore[attr-defined]
+
+    async def scenario() -> None:
+        async with running() as (node, tables):
+            tables.do = remember
+            with pytest.raises(DomicileError):
+                await node.ref(Account, "a").options(timeout_s=5).ask(Account.note, 5)
+            assert await tables.rows() == []
+            assert isinstance(tables.errors[-1], Fenced | asyncio.CancelledError)
 
     asyncio.run(scenario())
 
