@@ -217,7 +217,8 @@ class EventLog(EntityLog):
         self._snapshots = kind.__domicile_snapshots__
         self._since = 0
         """How many events came after the last snapshot, as far as that is known."""
-        if self.codec.is_forgetful:
+        policy = self._snapshots
+        if self.codec.is_forgetful or (policy is not None and policy.codec.is_forgetful):
             self.vault = self._new_vault()
         self._events: list[Any] = []
         self._encoded: list[bytes] = []

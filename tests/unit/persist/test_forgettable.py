@@ -288,6 +288,32 @@ async def test_a_forgettable_does_not_travel_by_itself(sim: Sim) -> None:
         await user.ask(User.leak)
 
 
+class Guest(EventSourced[Person, Moved], name="guest", snapshot_every=1):
+    """Its state has a value that its events do not have."""
+
+    @staticmethod
+    def initial(id: str, /) -> Person:
+        return Person(Forgettable(id))
+
+    @staticmethod
+    def apply(state: Person, event: Moved, /) -> Person:
+        return replace(state, plan=event.plan)
+
+    @handler
+    async def move(self, plan: str) -> str | None:
+        state = await self.persist(Moved(plan))
+        return None if state.email is None else state.email.value
+
+
+@simulated(entities=[Guest], nodes=2, seeds=1, settings=FEW)
+async def test_a_snapshot_may_have_values_that_no_event_has(sim: Sim) -> None:
+    guest = sim.ref(Guest, "eve")
+    for plan in ("a", "b"):
+        assert await guest.ask(Guest.move, plan) == "eve"
+        await restart(sim, Guest, "eve")
+    assert await guest.ask(Guest.move, "c") == "eve"
+
+
 async def many(store: str, journal: str | None) -> list[JournalEvent[Any]]:
     """A life on real journals, restarted in between, with a projection."""
     seen = MemoryProjection()
