@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache
 from random import Random
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeGuard, TypeVar
 
 import msgspec
 
@@ -65,7 +65,7 @@ class Forgettable(Generic[T_co]):
         return self._value is _GONE or (self._vault is not None and self._vault.is_erased)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Forgettable):
+        if not _is_one(other):
             return NotImplemented
         if self.is_erased or other.is_erased:
             return self.is_erased and other.is_erased
@@ -76,6 +76,19 @@ class Forgettable(Generic[T_co]):
 
     def __repr__(self) -> str:
         return "Forgettable(<erased>)" if self.is_erased else "Forgettable(<hidden>)"
+
+    def __domicile_reference__(self, vault: Vault) -> int:
+        """What stands for the value in a vault; a new one if another vault has it."""
+        if self._vault is None:
+            self._vault, self._reference = vault, vault.new_reference()
+        return self._reference if self._vault is vault else vault.new_reference()
+
+    @classmethod
+    def __domicile_found__(cls, value: Any, vault: Vault, reference: int) -> Forgettable[Any]:
+        """A value that a vault has."""
+        found: Forgettable[Any] = Forgettable(value)
+        found._vault, found._reference = vault, reference
+        return found
 
 
 class Erasure(msgspec.Struct, frozen=True):
@@ -127,23 +140,21 @@ class Vault:
         """The reference that stands for a value; 0 for an erased one."""
         if one.is_erased:
             return 0
-        reference = one._reference
-        if one._vault is not self:
-            reference = self._random.getrandbits(63) or 1
-            if one._vault is None:
-                one._vault, one._reference = self, reference
+        reference = one.__domicile_reference__(self)
         if reference not in self._values or self._is_whole:
-            self._fresh[reference] = _encode(one._value)
+            self._fresh[reference] = _encode(one.value)
         return reference
+
+    def new_reference(self) -> int:
+        """One that stands for nothing yet."""
+        return self._random.getrandbits(63) or 1
 
     def find(self, reference: int, kind: Any) -> Forgettable[Any]:
         """The value that a reference stands for, read as a type."""
         data = self._values.get(reference) or self._fresh.get(reference)
         if data is None:
-            return Forgettable.erased()
-        found: Forgettable[Any] = Forgettable(_decoder(kind).decode(data))
-        found._vault, found._reference = self, reference
-        return found
+            return Forgettable[Any].erased()
+        return Forgettable.__domicile_found__(_decoder(kind).decode(data), self, reference)
 
     # what is stored
 
@@ -213,7 +224,7 @@ def read_stored(data: bytes) -> Any:
 
 def hide(value: Any) -> Any:
     """What stands for a value that MessagePack does not know."""
-    if not isinstance(value, Forgettable):
+    if not _is_one(value):
         # As if nobody had been asked.
         raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
     vault = _at_hand.get()
@@ -248,6 +259,10 @@ def check_name(type: str) -> None:
         raise ConfigError(f"the name {type!r} ends in {VAULT!r}, which is kept for stored values")
 
 
+def _is_one(value: object) -> TypeGuard[Forgettable[Any]]:
+    return isinstance(value, Forgettable)
+
+
 def _untyped(code: int, data: memoryview) -> Any:
     return _found(bytes(data), Any) if code == REFERENCE else msgspec.msgpack.Ext(code, bytes(data))
 
@@ -255,7 +270,7 @@ def _untyped(code: int, data: memoryview) -> Any:
 def _found(data: bytes, kind: Any) -> Forgettable[Any]:
     vault = _at_hand.get()
     reference = int.from_bytes(data, "big")
-    return Forgettable.erased() if vault is None else vault.find(reference, kind)
+    return Forgettable[Any].erased() if vault is None else vault.find(reference, kind)
 
 
 @lru_cache(maxsize=256)

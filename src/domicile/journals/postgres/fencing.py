@@ -35,10 +35,11 @@ class PostgresFencedTransaction:
     """Implements `FencedTransaction`."""
 
     def __init__(self, connections: Connections, connection: object, claim: Claim) -> None:
+        kind = type(connection).__qualname__
         if not isinstance(connection, asyncpg.Connection | PoolConnectionProxy):
             hint = "; acquire one of the pool" if isinstance(connection, asyncpg.Pool) else ""
             raise ConfigError(
-                f"fenced() needs a connection of asyncpg, not {type(connection).__qualname__}"
+                f"fenced() needs a connection of asyncpg, not {kind}"
                 f"{hint}. Other drivers and databases are fenced by the token (shard, self.epoch): "
                 "store it beside the row, and refuse a smaller one"
             )
