@@ -39,6 +39,7 @@ class Tables:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.name = url.rpartition("/")[2]
         self.inside = asyncio.Event()
         self.go_on = asyncio.Event()
         self.do: Callable[[Account], Any] | None = None
@@ -140,7 +141,7 @@ async def running(**more: Any) -> AsyncIterator[tuple[Node, Tables]]:
         yield {Tables: tables}
 
     node = Node(
-        "memory://", journal=url, entities=[Account, Other], resources=resources,
+        f"memory://{tables.name}", journal=url, entities=[Account, Other], resources=resources,
         settings=Settings(shards=4, **more),
     )  # fmt: skip
     try:
