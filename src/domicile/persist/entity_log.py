@@ -388,7 +388,7 @@ class EntityLog(ABC):
 
     def before_content(self) -> None:
         """Something is about to be staged: what comes after a deletion is a write of its own."""
-        if self._deletes:
+        if self._deletes and self._failed is None:
             self._send(None)
 
     def after_commit(self, hook: Hook) -> None:

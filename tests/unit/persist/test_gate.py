@@ -121,6 +121,18 @@ class Basket(EventSourced[tuple[int, ...], Added], name="basket"):
         return len(state)
 
     @handler
+    async def take_and_start_over(self, what: int) -> None:
+        """Goes on after what it appended was given up."""
+        await self.append(Added(what))
+        try:
+            await self.committed()
+        except MaybeExecuted:
+            LOG.append(("given up", what))
+        await asyncio.sleep(STALL_S)
+        await self.delete()
+        await self.append(Added(-what))
+
+    @handler
     async def add_and_commit(self, what: int) -> int:
         state = await self.persist(Added(what))
         await self.committed()
@@ -358,6 +370,22 @@ async def test_what_waits_when_its_home_dies_was_never_told(sim: Sim) -> None:
     assert all(isinstance(ask.result(), MaybeExecuted) for ask in asks)
     await sim.advance(5.0)
     assert await basket.ask(Basket.count) == len(sim.events(Basket, "b"))
+
+
+@simulated(entities=ENTITIES, nodes=2, seeds=SEEDS, settings=FEW)
+async def test_a_handler_that_goes_on_after_a_failed_write_stores_nothing(sim: Sim) -> None:
+    LOG.clear()
+    basket = sim.ref(Basket, "b")
+    await basket.ask(Basket.take, 1)
+    way = sim.nodes[sim.owner(Basket, "b")].journal
+    assert way is not None
+    way.cut = True
+    waiting = background(sim, basket.options(timeout_s=60.0).ask(Basket.take_and_start_over, 2))
+    await sim.wait_until(lambda: ("given up", 2) in LOG)
+    way.cut = False
+    assert isinstance(await waiting, MaybeExecuted)
+    await sim.advance(STALL_S)
+    assert sim.events(Basket, "b") == [Added(1)]
 
 
 @simulated(entities=ENTITIES, nodes=2, seeds=SEEDS, settings=FEW)
