@@ -19,6 +19,7 @@ from domicile.entity.model.client import Client
 from domicile.errors import DomicileError
 from domicile.testing.history import Event
 from domicile.testing.sim.cluster import Sim
+from proving.desks import note_kept
 from proving.fault_plan import Mischief
 from proving.profiles import PROFILES, links, nodes
 from proving.seed_result import CALM_S, FAULTY_S, LEAST_MESSAGES, NODES, ROOMS, Tally, seen
@@ -42,8 +43,8 @@ class Profile:
         locks = Random(f"locks {seed}").random() < spec.locks
         notebook = Notebook()
         self.sim = Sim(
-            seed, entities=ENTITIES, nodes=NODES, settings=spec.settings, locks=locks,
-            resources=notebook.resources,
+            seed, entities=(*ENTITIES, *spec.entities), nodes=NODES, settings=spec.settings,
+            locks=locks, resources=notebook.resources,
         )  # fmt: skip
         notebook.history = self.sim.history
         self.tally = Tally()
@@ -77,7 +78,7 @@ class Profile:
 
     async def run(self) -> None:
         """The whole minute."""
-        sim = self.sim
+        sim, load = self.sim, PROFILES[self.name].load
         start = sim.world.now
         for process in sim.nodes:
             if process.store is not None:
@@ -89,10 +90,14 @@ class Profile:
             group.create_task(self._rush(start + FAULTY_S + CALM_S - 3))
             group.create_task(self._count_on(start + FAULTY_S + CALM_S - 3))
             group.create_task(self.mischief.harm(start, group))
+            if load is not None:
+                group.create_task(load(self))
         await asyncio.sleep(max(0.0, start + FAULTY_S + CALM_S - sim.world.now))
         for id in (*self.rooms, *RUSHED):
             values = [event.what for event in sim.events(Ledger, id)]
             sim.history.event("kept", type="ledger", id=id, values=values)
+        if load is not None:
+            note_kept(self)
 
     def finish(self) -> Tally:
         """Count what the history shows."""
@@ -162,10 +167,15 @@ class Profile:
         except DomicileError:
             pass
 
-    async def note_down(self, client: Client, id: str, key: str, *, refused: bool) -> None:
-        """A value that no other ask has, so that its place in the journal can be told."""
+    def new_value(self) -> int:
+        """A value that nobody else has, so that its place in a journal can be told."""
         self._values += 1
-        value = -1 if refused else self._values
+        return self._values
+
+    async def note_down(self, client: Client, id: str, key: str, *, refused: bool) -> None:
+        """Have a ledger note a value that no other ask has."""
+        unique = self.new_value()
+        value = -1 if refused else unique
         ledger = client.ref(Ledger, id)
         seq = await (ledger.options(key=key) if key else ledger).ask(Ledger.note, value)
         self.sim.history.event("acked", type="ledger", id=id, seq=seq, value=None if key else value)

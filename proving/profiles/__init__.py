@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from proving.profiles import clocks, handoffs, links, nodes, rolling, stores, storms, types
+from proving import desks
+from proving.profiles import (
+    clocks,
+    handoffs,
+    journals,
+    links,
+    nodes,
+    rolling,
+    stores,
+    storms,
+    types,
+)
 from proving.profiles.spec import Spec
 from proving.seed_result import SETTINGS
 
@@ -190,6 +201,27 @@ DEPOSED = Spec(
     settings=FEW_SHARDS,
 )  # fmt: skip
 
+COMMITS = Spec(
+    about="journals that are slow, unsure, busy or ahead, under entities that read, refuse and ask",
+    faults=(
+        journals.slow_commits, journals.slow_commits, journals.unsure, journals.unsure,
+        journals.repeated_claims, journals.busy_shards, journals.claim_behind_a_row,
+        journals.raised_fence, journals.raised_fence, journals.late_settling,
+        journals.crash_in_commit, journals.crash_in_commit, nodes.crash, nodes.freeze, nodes.stop,
+        links.cut,
+    ),
+    kinds=(
+        "busy shards", "crash", "crash in commit", "cut", "freeze", "freeze past the lease",
+        "late settling",
+        "raised fence", "repeated claims", "slow commits", "stop", "unsure writes",
+        "waiting claim",
+    ),
+    settings=FEW_SHARDS,
+    locks=0.5,
+    entities=(desks.Desk,),
+    load=desks.serve,
+)  # fmt: skip
+
 PROFILES: dict[str, Spec] = {
     "standard": STANDARD,
     "clocks": CLOCKS,
@@ -203,6 +235,7 @@ PROFILES: dict[str, Spec] = {
     "stamps": STAMPS,
     "journals": JOURNALS,
     "deposed": DEPOSED,
+    "commits": COMMITS,
 }
 """All of them. "mixed" is none of them but takes them in turn; see `profile_of`."""
 

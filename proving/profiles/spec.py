@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from domicile.entity.model.entity import Entity
 from domicile.settings import Settings
 from proving.fault_plan import Fault
 from proving.seed_result import SETTINGS
@@ -34,3 +35,7 @@ class Spec:
     least_moves: int = LEAST_MOVES
     prepare: Callable[[Profile], None] | None = None
     """Changes the cluster before it starts."""
+    entities: tuple[type[Entity], ...] = ()
+    """Types beside those of every seed."""
+    load: Callable[[Profile], Coroutine[Any, Any, None]] | None = None
+    """Runs beside the load of every seed."""

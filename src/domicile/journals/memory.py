@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
 from heapq import nsmallest
 from typing import Any, Literal, TypeVar
 
@@ -249,6 +250,17 @@ class MemoryJournal:
         """The epoch that a shard was last claimed under, for tests and tools; 0 if it never was."""
         row = self._fences.get((shard, 0))
         return 0 if row is None else row.epoch
+
+    def claimed(self, shard: ShardKey) -> Claim | None:
+        """The claim that holds a shard, for tests and tools; None if it was never claimed."""
+        row = self._fences.get((shard, 0))
+        return None if row is None or not row.epoch else Claim(shard, 0, row.epoch, row.owner)
+
+    @asynccontextmanager
+    async def held(self, shard: ShardKey) -> AsyncGenerator[None]:
+        """Hold the row of a shard as another transaction would (J10), for tests."""
+        async with self._fence(Claim(shard, 0, 0, NOBODY)):
+            yield
 
     @property
     def queued(self) -> int:

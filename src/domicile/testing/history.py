@@ -72,7 +72,8 @@ outcome        inc, role, shard, n, outcome ("ok", "rejected", "failed", "not_ex
 lost           inc, role, shard, n — a tell of unknown outcome; the sender was told
 **workload**
 acked          type, id, seq, value — a durable entity answered that `value` (None: of an earlier
-               ask with that key) is its event number `seq`
+               ask with that key) is its event number `seq` (None: any)
+unanswered     type, id, key — a key has an effect and no reply, though its handler sends nothing
 kept           type, id, values — what its journal holds in the end
 woke           type, id, epoch, count — a counting entity begins at a home, with this count
 increased      type, id, epoch, count — it counted, up to this

@@ -137,6 +137,18 @@ def test_a_node_that_leaves_in_a_storm_may_leave_its_shards() -> None:
     rejected(Tape().fault("cut").wait(15.1).note("ended", inc=A), "H9", "(H14)")
 
 
+def test_a_write_that_is_stored_after_the_release_is_rejected() -> None:
+    def stored(tape: Tape, epoch: int = 1) -> Tape:
+        tape.note("claim", role="r", shard=0, epoch=epoch, owner=A, ok=True)
+        return append(tape.phase("released", A, 1), epoch, A)
+
+    rejected(stored(Tape()), "H9", "before the journal had answered its batch 1 (H10, J5)")
+    # It was given up: the journal had not answered for long.
+    home = {"inc": A, "role": "r", "shard": 0, "epoch": 1, "type": "T", "id": "x"}
+    accepted(stored(Tape().note("unstaged", **home, upto=0)))
+    accepted(stored(Tape(), epoch=2))
+
+
 # --- I4
 
 
@@ -145,7 +157,7 @@ def _journal() -> Tape:
     return Tape().note("claim", role="r", shard=0, epoch=1, owner=A, ok=True)
 
 
-def _acked(tape: Tape, seq: int, value: int | None, id: str = "x") -> Tape:
+def _acked(tape: Tape, seq: int | None, value: int | None, id: str = "x") -> Tape:
     return tape.note("acked", type="T", id=id, seq=seq, value=value)
 
 
@@ -199,6 +211,19 @@ def test_an_acknowledgement_of_an_earlier_ask_needs_its_event_only() -> None:
     tape = _acked(append(_journal(), 1, A), 1, None)
     accepted(_kept(tape, 99))
     rejected(_kept(_acked(append(_journal(), 1, A), 1, None)), "I4", "does not hold it")
+
+
+def test_an_acknowledged_value_without_a_place_may_be_kept_anywhere() -> None:
+    tape = _acked(append(_journal(), 1, A, count=2), None, 10)
+    accepted(_kept(tape, 11, 10))
+    tape = _acked(append(_journal(), 1, A), None, 10)
+    rejected(_kept(tape, 11), "I4", "T/x acknowledged value 10, but does not hold it")
+
+
+def test_a_key_whose_reply_is_lost_is_rejected() -> None:
+    tape = append(_journal(), 1, A, keys=["k"])
+    tape.note("unanswered", type="T", id="x", key="k")
+    rejected(tape, "I4", "key 'k' of T/x has an effect, but its reply is lost")
 
 
 def test_a_value_that_is_kept_twice_is_rejected() -> None:

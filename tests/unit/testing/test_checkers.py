@@ -511,6 +511,21 @@ def test_refused_claims_and_appends_say_nothing() -> None:
     accepted(tape.note("claim", role="r", shard=0, epoch=1, owner=A, ok=False))
 
 
+def test_a_shard_whose_claim_holds_is_not_refused_because_of_another() -> None:
+    tape = append(claimed(), 2, B, seq=1, ok=False, why="fenced")
+    rejected(tape, "I2", "was refused as fenced, though its claim holds (J3)")
+    accepted(append(claimed(), 2, B, seq=1, ok=False, why="busy"))
+
+
+def test_a_batch_that_another_overtook_is_rejected_unless_it_was_settled() -> None:
+    tape = append(claimed(), 2, B, seq=1, batch=7)
+    append(tape, 2, B, seq=1, batch=6, ok=False, why="fenced")
+    rejected(tape, "I2", "batch 6 of node-b (bbbbbbbb) for r/0 was neither answered nor settled")
+    tape = settle(claimed(), 2, B, batch=6, how="void")
+    append(tape, 2, B, seq=1, batch=7)
+    accepted(append(tape, 2, B, seq=1, batch=6, ok=False, why="fenced"))
+
+
 # --- I3
 
 

@@ -18,13 +18,15 @@ _Home = tuple[str, str, int]
 
 def check_drained(history: History) -> list[Violation]:
     """H9: of the messages that wait when draining begins, only finishing ones and those before them
-    start; H10: entities stop before the release; H14: `ended` finds no shard open."""
+    start; H10: entities stop before the release, and the journal has answered all their writes
+    (J5); H14: `ended` finds no shard open."""
     reading = read(history)
     found = Findings("H9")
     finishing: dict[_Key, bool] = {}
     boxes: dict[_Home, dict[tuple[str, str], dict[_Key, None]]] = {}
     due_back: dict[_Home, dict[_Key, Event]] = {}
     phases: dict[_Home, Event] = {}
+    doubts: dict[tuple[_Home, int], None] = {}
     for event in history.events:
         kind, fields = event.kind, event.fields
         if kind == "write":
@@ -63,6 +65,19 @@ def check_drained(history: History) -> list[Violation]:
                 message = (
                     f"{reading.name(fields['inc'])} released {fields['role']}/{fields['shard']} "
                     f"before {fields['type']}/{fields['id']} had stopped (H10)"
+                )
+                found.add(event.at, message, phase, event)
+        elif kind == "unstaged":
+            # Perhaps a write was given up, because the journal did not answer: it may come late.
+            doubts[(fields["inc"], fields["role"], fields["shard"]), fields["epoch"]] = None
+        elif kind == "append" and fields["ok"]:
+            home, epoch = (fields["owner"], fields["role"], fields["shard"]), fields["epoch"]
+            phase = phases.get(home)
+            is_over = phase is not None and phase.kind == "released"
+            if phase and is_over and epoch <= phase.fields["epoch"] and (home, epoch) not in doubts:
+                message = (
+                    f"{reading.name(home[0])} released {home[1]}/{home[2]} before the journal had "
+                    f"answered its batch {fields['batch']} (H10, J5)"
                 )
                 found.add(event.at, message, phase, event)
         elif kind == "ended" and not reading.disturbed.overlap(event.at, event.at):

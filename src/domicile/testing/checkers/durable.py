@@ -14,6 +14,7 @@ def check_durable(history: History) -> list[Violation]:
     """I4: `acked` follows the append, stays in the journal, and a key or value is stored once.
 
     A batch keeps the state as which it was settled: stored, or never written, also not later (J4).
+    The key of a handler that sends nothing before it ends is stored together with its reply.
     """
     name = read(history).name
     found = Findings("I4")
@@ -22,7 +23,7 @@ def check_durable(history: History) -> list[Violation]:
     batches: dict[tuple[str, int, int, str, int], Event] = {}
     voids: dict[tuple[str, int, int, str, int], Event] = {}
     acks: dict[tuple[str, str], list[Event]] = {}
-    for event in history.of("append", "settle", "acked", "kept"):
+    for event in history.of("append", "settle", "acked", "unanswered", "kept"):
         fields = event.fields
         if event.kind == "settle":
             batch = _batch(event)
@@ -54,9 +55,12 @@ def check_durable(history: History) -> list[Violation]:
                     found.add(event.at, f"{message}, by {name(fields['owner'])}", first, event)
         elif event.kind == "acked":
             acks.setdefault(entity, []).append(event)
-            if fields["seq"] > ends.get(entity, 0):
+            if fields["seq"] is not None and fields["seq"] > ends.get(entity, 0):
                 message = f"event {fields['seq']} of {where} was acknowledged before it was stored"
                 found.add(event.at, message, event)
+        elif event.kind == "unanswered":
+            message = f"key {fields['key']!r} of {where} has an effect, but its reply is lost"
+            found.add(event.at, message, event)
         else:
             _judge_kept(found, event, where, acks.get(entity, []))
     return found.violations
@@ -123,6 +127,10 @@ def _judge_kept(found: Findings, kept: Event, where: str, acks: list[Event]) -> 
             found.add(kept.at, message)
     for ack in acks:
         seq, value = ack.fields["seq"], ack.fields["value"]
-        if seq > len(values) or (value is not None and values[seq - 1] != value):
+        if seq is None:
+            if value not in seen:
+                message = f"{where} acknowledged value {value}, but does not hold it"
+                found.add(kept.at, message, ack)
+        elif seq > len(values) or (value is not None and values[seq - 1] != value):
             message = f"{where} acknowledged value {value} as event {seq}, but does not hold it"
             found.add(kept.at, message, ack)

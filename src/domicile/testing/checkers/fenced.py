@@ -11,24 +11,35 @@ from domicile.testing.history import Event, History
 _Home = tuple[str, ShardKey, int]
 """An owner, a shard and its epoch."""
 
+_Line = tuple[str, int, int, str]
+"""The batches of one claim: a shard, its epoch and its owner."""
+
 
 def check_fenced(history: History) -> list[Violation]:
     """I2: appends belong to the newest claim (J1, J2) and continue each other without a gap.
 
-    The batches of one claim commit in the order of their numbers (J3, J4). A shard that drained
-    because its journal knew a newer epoch gets an epoch that is newer still (J1).
+    The batches of one claim commit in the order of their numbers, and none is sent before the one
+    before it is answered or settled (J3, J4). A shard whose claim holds is not refused because
+    another one of its batch is (J3). A shard that drained because its journal knew a newer epoch
+    gets an epoch that is newer still (J1).
     """
     reading = read(history)
     name = reading.name
     found = Findings("I2")
     fences: dict[tuple[str, int], Event] = {}
     ends: dict[tuple[str, str], tuple[int, Event]] = {}
-    batches: dict[tuple[str, int, int, str], Event] = {}
-    for event in history.of("claim", "append"):
+    batches: dict[_Line, Event] = {}
+    answered: dict[tuple[_Line, int], None] = {}
+    for event in history.of("claim", "append", "settle"):
         fields = event.fields
-        if not fields["ok"]:
-            continue
         shard = (fields["role"], fields["shard"])
+        if event.kind == "settle":
+            answered[(*shard, fields["epoch"], fields["owner"]), fields["batch"]] = None
+            continue
+        if not fields["ok"]:
+            if event.kind == "append" and fields["why"] == "fenced":
+                _judge_refused(found, reading, event, fences.get(shard), batches, answered)
+            continue
         append = event.kind == "append"
         fence = fences.get(shard)
         what = (
@@ -52,6 +63,7 @@ def check_fenced(history: History) -> list[Violation]:
                 message = f"batch {fields['batch']} of that {what} committed after a later one"
                 found.add(event.at, message, last, event)
             batches[(*shard, fields["epoch"], fields["owner"])] = event
+            answered[(*shard, fields["epoch"], fields["owner"]), fields["batch"]] = None
             entity = (fields["type"], fields["id"])
             known = ends.get(entity)
             if known and fields["seq"] != known[0]:
@@ -63,6 +75,34 @@ def check_fenced(history: History) -> list[Violation]:
             ends[entity] = (fields["seq"] + fields["count"], event)
     _judge_floors(found, history, reading)
     return found.violations
+
+
+def _judge_refused(
+    found: Findings,
+    reading: Reading,
+    event: Event,
+    fence: Event | None,
+    batches: dict[_Line, Event],
+    answered: dict[tuple[_Line, int], None],
+) -> None:
+    """J3, J4: a batch is refused as fenced if another claim stands, or if its number is used up."""
+    fields = event.fields
+    line = (fields["role"], fields["shard"], fields["epoch"], fields["owner"])
+    holds = fence is not None and (
+        (fence.fields["epoch"], fence.fields["owner"]) == (fields["epoch"], fields["owner"])
+    )
+    if not holds or (line, fields["batch"]) in answered:
+        return
+    what = (
+        f"batch {fields['batch']} of {reading.name(fields['owner'])} for "
+        f"{fields['role']}/{fields['shard']}"
+    )
+    last = batches.get(line)
+    if last is not None and last.fields["batch"] >= fields["batch"]:
+        message = f"{what} was neither answered nor settled when a later one was sent (J3, J4)"
+        found.add(event.at, message, last, event)
+    else:
+        found.add(event.at, f"{what} was refused as fenced, though its claim holds (J3)", event)
 
 
 def _judge_floors(found: Findings, history: History, reading: Reading) -> None:

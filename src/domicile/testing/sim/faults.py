@@ -142,6 +142,22 @@ class SimFaults(Verbs):
         self.note_fault("raised fence")
         self.servers.raise_fence(shard)
 
+    def repeat_claim(self, shard: ShardKey) -> None:
+        """The claim that holds a shard arrives at the journal once more, as one sent again may.
+
+        Nothing may follow from it: only a claim of a higher epoch changes a fence (J1, J4). This is
+        not a fault.
+        """
+        self.servers.repeat_claim(shard)
+
+    def hold_row(self, shard: ShardKey, seconds: float) -> None:
+        """Another transaction holds a shard's fence row in the journal, as a user's own may (J10).
+
+        Batches of several shards leave the shard out meanwhile; one of its own waits. This is not a
+        fault.
+        """
+        self.servers.hold_row(shard, seconds)
+
     async def depose(self) -> None:
         """Delete the leader key under a leader that lives, as an operator might.
 

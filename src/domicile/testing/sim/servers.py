@@ -85,6 +85,22 @@ class Servers:
         loop = self.journal_loop
         loop.post(lambda: loop.create_task(self.journal.claim([claim])))
 
+    def repeat_claim(self, shard: ShardKey) -> None:
+        """The claim that holds a shard arrives once more."""
+        claim = self.journal.claimed(shard)
+        if claim is not None:
+            loop = self.journal_loop
+            loop.post(lambda: loop.create_task(self.journal.claim([claim])))
+
+    def hold_row(self, shard: ShardKey, seconds: float) -> None:
+        """Another transaction holds the row of a shard for a while (J10)."""
+        loop = self.journal_loop
+        loop.post(lambda: loop.create_task(self._hold(shard, seconds)))
+
+    async def _hold(self, shard: ShardKey, seconds: float) -> None:
+        async with self.journal.held(shard):
+            await asyncio.sleep(seconds)
+
     # the store as a whole
 
     def outage(self, *, running: bool) -> None:
