@@ -5,6 +5,7 @@
     python -m proving.mutants.run --profile store proving/mutants/name.patch
     python -m proving.mutants.run --chaos proving/mutants/name.patch
     python -m proving.mutants.run --chaos --all
+    python -m proving.mutants.run proving/mutants/suites/name.patch
     python -m proving.mutants.run --write NAME --rule S1 --profile store
 
 Each patch is applied to a copy of `src/`; seeds 0–199 run until the first bad one. A patch finds
@@ -13,6 +14,10 @@ profile in which that is found, `Profile: store`; else it is the standard one. `
 a patch of the changes that git sees in `src/`. A mutant is found only by a checker's
 verdict on a seed that is clean without the patch; a crash or a hang does not count. Several
 patches run side by side, one process each. Exit code 0 if all are found.
+
+What only a real server or file has, as the SQL of a journal, is no part of a simulation. Patches in
+`suites` say `Suite: tests/unit/...` instead of a profile: they are found if a test there fails, and
+none does without the patch.
 
 With `--chaos` the patch meets real processes instead: minutes of chaos (`--minutes`, or what the
 patch says as `Chaos-Minutes`), one seed after the other, until a checker objects; `--only`, or
@@ -92,6 +97,8 @@ class Head(NamedTuple):
     chaos_minutes: float = CHAOS_MINUTES
     chaos_only: tuple[str, ...] = ()
     """The kinds of faults that show it, where all of them together hit too rarely."""
+    suite: str = ""
+    """The tests that must find it, if no simulation can."""
 
     @property
     def chaotic(self) -> bool:
@@ -124,6 +131,7 @@ def head_of(patch: Path) -> Head:
         told.get("Chaos", ""),
         float(told.get("Chaos-Minutes", CHAOS_MINUTES)),
         tuple(told["Chaos-Only"].split(", ")) if "Chaos-Only" in told else (),
+        told.get("Suite", ""),
     )
 
 
@@ -147,6 +155,23 @@ def probe(
         return False, [f"no verdict within {HANG_S:.0f} s"]
     said = (ran.stdout.strip() or ran.stderr.strip()).splitlines() or ["no output"]
     return ran.returncode == 0, said
+
+
+def suite(tree: Path, tests: str) -> tuple[bool, list[str]]:
+    """Run tests on a source tree: whether one of them failed, and what was said."""
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", tests],
+            cwd=ROOT, capture_output=True, text=True, check=False, timeout=HANG_S,
+            env={**_environment(tree), "PYTHONDONTWRITEBYTECODE": "1"},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return False, [f"no verdict within {HANG_S:.0f} s"]
+    failed = re.search(r"^FAILED \S+::(\S+)", ran.stdout, re.MULTILINE)
+    if ran.returncode == 1 and failed:
+        return True, [f"found by {failed[1]}"]
+    last = (ran.stdout.strip() or ran.stderr.strip()).splitlines()[-1:]
+    return False, [f"no test failed: {' '.join(last)}"]
 
 
 def chaos(
@@ -193,7 +218,7 @@ def try_mutant(
     """Apply, run, tell."""
     began = time.monotonic()
     head = head_of(patch)
-    profile = "chaos" if chaotic else profile or head.profile
+    profile = "chaos" if chaotic else head.suite or profile or head.profile
     seed: int | None = None
     with tempfile.TemporaryDirectory(prefix="domicile-mutant-") as scratch:
         tree = Path(scratch)
@@ -206,9 +231,14 @@ def try_mutant(
         if chaotic:
             seed, said = chaos(tree, seeds, minutes or head.chaos_minutes, only or head.chaos_only)
             found = seed is not None
+        elif head.suite:
+            found, said = suite(tree, head.suite)
+            if found and suite(ROOT, head.suite)[0]:
+                found = False
+                said.append("a test fails without the patch too: this proves nothing")
         else:
             found, said = probe(tree, seeds, jobs, profile)
-        if found and not chaotic:
+        if found and not chaotic and not head.suite:
             seed = int(said[0].split()[1])
             shutil.rmtree(tree / "src")
             shutil.copytree(ROOT / "src", tree / "src")
@@ -245,7 +275,7 @@ def write(name: str, rule: str, profile: str) -> Path:
 def patches_of(*, chaotic: bool) -> list[Path]:
     """All patches, or all that chaos must find."""
     if not chaotic:
-        return sorted(MUTANTS.glob("*.patch"))
+        return sorted([*MUTANTS.glob("*.patch"), *(MUTANTS / "suites").glob("*.patch")])
     every = sorted([*MUTANTS.glob("*.patch"), *(MUTANTS / "chaos").glob("*.patch")])
     return [patch for patch in every if head_of(patch).chaotic]
 

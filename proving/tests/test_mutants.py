@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PATCHES = sorted((ROOT / "proving" / "mutants").glob("*.patch"))
 CHAOTIC = sorted((ROOT / "proving" / "mutants" / "chaos").glob("*.patch"))
+SUITES = sorted((ROOT / "proving" / "mutants" / "suites").glob("*.patch"))
 
 NAMED = (
     "owners-marker", "no-gate", "no-return", "no-prefix", "no-finishing-lane", "no-waves",
@@ -32,6 +33,7 @@ HEAD = re.compile(
     r"Rule: (?P<rule>[A-Z]\d*)\nProfile: (?P<profile>\w+)\nChaos: (?P<chaos>yes|no, .{10,})\n"
     r"(Chaos-Minutes: (?P<minutes>\d+)\n)?(Chaos-Only: (?P<only>.+)\n)?\n@@ "
 )
+SUITE_HEAD = re.compile(r"Rule: [A-Z]\d*\nSuite: (?P<suite>tests/unit/\S+\.py)\n\n@@ ")
 
 
 def head(patch: Path) -> re.Match[str]:
@@ -54,6 +56,16 @@ def test_each_family_of_rules_has_its_mutants() -> None:
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
 def test_a_patch_names_a_profile_of_the_campaign(patch: Path) -> None:
     assert head(patch)["profile"] in (MIXED, *PROFILES)
+
+
+@pytest.mark.parametrize("patch", SUITES, ids=lambda patch: patch.stem)
+def test_a_patch_for_a_suite_names_its_tests(patch: Path) -> None:
+    found = SUITE_HEAD.match(patch.read_text(encoding="utf-8"))
+    assert found, f"{patch.name} must begin with Rule: and Suite:, then a hunk"
+    assert run.head_of(patch).suite == found["suite"]
+    assert (ROOT / found["suite"]).is_file()
+    assert patch in run.patches_of(chaotic=False)
+    assert patch not in run.patches_of(chaotic=True)
 
 
 @pytest.mark.parametrize("patch", [*PATCHES, *CHAOTIC], ids=lambda patch: patch.stem)
@@ -91,6 +103,8 @@ def test_the_page_says_of_each_mutant_what_the_patch_says() -> None:
     section = page.partition("## Mutants")[2].partition("\n## ")[0]
     told = dict(re.findall(r"^\| `([\w-]+)` \| [^|]+ \| (\w+) \|", section, re.MULTILINE))
     assert told == {patch.stem: head(patch)["profile"] for patch in PATCHES}
+    told = dict(re.findall(r"^\| `([\w-]+)` \| [^|]+ \| `([\w./]+)` \|", section, re.MULTILINE))
+    assert told == {patch.stem: run.head_of(patch).suite for patch in SUITES}
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +125,7 @@ def copied(source: dict[str, str], tree: Path) -> Path:
 
 def test_every_patch_applies_and_blinds_no_judge(source: dict[str, str], tmp_path: Path) -> None:
     package = copied(source, tmp_path)
-    for patch in [*PATCHES, *CHAOTIC]:
+    for patch in [*PATCHES, *CHAOTIC, *SUITES]:
         try:
             changed = patches.apply(patch.read_text(encoding="utf-8"), package)
         except patches.DoesNotApply as why:
