@@ -18,6 +18,9 @@ A batch without an answer is settled by its number. What is there is done; what 
 sent again under a new number, for the old one is used up; what nobody can know any more is said to
 be unknown. Outcomes are kept per shard: a shard that is fenced, busy or clashes fails alone.
 
+So does a write that the journal can't take at all: what never happened twice in a row is sent write
+by write, and given up in the end.
+
 `JournalWriter` drives this and nobody else may. It holds no clock, loop or journal, and it never
 decides what an entity does about an outcome.
 """
@@ -76,15 +79,8 @@ class ShardLine:
     """The writes of one shard under one claim, in order."""
 
     __slots__ = (
-        "alone",
-        "claim",
-        "doubt",
-        "fenced_by",
-        "is_held",
-        "is_out",
-        "is_unsure",
-        "waiting",
-    )
+        "alone", "claim", "doubt", "fenced_by", "is_held", "is_out", "is_unsure", "voids", "waiting",
+    )  # fmt: skip
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
@@ -97,6 +93,8 @@ class ShardLine:
         """What the journal must settle before anything else, if nobody asks it now."""
         self.alone = 0
         """How often in a row the journal was busy with this shard: its next batch has no other."""
+        self.voids = 0
+        """How often in a row what it sent never happened."""
         self.fenced_by: int | None = None
         """The epoch that this claim lost its shard to."""
         self.is_held = False
@@ -112,6 +110,11 @@ class ShardLine:
     def may_send(self) -> bool:
         """Whether a batch may take its writes along now."""
         return bool(self.waiting) and not self.is_out and not self.is_held and self.doubt is None
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may hold a write that the journal can't take: the next one goes by itself."""
+        return self.voids > 1
 
 
 class _Flight(msgspec.Struct):
@@ -272,12 +275,15 @@ class Batches:
         effects: list[WriterEffect] = []
         again: dict[ShardLine, list[PendingWrite]] = {}
         busy: dict[ShardLine, None] = {}
+        void: dict[ShardLine, None] = {}
         for write, part, outcome in zip(batch.writes, flight.parts, outcomes, strict=True):
             line = flight.lines[write.shard]
             match outcome:
                 case Written():
                     effects += _written(part, outcome)
-                case None:
+                case None if line.voids < TRIES or not part:
+                    if part:
+                        void[line] = None
                     again.setdefault(line, []).extend(part)
                 case Unsettled(int(epoch)) | WriteRefused("fenced", epoch):
                     effects += self._fence(line, epoch, part, outcome)
@@ -287,12 +293,13 @@ class Batches:
                 case _:
                     later = [one for one in line.waiting if one.write.entity == write.entity]
                     line.waiting = [one for one in line.waiting if one not in later]
-                    effects += _end([*part, *later], outcome)
+                    effects += _end([*part, *later], outcome or Unsettled())
         for line in flight.lines.values():
             if line.is_unsure:
                 effects.append(LineChecked(line))
             line.is_out = line.is_unsure = False
             line.alone = line.alone + 1 if line in busy else 0
+            line.voids = line.voids + 1 if line in void else 0
             if line in again:
                 if self.is_over:
                     effects += _end(again[line], Unsettled())
@@ -342,10 +349,11 @@ class Batches:
             self._ready[line] = None
 
     def _send(self) -> list[WriterEffect]:
-        """Send what may go out: a shard that was busy by itself, all others together."""
+        """Send what may go out: a shard that was busy or is suspect by itself, all others
+        together."""
         effects: list[WriterEffect] = []
         if self._ready:
-            for line in [line for line in self._ready if line.alone]:
+            for line in [line for line in self._ready if line.alone or line.is_suspect]:
                 effects.append(self._depart([line], places=0))
             while self._free > 0 and self._ready:
                 effects.append(self._depart(list(self._ready), places=1))
@@ -355,6 +363,8 @@ class Batches:
         """Make a batch of what waits, until it is full."""
         taken: list[tuple[ShardLine, list[list[PendingWrite]]]] = []
         room, room_bytes = BATCH_WRITES, BATCH_BYTES
+        if ready[0].is_suspect:
+            room = 1
         for line in ready:
             parts: dict[EntityKey, list[PendingWrite]] = {}
             left: list[PendingWrite] = []

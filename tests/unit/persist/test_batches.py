@@ -440,6 +440,35 @@ def test_what_is_there_is_done_and_what_never_happened_goes_again() -> None:
     assert desk.line(1).is_clear
 
 
+def test_a_write_that_the_journal_cannot_take_fails_alone() -> None:
+    """Such as a text that its database has no form for: each batch with it is lost, and settled as
+    one that never happened."""
+    desk = Desk()
+    first = desk.submit(1, "a", 0, b"1")
+    [out] = desk.sent()
+    bad, beside = desk.submit(1, "bad", 0, b"1"), desk.submit(1, "b", 0, b"1")
+    other = desk.submit(2, "c", 0, b"1")
+    rounds, queue = 0, [out, *desk.sent()]
+    while queue:
+        rounds += 1
+        assert rounds < 40, "it must come to an end"
+        batch = queue.pop(0)
+        if "bad" in ids(batch):
+            desk.lose(batch)
+            assert desk.to_settle() == [batch]
+            desk.effects = desk.batches.settled(batch, [None] * len(batch.writes))
+        else:
+            desk.answer(batch, *[Written(1, 1)] * len(batch.writes))
+        queue += desk.sent()
+    assert bad.outcome == Unsettled()
+    assert [one.outcome for one in (first, beside, other)] == [Written(1, 1)] * 3
+    assert desk.batches.on_their_way == 0
+    # Nothing of that is left behind.
+    desk.submit(1, "a", 1, b"2")
+    desk.submit(1, "b", 1, b"2")
+    assert not desk.line(1).is_suspect
+
+
 def test_a_journal_that_does_not_answer_leaves_a_doubt_that_comes_first() -> None:
     desk = Desk()
     full = desk.full()

@@ -358,6 +358,18 @@ async def test_keys_belong_to_one_entity(sim: Sim) -> None:
         assert await sim.ref(Account, id).options(key="k").ask(Account.pay, 5) == 5
 
 
+@simulated(entities=[Account], nodes=1, seeds=1, settings=FEW)
+async def test_a_key_or_an_id_that_a_journal_cannot_hold_is_refused(sim: Sim) -> None:
+    account = sim.ref(Account, "a")
+    assert await account.options(key="k" * 512).ask(Account.pay, 5) == 5
+    with pytest.raises(ConfigError, match="has 513 characters; the limit is 512"):
+        account.options(key="k" * 513)
+    with pytest.raises(ConfigError, match="NUL character"):
+        account.options(key="k\0")
+    with pytest.raises(ConfigError, match="NUL character"):
+        sim.ref(Account, "a\0")
+
+
 @simulated(entities=[Account], nodes=2, seeds=SEEDS, settings=FEW)
 async def test_a_keyed_handler_sees_what_it_persisted(sim: Sim) -> None:
     LOG.clear()

@@ -24,6 +24,9 @@ E = TypeVar("E", bound=Entity)
 
 _KEEP: Any = object()
 
+MOST_KEY = 512
+"""Characters of a key: with four bytes each they still fit into an index of PostgreSQL."""
+
 
 class Route:
     """Where a ref's calls go, once that is known; found again for each process and incarnation."""
@@ -97,6 +100,8 @@ class Ref(Generic[E]):
             raise TypeError(f"the id of a {kind.name!r} must be text, not {id!r}; use str(...)")
         if not id.isascii():
             check_encodable(id, f"the id of a {kind.name!r}")
+        if kind.durable:
+            check_storable(id, f"the id of a {kind.name!r}")
         self._type = kind
         self._entity = EntityKey(kind.name, id)
         self._outbound = outbound
@@ -157,6 +162,12 @@ class Ref(Generic[E]):
             if not isinstance(key, str) or not key:  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise ConfigError(f"options(key={key!r}) must be non-empty text")
             check_encodable(key, "options(key=…)")
+            check_storable(key, "options(key=…)")
+            if len(key) > MOST_KEY:
+                raise ConfigError(
+                    f"options(key=…) has {len(key):,} characters; the limit is {MOST_KEY}, for a "
+                    "journal keeps an index of all keys. Use a short name, as a UUID or a hash"
+                )
             if not self._type.durable:
                 raise ConfigError(
                     f"options(key=…) needs an EventSourced entity, and {self._type.name!r} is not "
@@ -190,6 +201,15 @@ def check_encodable(text: str, what: str) -> None:
             f"{error.start}, which UTF-8 has no form for; nothing was sent. Such texts come from "
             "bytes that were decoded with errors='surrogateescape', or from broken JSON: remove it"
         ) from error
+
+
+def check_storable(text: str, what: str) -> None:
+    """Raise `ConfigError` if a text has a NUL character: PostgreSQL can't store it."""
+    if "\0" in text:
+        raise ConfigError(
+            f"{what} can't be stored: {text!r} has a NUL character, which not every journal has a "
+            "form for; nothing was sent. Leave it out, or encode the text"
+        )
 
 
 def _is_span(seconds: object) -> bool:
