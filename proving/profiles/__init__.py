@@ -212,9 +212,8 @@ COMMITS = Spec(
     ),
     kinds=(
         "busy shards", "crash", "crash in commit", "cut", "freeze", "freeze past the lease",
-        "late settling",
-        "raised fence", "repeated claims", "slow commits", "stop", "unsure writes",
-        "waiting claim",
+        "late settling", "raised fence", "repeated claims", "slow commits", "stop",
+        "unsure writes", "waiting claim",
     ),
     settings=FEW_SHARDS,
     locks=0.5,
