@@ -70,6 +70,19 @@ class Desk(EventSourced[list[int], Noted], name="desk"):
         raise Enough(len(await self.persist(Noted(what))))
 
     @handler
+    async def rest(self, what: int) -> int:
+        """Persist, and leave memory while that is on its way."""
+        self.passivate()
+        return len(await self.persist(Noted(what)))
+
+    @handler
+    async def confirm(self, what: int) -> int:
+        """Persist, wait for the journal, and persist again."""
+        await self.persist(Noted(what))
+        await self.committed()
+        return len(await self.persist(Noted(-what)))
+
+    @handler
     async def send_on(self, what: int, to: str) -> None:
         """Persist, then tell another desk."""
         await self.persist(Noted(what))
@@ -138,13 +151,18 @@ async def _call(load: Profile, seed: int, id: str, client: Client) -> None:
         elif dice < 0.45:
             await desk.ask(Desk.add, value)
             load.sim.history.event("acked", type="desk", id=id, seq=None, value=value)
-        elif dice < 0.6:
+        elif dice < 0.57:
             await desk.ask(Desk.total)
-        elif dice < 0.7:
+        elif dice < 0.65:
             await desk.ask(Desk.refuse)
-        elif dice < 0.75:
+        elif dice < 0.7:
             await desk.ask(Desk.take_back, value)
-        elif above and dice < 0.87:
+        elif dice < 0.75:
+            seq = await desk.ask(Desk.rest, value)
+            load.sim.history.event("acked", type="desk", id=id, seq=seq, value=value)
+        elif dice < 0.8:
+            await desk.ask(Desk.confirm, value)
+        elif above and dice < 0.92:
             await desk.ask(Desk.send_on, value, random.choice(above))
         elif above:
             # Only to desks above: two could wait for each other else.
