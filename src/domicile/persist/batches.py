@@ -79,7 +79,8 @@ class ShardLine:
     """The writes of one shard under one claim, in order."""
 
     __slots__ = (
-        "alone", "claim", "doubt", "fenced_by", "is_held", "is_out", "is_unsure", "voids", "waiting",
+        "alone", "claim", "doubt", "fenced_by", "is_held", "is_out", "is_unsure", "voids",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, claim: Claim) -> None:
