@@ -105,6 +105,7 @@ class SqliteStores:
         self.now = 1000.0
         self.clients: list[SqliteStore] = []
         self._blocker: apsw.Connection | None = None
+        self._copies = 0
 
     def client(self, by: str) -> LabStore:
         store = LabStore(self.path, by, elapsed=lambda: self.now, op_timeout_s=2.0)
@@ -140,11 +141,36 @@ class SqliteStores:
             connection.execute("UPDATE meta SET time = time + 0.001")
         await until(failed.is_set)
 
+    async def settled(self) -> None:
+        await until(lambda: all(store_waits(client) for client in self.clients))
+
+    async def snapshot(self) -> object:
+        self._copies += 1
+        copy = self.path.with_name(f"copy-{self._copies}.db")
+        with opened(self.path) as connection:
+            connection.execute("VACUUM INTO ?", (str(copy),))
+            # A copy has another mark of its format than the file it was made of.
+            ((mark,),) = connection.execute("PRAGMA application_id").fetchall()
+        with opened(copy) as connection:
+            connection.execute(f"PRAGMA application_id = {mark}")
+        return copy
+
+    async def rewind(self, snapshot: object) -> None:
+        assert isinstance(snapshot, Path)
+        for end in ("-wal", "-shm"):
+            self.path.with_name(self.path.name + end).unlink(missing_ok=True)
+        snapshot.replace(self.path)
+
     async def close(self) -> None:
         if self._blocker is not None:
             self._blocker.close()
         for client in self.clients:
             await client.close()
+
+
+def store_waits(store: SqliteStore) -> bool:
+    """Whether every watch that is being read waits for the next commit."""
+    return all(watch._waiter is not None for watch in store._watches)
 
 
 @contextmanager

@@ -24,6 +24,8 @@ from domicile.core.state.txn import (
 )
 from domicile.errors import StoreRewound, StoreUnavailable, WatchCompacted
 from domicile.ports.store import Store
+from domicile.settings import MAX_TICK_S
+from domicile.stores.memory.data import Snapshot
 from domicile.stores.memory.store import MemoryStore
 from domicile.testing.history import History
 from domicile.testing.sim.clock import ManualClock
@@ -124,10 +126,12 @@ class FaultyWatch:
 
 
 class MemoryStores:
-    def __init__(self) -> None:
+    def __init__(self, wall: Callable[[float], float] | None = None) -> None:
         self.clock = ManualClock()
         self.history = History(self.clock.now)
-        self.store = MemoryStore(self.clock, self.history)
+        self.store = MemoryStore(
+            self.clock, self.history, wall=None if wall is None else lambda: wall(self.clock.now())
+        )
         self.faults = Faults()
 
     def client(self, by: str) -> Store:
@@ -156,6 +160,13 @@ class MemoryStores:
         assert isinstance(client, FaultyClient)
         client.break_watches()
 
+    async def snapshot(self) -> object:
+        return self.store.snapshot()
+
+    async def rewind(self, snapshot: object) -> None:
+        assert isinstance(snapshot, Snapshot)
+        self.store.rewind(snapshot)
+
 
 class LateTimers(MemoryStores):
     """Timers never run: expiry must not depend on them."""
@@ -164,13 +175,37 @@ class LateTimers(MemoryStores):
         self.clock.advance(seconds, timers=False)
 
 
+class OnAWallClock(MemoryStores):
+    """Leases run on store time, made from a clock that can be stepped (S4)."""
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+        super().__init__(lambda now: now + self._ahead_s)
+
+    async def step_wall(self, by_s: float) -> None:
+        self._ahead_s += by_s
+
+
 class TestMemoryStore(StoreContract):
+    forgives_rewinds = False
+
     @asynccontextmanager
     async def open(self) -> AsyncIterator[MemoryStores]:
         yield MemoryStores()
 
 
+class TestMemoryStoreOnAWallClock(StoreContract):
+    forgives_rewinds = False
+    slack_s = MAX_TICK_S
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[MemoryStores]:
+        yield OnAWallClock()
+
+
 class TestMemoryStoreWithLateTimers(StoreContract):
+    forgives_rewinds = False
+
     @asynccontextmanager
     async def open(self) -> AsyncIterator[MemoryStores]:
         yield LateTimers()

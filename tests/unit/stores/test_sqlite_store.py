@@ -40,7 +40,8 @@ from domicile.testing.suites.store import StoreContract, after, put
 
 
 class TestSqliteStore(StoreContract):
-    patience_s = 30.0
+    patience_s = 60.0
+    forgives_rewinds = False
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[SqliteStores]:

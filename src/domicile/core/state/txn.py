@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 MAX_OPERATIONS = 64
 MAX_VALUE_BYTES = 512 * 1024
+MAX_COMMIT_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +123,22 @@ def check_limits(conditions: Sequence[Condition], writes: Sequence[Write]) -> No
             "(S7, conditions and writes together); split it"
         )
     keys: dict[bytes, None] = {}
+    total = sum([len(condition.key) for condition in conditions])
     for write in writes:
         if write.key in keys:
             raise ValueError(f"a commit writes {write.key!r} twice; write each key once")
         keys[write.key] = None
+        total += len(write.key)
         if isinstance(write, Delete):
             continue
+        total += len(write.value)
         if len(write.value) > MAX_VALUE_BYTES:
             raise ValueError(
                 f"the value for {write.key!r} has {len(write.value)} bytes, over "
                 f"MAX_VALUE_BYTES = {MAX_VALUE_BYTES} (S7); store less under one key"
             )
+    if total > MAX_COMMIT_BYTES:
+        raise ValueError(
+            f"a commit of {total} bytes is over MAX_COMMIT_BYTES = {MAX_COMMIT_BYTES} (S7, keys "
+            "and values together); split it"
+        )

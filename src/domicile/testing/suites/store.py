@@ -10,6 +10,11 @@ hold its lock, cut the connection); only then does the suite prove something abo
 - `lose_next_reply`: a commit that happens, now or soon, and whose caller is not told.
 - `slow`: commits take longer, as on a busy disk or network.
 - `break_watches`: connections of one client that break while the store is well.
+
+Further verbs are optional, each in a protocol of its own: `Settles`, `Rewinds`, `Crashes`,
+`StepsWall`, `LosesHints`. A scenario that needs one of them is skipped by name if `open` yields an
+object without it. A store on a server needs `Settles` too: otherwise "is waiting" is not proved.
+`domicile.testing.suites.byte_proxy` has the faults of a connection.
 """
 
 from __future__ import annotations
@@ -18,11 +23,12 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Protocol
+from typing import NoReturn, Protocol, TypeVar, runtime_checkable
 
 import pytest
 
 from domicile.core.state.txn import (
+    MAX_COMMIT_BYTES,
     MAX_OPERATIONS,
     MAX_VALUE_BYTES,
     Absent,
@@ -40,7 +46,9 @@ from domicile.core.state.txn import (
     Write,
 )
 from domicile.errors import StoreRewound, StoreUnavailable, WatchCompacted
-from domicile.ports.store import Store
+from domicile.ports.store import Kept, OffersThreads, Store, ThreadedStore
+
+T = TypeVar("T")
 
 
 class Stores(Protocol):
@@ -80,17 +88,81 @@ class Stores(Protocol):
         ...
 
 
+@runtime_checkable
+class Settles(Protocol):
+    """Optional: tells when calls that have begun wait at the store."""
+
+    async def settled(self) -> None:
+        """Return once every watch that is being read has seen all commits so far and waits."""
+        ...
+
+
+@runtime_checkable
+class Rewinds(Protocol):
+    """Optional: the store can be put back, as by a backup or a failover that loses commits (S5)."""
+
+    async def snapshot(self) -> object:
+        """Everything that is stored now."""
+        ...
+
+    async def rewind(self, snapshot: object) -> None:
+        """Lose every commit since a snapshot. Clients of the lost history are not told of it."""
+        ...
+
+
+@runtime_checkable
+class Crashes(Protocol):
+    """Optional: the store has a server, which can die."""
+
+    async def kill(self) -> None:
+        """SIGKILL to the server."""
+        ...
+
+    async def revive(self) -> None:
+        """Start the server on what it left behind; returns once it answers."""
+        ...
+
+
+@runtime_checkable
+class StepsWall(Protocol):
+    """Optional: the wall clock of the store can be stepped (S4)."""
+
+    async def step_wall(self, by_s: float) -> None:
+        """Step the clock from which the store makes its time."""
+        ...
+
+
+@runtime_checkable
+class LosesHints(Protocol):
+    """Optional: the store pushes hints of new commits, which can get lost (S10)."""
+
+    async def lose_hints(self, client: Store) -> None:
+        """From now on no hint reaches this client, and it does not notice that."""
+        ...
+
+
 class StoreContract(ABC):
     """Derive a test class from this and define `open`."""
 
     ttl_s: float = 5.0
-    """The ttl in seconds that leases ask for. A store on real time may want it small."""
+    """The ttl in seconds that leases ask for. A store on real time may want it small, but not below
+    the least ttl that it grants (S2). Where `advance` is exact on top of real time it may be large:
+    then a slow machine ends no lease."""
+
+    slack_s: float = 0.0
+    """Seconds beyond its ttl after which a lease has ended for sure."""
+
+    races: int = 5
+    """How often a scenario repeats a race. A store on real time may want it small."""
 
     patience_s: float = 10.0
     """Seconds of real time that one scenario may take."""
 
     slow_s: float = 0.05
     """Seconds that `Stores.slow` is given."""
+
+    forgives_rewinds: bool = True
+    """Whether a client goes on after a rewind that lost only what it never saw."""
 
     @abstractmethod
     def open(self) -> AbstractAsyncContextManager[Stores]:
@@ -178,6 +250,20 @@ class StoreContract(ABC):
 
         self.run(scenario)
 
+    def test_a_commit_has_a_limit_in_all(self) -> None:
+        async def scenario(stores: Stores) -> None:
+            store = stores.client("a")
+            parts = 4
+            part = bytes(MAX_COMMIT_BYTES // parts - 1)
+            writes = [Put(b"%d" % n, part) for n in range(parts)]
+            assert isinstance(await store.commit([], writes), Committed)
+            assert [item.value for item in (await store.list(b"")).items] == [part] * parts
+            with pytest.raises(ValueError, match="MAX_COMMIT_BYTES"):
+                await store.commit([Absent(b"k")], writes)
+            assert isinstance(await store.commit([], [Put(b"small", b"")]), Committed)
+
+        self.run(scenario)
+
     def test_an_expired_lease_takes_its_keys_in_one_commit(self) -> None:
         async def scenario(stores: Stores) -> None:
             store = stores.client("a")
@@ -185,7 +271,7 @@ class StoreContract(ABC):
             await put(store, b"a", b"", "l")
             await put(store, b"b", b"", "l")
             last = await put(store, b"c", b"")
-            await stores.advance(ttl_s + 0.01)
+            await stores.advance(ttl_s + 0.01 + self.slack_s)
             changes = await anext(store.watch(b"", last))
             assert changes.revision > last
             assert {change.key for change in changes.changes} == {b"a", b"b"}
@@ -274,7 +360,7 @@ class StoreContract(ABC):
             }
             async with asyncio.TaskGroup() as tasks:
                 later = tasks.create_task(after(watch))
-                await asyncio.sleep(0)
+                await settled(stores)
                 await put(other, b"m", b"outside")
                 last = await put(other, b"n/3", b"")
             assert later.result().revision == last
@@ -299,7 +385,7 @@ class StoreContract(ABC):
             store = stores.client("a")
             watch = store.watch(b"", (await store.list(b"")).revision)
             waiting = asyncio.create_task(after(watch))
-            await asyncio.sleep(0)
+            await settled(stores)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
@@ -326,7 +412,7 @@ class StoreContract(ABC):
             await store.grant("l", self.ttl_s)
             last = await put(store, b"k", b"", "l")
             waiting = asyncio.create_task(after(store.watch(b"", last)))
-            await asyncio.sleep(0)
+            await settled(stores)
             await store.close()
             with pytest.raises(StoreUnavailable):
                 await waiting
@@ -340,8 +426,9 @@ class StoreContract(ABC):
         async def scenario(stores: Stores) -> None:
             store = stores.client("a")
             last = await put(store, b"k", b"")
+            # Far ahead: others may commit to a store that several clusters share.
             with pytest.raises(StoreRewound):
-                await anext(store.watch(b"", last + 1))
+                await anext(store.watch(b"", last + 1_000_000))
 
         self.run(scenario)
 
@@ -373,9 +460,9 @@ class StoreContract(ABC):
             ttl_s = await holder.grant("l", self.ttl_s)
             last = await put(holder, b"k", b"", "l")
             waiting = asyncio.create_task(after(other.watch(b"", last)))
-            await asyncio.sleep(0)
+            await settled(stores)
             await holder.close()
-            await stores.advance(ttl_s + 0.01)
+            await stores.advance(ttl_s + 0.01 + self.slack_s)
             assert [change.key for change in (await waiting).changes] == [b"k"]
 
         self.run(scenario)
@@ -428,7 +515,7 @@ class StoreContract(ABC):
             ttl_s = await store.grant("l", self.ttl_s)
             await put(store, b"k", b"", "l")
             await stores.outage()
-            await stores.advance(ttl_s + 0.01)
+            await stores.advance(ttl_s + 0.01 + self.slack_s)
             await stores.restore()
             renewed = await store.renew("l")
             assert (await store.get(b"k") is None) == (renewed is None)
@@ -442,7 +529,7 @@ class StoreContract(ABC):
             follower = Follower(store, last)
             async with asyncio.TaskGroup() as tasks:
                 following = tasks.create_task(follower.follow(3))
-                await asyncio.sleep(0)
+                await settled(stores)
                 await stores.outage()
                 await stores.restore()
                 expected = [await put(other, b"k", b"%d" % n) for n in range(3)]
@@ -460,7 +547,7 @@ class StoreContract(ABC):
             expected = [await put(other, b"k", b"1")]
             assert (await waiting).revision == expected[0]
             waiting = asyncio.create_task(after(watch))
-            await asyncio.sleep(0)
+            await settled(stores)
             await stores.break_watches(store)
             with pytest.raises(StoreUnavailable):
                 await waiting
@@ -478,7 +565,7 @@ class StoreContract(ABC):
             store, other = stores.client("a"), stores.client("b")
             last = await put(store, b"k", b"")
             waiting = asyncio.create_task(after(store.watch(b"", last)))
-            await asyncio.sleep(0)
+            await settled(stores)
             await stores.break_watches(store)
             with pytest.raises(StoreUnavailable):
                 await waiting
@@ -530,6 +617,250 @@ class StoreContract(ABC):
 
         self.run(scenario)
 
+    def test_renewals_that_race_with_the_end_of_a_lease_agree(self) -> None:
+        """S3: whichever comes first is right for all, and the keys go with the lease."""
+
+        async def scenario(stores: Stores) -> None:
+            clients = [stores.client(name) for name in "abc"]
+            for n in range(self.races):
+                lease, key = f"l{n}", b"k%d" % n
+                ttl_s = await clients[0].grant(lease, self.ttl_s)
+                await put(clients[0], key, b"", lease)
+                await stores.advance(ttl_s * 0.7)
+                # A renewal that comes before the second step makes the lease outlast it.
+                second = asyncio.create_task(stores.advance(ttl_s * 0.7 + self.slack_s))
+                found = await asyncio.gather(*[client.renew(lease) for client in clients])
+                await second
+                found.append(await clients[1].renew(lease))
+                assert len(set(found)) == 1, found
+                there = await clients[2].get(key)
+                assert (there is None) == (found[0] is None)
+
+        self.run(scenario)
+
+    # what only some stores can show
+
+    def test_a_rewind_is_seen_by_every_client_that_knew_more(self) -> None:
+        async def scenario(stores: Stores) -> None:
+            if not isinstance(stores, Rewinds):
+                without("snapshot and rewind")
+            store, other = stores.client("a"), stores.client("b")
+            await store.grant("l", self.ttl_s)
+            kept = await put(store, b"k", b"kept")
+            backup = await stores.snapshot()
+            lost = await put(store, b"k", b"lost")
+            assert (await other.list(b"")).revision == lost
+            waiting = asyncio.create_task(after(other.watch(b"", lost)))
+            await settled(stores)
+            await stores.rewind(backup)
+            with pytest.raises(StoreRewound):
+                await store.commit([], [Put(b"k", b"more")])
+            # One of the two is the first to notice it; the watch must end in any case.
+            with suppress(StoreRewound):
+                await other.renew("l")
+            with pytest.raises(StoreRewound):
+                await waiting
+            fresh = stores.client("fresh")
+            listing = await fresh.list(b"")
+            assert listing.items == (Item(b"k", b"kept", kept, kept),)
+            assert isinstance(await fresh.commit([At(b"k", kept)], [Delete(b"k")]), Committed)
+
+        self.run(scenario)
+
+    def test_a_rewind_is_seen_though_it_was_overtaken(self) -> None:
+        """S5: the store has a higher revision than the client, and another past."""
+
+        async def scenario(stores: Stores) -> None:
+            if not isinstance(stores, Rewinds):
+                without("snapshot and rewind")
+            readers = {call: stores.client(call) for call in ("get", "list", "renew", "watch")}
+            writer = stores.client("commit")
+            await put(writer, b"k", b"before")
+            backup = await stores.snapshot()
+            lost = [await put(writer, b"k", b"lost %d" % n) for n in range(2)][-1]
+            for reader in readers.values():
+                assert await reader.renew("l") is None
+                assert (await reader.list(b"")).revision == lost
+            await stores.rewind(backup)
+            newest = 0
+            while newest <= lost + 1:
+                newest = await put(stores.client("fresh"), b"k", b"instead")
+            with pytest.raises(StoreRewound):
+                await readers["get"].get(b"k")
+            with pytest.raises(StoreRewound):
+                await readers["list"].list(b"")
+            with pytest.raises(StoreRewound):
+                await readers["renew"].renew("l")
+            with pytest.raises(StoreRewound):
+                await anext(readers["watch"].watch(b"", lost))
+            with pytest.raises(StoreRewound):
+                await writer.commit([Present(b"k")], [Put(b"k", b"wrong")])
+            item = await stores.client("last").get(b"k")
+            assert item == Item(b"k", b"instead", item.created if item else 0, newest)
+
+        self.run(scenario)
+
+    def test_a_rewind_that_lost_nothing_that_a_client_knew_leaves_it_alone(self) -> None:
+        async def scenario(stores: Stores) -> None:
+            if not isinstance(stores, Rewinds):
+                without("snapshot and rewind")
+            if not self.forgives_rewinds:
+                pytest.skip("this store tells every client of a rewind")
+            store = stores.client("a")
+            known = await put(store, b"k", b"")
+            backup = await stores.snapshot()
+            await put(stores.client("b"), b"k", b"lost")
+            await stores.rewind(backup)
+            assert await store.get(b"k") == Item(b"k", b"", known, known)
+
+        self.run(scenario)
+
+    def test_what_was_acknowledged_survives_the_death_of_the_server(self) -> None:
+        async def scenario(stores: Stores) -> None:
+            if not isinstance(stores, Crashes):
+                without("kill and revive")
+            acknowledged: dict[bytes, int] = {}
+            asked: list[bytes] = []
+            begun = asyncio.Event()
+
+            async def commit(name: bytes) -> None:
+                store = stores.client(name.decode())
+                for n in range(100_000):
+                    key = b"%s/%d" % (name, n)
+                    asked.append(key)
+                    both: list[Write] = [Put(key + b"/1", b""), Put(key + b"/2", b"")]
+                    try:
+                        outcome = await store.commit([], both)
+                    except StoreUnavailable:
+                        return
+                    if not isinstance(outcome, Committed):
+                        return
+                    acknowledged[key] = outcome.revision
+                    if len(acknowledged) > 20:
+                        begun.set()
+
+            holder = stores.client("holder")
+            ttl_s = await holder.grant("l", self.ttl_s)
+            await put(holder, b"leased", b"", "l")
+            async with asyncio.TaskGroup() as tasks:
+                for name in (b"a", b"b", b"c", b"d"):
+                    tasks.create_task(commit(name))
+                await begun.wait()
+                await stores.kill()
+            await stores.revive()
+            fresh = stores.client("fresh")
+            listing = await returned(lambda: fresh.list(b""))
+            found = {item.key: item.revision for item in listing.items}
+            for key in asked:
+                pair = (found.get(key + b"/1"), found.get(key + b"/2"))
+                assert pair[0] == pair[1], "a commit was done in part"
+                if key in acknowledged:
+                    assert pair[0] == acknowledged[key]
+            assert await put(fresh, b"after", b"") > max(acknowledged.values())
+            # S4: while the server is away, no time passes.
+            assert b"leased" in found
+            assert await returned(lambda: holder.renew("l")) == ttl_s
+
+        self.run(scenario)
+
+    @pytest.mark.parametrize("step_s", [3600.0, -3600.0])
+    def test_a_step_of_the_wall_clock_ends_no_lease_and_keeps_none(self, step_s: float) -> None:
+        async def scenario(stores: Stores) -> None:
+            if not isinstance(stores, StepsWall):
+                without("step_wall")
+            store, other = stores.client("a"), stores.client("b")
+            ttl_s = await store.grant("l", self.ttl_s)
+            await put(store, b"k", b"", "l")
+            await stores.step_wall(step_s)
+            await put(other, b"other", b"")
+            assert await other.get(b"k") is not None
+            assert await store.renew("l") == ttl_s
+            await stores.advance(ttl_s * 0.5)
+            assert await other.get(b"k") is not None
+            await stores.advance(ttl_s * 0.6 + self.slack_s)
+            assert await other.get(b"k") is None
+            assert await store.renew("l") is None
+
+        self.run(scenario)
+
+    def test_a_lost_hint_is_made_good_by_the_next_renewal(self) -> None:
+        async def scenario(stores: Stores) -> None:
+            if not isinstance(stores, LosesHints):
+                without("lose_hints")
+            store, other = stores.client("a"), stores.client("b")
+            ttl_s = await store.grant("l", self.ttl_s)
+            start = (await store.list(b"")).revision
+            follower = Follower(store, start)
+            following = asyncio.create_task(follower.follow(3))
+            expected = [await put(other, b"k", b"1")]
+            await follower.has_seen(1)
+            await settled(stores)
+            await stores.lose_hints(store)
+            expected += [await put(other, b"k", b"%d" % n) for n in range(2)]
+            while not following.done():
+                assert await store.renew("l") == ttl_s
+                await asyncio.sleep(0.001)
+            assert follower.seen == expected
+
+        self.run(scenario)
+
+    def test_a_lease_is_kept_while_the_loop_is_blocked(self) -> None:
+        """L1: the thread side renews and reads the own record. Its answers need no turn here."""
+
+        async def scenario(stores: Stores) -> None:
+            store, other = stores.client("a"), stores.client("b")
+            ttl_s = await store.grant("l", self.ttl_s)
+            first = await put(store, b"n/k", b"1", "l")
+            beside = thread_side(store, b"n/")
+            kept = Kept(ttl_s, Item(b"k", b"1", first, first))
+            for _ in range(3):
+                # `result` blocks this loop.
+                assert beside.keep("l", b"k").result(self.patience_s) == kept
+                await stores.advance(ttl_s * 0.6)
+            assert beside.keep("l", b"k").result(self.patience_s) == kept
+            written = beside.rewrite(b"k", first, b"2", "l").result(self.patience_s)
+            assert isinstance(written, Committed)
+            item = Item(b"n/k", b"2", first, written.revision)
+            assert await other.get(b"n/k") == item
+            changes = await anext(store.watch(b"", first))
+            assert changes == Changes(written.revision, (Change(b"n/k", item),))
+            for revision in (first, written.revision - 1):
+                refused = beside.rewrite(b"k", revision, b"3", "l").result(self.patience_s)
+                assert refused == Conflict(b"k")
+            assert isinstance(beside.rewrite(b"k", 0, b"4", "l").result(self.patience_s), Committed)
+            await stores.advance(ttl_s + 0.01 + self.slack_s)
+            assert beside.keep("l", b"k").result(self.patience_s) == Kept(None, None)
+            gone = beside.rewrite(b"k", 0, b"5", "l").result(self.patience_s)
+            assert gone == Conflict(b"k")
+            await store.close()
+            with pytest.raises(StoreUnavailable):
+                beside.keep("l", b"k").result(self.patience_s)
+
+        self.run(scenario)
+
+    def test_the_thread_side_belongs_to_the_history_it_was_made_in(self) -> None:
+        async def scenario(stores: Stores) -> None:
+            if not isinstance(stores, Rewinds):
+                without("snapshot and rewind")
+            store = stores.client("a")
+            await store.grant("l", self.ttl_s)
+            await put(store, b"k", b"1", "l")
+            backup = await stores.snapshot()
+            await put(store, b"k", b"2", "l")
+            beside = thread_side(store, b"")
+            assert beside.keep("l", b"k").result(self.patience_s).ttl_s is not None
+            await stores.rewind(backup)
+            for _ in range(2):
+                with pytest.raises(StoreRewound):
+                    beside.keep("l", b"k").result(self.patience_s)
+            with pytest.raises(StoreRewound):
+                beside.rewrite(b"k", 0, b"3", "l").result(self.patience_s)
+            item = await stores.client("fresh").get(b"k")
+            assert item is not None
+            assert item.value == b"1"
+
+        self.run(scenario)
+
 
 class Follower:
     """A watch that is started again where it broke, as callers must do."""
@@ -538,6 +869,11 @@ class Follower:
         self.seen: list[int] = []
         self._store = store
         self._from = seen
+
+    async def has_seen(self, count: int) -> None:
+        """Wait until that many commits were seen."""
+        while len(self.seen) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
     async def follow(self, count: int) -> None:
         """Follow until that many commits were seen."""
@@ -561,3 +897,32 @@ async def put(store: Store, key: bytes, value: bytes, lease: str | None = None) 
 async def after(watch: AsyncIterator[Changes]) -> Changes:
     """The next changes, as a coroutine that a task can run."""
     return await anext(watch)
+
+
+async def settled(stores: Stores) -> None:
+    """Let everything that has begun come to where it waits."""
+    if isinstance(stores, Settles):
+        await stores.settled()
+    else:
+        await asyncio.sleep(0)
+
+
+def without(verbs: str) -> NoReturn:
+    """Skip a scenario because the stores lack optional verbs."""
+    pytest.skip(f"these stores have no verbs {verbs}")
+
+
+def thread_side(store: Store, prefix: bytes) -> ThreadedStore:
+    """The part of a store for a thread; skips the scenario if it has none."""
+    beside = store.beside(prefix) if isinstance(store, OffersThreads) else None
+    if beside is None:
+        pytest.skip("this store has no thread side")
+    return beside
+
+
+async def returned(call: Callable[[], Awaitable[T]]) -> T:
+    """The answer of a store that comes back."""
+    while True:
+        with suppress(StoreUnavailable):
+            return await call()
+        await asyncio.sleep(0.01)
