@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -30,9 +31,11 @@ from domicile.core.ids import Incarnation
 from domicile.core.lease.lease import Lease
 from domicile.core.placement.suspicion import pause_s
 from domicile.core.wire import Ping, Probe, Told, ToOwner
+from domicile.errors import StoreError
 from domicile.membership.store_calls import StoreCalls
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
+from domicile.ports.store import NeedsTicks
 from domicile.settings import Settings
 from domicile.taglog import TaggedLog
 
@@ -97,6 +100,9 @@ class Leadership(MachineDriver[ClusterEvent, ClusterEffect]):
                 self._spawn(self._consult(effect))
 
     def _more_tasks(self) -> Iterable[Coroutine[Any, Any, None]]:
+        store = self._calls.store
+        if isinstance(store, NeedsTicks) and store.tick_s > 0:
+            return (self._keep_pinging(), self._keep_ticking(store))
         return (self._keep_pinging(),)
 
     def _unanswered(self) -> None:
@@ -130,6 +136,14 @@ class Leadership(MachineDriver[ClusterEvent, ClusterEffect]):
     async def _consult(self, consult: AskStrategy) -> None:
         assert self._advisor is not None, "only a user's function is consulted"
         self.feed(StrategyAnswered(consult.situation, await self._advisor.ask(consult.situation)))
+
+    async def _keep_ticking(self, store: NeedsTicks) -> None:
+        """S4: the time of a store that has no clock of its own advances while somebody leads."""
+        while self.check():
+            # A store that does not answer, or went back, is noticed by those who need an answer.
+            with suppress(StoreError):
+                await self._calls.bounded(store.tick())
+            await asyncio.sleep(store.tick_s)
 
     async def _keep_pinging(self) -> None:
         # Several pings in the shortest silence that has consequences (C6, C7).

@@ -91,3 +91,20 @@ class OffersThreads(Protocol):
         Called on the event loop.
         """
         ...
+
+
+@runtime_checkable
+class NeedsTicks(Protocol):
+    """A store whose time only advances while it is asked (S4). The acting coordinator ticks it.
+
+    Without ticks no lease ends. A client that sees that nobody ticks does it meanwhile.
+    """
+
+    @property
+    def tick_s(self) -> float:
+        """Seconds between two ticks, at most `MAX_TICK_S`; 0: this one needs none."""
+        ...
+
+    async def tick(self) -> None:
+        """Let the store's time advance, and the leases end that have expired (S3)."""
+        ...

@@ -23,7 +23,7 @@ from domicile.core.state.txn import (
     Write,
 )
 from domicile.errors import ConfigError
-from domicile.ports.store import OffersThreads, Store, ThreadedStore
+from domicile.ports.store import NeedsTicks, OffersThreads, Store, ThreadedStore
 
 
 def check_cluster(name: str) -> None:
@@ -90,6 +90,16 @@ class Namespace:
         """As `OffersThreads.beside`, if the whole store offers it."""
         store = self._store
         return store.beside(self._prefix + prefix) if isinstance(store, OffersThreads) else None
+
+    @property
+    def tick_s(self) -> float:
+        """As `NeedsTicks.tick_s`: 0 if the whole store needs no ticks."""
+        return self._store.tick_s if isinstance(self._store, NeedsTicks) else 0.0
+
+    async def tick(self) -> None:
+        """As `NeedsTicks.tick`, for the whole store."""
+        if isinstance(self._store, NeedsTicks):
+            await self._store.tick()
 
     async def close(self) -> None:
         """As `Store.close`, of the whole store."""

@@ -18,9 +18,11 @@ from domicile.core.state.records import NodeRecord
 from domicile.core.state.shardmap import Entry, ShardMap, decode_block
 from domicile.core.state.txn import Changes, Delete, Listing, Put
 from domicile.core.wire import Ping, Told, ToOwner
+from domicile.errors import StoreUnavailable
 from domicile.membership.member import Member
 from domicile.membership.record_kinds import ProcessRecord, kind_of, marked_leaving
 from domicile.settings import Settings
+from domicile.stores.namespace import Namespace
 from domicile.testing.history import History
 from domicile.testing.sim.clock import SimClock
 from domicile.testing.sim.loop import World
@@ -444,3 +446,40 @@ def test_cancelling_the_task_ends_the_leadership(lab: Lab) -> None:
 
     lab.run(main())
     assert len(list(lab.history.of("deposed"))) == 1
+
+
+class Ticked:
+    """A store that is told who ticks it, and loses every third tick."""
+
+    tick_s = 0.2
+
+    def __init__(self, node: Node, ticks: Counter[str]) -> None:
+        self._store, self._node, self._ticks = node.candidate._calls.store, node, ticks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def tick(self) -> None:
+        self._ticks[self._node.name] += 1
+        if self._ticks[self._node.name] % 3 == 0:
+            raise StoreUnavailable("as the test wants it")
+
+
+def test_the_leader_ticks_a_store_that_needs_it(lab: Lab) -> None:
+    async def main() -> None:
+        ticks: Counter[str] = Counter()
+        for name in ("one", "two"):
+            node = Node(lab, name)
+            node.candidate._calls.store = Namespace(Ticked(node, ticks), "c")  # type: ignore[assignment]
+            node.candidate._calls.store._prefix = b""
+        await lab.until(lambda: len(lab.leaders()) == 1)
+        [leader] = lab.leaders()
+        before = ticks[leader.name]
+        await asyncio.sleep(10.0)
+        assert ticks[leader.name] - before >= 40, "S4: at least four times a second"
+        assert set(ticks) == {leader.name}
+        leader.loop.kill()
+        await lab.until(lambda: len(lab.leaders()) == 1 and lab.leaders()[0] is not leader)
+        await lab.until(lambda: len(ticks) == 2)
+
+    lab.run(main())
