@@ -10,10 +10,12 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -93,8 +95,16 @@ class PostgresServer:
     def kill(self) -> None:
         """End it at once, with all its sessions, as a crash does."""
         assert self._process is not None
-        self._process.kill()
+        family = [self._process.pid, *_children(self._process.pid)]
+        for pid in family:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._process.wait()
+        until = time.monotonic() + READY_S
+        # The next server refuses the data directory while a session of this one is left.
+        while any(_runs(pid) for pid in family):
+            assert time.monotonic() < until, "a session of the server does not end"
+            time.sleep(0.005)
 
     def stop(self) -> None:
         """End it and remove its files."""
@@ -132,6 +142,21 @@ def shared_server() -> PostgresServer:
     atexit.register(server.stop)
     server.start()
     return server
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(FileNotFoundError):
+        found += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    return found
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
 
 
 def _free_port() -> int:

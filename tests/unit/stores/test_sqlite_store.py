@@ -31,9 +31,10 @@ from domicile.core.state.txn import (
 )
 from domicile.errors import ConfigError, StoreRewound, StoreUnavailable, WatchCompacted
 from domicile.ports.store import Store
+from domicile.stores.key_range import above
 from domicile.stores.memory.store import MemoryStore
 from domicile.stores.sqlite.file import elapsed_s
-from domicile.stores.sqlite.schema import CALLS, above
+from domicile.stores.sqlite.schema import CALLS
 from domicile.stores.sqlite.store import QueuedCommit, SqliteStore, commits
 from domicile.testing.sim.clock import ManualClock
 from domicile.testing.suites.store import StoreContract, after, put

@@ -1,4 +1,4 @@
-"""The connections of a journal to its database, its schema, and what errors mean.
+"""The connections of a journal to its database, and its schema.
 
 Only `domicile.journals.postgres` uses it. The schema of a cluster is created or refused when the
 first connection is made. Connections never wait longer than `wait_s` for a lock or an answer.
@@ -29,13 +29,18 @@ from domicile.journals.postgres.schema import (
     day_partition,
 )
 from domicile.ports.journal import JournalUnknown, older_format
+from domicile.postgres.sessions import (
+    FAILURES,
+    ServerPlace,
+    check_session,
+    explained,
+    session_settings,
+)
 
 if TYPE_CHECKING:
-    from asyncpg.pool import PoolConnectionProxy
+    from domicile.postgres.sessions import Connection, RawConnection
 
-    Connection = PoolConnectionProxy[asyncpg.Record]
     Pool = asyncpg.Pool[asyncpg.Record]
-    RawConnection = asyncpg.Connection[asyncpg.Record]
 
 log = logging.getLogger("domicile")
 
@@ -44,10 +49,6 @@ MIGRATION_S = 3_600.0
 
 CONNECTIONS = 8
 """Most connections of one process. A batch that waits for a row keeps one meanwhile."""
-
-_FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""What asyncpg raises. The last: the server said that it ends, and its connection is not closed
-yet."""
 
 TODAY = "SELECT extract(epoch FROM clock_timestamp())::bigint / 86400"
 PLACE = """SELECT extract(epoch FROM pg_postmaster_start_time())::text || ' ' || oid::text
@@ -63,6 +64,11 @@ class Connections:
     ) -> None:
         self._url, self.shown, self._wait_s = url, shown, wait_s
         self._schema = f"{cluster}_journal"
+        self._named = ServerPlace(
+            f"the journal {shown}",
+            self._schema,
+            f'the user must own the schema "{self._schema}", or may create it in the database',
+        )
         self._reads_only = reads_only
         self._place = ""
         self._pool: Pool | None = None
@@ -76,8 +82,8 @@ class Connections:
             pool = self._pool or await self._open()
             async with pool.acquire(timeout=self._wait_s) as connection:
                 yield connection
-        except (*_FAILURES, OSError, TimeoutError) as error:
-            raise self._explain(error) from error
+        except (*FAILURES, OSError, TimeoutError) as error:
+            raise explained(error, self._place, self._wait_s, JournalUnknown) from error
 
     async def begin_day(self) -> None:
         """Have partitions for the keys of today and tomorrow, and drop those that are too old."""
@@ -141,39 +147,12 @@ class Connections:
             return self._pool
 
     def _session(self) -> dict[str, str]:
-        wait_ms = self.wait_ms
-        return {
-            "application_name": "domicile journal",
-            "search_path": f'"{self._schema}"',
-            "synchronous_commit": "on",
-            "jit": "off",
-            "plan_cache_mode": "force_generic_plan",
-            # A plan that was made while the tables were empty must not last.
-            "enable_seqscan": "off",
-            "lock_timeout": wait_ms,
-            "idle_in_transaction_session_timeout": wait_ms,
-            "tcp_user_timeout": wait_ms,
-        }
+        # A plan that was made while the tables were empty must not last.
+        settings = session_settings("domicile journal", self._schema, self._wait_s)
+        return {**settings, "enable_seqscan": "off"}
 
     async def _check_session(self, connection: RawConnection) -> None:
-        """Refuse a connection whose settings are not its own, before it is used."""
-        wanted = self._session()
-        rows = await connection.fetch(
-            "SELECT name, setting FROM pg_settings WHERE name = ANY($1)", list(wanted)
-        )
-        found = {row["name"]: row["setting"] for row in rows}
-        # A connection by a socket file has no TCP timeout.
-        lost = [
-            name
-            for name, value in wanted.items()
-            if name != "tcp_user_timeout" and found.get(name) != value
-        ]
-        if lost:
-            raise ConfigError(
-                f"the journal {self.shown} ignores settings of the session "
-                f"({', '.join(sorted(lost))}), as PgBouncer does in transaction mode; name the "
-                "server itself, or a pool in session mode"
-            )
+        await check_session(connection, self._session(), self._named)
         self._place = await connection.fetchval(PLACE)
 
     async def _set_up(self, connection: Connection) -> None:
@@ -263,51 +242,3 @@ class Connections:
                 if name < oldest:
                     await connection.execute(f"DROP TABLE {name}")
         self._day = today
-
-    def _explain(self, error: Exception) -> Exception:
-        where = self.shown
-        match error:
-            case asyncpg.InvalidPasswordError() | asyncpg.InvalidAuthorizationSpecificationError():
-                return ConfigError(
-                    f"the journal {where} refuses this user: {error}; look at the user and the "
-                    "password in its URL, or in PGUSER and PGPASSWORD"
-                )
-            case asyncpg.InvalidCatalogNameError():
-                return ConfigError(
-                    f"the journal {where} names a database that is not there: {error}; create it, "
-                    "as in `createdb`, or name another one"
-                )
-            case asyncpg.InsufficientPrivilegeError():
-                return ConfigError(
-                    f"the journal {where} does not let this user work: {error}; the user must own "
-                    f'the schema "{self._schema}", or may create it in the database'
-                )
-            case asyncpg.ReadOnlySQLTransactionError():
-                return JournalUnknown(
-                    f"the journal {where} takes no writes now: {error}; name the primary server"
-                )
-            case asyncpg.LockNotAvailableError():
-                return JournalUnknown(
-                    f"a row or table of the journal {where} stayed locked for {self._wait_s:.1f} "
-                    "s: another session holds it; pg_stat_activity names it"
-                )
-            case asyncpg.PostgresError() if "startup parameter" in str(error):
-                return ConfigError(
-                    f"the journal {where} refuses settings of the session ({error}), as PgBouncer "
-                    "does; name the server itself, or a pool in session mode"
-                )
-            case asyncpg.InvalidSQLStatementNameError() | asyncpg.DuplicatePreparedStatementError():
-                return ConfigError(
-                    f"the journal {where} loses prepared statements ({error}), as PgBouncer does "
-                    "in transaction mode; name the server itself, or a pool in session mode"
-                )
-            case TimeoutError():
-                return JournalUnknown(
-                    f"the journal {where} did not answer within {2 * self._wait_s:.1f} s"
-                )
-            case OSError() | asyncpg.InterfaceError():
-                return JournalUnknown(f"the journal {where} can't be reached: {error}")
-            case _:
-                return JournalUnknown(
-                    f"the journal {where} failed ({type(error).__name__}: {error})"
-                )

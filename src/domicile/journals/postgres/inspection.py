@@ -8,7 +8,7 @@ from domicile.core.ids import Incarnation
 from domicile.ports.journal import FenceSeen, JournalFigures, JournalNames
 
 if TYPE_CHECKING:
-    from domicile.journals.postgres.connections import Connection
+    from domicile.postgres.sessions import Connection
 
 _CLUSTERS = """SELECT left(n.nspname, -length('_journal')) FROM pg_namespace n
     WHERE n.nspname LIKE '%\\_journal' AND to_regclass(format('%I.fence', n.nspname)) IS NOT NULL

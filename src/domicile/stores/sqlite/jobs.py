@@ -20,6 +20,7 @@ import apsw
 
 from domicile.core.state.txn import Change, Changes, Item, Listing
 from domicile.errors import ConfigError, StoreError, StoreRewound, StoreUnavailable, WatchCompacted
+from domicile.stores.key_range import above
 from domicile.stores.sqlite.file import (
     CommitUnknown,
     Database,
@@ -39,7 +40,6 @@ from domicile.stores.sqlite.schema import (
     OUTCOME,
     OUTCOMES,
     PREPARE,
-    above,
     ranged,
     together,
 )

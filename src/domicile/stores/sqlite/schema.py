@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from domicile.core.state.txn import Absent, At, Condition, Put, Write
+from domicile.stores.key_range import above
 
 APPLICATION_ID = 0x646F6D69
 """Marks a file as a store of Domicile; "domi" in ASCII."""
@@ -228,12 +229,6 @@ COMMITS = (
     "SELECT txn.revision, txn.at, txn.by, txn.expiry, change.key, change.value, change.lease "
     "FROM txn JOIN change USING (revision) ORDER BY txn.revision, change.n"
 )
-
-
-def above(prefix: bytes) -> bytes | None:
-    """The smallest key that is greater than all keys with a prefix; None if there is none."""
-    head = prefix.rstrip(b"\xff")
-    return head[:-1] + bytes([head[-1] + 1]) if head else None
 
 
 def ranged(query: str, prefix: bytes, *before: object) -> tuple[str, tuple[object, ...]]:

@@ -57,15 +57,23 @@ class ByteProxy:
         self.lost = 0
         """How many answers were lost."""
 
-    async def __aenter__(self) -> Self:
-        """Listen."""
-        await asyncio.wrap_future(self._thread.submit(self._start))
+    def start(self) -> Self:
+        """Listen. For code that is not async; blocks for a moment."""
+        self._thread.submit(self._start).result(DIAL_S)
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aenter__(self) -> Self:
+        """Listen."""
+        return self.start()
+
+    async def close(self) -> None:
         """Break every connection and end."""
         await asyncio.wrap_future(self._thread.submit(self._stop))
         self._thread.close()
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Break every connection and end."""
+        await self.close()
 
     async def cut(self) -> None:
         """Reset every connection; new ones work."""
