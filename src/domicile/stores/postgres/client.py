@@ -89,7 +89,10 @@ class StoreServer:
 
     def explained(self, error: Exception) -> Exception:
         """What to raise for an error."""
-        said = explained(error, self._place, self._wait_s, StoreUnavailable)
+        if isinstance(error, ConfigError):
+            said: Exception = error
+        else:
+            said = explained(error, self._place, self._wait_s, StoreUnavailable)
         if isinstance(said, ConfigError) and self.was_open:
             return StoreUnavailable(str(said))
         return said

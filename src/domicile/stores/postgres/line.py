@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 
 from domicile.core.state.txn import Unknown
-from domicile.errors import DomicileError, StoreUnavailable
+from domicile.errors import DomicileError, StoreError, StoreUnavailable
 from domicile.postgres.sessions import FAILURES
 from domicile.stores.postgres.schema import Operations
 
@@ -203,7 +203,7 @@ class ConnectionLine:
         refused = isinstance(error, asyncpg.PostgresError) and not _is_unsure(error)
         if not (isinstance(error, DomicileError) or refused):
             self._drop()
-        said = error if isinstance(error, DomicileError) else self._explained(error)
+        said = error if isinstance(error, StoreError) else self._explained(error)
         unsure = begun and not refused and not isinstance(error, DomicileError)
         for job in jobs:
             if unsure and job.unknown is not None:
