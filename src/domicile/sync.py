@@ -247,7 +247,7 @@ class _Portal:
             error = self._up.exception(min(limit_s, _LONGEST_S))
         except TimeoutError:
             error = Unavailable(
-                f"not connected to {self.store} within {limit_s:g} s: the store is away, locked or "
+                f"not connected to {shown_url(self.store)} within {limit_s:g} s: the store is away, locked or "
                 "slow. Nothing was sent, so retry is safe"
             )
         if error is not None:
@@ -356,7 +356,7 @@ def _check_thread() -> None:
 
 def _forked(store: str) -> ConfigError:
     return ConfigError(
-        f"{store} was connected to before this process was forked, and neither its thread nor its "
+        f"{shown_url(store)} was connected to before this process was forked, and neither its thread nor its "
         "open files survive a fork. Connect first in the new process: use the client for the first "
         "time there, or close it before the fork"
     )

@@ -152,8 +152,12 @@ def journal_backend(url: str) -> Backend:
 def shown_url(url: str) -> str:
     """A URL for people to read: without the user, password and options that it may contain."""
     scheme, found, rest = url.partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}{found}{host.rpartition('@')[2]}{slash}{path.partition('?')[0]}"
+    server, slash, path = rest.partition("/")
+    if "@" in path and server and "@" not in server.partition("?")[0]:
+        # A password that should be quoted and is not: all before the last @ may belong to it.
+        return f"{scheme}{found}{path.rpartition('@')[2].partition('?')[0]}"
+    server = server.rpartition("@")[2].partition("?")[0]
+    return f"{scheme}{found}{server}{slash}{path.partition('?')[0]}"
 
 
 def _find(url: str) -> Backend | None:

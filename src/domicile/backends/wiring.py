@@ -14,7 +14,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
-from domicile.backends.registry import Backend, OpenOptions, journal_backend, store_backend
+from domicile.backends.registry import (
+    Backend,
+    OpenOptions,
+    journal_backend,
+    shown_url,
+    store_backend,
+)
 from domicile.core.ids import Incarnation
 from domicile.core.state.keys import node_key
 from domicile.entity.running.blocking import blocking_threads
@@ -49,7 +55,7 @@ def check_urls(store: str, journal: str | None = None, durable: Sequence[str] = 
         journal_backend(journal)
     elif durable and backend.default_journal(store) is None:
         raise ConfigError(
-            f"{durable[0]} keeps events, but {store} comes without a journal. Name one that all "
+            f"{durable[0]} keeps events, but {shown_url(store)} comes without a journal. Name one that all "
             'nodes share, as in journal="sqlite:///events.journal" for one machine, or say '
             'journal="memory://" if it is fine that events are lost whenever a shard moves or this '
             "process ends"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, Literal
 
-from domicile.backends.registry import OpenOptions, store_backend
+from domicile.backends.registry import OpenOptions, shown_url, store_backend
 from domicile.core.coordinator.departures import late_s
 from domicile.core.state.records import NodeRecord
 from domicile.errors import ConfigError
@@ -74,7 +74,7 @@ def loop_factory(loop: LoopKind) -> Callable[[], asyncio.AbstractEventLoop] | No
 async def _serve(node: Process) -> None:
     with LeaveSignals(at_once=True) as signals:
         async with AsyncExitStack() as stack:
-            log.info("joining cluster %s in %s", node.cluster, node.store)
+            log.info("joining cluster %s in %s", node.cluster, shown_url(node.store))
             if not await _joined(stack.enter_async_context(node), signals.asked):
                 assert signals.heard is not None, "nothing else asks"
                 log.info("%s came before it had joined: nothing to hand over", signals.heard.name)

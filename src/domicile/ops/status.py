@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from domicile.backends.registry import Backend, store_backend
+from domicile.backends.registry import Backend, shown_url, store_backend
 from domicile.backends.wiring import WholeStore, open_whole_store
 from domicile.core.hashing import NAMED, shard_of
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
@@ -182,7 +182,7 @@ class ClusterReader:
         picture = StoreSnapshot(part(listing, self.url, self.cluster))
         if picture.members.config is None and not picture.members.nodes:
             raise NoCluster(
-                f"cluster {self.cluster!r} in {self.url} has no nodes yet and never had any; "
+                f"cluster {self.cluster!r} in {shown_url(self.url)} has no nodes yet and never had any; "
                 "start one with `domicile run`"
             )
         return picture
@@ -246,7 +246,7 @@ def part(listing: Listing, url: str, cluster: str) -> Listing:
         {item.key.partition(b"/")[0].decode(errors="replace") for item in listing.items}
     )
     hint = f"it holds {', '.join(others)}: say --cluster {others[0]}" if others else "it is empty"
-    raise NoCluster(f"no cluster {cluster!r} in {url}: {hint}")
+    raise NoCluster(f"no cluster {cluster!r} in {shown_url(url)}: {hint}")
 
 
 def summed_up(
@@ -280,7 +280,7 @@ def summed_up(
     late = {one: record for one in living if (record := stuck_record(picture, one)) is not None}
     clients = [ClientSeen(inc, "dead" if gone[inc] else "up", age(inc)) for inc in members.clients]
     return ClusterStatus(
-        store=url,
+        store=shown_url(url),
         cluster=cluster,
         revision=members.revision,
         served=bool(roles) and all(role.serving == role.shards for role in roles),
