@@ -247,8 +247,8 @@ class _Portal:
             error = self._up.exception(min(limit_s, _LONGEST_S))
         except TimeoutError:
             error = Unavailable(
-                f"not connected to {shown_url(self.store)} within {limit_s:g} s: the store is away, locked or "
-                "slow. Nothing was sent, so retry is safe"
+                f"not connected to {shown_url(self.store)} within {limit_s:g} s: the store is "
+                "away, locked or slow. Nothing was sent, so retry is safe"
             )
         if error is not None:
             _throw(error)
@@ -356,9 +356,9 @@ def _check_thread() -> None:
 
 def _forked(store: str) -> ConfigError:
     return ConfigError(
-        f"{shown_url(store)} was connected to before this process was forked, and neither its thread nor its "
-        "open files survive a fork. Connect first in the new process: use the client for the first "
-        "time there, or close it before the fork"
+        f"{shown_url(store)} was connected to before this process was forked, and neither its "
+        "thread nor its open files survive a fork. Connect first in the new process: use the "
+        "client for the first time there, or close it before the fork"
     )
 
 

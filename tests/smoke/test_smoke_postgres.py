@@ -11,7 +11,7 @@ import os
 from postgres_lab import shared_server
 
 from domicile import Entity, Settings, handler
-from domicile.testing import Processes
+from domicile.testing import Processes, check
 
 
 class Meter(Entity, name="smoke.meter"):
@@ -46,6 +46,7 @@ async def a_process_is_killed(store: str) -> None:
             lost = homes[id] == 0
             assert total == (1 if lost else 2), "memory goes with its process, and only with it"
             assert (pid == first[id][1]) != lost
+    assert check(cluster.history()) == []
 
 
 def test_a_killed_process_is_replaced() -> None:

@@ -11,6 +11,7 @@ from domicile.core.state.keys import CLIENTS
 from domicile.membership.clock import SystemClock
 from domicile.ports.journal import Journal
 from domicile.ports.store import Store
+from domicile.stores.commit_log import QueuedCommit
 
 
 class PostgresBackend(Backend):
@@ -37,6 +38,12 @@ class PostgresBackend(Backend):
             unhurried=f"{cluster}/".encode() + CLIENTS if cluster else b"",
             reads_only=options.reads_only,
         )
+
+    def commits(self, url: str, after: int) -> list[QueuedCommit] | None:
+        """As `Backend.commits`, for a user that owns the tables."""
+        from domicile.stores.postgres.commits import stored_commits  # late, as above
+
+        return stored_commits(url, shown_url(url), after, SystemClock().now)
 
     def default_journal(self, url: str) -> str | None:
         """As `Backend.default_journal`: the same database, in a schema of the cluster's own."""

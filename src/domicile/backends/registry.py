@@ -22,6 +22,7 @@ from domicile.ports.journal import Journal
 from domicile.ports.meter import Meter, NoMeter
 from domicile.ports.store import Store
 from domicile.ports.transport import Transport
+from domicile.stores.commit_log import QueuedCommit
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
@@ -115,6 +116,13 @@ class Backend:
             f"journals of {self.scheme}:// are copied with the tools of their database, as "
             "`pg_dump` for PostgreSQL"
         )
+
+    def commits(self, url: str, after: int) -> list[QueuedCommit] | None:
+        """The commits after a revision that a store still keeps, for checkers; None: it keeps none.
+
+        Blocks. Their times are those of this machine's clock.
+        """
+        return None
 
     def sqlite_file(self, url: str) -> Path | None:
         """The SQLite file of a store that is one, for test tools that lock it or read its log."""

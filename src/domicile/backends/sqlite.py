@@ -14,6 +14,7 @@ from domicile.errors import ConfigError
 from domicile.ports.health import Health
 from domicile.ports.journal import Journal
 from domicile.ports.store import Store
+from domicile.stores.commit_log import QueuedCommit
 from domicile.stores.file_locks import FileLocks
 
 
@@ -89,6 +90,13 @@ class SqliteBackend(Backend):
         from domicile.journals.sqlite.inspection import copy_journal_file  # late, as above
 
         copy_journal_file(self.sqlite_file(url), self.sqlite_file(to))
+
+    def commits(self, url: str, after: int) -> list[QueuedCommit] | None:
+        """As `Backend.commits`: none as long as the file is missing."""
+        from domicile.stores.sqlite.store import commits  # late, as above
+
+        path = self.sqlite_file(url)
+        return [one for one in commits(path) if one.revision > after] if path.exists() else []
 
     def sqlite_file(self, url: str) -> Path:
         """As `Backend.sqlite_file`; four slashes begin an absolute path."""

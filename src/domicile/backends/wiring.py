@@ -55,10 +55,10 @@ def check_urls(store: str, journal: str | None = None, durable: Sequence[str] = 
         journal_backend(journal)
     elif durable and backend.default_journal(store) is None:
         raise ConfigError(
-            f"{durable[0]} keeps events, but {shown_url(store)} comes without a journal. Name one that all "
-            'nodes share, as in journal="sqlite:///events.journal" for one machine, or say '
-            'journal="memory://" if it is fine that events are lost whenever a shard moves or this '
-            "process ends"
+            f"{durable[0]} keeps events, but {shown_url(store)} comes without a journal. Name one "
+            'that all nodes share, as in journal="sqlite:///events.journal" for one machine, or '
+            'say journal="memory://" if it is fine that events are lost whenever a shard moves or '
+            "this process ends"
         )
 
 

@@ -182,8 +182,8 @@ class ClusterReader:
         picture = StoreSnapshot(part(listing, self.url, self.cluster))
         if picture.members.config is None and not picture.members.nodes:
             raise NoCluster(
-                f"cluster {self.cluster!r} in {shown_url(self.url)} has no nodes yet and never had any; "
-                "start one with `domicile run`"
+                f"cluster {self.cluster!r} in {shown_url(self.url)} has no nodes yet and never had "
+                "any; start one with `domicile run`"
             )
         return picture
 

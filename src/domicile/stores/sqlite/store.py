@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -42,6 +41,7 @@ from domicile.core.state.txn import (
 )
 from domicile.errors import ConfigError, StoreError, StoreRewound, StoreUnavailable
 from domicile.ports.meter import Meter, NoMeter
+from domicile.stores.commit_log import QueuedCommit
 from domicile.stores.sqlite.file import (
     CommitUnknown,
     Database,
@@ -74,18 +74,6 @@ REST_S = 1.0
 
 GRACE_S = 0.25
 """Seconds beyond `op_timeout_s` that a caller waits for a statement that the disk delays."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueuedCommit:
-    """A commit as the file's log keeps it; `expiry`: the commit is the end of leases."""
-
-    revision: int
-    at: float
-    by: str
-    puts: list[tuple[bytes, bytes, str | None]]
-    deletes: list[bytes]
-    expiry: bool
 
 
 def commits(path: Path) -> list[QueuedCommit]:

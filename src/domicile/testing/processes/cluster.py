@@ -27,7 +27,7 @@ from typing import Literal, Self
 import apsw
 import msgspec
 
-from domicile.backends.registry import store_backend
+from domicile.backends.registry import shown_url, store_backend
 from domicile.backends.sqlite import sqlite_url
 from domicile.backends.wiring import open_backends, open_whole_store
 from domicile.config import token_of
@@ -41,8 +41,8 @@ from domicile.incarnation.supervisor import Supervisor
 from domicile.membership.clock import SystemClock
 from domicile.ports.store import Store
 from domicile.settings import Settings
+from domicile.stores.commit_log import QueuedCommit
 from domicile.stores.namespace import Namespace
-from domicile.stores.sqlite.store import QueuedCommit, commits
 from domicile.testing.actions import LENIENT
 from domicile.testing.history import Event, History
 from domicile.testing.processes.environment import Network, Surroundings
@@ -86,8 +86,8 @@ class Processes(RealFaults):
     nodes.
 
     `store` is the URL of a store that is empty and that other processes can reach; without it the
-    cluster has an embedded one of its own. A store that is no SQLite file has no log of commits, so
-    there is no `history`. It can't be stalled, cut off, slowed down or filled.
+    cluster has an embedded one of its own. `history` needs a store with a log of its commits. A
+    store that is no SQLite file can't be stalled, cut off, slowed down or filled from here.
     """
 
     def __init__(
@@ -142,6 +142,7 @@ class Processes(RealFaults):
         self._events: list[Event] = []
         self._phases: dict[tuple[Incarnation, str, int], tuple[str, int]] = {}
         self._commits: dict[int, QueuedCommit] = {}
+        self._keeps_log = True
         self._ended = False
 
     @property
@@ -307,10 +308,13 @@ class Processes(RealFaults):
     def history(self) -> History:
         """The events of all processes, the store and the faults up to now, for `check`."""
         # Files are read one after the other, so a commit would be seen without its causes.
-        if self._given_store is not None:
-            self._embedded("history")
         until = math.inf if self._ended else self._now()
         self.collect()
+        if not self._keeps_log:
+            raise HarnessError(
+                f"history needs a store that keeps a log of its commits, which "
+                f"{shown_url(self.store)} does not"
+            )
         totals: Counter[str] = Counter()
         for reader in self._readers.values():
             totals.update(reader.counts)
@@ -476,9 +480,10 @@ class Processes(RealFaults):
                             process.incarnation = fields["inc"]
 
     def _collect_commits(self) -> None:
-        path = None if self._ended else self._database
-        if path is not None and path.exists():
-            self._commits.update((commit.revision, commit) for commit in commits(path))
+        if not self._ended:
+            found = store_backend(self.store).commits(self.store, max(self._commits, default=0))
+            self._keeps_log = found is not None
+            self._commits.update((commit.revision, commit) for commit in found or ())
 
     # the end
 

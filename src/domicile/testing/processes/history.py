@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from domicile.stores.sqlite.store import QueuedCommit
+from domicile.stores.commit_log import QueuedCommit
 from domicile.testing.history import Event, History
 
 SLACK_S = 0.5
