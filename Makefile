@@ -33,7 +33,7 @@ ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
 endif
 
-.PHONY: help setup check format test test-real test-docs prove golden sim sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable compare planner idle overload recovery rolling crowd soak docs lock clean
+.PHONY: help setup check format test test-real test-stores test-docs prove golden sim sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable compare planner idle overload recovery rolling crowd soak docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ test: setup ## pure and virtual-time tests, a smoke test per backend (ARGS="-k l
 
 test-real: setup ## tests of real processes, sockets, threads and files
 	$(PYTEST) $(WORKERS) --dist loadfile tests/real $(ARGS)
+
+test-stores: setup ## what depends on the store, on every server of a store, in all variants
+	DOMICILE_TEST_STORES=all $(PYTEST) 0 tests/real/test_real_stores.py tests/unit/stores $(ARGS)
 
 test-docs: setup ## every example and console session of the pages, and the examples
 	$(PYTEST) $(WORKERS) --dist worksteal tests/docs $(ARGS)

@@ -1,8 +1,52 @@
-"""An installed package with a backend of its own, for tests: files as pip would leave them."""
+"""Backends for tests: servers of stores by name, and an installed package with one of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
+
+from postgres_lab import shared_server
+
+
+class StoreServer(Protocol):
+    """The server of a store, for scenarios on real processes; `shared` in one test process."""
+
+    port: int
+
+    def new_database(self) -> str:
+        """The URL of an empty store."""
+        ...
+
+    def behind(self, url: str, port: int) -> str:
+        """The same store, asked through a proxy at a port of 127.0.0.1."""
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        ...
+
+    def start(self) -> None:
+        """Start it again on what it left; returns once it answers."""
+        ...
+
+    def freeze(self) -> None:
+        """SIGSTOP: connections stay open, and nothing is answered."""
+        ...
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        ...
+
+    def step_wall(self, url: str, by_s: float) -> None:
+        """Step the clock from which a store makes its time."""
+        ...
+
+
+SERVERS: dict[str, Callable[[], StoreServer]] = {
+    "postgresql": shared_server,
+}
+"""The server of each store, started at its first use; a call skips the test where there is none."""
 
 WRAPPED = '''
 """The embedded store under another scheme, with nothing beside it that only SQLite has."""

@@ -106,6 +106,31 @@ class PostgresServer:
             assert time.monotonic() < until, "a session of the server does not end"
             time.sleep(0.005)
 
+    def freeze(self) -> None:
+        """Stop all its processes."""
+        assert self._process is not None
+        # The main process first: it can then start no session that would be missed.
+        os.kill(self._process.pid, signal.SIGSTOP)
+        for pid in _children(self._process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let all its processes go on."""
+        assert self._process is not None
+        for pid in (*_children(self._process.pid), self._process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def step_wall(self, url: str, by_s: float) -> None:
+        """What a step of its wall clock does to the store: the clock itself is the machine's."""
+        stepped = f"UPDATE domicile_store.meta SET wall = wall - {by_s}, led = led - {by_s}"
+        self._run("psql", "-X", "-q", "-d", url, "-c", stepped)
+
+    def behind(self, url: str, port: int) -> str:
+        """The URL by which a proxy at a port is asked for a store."""
+        return url.replace(f":{self.port}/", f":{port}/")
+
     def stop(self) -> None:
         """End it and remove its files."""
         if self._process is not None and self._process.poll() is None:

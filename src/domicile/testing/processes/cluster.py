@@ -87,7 +87,8 @@ class Processes(RealFaults):
 
     `store` is the URL of a store that is empty and that other processes can reach; without it the
     cluster has an embedded one of its own. `history` needs a store with a log of its commits. A
-    store that is no SQLite file can't be stalled, cut off, slowed down or filled from here.
+    store that is no SQLite file can't be stalled, cut off, slowed down or filled from here. With
+    `store_at` each node has a URL of its own, so that a test can put a proxy in its way to `store`.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Processes(RealFaults):
         journal: str | None = None,
         seed: int = 0,
         store: str | None = None,
+        store_at: Callable[[int], str] | None = None,
     ) -> None:
         if nodes < 1:
             raise ConfigError(f"nodes={nodes} must be at least 1")
@@ -125,6 +127,7 @@ class Processes(RealFaults):
         self.nodes += [NodeProcess(nodes + n, True, manager=True) for n in range(managers)]
         self._loop_name = loop
         self._given, self._given_store = directory, store
+        self._store_at = store_at
         self._record = record
         self._directory: Path | None = None
         self._network: Network | None = network
@@ -424,7 +427,7 @@ class Processes(RealFaults):
         plan = MemberPlan(
             parent=os.getpid(),
             index=process.index,
-            store=self.store,
+            store=self.store if self._store_at is None else self._store_at(process.index),
             cluster=CLUSTER,
             node_id=process.name,
             candidate=process.candidate,

@@ -1,0 +1,291 @@
+"""The scenarios that depend on the store, with real nodes on real servers of every store.
+
+They are those that `test_real_fencing`, `test_real_membership`, `test_real_manager` and
+`test_real_chaos` play on the embedded store. Several share one cluster, which costs less.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import AsyncExitStack, suppress
+
+import pytest
+from backends_lab import SERVERS, StoreServer
+from real_lab import Diary, balanced, deadline, judge, mine, of, run
+
+from domicile import MaybeExecuted, NotExecuted, Settings
+from domicile.core.ids import Incarnation, ShardKey
+from domicile.core.state.keys import NODES
+from domicile.core.state.records import NodeRecord, decode_record
+from domicile.core.state.shardmap import Entry
+from domicile.testing import History, Processes
+from domicile.testing.suites.byte_proxy import ByteProxy
+
+ROLE = "default"
+SETTINGS = Settings(shards=6, ttl_s=3.0, balance_interval_s=0.3, ask_timeout_s=60.0)
+FAILED = "lease.unacknowledged"
+HOUR_S = 3_600.0
+LIMIT_S = 120.0
+
+OUTAGES = [True, False] if os.environ.get("DOMICILE_TEST_STORES") == "all" else [True]
+"""How the server is away: it dies, or stands still, too, which `make test-stores` plays."""
+
+
+@pytest.fixture(params=list(SERVERS))
+def server(request: pytest.FixtureRequest) -> StoreServer:
+    """A server of each store."""
+    return SERVERS[request.param]()
+
+
+def entries(cluster: Processes) -> dict[int, Entry]:
+    """What the store says of every shard."""
+    return {
+        number: cluster.entry(ShardKey(ROLE, number)) for number in range(cluster.settings.shards)
+    }
+
+
+def id_at(cluster: Processes, node: int) -> str:
+    """A diary whose home is a node now."""
+    return next(id for n in range(1_000) if cluster.owner(Diary, id := f"d{n}") == node)
+
+
+async def written(cluster: Processes, id: str, line: str) -> int:
+    """Write until there is an answer: a link that breaks under way leaves it open what ran."""
+    while True:
+        with suppress(MaybeExecuted, NotExecuted):
+            return await cluster.ref(Diary, id).ask(Diary.write, line)
+
+
+def fenced(cluster: Processes, incarnation: str) -> bool:
+    """Whether an incarnation has ended itself."""
+    return any(
+        event.kind == "fenced" and event.fields["inc"] == incarnation for event in cluster.recorded
+    )
+
+
+def acted_late(history: History, incarnation: str) -> bool:
+    """Whether an incarnation did anything past the deadline of its lease (L1)."""
+    late = of(history, incarnation, "start", "resume", "reply", "accept", "released", "told")
+    return any(event.at >= deadline(history, incarnation) for event in late)
+
+
+def evicted(history: History) -> list[str]:
+    """The names of the nodes that were marked."""
+    return [
+        record.node
+        for event in history.of("commit")
+        for key, value, _ in event.fields["puts"]
+        if key.startswith(NODES)
+        and (record := decode_record(value, NodeRecord)).status == "evicted"
+    ]
+
+
+@pytest.mark.scenario("LS-13")
+@pytest.mark.scenario("DX-01", partial=True)
+@pytest.mark.scenario("RG-09", partial=True)
+def test_a_stopped_node_and_then_a_stopped_leader_change_nothing_when_they_wake_up(
+    server: StoreServer,
+) -> None:
+    async def scenario() -> None:
+        store = server.new_database()
+        async with Processes([Diary], nodes=3, settings=SETTINGS, store=store) as cluster:
+            await cluster.wait_until(lambda: balanced(cluster), timeout_s=LIMIT_S)
+            leader = cluster.leader()
+            node = next(one for one in range(3) if one != leader)
+            stopped: list[tuple[str, str]] = []
+            for victim in (node, leader):
+                assert victim is not None
+                old, id = mine(cluster, victim), id_at(cluster, victim)
+                known = id_at(cluster, next(n for n in range(3) if n not in (leader, node)))
+                first = await written(cluster, id, "at the old home")
+                cluster.freeze(victim)
+                # What others serve goes on, also without a coordinator.
+                assert await written(cluster, known, "meanwhile") >= 1
+                shard = cluster.shard(Diary, id)
+
+                def moved(shard: ShardKey = shard, old: Incarnation = old) -> bool:
+                    entry = cluster.entry(shard)
+                    return entry.state == "serving" and entry.owner not in ("", old)
+
+                await cluster.wait_until(moved, timeout_s=LIMIT_S)
+                assert await written(cluster, id, "at the new home") <= first
+                before = cluster.entry(shard)
+                cluster.thaw(victim)
+                await cluster.wait_until(lambda old=old: fenced(cluster, old), timeout_s=LIMIT_S)  # type: ignore[misc]
+                assert cluster.entry(shard) == before
+                await cluster.wait_until(lambda: balanced(cluster), timeout_s=LIMIT_S)
+                stopped.append((old, cluster.node_id(victim)))
+            assert cluster.leader() not in (None, leader)
+            history = cluster.history()
+        judge(history)
+        for old, name in stopped:
+            assert not acted_late(history, old)
+            frozen = next(
+                event.at
+                for event in history.of("fault")
+                if event.fields["fault"] == "freeze" and event.fields["inc"] == old
+            )
+            writes = [
+                event for event in history.of("commit")
+                if event.fields["by"] == name and event.at > frozen
+            ]  # fmt: skip
+            # The first that it stores afterwards is the record of another incarnation.
+            assert [key.startswith(NODES) for key, *_ in writes[0].fields["puts"]] == [True]
+            assert all(old not in repr(event.fields["puts"]) for event in writes[:1])
+
+    run(scenario())
+
+
+@pytest.mark.scenario("SM-20")
+@pytest.mark.scenario("RG-12", partial=True)
+@pytest.mark.parametrize("dies", OUTAGES, ids=lambda dies: "dies" if dies else "stands still")
+def test_the_server_is_away_in_a_rebalance_and_the_manager_restarts(
+    server: StoreServer, dies: bool
+) -> None:
+    async def scenario() -> None:
+        store = server.new_database()
+        settings = Settings(shards=40, ttl_s=3.0, balance_interval_s=0.5, ask_timeout_s=60.0)
+        async with Processes(
+            [Diary], nodes=2, managers=1, settings=settings, store=store
+        ) as cluster:
+            await cluster.wait_until(cluster.settled, timeout_s=LIMIT_S)
+            cluster.crash(1)
+            await cluster.wait_until(cluster.settled, timeout_s=LIMIT_S)
+            cluster.start(1)
+
+            def begun() -> bool:
+                newcomer = cluster.incarnation(1)
+                there = entries(cluster).values()
+                return newcomer is not None and any(entry.to == newcomer for entry in there)
+
+            await cluster.wait_until(begun, timeout_s=LIMIT_S)
+            lives = [mine(cluster, node) for node in range(2)]
+            (server.kill if dies else server.freeze)()
+            try:
+                assert not all(entry.state == "serving" for entry in entries(cluster).values())
+                cluster.crash(2)
+                cluster.start(2)
+                await cluster.wait_until(
+                    lambda: all(fenced(cluster, life) for life in lives), timeout_s=LIMIT_S
+                )
+            finally:
+                await asyncio.to_thread(server.start if dies else server.thaw)
+            await cluster.wait_until(
+                lambda: cluster.settled() and cluster.leader() == 2, timeout_s=LIMIT_S
+            )
+            before = entries(cluster)
+            # RG-12: everything restarts, and what was decided is known.
+            for node in range(3):
+                cluster.crash(node)
+            for node in range(3):
+                cluster.start(node)
+            await cluster.wait_until(
+                lambda: (
+                    cluster.settled()
+                    and all(entries(cluster)[n].epoch > before[n].epoch for n in before)
+                ),
+                timeout_s=LIMIT_S,
+            )
+            assert await written(cluster, "after", "all of it") == 1
+            history = cluster.history()
+        # An epoch has one owner (I1a): judged over all commits.
+        judge(history)
+        assert not any(acted_late(history, life) for life in lives)
+
+    run(scenario())
+
+
+@pytest.mark.scenario("LS-12")
+@pytest.mark.scenario("DX-18", partial=True)
+def test_a_node_without_the_store_stops_itself_and_steps_of_the_clock_stop_none(
+    server: StoreServer,
+) -> None:
+    async def scenario() -> None:
+        store = server.new_database()
+        async with AsyncExitStack() as stack:
+            proxies = [
+                await stack.enter_async_context(ByteProxy("127.0.0.1", server.port))
+                for _ in range(3)
+            ]
+            cluster = await stack.enter_async_context(
+                Processes(
+                    [Diary], nodes=3, settings=SETTINGS, store=store,
+                    store_at=lambda node: server.behind(store, proxies[node].port),
+                )
+            )  # fmt: skip
+            await cluster.wait_until(lambda: balanced(cluster), timeout_s=LIMIT_S)
+            # DX-18: nobody loses a lease by a step, there or back.
+            lives = [mine(cluster, node) for node in range(3)]
+            for by_s in (HOUR_S, -HOUR_S):
+                renewed = [len(_renewals(cluster, life)) for life in lives]
+                await asyncio.to_thread(server.step_wall, store, by_s)
+                cluster.clock_step(by_s)
+                await cluster.wait_until(
+                    lambda renewed=renewed: all(  # type: ignore[misc]
+                        len(_renewals(cluster, life)) > before + 3
+                        for life, before in zip(lives, renewed, strict=True)
+                    ),
+                    timeout_s=LIMIT_S,
+                )
+            assert [mine(cluster, node) for node in range(3)] == lives
+            # LS-12, and that a lease does not live on for an hour.
+            node = next(node for node in range(3) if node != cluster.leader())
+            old, id = lives[node], id_at(cluster, node)
+            earlier = cluster.counts(node)[FAILED]
+            await proxies[node].refuse()
+            await cluster.wait_until(lambda: fenced(cluster, old), timeout_s=LIMIT_S)
+            attempts = cluster.counts(node)[FAILED] - earlier
+            assert 1 <= attempts <= 20
+            assert await written(cluster, id, "elsewhere") == 1
+            await cluster.wait_until(cluster.settled, timeout_s=LIMIT_S)
+            assert cluster.owner(Diary, id) != node
+            assert cluster.nodes[node].up
+            await proxies[node].release()
+            await cluster.wait_until(
+                lambda: cluster.incarnation(node) not in (None, old), timeout_s=LIMIT_S
+            )
+            await cluster.wait_until(cluster.settled, timeout_s=LIMIT_S)
+            history = cluster.history()
+        judge(history)
+        assert not acted_late(history, old)
+        assert not any(event.fields["reached"] is False for event in history.of("probed"))
+
+    run(scenario())
+
+
+def _renewals(cluster: Processes, incarnation: str) -> list[float]:
+    return [
+        event.at
+        for event in cluster.recorded
+        if event.kind == "renewed" and event.fields["inc"] == incarnation
+    ]
+
+
+@pytest.mark.scenario("DX-17", partial=True)
+def test_a_node_that_no_peer_reaches_is_evicted_and_comes_back(server: StoreServer) -> None:
+    async def scenario() -> None:
+        store = server.new_database()
+        async with Processes(
+            [Diary], nodes=4, settings=SETTINGS, network="loopback", store=store
+        ) as cluster:
+            await cluster.wait_until(lambda: balanced(cluster), timeout_s=LIMIT_S)
+            hostage = next(node for node in range(4) if node != cluster.leader())
+            old, name = mine(cluster, hostage), cluster.node_id(hostage)
+            id = id_at(cluster, hostage)
+            cut_at = cluster.now()
+            cluster.partition([hostage], [node for node in range(-1, 4) if node != hostage])
+            await cluster.wait_until(lambda: fenced(cluster, old), timeout_s=LIMIT_S)
+            await cluster.wait_until(cluster.settled, timeout_s=LIMIT_S)
+            assert await written(cluster, id, "elsewhere") >= 1
+            cluster.heal()
+            await cluster.wait_until(lambda: balanced(cluster), timeout_s=LIMIT_S)
+            history = cluster.history()
+        judge(history)
+        assert name in evicted(history)
+        # Nothing was wrong with its lease: it renewed until it was told.
+        [fence] = of(history, old, "fenced")
+        assert fence.at < deadline(history, old)
+        assert [event.at for event in of(history, old, "renewed")][-1] > cut_at
+
+    run(scenario())
