@@ -22,6 +22,7 @@ WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN || echo 2); [ $$n -lt 8 ] || n
 MINUTES ?= 20
 SEED ?= 1
 JOURNAL ?= sqlite
+STORE ?= sqlite
 HOURS ?= 2
 
 ifneq ($(shell test -w "$$HOME" && echo yes),yes)
@@ -96,8 +97,8 @@ sim: setup ## 3,000 simulated seeds (SEEDS=A:B, PROFILE=NAME, JOBS=N)
 sim-long: setup ## 100,000 of them, with stops: the same command goes on (UNTIL=N, JOBS=N, ARGS=...)
 	$(PY) -m proving.long --until $(UNTIL) --jobs $(JOBS) $(ARGS)
 
-chaos: setup ## random faults on real processes (MINUTES=20 SEED=1, ARGS="--round 3")
-	$(PY) -m proving.chaos --minutes $(MINUTES) --seed $(SEED) $(ARGS)
+chaos: setup ## random faults on real processes (MINUTES=20 SEED=1 STORE=postgresql, ARGS="--round 3")
+	$(PY) -m proving.chaos --minutes $(MINUTES) --seed $(SEED) --store $(STORE) $(ARGS)
 
 chaos-bank: setup ## durable accounts under faults, judged by a ledger (MINUTES=20 SEED=1 JOURNAL=postgresql)
 	$(PY) -m proving.bank --minutes $(MINUTES) --seed $(SEED) --journal $(JOURNAL) $(ARGS)

@@ -28,8 +28,10 @@ from domicile.settings import FENCINGS
 from domicile.testing.processes.environment import Network
 from proving.chaos.bundle import leave
 from proving.chaos.round import Result, RoundPlan, play
+from proving.chaos.server import SERVERS
 from proving.chaos.tally import KINDS, NONE, Tally
 from proving.chaos.verdict import FAILED, INTERRUPTED, Verdict, conclude
+from proving.postgres_server import NoPostgres, PostgresServer
 
 ROUND_S = 120.0
 """How long a round is, about; also what a run's memory is bounded by."""
@@ -71,6 +73,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--network", default="auto", choices=("auto", "namespaces", "loopback"),
         help="namespaces need root; auto takes them where it can",
     )  # fmt: skip
+    add("--store", choices=("sqlite", *SERVERS), default="sqlite", help="what coordinates them")
     add("--managers", type=int, default=0, help="coordinators of their own; default: nodes are")
     add("--fencing", default="lease", choices=FENCINGS)
     add("--eager", action="store_true", help="judge while it goes on, end at the first violation")
@@ -109,11 +112,14 @@ def _kinds(options: argparse.Namespace, number: int, count: int) -> tuple[str, .
     return (NONE,) if faultless else asked
 
 
-def plans(options: argparse.Namespace, out: Path) -> list[RoundPlan]:
+def plans(
+    options: argparse.Namespace, out: Path, server: PostgresServer | None = None
+) -> list[RoundPlan]:
     """The rounds of a run: all of the same length, most with all kinds of faults."""
     total_s = options.minutes * 60.0
     count = _rounds(options.minutes)
-    network: Network = options.network
+    # The server listens at a loopback address, which a namespace does not reach.
+    network: Network = options.network if server is None else "loopback"
     return [
         RoundPlan(
             seed=options.seed,
@@ -127,6 +133,7 @@ def plans(options: argparse.Namespace, out: Path) -> list[RoundPlan]:
             only=_kinds(options, number, count),
             managers=options.managers,
             fencing=options.fencing,
+            server=server,
         )
         for number in range(1, count + 1)
         if options.round in (None, number)
@@ -150,7 +157,7 @@ def _command(
     words = [interpreter(sys.executable, Path.cwd()), "-m", "proving.chaos"]
     # `str` of a number is all of it: the plan depends on its last digit.
     words += ["--minutes", str(minutes)]
-    for name in ("seed", "nodes", "rate", "network", "managers", "fencing"):
+    for name in ("seed", "nodes", "rate", "network", "store", "managers", "fencing"):
         words += [f"--{name}", str(getattr(options, name))]
     words += [*more, *(["--eager"] if options.eager else [])]
     for kind in only:
@@ -185,7 +192,7 @@ async def _live(tally: Tally, done: Tally, head: str, every_s: float | None) -> 
         _say(f"\r{line}\x1b[K" if terminal else line, end="" if terminal else "\n")
 
 
-async def _run(options: argparse.Namespace, out: Path) -> int:
+async def _run(options: argparse.Namespace, out: Path, server: PostgresServer | None) -> int:
     stop, whole = asyncio.Event(), asyncio.current_task()
     assert whole is not None
     interrupted = False
@@ -202,7 +209,7 @@ async def _run(options: argparse.Namespace, out: Path) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, asked)
     done, wrong = Tally(), list[str]()
-    rounds = plans(options, out)
+    rounds = plans(options, out, server)
     began = time.monotonic()
     for plan in rounds:
         if stop.is_set():
@@ -267,12 +274,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         _say(f"{out} can't be a directory for bundles ({error.strerror}); name another by --out")
         return 2
+    server: PostgresServer | None = None
     try:
-        return asyncio.run(_run(options, out))
+        if options.store in SERVERS:
+            server = SERVERS[options.store]()
+            server.start()
+        return asyncio.run(_run(options, out, server))
     except asyncio.CancelledError:
         _say(f"\nended at once, without a verdict; what there is of it is in {out}")
         return INTERRUPTED
+    except NoPostgres as error:
+        _say(f"no verdict: {error}")
+        return 2
     finally:
+        if server is not None:
+            server.stop()
         if given is None:
             with suppress(OSError):
                 out.rmdir()  # unless there is a bundle in it

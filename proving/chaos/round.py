@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
+from domicile.errors import StoreError
 from domicile.settings import Settings
 from domicile.testing.checkers import CHECKERS, Violation
 from domicile.testing.checkers.liveness import STUCK_S
@@ -29,8 +30,10 @@ from domicile.testing.processes.history import SLACK_S, RealHistory, before
 from domicile.testing.processes.node_process import HarnessError
 from proving.chaos.faults import Chaos, Fault
 from proving.chaos.load import MIXED, PATIENCE_S, Load
-from proving.chaos.tally import Tally
+from proving.chaos.server import EMBEDDED, ServedStore, server_faults
+from proving.chaos.tally import SERVED, Tally
 from proving.chaos.targeted import FAULTS
+from proving.postgres_server import PostgresServer
 
 log = logging.getLogger("domicile")
 
@@ -88,6 +91,8 @@ class RoundPlan:
     managers: int = 0
     """Coordinators of their own; without any, nodes coordinate."""
     fencing: str = "lease"
+    server: PostgresServer | None = None
+    """The server of the store; None: the store is an embedded one."""
 
     @property
     def calm_s(self) -> float:
@@ -102,7 +107,9 @@ class RoundPlan:
     @property
     def kinds(self) -> list[str]:
         """The kinds of faults that strike, by name."""
-        return [kind for kind in FAULTS if not self.only or kind in self.only]
+        there = [kind for kind in FAULTS if self.server is None or kind not in EMBEDDED]
+        there += () if self.server is None else SERVED
+        return [kind for kind in there if not self.only or kind in self.only]
 
     @property
     def faulty_s(self) -> float:
@@ -156,11 +163,16 @@ class _Round:
         self.found: list[Violation] = []
         self.early: list[Violation] = []
         """What was wrong while it went on; what comes later may excuse it, as the end does."""
+        server = plan.server
+        self.store = None if server is None else ServedStore(server, plan.nodes + plan.managers)
+        self.faults = FAULTS if self.store is None else {**FAULTS, **server_faults(self.store)}
         self.cluster = Processes(
             MIXED, nodes=plan.nodes, managers=plan.managers, directory=plan.directory,
             settings=replace(SETTINGS, fencing=plan.fencing), network=plan.network,
-            disk_bytes=DISK_BYTES, journal="memory://",
+            disk_bytes=DISK_BYTES if self.store is None else 0, journal="memory://",
             seed=plan.stream("gates").getrandbits(32),
+            store=None if self.store is None else self.store.url,
+            store_at=None if self.store is None else self.store.at,
         )  # fmt: skip
         scale = min(1.0, plan.faulty_s / LONG_S)
         self.load = Load(self.cluster, tally, plan.stream("load"), plan.rate)
@@ -175,9 +187,15 @@ class _Round:
         def late(since: float, until: float) -> None:
             loop.call_soon_threadsafe(self.starved, since, until)
 
-        async with self.cluster:
-            with felt(self.cluster.now, late):
-                await self._play()
+        if self.store is not None:
+            await asyncio.to_thread(self.store.start)
+        try:
+            async with self.cluster:
+                with felt(self.cluster.now, late):
+                    await self._play()
+        finally:
+            if self.store is not None:
+                await self.store.close()
 
     async def _play(self) -> None:
         began = asyncio.get_running_loop().time()
@@ -209,7 +227,7 @@ class _Round:
             if self.stop.is_set():
                 break
             random = self.plan.stream(f"strike {number}")
-            running.append(group.create_task(self._strike(kind, FAULTS[kind], random)))
+            running.append(group.create_task(self._strike(kind, self.faults[kind], random)))
         await self._rest(began + self.plan.faulty_s - loop.time())
         chaos.calm.set()
         if running:
@@ -274,7 +292,9 @@ class _Round:
             self.count()
             if asyncio.get_running_loop().time() - collected > COLLECT_S:
                 collected = asyncio.get_running_loop().time()
-                self.cluster.collect()
+                # A server that is away is asked again the next time.
+                with suppress(StoreError):
+                    self.cluster.collect()
                 # To go through all that was recorded again and again would stop this process.
                 gc.freeze()
             await asyncio.sleep(TEND_S)

@@ -18,7 +18,10 @@ AIMED = (
 )  # fmt: skip
 """They wait for a moment that need not come within a few minutes."""
 
-KINDS = PLAIN + AIMED
+SERVED = ("server kill", "server freeze", "server cut")
+"""Only a store with a server has them."""
+
+KINDS = PLAIN + AIMED + SERVED
 """Every kind of fault; a run that misses one has not done its work."""
 
 NONE = "none"
