@@ -119,8 +119,8 @@ mutants: setup ## all planted bugs, one after the other
 chaos-mutants: setup ## the planted bugs that real processes can show, each under chaos until found
 	$(PY) -m proving.mutants.run --chaos --all $(ARGS)
 
-demo: setup ## a bank on real processes under load; kill one, freeze one, see that no coin is lost
-	$(VENV)/bin/domicile demo
+demo: setup ## a bank on real processes: kill one, freeze one, see that no coin is lost (STORE=postgresql)
+	$(PY) -m proving.demo --store $(STORE) $(ARGS)
 
 bench: setup ## the benchmarks, with peers in the same run (ARGS=--quick, ARGS="--peers none")
 	$(PY) -m proving.benchmarks.run $(ARGS)

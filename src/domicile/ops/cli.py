@@ -298,6 +298,10 @@ def demo(
         Path | None,
         typer.Option(show_default=False, dir_okay=False, help="Draw the report into this file."),
     ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(show_default=False, help="The URL of an empty store, instead of a file."),
+    ] = None,
 ) -> None:
     """Run a bank on processes here, kill, freeze and drain some under load, and count the coins.
 
@@ -307,7 +311,7 @@ def demo(
 
     if svg is not None:
         writable("--svg", svg)
-    raise typer.Exit(run_demo(DemoOptions(seconds, nodes, seed, plain, keep, svg)))
+    raise typer.Exit(run_demo(DemoOptions(seconds, nodes, seed, plain, keep, svg, store)))
 
 
 operate.add_operator_commands(app)

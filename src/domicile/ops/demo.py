@@ -24,6 +24,7 @@ from random import Random
 
 from rich.console import Console
 
+from domicile.backends.registry import shown_url
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.errors import DomicileError
 from domicile.journals.sqlite.lock_holder import find_holder
@@ -76,6 +77,8 @@ class DemoOptions:
     plain: bool = False
     keep: bool = False
     svg: Path | None = None
+    store: str | None = None
+    """An empty store; None: an embedded one."""
 
 
 def victims(wanted: DemoOptions) -> tuple[int, int, int]:
@@ -90,8 +93,9 @@ class Story:
     def __init__(self, wanted: DemoOptions, screen: Screen, directory: Path) -> None:
         self._wanted, self._screen = wanted, screen
         self._cluster = Processes(
-            [Account], nodes=wanted.nodes, settings=_settings(wanted), directory=directory
-        )
+            [Account], nodes=wanted.nodes, settings=_settings(wanted), directory=directory,
+            store=wanted.store,
+        )  # fmt: skip
         self._directory = directory
         self._load: Load | None = None
         self._audit: BankAudit | None = None
@@ -102,7 +106,9 @@ class Story:
 
     async def tell(self) -> None:
         """From the start of the cluster to its end."""
-        self._screen.say(f"starting {self._wanted.nodes} node processes on one embedded store")
+        store = self._wanted.store
+        where = "one embedded store" if store is None else f"the store {shown_url(store)}"
+        self._screen.say(f"starting {self._wanted.nodes} node processes on {where}")
         cluster = self._cluster
         async with cluster:
             self._screen.say(f"every one of {cluster.settings.shards} shards is served")
@@ -218,8 +224,8 @@ class Story:
         async with _within(f"node-{node} never was between two writes to the journal"):
             while True:
                 self._cluster.freeze(node)
-                holder = await asyncio.to_thread(find_holder, journal_file(self._cluster.store))
-                if holder != process.pid:
+                file = journal_file(self._cluster.store)
+                if file is None or await asyncio.to_thread(find_holder, file) != process.pid:
                     return
                 self._cluster.thaw(node)
                 await asyncio.sleep(0.01)
