@@ -247,7 +247,7 @@ def _unknown(what: Literal["store", "journal"], url: str) -> ConfigError:
     }
     kinds = {scheme: form for scheme, form in forms.items() if form}
     meant = _meant(url, list(kinds))
-    hint = f"; did you mean {meant}?" if meant else ""
+    hint = f"; did you mean {shown_url(meant)}?" if meant else ""
     listed = ", ".join(kinds.values())
     return ConfigError(f"{what} {shown_url(url)!r} is not one of the known kinds: {listed}{hint}")
 

@@ -411,3 +411,19 @@ def test_a_backend_is_opened_by_its_url() -> None:
             )
 
     run(scenario)
+
+
+def test_an_expired_lease_is_refused_before_its_end_is_stored() -> None:
+    """S3: a renewal past the deadline comes too late, though nobody has noticed the end yet."""
+
+    async def scenario(stores: PostgresStores) -> None:
+        store = stores.client("a")
+        await store.grant("l", 600.0)
+        await put(store, b"k", b"", "l")
+        async with admin() as raw:
+            await raw.execute("UPDATE domicile_store.meta SET time = time + 601")
+            assert await store.renew("l") is None
+            assert await raw.fetchval("SELECT count(*) FROM domicile_store.lease") == 1
+        assert await store.get(b"k") is None, "a reader ends it first"
+
+    run(scenario)
