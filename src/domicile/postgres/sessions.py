@@ -75,9 +75,16 @@ async def check_session(
 
 
 def explained(
-    error: Exception, place: ServerPlace, wait_s: float, away: Callable[[str], Exception]
+    error: Exception,
+    place: ServerPlace,
+    lock_s: float,
+    answer_s: float,
+    away: Callable[[str], Exception],
 ) -> Exception:
-    """What to raise for an error: `ConfigError`, or `away` for what may pass."""
+    """What to raise for an error: `ConfigError`, or `away` for what may pass.
+
+    A session waits `lock_s` for a lock, a caller `answer_s` for an answer.
+    """
     what = place.what
     match error:
         case asyncpg.InvalidPasswordError() | asyncpg.InvalidAuthorizationSpecificationError():
@@ -98,7 +105,7 @@ def explained(
             return away(f"{what} has no primary among the servers of its URL; name the primary")
         case asyncpg.LockNotAvailableError():
             return away(
-                f"a row or table of {what} stayed locked for {wait_s:.1f} s: another session holds "
+                f"a row or table of {what} stayed locked for {lock_s:.1f} s: another session holds "
                 "it; pg_stat_activity names it"
             )
         case asyncpg.PostgresError() if "startup parameter" in str(error):
@@ -112,7 +119,7 @@ def explained(
                 "mode; name the server itself, or a pool in session mode"
             )
         case TimeoutError():
-            return away(f"{what} did not answer within {2 * wait_s:.1f} s")
+            return away(f"{what} did not answer within {answer_s:.1f} s")
         case OSError() | asyncpg.InterfaceError():
             return away(f"{what} can't be reached: {error}")
         case _:

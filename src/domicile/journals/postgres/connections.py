@@ -83,7 +83,9 @@ class Connections:
             async with pool.acquire(timeout=self._wait_s) as connection:
                 yield connection
         except (*FAILURES, OSError, TimeoutError) as error:
-            raise explained(error, self._place, self._wait_s, JournalUnknown) from error
+            raise explained(
+                error, self._place, self._wait_s, 2 * self._wait_s, JournalUnknown
+            ) from error
 
     async def begin_day(self) -> None:
         """Have partitions for the keys of today and tomorrow, and drop those that are too old."""

@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 
 Records = list["asyncpg.Record"]
 
+LOCK_SHARE = 0.8
+"""The part of a call's time for which the server waits for a lock."""
+
 RIGHTS = (
     f'the user must own the schema "{SCHEMA}", or may create it in the database; another user '
     f"needs USAGE on it and EXECUTE on its functions, which its owner grants"
@@ -62,6 +65,8 @@ class StoreServer:
 
     def __init__(self, url: str, shown: str, wait_s: float, *, creates: bool) -> None:
         self._url, self._wait_s, self._creates = url, wait_s, creates
+        # Less than a call may take: then the server refuses, and the outcome is not unknown.
+        self._lock_s = LOCK_SHARE * wait_s
         self.shown = shown
         self.was_open = False
         """Whether a session ever worked: then what is wrong now may pass."""
@@ -69,7 +74,7 @@ class StoreServer:
 
     async def connect(self, left_s: float) -> RawConnection:
         """A session that may be used: of a primary, with its own settings, on sound tables."""
-        settings = session_settings("domicile store", SCHEMA, self._wait_s)
+        settings = session_settings("domicile store", SCHEMA, self._lock_s)
         connection = await asyncpg.connect(
             self._url,
             timeout=left_s,
@@ -92,7 +97,7 @@ class StoreServer:
         if isinstance(error, ConfigError):
             said: Exception = error
         else:
-            said = explained(error, self._place, self._wait_s, StoreUnavailable)
+            said = explained(error, self._place, self._lock_s, self._wait_s, StoreUnavailable)
         if isinstance(said, ConfigError) and self.was_open:
             return StoreUnavailable(str(said))
         return said
