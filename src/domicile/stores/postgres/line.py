@@ -105,7 +105,7 @@ class ConnectionLine:
                 f"this call did not begin: {MOST_JOBS} others wait for the store's server already; "
                 "look at its load, then try again"
             )
-        if self._task is None:
+        if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._work(), name=self._name)
         self._jobs.append(job)
         self._wake.set()
