@@ -17,7 +17,7 @@ from domicile.ports.journal_rows import EntityRow, EventRow, JournalRow, KeyRow,
 if TYPE_CHECKING:
     from asyncpg.cursor import Cursor
 
-    from domicile.journals.postgres.connections import Connection
+    from domicile.postgres.sessions import Connection
 
 PAGE = 100
 """Rows that are fetched at a time: each may have some megabytes."""
