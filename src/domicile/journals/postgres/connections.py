@@ -84,7 +84,7 @@ class Connections:
                 yield connection
         except (*FAILURES, OSError, TimeoutError) as error:
             raise explained(
-                error, self._place, self._wait_s, 2 * self._wait_s, JournalUnknown
+                error, self._named, self._wait_s, 2 * self._wait_s, JournalUnknown
             ) from error
 
     async def begin_day(self) -> None:
