@@ -213,6 +213,7 @@ def test_what_is_wrong_with_a_database_is_told() -> None:
         await journal.close()
         await raw.execute("UPDATE newer_journal.meta SET format = 99")
         assert "upgrade Domicile here" in await refused(url, "newer")
+        await raw.execute(f"DROP ROLE {GUARDED}")
         await raw.close()
 
     asyncio.run(scenario())

@@ -314,6 +314,14 @@ BEGIN
     w := {_WALL};
     UPDATE lease l SET deadline = greatest(l.deadline, {_NOW} + l.ttl)
         WHERE l.id = name AND l.deadline > {_NOW} RETURNING l.ttl INTO ttl;
+    IF ttl IS NULL AND EXISTS (SELECT 1 FROM lease l WHERE l.id = name) THEN
+        -- S3: it has expired and nobody has ended it. Another renewal may still come first, so the
+        -- lease is gone only once its end is committed.
+        m := begin_write({_SHOWN});
+        UPDATE lease l SET deadline = greatest(l.deadline, m.time + l.ttl)
+            WHERE l.id = name RETURNING l.ttl INTO ttl;
+        PERFORM finish_write(m);
+    END IF;
     IF ttl IS NOT NULL THEN
         SELECT x.value, x.created, x.revision INTO value, created, revision
             FROM item x WHERE x.key = own;
