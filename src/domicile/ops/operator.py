@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from domicile.backends.registry import shown_url
 from domicile.backends.wiring import WholeStore
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.keys import KeyFamily, block_key, kick_key
@@ -56,13 +57,13 @@ class Operator:
     """One operator at one cluster. Close it afterwards."""
 
     def __init__(self, whole: WholeStore, cluster: str) -> None:
-        self.url, self.cluster = whole.url, cluster
+        self.url, self.cluster = shown_url(whole.url), cluster
         self._whole = whole
         self._store = Namespace(whole.store, cluster)
 
     async def look(self) -> StoreSnapshot:
         """The cluster as stored now; raises `NoCluster`."""
-        existing(self._whole.backend, self.url)
+        existing(self._whole.backend, self._whole.url)
         return StoreSnapshot(part(await self._whole.store.list(b""), self.url, self.cluster))
 
     async def do(

@@ -168,13 +168,13 @@ class ClusterReader:
     """Reads one cluster in one store, as often as needed. Close it afterwards."""
 
     def __init__(self, whole: WholeStore, cluster: str) -> None:
-        self.url, self.cluster = whole.url, cluster
+        self.url, self.cluster = shown_url(whole.url), cluster
         self._whole = whole
         self._clock = SystemClock()
 
     async def picture(self) -> StoreSnapshot:
         """The cluster as stored now; raises `NoCluster`."""
-        existing(self._whole.backend, self.url)
+        existing(self._whole.backend, self._whole.url)
         try:
             listing = await self._whole.store.list(b"")
         except (ConfigError, StoreError) as error:
