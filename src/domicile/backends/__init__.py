@@ -1,14 +1,15 @@
 """Which store, journal, transport and health port does a URL mean?
 
-`registry` knows which backend a scheme means; `memory`, `sqlite` and `postgres` are the built-in
-ones; `wiring` opens everything that one process needs. Derive a `Backend` to add another store or
-journal.
+`registry` knows which backend a scheme means; `memory`, `sqlite`, `postgres` and `redis` are the
+built-in ones; `wiring` opens everything that one process needs. Derive a `Backend` to add another
+store or journal.
 """
 
 from __future__ import annotations
 
 from domicile.backends.memory import MEMORY
 from domicile.backends.postgres import POSTGRES
+from domicile.backends.redis import REDIS, REDISS
 from domicile.backends.registry import Backend, OpenOptions, register
 from domicile.backends.sqlite import SQLITE
 
@@ -17,3 +18,5 @@ __all__ = ["Backend", "OpenOptions", "register"]
 register(MEMORY)
 register(SQLITE)
 register(POSTGRES)
+register(REDIS)
+register(REDISS)
