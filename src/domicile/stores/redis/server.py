@@ -177,9 +177,10 @@ class _Call:
 
 
 class RedisServer:
-    """The connections of one client on one event loop."""
+    """The connections of one client on one event loop. With `tells` it logs what can be lost."""
 
-    def __init__(self, address: RedisAddress, op_timeout_s: float) -> None:
+    def __init__(self, address: RedisAddress, op_timeout_s: float, *, tells: bool = True) -> None:
+        self._tells = tells
         self.opened = False
         """Whether the server was ever in order: then a fault of it may be temporary."""
         self.facts: ServerFacts | None = None
@@ -218,10 +219,12 @@ class RedisServer:
 
     async def _run(self, call: _Call, script: Script, arguments: Sequence[Any]) -> Any:
         try:
-            return await self._do(call, script.run, script.sha, *arguments)
+            found = await self._do(call, script.run, script.sha, *arguments)
         except NoScriptError:
             # It did not run: the server was restarted, or sees this version's script first.
-            return await self._do(call, script.bring, script.text, *arguments)
+            found = await self._do(call, script.bring, script.text, *arguments)
+        self.opened = True
+        return found
 
     async def look(self) -> ServerFacts:
         """Ask the server about itself now."""
@@ -285,6 +288,9 @@ class RedisServer:
         pool = self._connections()
         connection = await pool.get_connection()
         try:
+            if _ended(connection):
+                await connection.disconnect(nowait=True)
+                await connection.connect()
             yield connection
         except BaseException as error:
             # An answer that nobody waits for must not be taken for the next call's.
@@ -313,17 +319,17 @@ class RedisServer:
                     f"{self.shown}: it has replicas; a failover to one loses acknowledged commits, "
                     "and processes notice that only afterwards"
                 )
-            if told != self._told:
+            if told != self._told and self._tells:
                 for text in told:
                     log.warning("the store may lose what it acknowledged. %s", text)
                 self._told = told
-            if not self.opened:
+            if not self.opened and self._tells:
                 log.info(
                     "the store %s is on %s: consistent on this one server, never across a failover",
                     self.shown,
                     facts.version,
                 )
-            self.facts, self._checked, self.opened = facts, True, True
+            self.facts, self._checked = facts, True
 
     def _refuse(self, facts: ServerFacts) -> None:
         version = facts.info.get("redis_version", "")
@@ -411,6 +417,15 @@ def _step(text: str) -> str:
 def _answered(error: BaseException) -> bool:
     """Whether this error is the server's own answer: the connection is in order."""
     return isinstance(error, ResponseError | AuthenticationError | BusyLoadingError)
+
+
+def _ended(connection: Any) -> bool:
+    """Whether the server has closed an idle connection. The library looks only for unread bytes.
+
+    Without this, the first commit after a restart of the server would be unknown.
+    """
+    reader: asyncio.StreamReader | None = getattr(connection, "_reader", None)
+    return reader is not None and (reader.at_eof() or reader.exception() is not None)
 
 
 def _inside(error: BaseException) -> bool:

@@ -26,6 +26,24 @@ local MAX_TICK_US, KEPT_TAGS, TRIMMED_AT_ONCE, MANY = 250000, 100000, 8, 1000
 
 local function whole(number) return string.format('%.0f', number) end
 
+-- A command that this user may not run would end the script in its middle, and what it wrote before
+-- would stay. So everything is asked for before the first write.
+if not READS_ONLY then
+  for _, command in ipairs({
+    {'HSET', META, 'f', 'v'}, {'HSET', ITEM, 'f', 'v'}, {'HDEL', ITEM, 'f'}, {'HMGET', ITEM, 'f'},
+    {'HGET', ITEM, 'f'}, {'HEXISTS', TTL, 'f'}, {'HSET', TTL, 'f', 'v'}, {'HSET', TAG, 'f', 'v'},
+    {'ZADD', INDEX, '0', 'm'}, {'ZADD', DUE, '0', 'm'}, {'ZADD', HELD, '0', 'm'},
+    {'ZREM', INDEX, 'm'}, {'ZREMRANGEBYLEX', HELD, '-', '+'}, {'ZRANGEBYLEX', HELD, '-', '+'},
+    {'ZRANGEBYSCORE', DUE, '-inf', '0'}, {'XADD', LOG, '1-0', 'f', 'v'},
+    {'XRANGE', LOG, '-', '+'}, {'XTRIM', LOG, 'MINID', '1-0'}, {'XREAD', 'STREAMS', LOG, '0-0'},
+  }) do
+    if not redis.acl_check_cmd(unpack(command)) then
+      return redis.error_reply('NOPERM this user may not run ' .. command[1] .. ' on ' ..
+        (command[1] == 'XREAD' and LOG or command[2]))
+    end
+  end
+end
+
 local at = redis.call('TIME')
 local wall = tonumber(at[1]) * 1000000 + tonumber(at[2])
 local meta = redis.call('HMGET', META,

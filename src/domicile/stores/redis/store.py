@@ -118,7 +118,7 @@ class RedisStore:
 
     async def commit(self, conditions: Sequence[Condition], writes: Sequence[Write]) -> Outcome:
         """As `Store.commit`. A commit that changes nothing does not raise the revision."""
-        self._check_open()
+        self._check_writes()
         outcome = await self._calls.commit(conditions, writes)
         if isinstance(outcome, Unknown):
             self._meter.count("store.unknown")
@@ -126,25 +126,25 @@ class RedisStore:
 
     async def grant(self, lease: str, ttl_s: float) -> float:
         """As `Store.grant`."""
-        answer = await self._ask("grant", lease, ttl_us(lease, ttl_s))
+        answer = await self._write("grant", lease, ttl_us(lease, ttl_s))
         return _ttl(answer)
 
     async def renew(self, lease: str) -> float | None:
         """As `Store.renew`."""
-        answer = await self._ask("renew", lease)
+        answer = await self._write("renew", lease)
         return None if answer.status == "gone" else _ttl(answer)
 
     async def revoke(self, lease: str) -> None:
         """As `Store.revoke`."""
-        await self._ask("revoke", lease)
+        await self._write("revoke", lease)
 
     async def tick(self) -> Answer:
         """Advance store time (S4)."""
-        return await self._ask("tick")
+        return await self._write("tick")
 
     async def compact(self, revision: int) -> None:
         """Forget the changes up to a revision: a watch from before it must list again."""
-        await self._ask("compact", str(revision))
+        await self._write("compact", str(revision))
 
     async def state(self) -> Answer:
         """Revision and time, the numbers of keys, leases and kept commits, the revision up to which
@@ -173,9 +173,20 @@ class RedisStore:
         await self._tasks.close()
         await self.server.close()
 
+    async def _write(self, operation: str, *values: str | bytes) -> Answer:
+        self._check_writes()
+        return await self._calls.sure(operation, *values)
+
     async def _ask(self, operation: str, *values: str | bytes) -> Answer:
         self._check_open()
         return await self._calls.sure(operation, *values)
+
+    def _check_writes(self) -> None:
+        self._check_open()
+        if self._reads_only:
+            raise StoreUnavailable(
+                f"the store {self.address.shown} was opened for reading only; nothing was written"
+            )
 
     def _check_open(self) -> None:
         if self._closed:

@@ -20,7 +20,7 @@ class RedisLeaseClient:
     def __init__(
         self, address: RedisAddress, by: str, op_timeout_s: float, known: tuple[str, int, str]
     ) -> None:
-        self._server = RedisServer(address, op_timeout_s)
+        self._server = RedisServer(address, op_timeout_s, tells=False)
         self._calls = ScriptCalls(self._server, address.keys, by=by)
         self._calls.adopt(known)
 
