@@ -41,6 +41,25 @@ def check_protocols(members: ClusterView, own: tuple[int, int]) -> None:
             )
 
 
+def check_moved(members: ClusterView) -> None:
+    """`ConfigError` if the cluster is or was copied to another store, or from one.
+
+    Two stores with the same shards and epochs would make two homes (I1).
+    """
+    moved = members.moved
+    if moved is not None and moved.direction == "to":
+        raise ConfigError(
+            f"this cluster was moved to the store {moved.store}: name that one. To use this store "
+            "again, copy the cluster back (`domicile store copy --replace`), or end the move with "
+            "`domicile store reopen`"
+        )
+    if moved is not None:
+        raise ConfigError(
+            f"this cluster is being copied here from the store {moved.store} and is not whole yet: "
+            "wait until `domicile store copy` has ended; if it failed, run it again"
+        )
+
+
 async def agree_on_config(
     calls: MemberStoreCalls,
     members: ClusterView,

@@ -36,7 +36,12 @@ from domicile.core.state.txn import (
     Unknown,
 )
 from domicile.errors import StoreRewound, StoreUnavailable, WatchCompacted
-from domicile.membership.config_agreement import NO_TYPES, agree_on_config, check_protocols
+from domicile.membership.config_agreement import (
+    NO_TYPES,
+    agree_on_config,
+    check_moved,
+    check_protocols,
+)
 from domicile.membership.lease_holder import LeaseHolder, MemberEvents
 from domicile.membership.record_kinds import R, RecordKind
 from domicile.membership.registration import Leased, Registration, Unleased
@@ -119,6 +124,7 @@ class Member(LeaseHolder[R]):
         try:
             await self._relist()
             self.kind.check(self._record, self.members)
+            check_moved(self.members)
             check_protocols(self.members, self._protocols)
             journals = NO_JOURNALS
             if self._journals is not None:
@@ -406,6 +412,9 @@ class Member(LeaseHolder[R]):
             if isinstance(fact, Unreadable):
                 self._meter.count("store.unreadable")
             self._events.on_fact(fact)
+        if self.members.moved is not None and self.lease.state is LeaseState.HELD:
+            # A process that registered while the copy began must not act here any more (I1).
+            self.fence("the cluster is being moved to another store")
 
 
 async def _close(watch: AsyncIterator[Changes]) -> None:

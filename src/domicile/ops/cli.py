@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from domicile.errors import DomicileError
-from domicile.ops import journal, operate, stuck
+from domicile.ops import journal, operate, store, stuck
 from domicile.ops.console import (
     AWAY,
     FAILED,
@@ -317,3 +317,4 @@ def demo(
 operate.add_operator_commands(app)
 stuck.add_stuck_commands(app)
 journal.add_journal_commands(app)
+store.add_store_commands(app)

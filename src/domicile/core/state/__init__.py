@@ -15,7 +15,7 @@ its values. Each family has one writer, or a rule for concurrent writers:
     map/<role>/<block>   64 entries of the shard map; only the leader writes them
     release/..., trial/<incarn.>  what owners report through the store
     drain/, wish/, target, pardon/, kick/         what operators want
-    dead/, stuck/, audit/, rewound                evidence, reports, marks
+    dead/, stuck/, audit/, rewound, moved         evidence, reports, marks
 
 **The map** (`shardmap`). One entry per shard: owner, epoch, state, the next owner while it moves,
 and `change`, a number that rises with every change of that entry. Two entries of one shard are

@@ -30,6 +30,7 @@ from domicile.core.state.records import (
     ClientRecord,
     ConfigRecord,
     LeaderRecord,
+    MoveRecord,
     NodeRecord,
     TrialRecord,
 )
@@ -222,6 +223,7 @@ class ClusterView:
         """Wishes to end handlers that were already returned as facts, with their revisions."""
         self._target: dict[None, str] = {}
         self._rewound: dict[None, bool] = {}
+        self._moved: dict[None, MoveRecord] = {}
         self._notes: dict[KeyFamily, dict[Any, Any]] = {
             KeyFamily.DRAIN: self.drains,
             KeyFamily.WISH: self.wishes,
@@ -233,6 +235,7 @@ class ClusterView:
             KeyFamily.CLEARANCE: self.clearances,
             KeyFamily.TARGET: self._target,
             KeyFamily.REWOUND: self._rewound,
+            KeyFamily.MOVED: self._moved,
         }
         """The families that this view keeps as names with values, without other rules."""
         self._follow_entries = follow_entries
@@ -247,6 +250,11 @@ class ClusterView:
     def rewound(self) -> bool:
         """Whether a process has found that the store lost commits (S5)."""
         return bool(self._rewound)
+
+    @property
+    def moved(self) -> MoveRecord | None:
+        """Why no process may use the cluster in this store; None: all may."""
+        return self._moved.get(None)
 
     # what the store says
 

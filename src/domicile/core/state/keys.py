@@ -21,6 +21,7 @@ from domicile.core.state.records import (
     ClientRecord,
     ConfigRecord,
     LeaderRecord,
+    MoveRecord,
     NodeRecord,
     TrialRecord,
     decode_record,
@@ -48,6 +49,8 @@ KICK = b"kick/"
 OFFSET = b"offset/"
 REWOUND_KEY = b"rewound"
 """Present while takeovers wait because a process found that the store lost commits (S5)."""
+MOVED_KEY = b"moved"
+"""Present while this store must not be used, because the cluster is or was copied elsewhere."""
 
 
 class BlockKey(NamedTuple):
@@ -259,6 +262,7 @@ class KeyFamily(Enum):
     CLEARANCE = (CLEARANCE, clearance_key, _parse_shard, _present)
     TARGET = (TARGET_KEY, None, None, bytes.decode)
     REWOUND = (REWOUND_KEY, None, None, _present)
+    MOVED = (MOVED_KEY, None, None, partial(decode_record, kind=MoveRecord))
     DEAD = (DEAD, dead_key, Incarnation, bytes.decode)
     STUCK = (STUCK, stuck_key, Incarnation, bytes)
     AUDIT = (AUDIT, _audit_key, str, bytes)

@@ -86,11 +86,24 @@ class TrialRecord(msgspec.Struct, frozen=True):
     trials: tuple[OnTrial, ...] = ()
 
 
-Record = TypeVar("Record", NodeRecord, ClientRecord, LeaderRecord, ConfigRecord, TrialRecord)
+class MoveRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why no process may use the cluster in this store: it is copied to another, or from one."""
+
+    direction: Literal["to", "from"]
+    """"to": what is here is the past. "from": what is here is not whole yet."""
+    store: str
+    """The other store's URL, without user and password."""
+    id: str
+    """Names one copy, so that it knows its own mark."""
+
+
+Record = TypeVar(
+    "Record", NodeRecord, ClientRecord, LeaderRecord, ConfigRecord, TrialRecord, MoveRecord
+)
 
 
 def encode_record(
-    record: NodeRecord | ClientRecord | LeaderRecord | ConfigRecord | TrialRecord,
+    record: NodeRecord | ClientRecord | LeaderRecord | ConfigRecord | TrialRecord | MoveRecord,
 ) -> bytes:
     """The stored form: JSON, so that people can read it in any store's own tools."""
     return msgspec.json.encode(record)

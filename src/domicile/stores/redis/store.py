@@ -46,7 +46,7 @@ from domicile.stores.redis.calls import (
 )
 from domicile.stores.redis.server import RedisAddress, RedisServer
 from domicile.stores.redis.thread_client import RedisLeaseClient
-from domicile.stores.redis.ticks import TickPace
+from domicile.stores.redis.ticks import TICK_S, TickPace
 from domicile.stores.threaded import LoopThreadedStore
 
 log = logging.getLogger("domicile")
@@ -138,9 +138,14 @@ class RedisStore:
         """As `Store.revoke`."""
         await self._write("revoke", lease)
 
-    async def tick(self) -> Answer:
-        """Advance store time (S4)."""
-        return await self._write("tick")
+    @property
+    def tick_s(self) -> float:
+        """As `NeedsTicks.tick_s`."""
+        return TICK_S
+
+    async def tick(self) -> None:
+        """As `NeedsTicks.tick`."""
+        await self._write("tick")
 
     async def compact(self, revision: int) -> None:
         """Forget the changes up to a revision: a watch from before it must list again."""
@@ -200,11 +205,11 @@ class RedisStore:
             self._ticking = self._tasks.spawn(self._tick())
 
     async def _tick(self) -> None:
-        """Advance store time while no other process does (S4)."""
+        """Advance store time while no other process does, as when nobody leads (S4)."""
         try:
             while self._pace.ticks:
                 await asyncio.sleep(self._pace.wait_s())
-                answer = await self.tick()
+                answer = await self._write("tick")
                 self._pace.ticked(answer.age_s)
         except StoreError as error:
             # The next answer of the store says whether this process must tick again.
