@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from domicile.errors import DomicileError
-from domicile.ops import journal, operate, store, stuck
+from domicile.ops import doctor, journal, operate, store, stuck
 from domicile.ops.console import (
     AWAY,
     FAILED,
@@ -318,3 +318,4 @@ operate.add_operator_commands(app)
 stuck.add_stuck_commands(app)
 journal.add_journal_commands(app)
 store.add_store_commands(app)
+doctor.add_doctor_command(app)

@@ -142,25 +142,32 @@ class ServerFacts:
         policy = self.info.get("maxmemory_policy", "noeviction")
         return policy.startswith("allkeys") and self.number("maxmemory") > 0
 
-    def losses(self) -> list[str]:
+    def losses(self) -> list[tuple[str, str]]:
         """What can be lost on this server although it was acknowledged, and the next step."""
-        found: list[str] = []
-        if self.appends is None or (self.appendfsync is None and self.appends):
-            found.append(
-                "whether it keeps what it acknowledged is not known, because this user may not "
-                "read its settings: set `appendonly yes` and `appendfsync always` there"
-            )
-        elif not self.appends:
-            found.append(
-                "it keeps no append-only file: a restart loses every commit since the last "
-                "snapshot; set `appendonly yes` and `appendfsync always`"
-            )
-        elif self.appendfsync != "always":
-            found.append(
-                f"it has `appendfsync {self.appendfsync}`: a crash of its machine loses the "
-                "acknowledged commits of the last seconds; set `appendfsync always`"
-            )
-        return found
+        if self.appends is None or (self.appends and self.appendfsync is None):
+            return [
+                (
+                    "this user may not read whether it keeps what it acknowledged",
+                    "see that `appendonly yes` and `appendfsync always` are set there",
+                )
+            ]
+        if not self.appends:
+            return [
+                (
+                    "it keeps no append-only file: a restart loses every commit since the last "
+                    "snapshot",
+                    "set `appendonly yes` and `appendfsync always`",
+                )
+            ]
+        if self.appendfsync != "always":
+            return [
+                (
+                    f"it has `appendfsync {self.appendfsync}`: a crash of its machine loses the "
+                    "acknowledged commits of the last seconds",
+                    "set `appendfsync always`",
+                )
+            ]
+        return []
 
 
 class _ConnectionLost(Exception):
@@ -313,7 +320,7 @@ class RedisServer:
                 return
             facts = await _facts(connection)
             self._refuse(facts)
-            told = [f"{self.shown}: {loss}" for loss in facts.losses()]
+            told = [f"{self.shown}: {loss}; {step}" for loss, step in facts.losses()]
             if facts.number("connected_slaves"):
                 told.append(
                     f"{self.shown}: it has replicas; a failover to one loses acknowledged commits, "

@@ -32,6 +32,7 @@ from domicile.core.state.txn import (
     Write,
 )
 from domicile.errors import StoreError, StoreRewound, StoreUnavailable
+from domicile.ports.findings import Finding, Severity
 from domicile.ports.meter import Meter, NoMeter
 from domicile.stores.redis.calls import (
     KEPT_COMMITS,
@@ -44,6 +45,7 @@ from domicile.stores.redis.calls import (
     ttl_s,
     ttl_us,
 )
+from domicile.stores.redis.findings import server_findings
 from domicile.stores.redis.server import RedisAddress, RedisServer
 from domicile.stores.redis.thread_client import RedisLeaseClient
 from domicile.stores.redis.ticks import TICK_S, TickPace
@@ -155,6 +157,13 @@ class RedisStore:
         """Revision and time, the numbers of keys, leases and kept commits, the revision up to which
         commits are forgotten, the wall clock in microseconds, and leases that have expired."""
         return await self._ask("state")
+
+    async def findings(self) -> Sequence[Finding]:
+        """As `InspectableStore.findings`."""
+        state = await self.state()
+        if state.status == "absent":
+            return [Finding(Severity.NOTE, "store", "nothing is stored here yet")]
+        return server_findings(await self.server.look(), state)
 
     def watch(self, prefix: bytes, from_revision: int) -> AsyncIterator[Changes]:
         """As `Store.watch`."""

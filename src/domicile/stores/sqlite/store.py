@@ -40,6 +40,7 @@ from domicile.core.state.txn import (
     check_limits,
 )
 from domicile.errors import ConfigError, StoreError, StoreRewound, StoreUnavailable
+from domicile.ports.findings import Finding
 from domicile.ports.meter import Meter, NoMeter
 from domicile.stores.commit_log import QueuedCommit
 from domicile.stores.sqlite.file import (
@@ -50,6 +51,7 @@ from domicile.stores.sqlite.file import (
     elapsed_s,
     explain,
 )
+from domicile.stores.sqlite.findings import file_findings
 from domicile.stores.sqlite.jobs import (
     CommitJob,
     News,
@@ -195,6 +197,10 @@ class SqliteStore:
     async def compact(self, revision: int) -> None:
         """Forget the changes up to a revision: a watch from before it must list again."""
         await self._lease("compact", upto=revision)
+
+    async def findings(self) -> Sequence[Finding]:
+        """As `InspectableStore.findings`."""
+        return await asyncio.to_thread(file_findings, self._path)
 
     async def close(self) -> None:
         """End the threads and the watches. Leases stay until they expire."""

@@ -111,8 +111,8 @@ def test_the_stored_bytes_stay_as_they_are() -> None:
         "RELEASE": b"release/", "STARTED": b"started/", "NEEDS": b"needs/",
         "OFFSET": b"offset/", "TRIAL": b"trial/",
         "CLEARANCE": b"pardon/",
-        "TARGET": b"target", "REWOUND": b"rewound", "MOVED": b"moved", "DEAD": b"dead/", "STUCK": b"stuck/",
-        "AUDIT": b"audit/",
+        "TARGET": b"target", "REWOUND": b"rewound", "MOVED": b"moved", "DEAD": b"dead/",
+        "STUCK": b"stuck/", "AUDIT": b"audit/",
     }  # fmt: skip
 
 

@@ -1,0 +1,242 @@
+"""`domicile doctor`: what it finds, says, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from cluster_lab import GONE, A, Stored, contents, healthy, node
+from typer.testing import CliRunner, Result
+
+from domicile import Settings
+from domicile.backends import registry
+from domicile.backends.registry import Backend, OpenOptions
+from domicile.core.state.keys import block_key, node_key
+from domicile.core.state.records import MoveRecord, encode_record
+from domicile.core.state.txn import Condition, Conflict, Outcome, Write
+from domicile.errors import StoreUnavailable
+from domicile.ops.checkup import examine
+from domicile.ops.cli import app
+from domicile.ports.findings import Finding, Severity
+from domicile.ports.store import Store
+from domicile.stores.memory.store import MemoryStore
+from domicile.stores.redis.calls import Answer
+from domicile.stores.redis.findings import server_findings
+from domicile.stores.redis.server import ServerFacts
+from domicile.stores.sqlite.findings import file_system
+from domicile.testing.sim.clock import ManualClock
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("DOMICILE_STORE", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def domicile(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["doctor", *arguments])
+
+
+def found(result: Result) -> dict[str, str]:
+    """The worst severity of each subject."""
+    worst: dict[str, str] = {}
+    order = [severity.value for severity in Severity]
+    for one in json.loads(result.stdout)["findings"]:
+        before = worst.get(one["subject"], "ok")
+        worst[one["subject"]] = max(before, one["severity"], key=order.index)
+    return worst
+
+
+def test_a_healthy_store_gets_no_error_and_loses_nothing(tmp_path: Path) -> None:
+    url = healthy().write(tmp_path / "dev.db")
+    before = contents(tmp_path / "dev.db")
+    result = domicile(url, "--json")
+    assert result.exit_code == 0, result.output
+    seen = found(result)
+    assert "error" not in seen.values()
+    subjects = "reached,file system,disk,file,store,reads,renewals,commits,size,cluster,journal"
+    assert all(subject in seen for subject in subjects.split(","))
+    assert contents(tmp_path / "dev.db") == before
+
+
+def test_what_people_see_fits_into_80_columns(tmp_path: Path) -> None:
+    moved = encode_record(MoveRecord("to", "redis://elsewhere:6379/0", "x"))
+    url = Stored(shards={"default": []}, more={b"moved": moved}).write(tmp_path / "dev.db")
+    result = domicile(url)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert all(len(line) <= 80 for line in lines[1:])
+    assert (
+        "warning  cluster      the cluster was moved to redis://elsewhere:6379/0:" in result.stdout
+    )
+    assert "Next: name the other store." in result.stdout
+    assert lines[-1] == "1 warning"
+
+
+def test_what_is_in_the_store_is_judged(tmp_path: Path) -> None:
+    more = {
+        node_key(GONE): b"not json", b"rewound": b"x", block_key("default", 0): b"not a block",
+    }  # fmt: skip
+    url = Stored(nodes=[node(A)], shards={"default": []}, more=more).write(tmp_path / "dev.db")
+    result = domicile(url, "--json")
+    assert result.exit_code == 1
+    seen = found(result)
+    assert (seen["cluster"], seen["history"]) == ("error", "warning")
+    said = [one["said"] for one in json.loads(result.stdout)["findings"]]
+    assert any("1 node, 0 clients, and nobody coordinates" in one for one in said)
+    assert any("2 keys can't be read" in one for one in said)
+
+
+def test_a_store_that_is_away_or_is_none(tmp_path: Path) -> None:
+    missing = domicile(f"sqlite:///{tmp_path / 'none.db'}", "--json")
+    assert (missing.exit_code, found(missing)) == (3, {"store": "error"})
+    assert not (tmp_path / "none.db").exists()
+    (tmp_path / "text.db").write_text("this is a text, and no database of any kind at all")
+    assert domicile(f"sqlite:///{tmp_path / 'text.db'}").exit_code == 3
+    assert domicile("sqlite:x").exit_code == 2
+    assert domicile().exit_code == 2
+    nobody = domicile("redis://me:secret@127.0.0.1:1/0", "--json")
+    assert nobody.exit_code == 3
+    assert "secret" not in nobody.output
+
+
+def test_a_reader_writes_nothing(tmp_path: Path) -> None:
+    url = healthy().write(tmp_path / "dev.db")
+    result = domicile(url, "--json", "--read-only")
+    assert result.exit_code == 0
+    assert "commits" not in found(result)
+    with apsw.Connection(str(tmp_path / "dev.db")) as database:
+        ((revisions,),) = database.execute("SELECT count(*) FROM txn").fetchall()
+    assert revisions == 1
+
+
+def test_a_journal_is_reached_or_said_to_be_away(tmp_path: Path) -> None:
+    url = healthy().write(tmp_path / "dev.db")
+    (tmp_path / "broken.journal").write_text("no journal at all, only a text that is here")
+    broken = domicile(url, "--json", "--journal", f"sqlite:///{tmp_path / 'broken.journal'}")
+    assert (broken.exit_code, found(broken)["journal"]) == (1, "error")
+    there = domicile(url, "--json", "--journal", "memory://")
+    assert found(there)["journal"] == "ok"
+
+
+class Slow:
+    """A store whose renewals take long, and that refuses what the test says."""
+
+    def __init__(self, store: Store, *, delay_s: float = 0.0, refuses: bool = False) -> None:
+        self._store, self._delay_s, self._refuses = store, delay_s, refuses
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def renew(self, lease: str) -> float | None:
+        await asyncio.sleep(self._delay_s)
+        return await self._store.renew(lease)
+
+    async def commit(self, conditions: Sequence[Condition], writes: Sequence[Write]) -> Outcome:
+        if self._refuses:
+            return Conflict(b"k")
+        return await self._store.commit(conditions, writes)
+
+    async def findings(self) -> Sequence[Finding]:
+        raise StoreUnavailable("no answer, as the test wants it")
+
+
+class Slows(Backend):
+    scheme = "slow"
+    stores = "slow://x (a test)"
+
+    def __init__(self, **faults: Any) -> None:
+        self._faults = faults
+
+    def open_store(self, url: str, options: OpenOptions) -> Store:
+        store: Store = Slow(MemoryStore(ManualClock()).client("x"), **self._faults)  # type: ignore[assignment]
+        return store
+
+
+def slowly(monkeypatch: pytest.MonkeyPatch, **faults: Any) -> dict[str, Finding]:
+    monkeypatch.setattr(registry, "_known", {**registry._known, "slow": Slows(**faults)})
+    settings = Settings(ttl_s=6.0, op_timeout_s=0.05)
+    findings, there = asyncio.run(examine("slow://x", "c", settings, None))
+    assert there
+    return {one.subject: one for one in findings if one.severity is not Severity.OK}
+
+
+def test_slow_renewals_are_compared_with_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = slowly(monkeypatch, delay_s=0.06)
+    assert bad["renewals"].severity is Severity.ERROR
+    assert "0.05 s (op_timeout_s)" in bad["renewals"].said
+    assert bad["store"].said.startswith("no answer")
+
+
+def test_refused_commits_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = slowly(monkeypatch, refuses=True)
+    assert bad["commits"].severity is Severity.ERROR
+
+
+# what stores say
+
+
+def test_the_file_system_of_a_path_is_found() -> None:
+    mounts = (
+        "1 0 8:1 / / rw - ext4 /dev/sda rw\n"
+        "2 1 0:5 / /srv rw shared:1 - nfs4 host:/srv rw\n"
+        "3 1 0:6 / /srv/my\\040disk rw - xfs /dev/sdb rw\n"
+        "broken\n"
+    )
+    assert file_system(Path("/var/x.db"), mounts) == "ext4"
+    assert file_system(Path("/srv/x.db"), mounts) == "nfs4"
+    assert file_system(Path("/srvx/x.db"), mounts) == "ext4"
+    assert file_system(Path("/srv/my disk/x.db"), mounts) == "xfs"
+    assert file_system(Path("/x"), "") == ""
+
+
+GOOD = {
+    "redis_version": "8.0.1", "role": "master", "aof_enabled": "1", "aof_last_write_status": "ok",
+    "maxmemory": "0", "maxmemory_policy": "noeviction", "used_memory": "1000000",
+}  # fmt: skip
+
+
+def state(*, age_s: float = 0.1, leases: int = 0) -> Answer:
+    return Answer("ok", "ab" * 16, 7, "t", age_s, 100.0, (3, leases, 7, 0, b"100000000", 0))
+
+
+def judged(info: dict[str, str], appendfsync: str | None = "always", **more: Any) -> dict[str, str]:
+    order = [severity.value for severity in Severity]
+    worst: dict[str, str] = {}
+    for one in server_findings(ServerFacts(info, appendfsync), state(**more)):
+        before = worst.get(one.subject, "ok")
+        worst[one.subject] = max(before, one.severity.value, key=order.index)
+    return {subject: severity for subject, severity in worst.items() if severity != "ok"}
+
+
+@pytest.mark.parametrize(
+    ("info", "appendfsync", "more", "expected"),
+    [
+        ({}, "always", {}, {}),
+        ({"role": "slave"}, "always", {}, {"server": "error"}),
+        ({"connected_slaves": "2"}, "always", {}, {"replicas": "warning"}),
+        ({"cluster_enabled": "1"}, "always", {}, {"cluster": "warning"}),
+        ({}, "everysec", {}, {"persistence": "error"}),
+        ({}, None, {}, {"persistence": "warning"}),
+        ({"aof_enabled": "0"}, "always", {}, {"persistence": "error"}),
+        ({"aof_last_write_status": "err"}, "always", {}, {"disk": "error"}),
+        ({"maxmemory_policy": "allkeys-lru"}, "always", {}, {"memory": "warning"}),
+        ({"maxmemory_policy": "allkeys-lru", "maxmemory": "9"}, "always", {}, {"memory": "error"}),
+        ({"maxmemory": "1100000"}, "always", {}, {"memory": "warning"}),
+        ({}, "always", {"age_s": 60.0, "leases": 2}, {"time": "warning"}),
+        ({}, "always", {"age_s": 60.0}, {}),
+    ],
+)
+def test_a_redis_server_is_judged(
+    info: dict[str, str], appendfsync: str | None, more: dict[str, Any], expected: dict[str, str]
+) -> None:
+    seen = judged({**GOOD, **info}, appendfsync, **more)
+    # Its clock is that of the test; and that it is never consistent across a failover is a note.
+    assert seen.pop("consistency") == "note"
+    assert seen.pop("clock") == "note"
+    assert seen == expected
