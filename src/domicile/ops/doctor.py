@@ -97,14 +97,14 @@ def doctor(
             }
         )
     else:
-        show(shown_url(url), name, findings)
+        show_findings(shown_url(url), name, findings)
     if not there:
         raise typer.Exit(AWAY)
     if wrong:
         raise typer.Exit(FAILED)
 
 
-def show(url: str, cluster: str, findings: Sequence[Finding]) -> None:
+def show_findings(url: str, cluster: str, findings: Sequence[Finding]) -> None:
     """Print findings in the order in which they were looked for, and a summary."""
     width = min(max(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH), WIDEST) - LABEL
     typer.echo(f"{url}, cluster {cluster!r}\n")

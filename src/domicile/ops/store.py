@@ -42,8 +42,12 @@ def add_store_commands(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True, help="Move clusters from one store to another.")
     dev, there = "sqlite:///.domicile/dev.db", "redis://10.0.0.5:6379/0"
     for name, command, shown in (
-        ("copy", copy, (f"copy {dev} {there}", f"copy {there} {dev} --replace --why rollback")),
-        ("reopen", reopen, (f"reopen {dev}", f"reopen {dev} --cluster blue --yes")),
+        (
+            "copy",
+            copy_clusters,
+            (f"copy {dev} {there}", f"copy {there} {dev} --replace --why rollback"),
+        ),
+        ("reopen", reopen_cluster, (f"reopen {dev}", f"reopen {dev} --cluster blue --yes")),
     ):
         group.command(name, epilog=examples(*(f"domicile store {example}" for example in shown)))(
             command
@@ -51,7 +55,7 @@ def add_store_commands(app: typer.Typer) -> None:
     app.add_typer(group, name="store")
 
 
-def copy(
+def copy_clusters(
     source: Annotated[str, typer.Argument(metavar="FROM", help="The store's URL.")],
     to: Annotated[str, typer.Argument(metavar="TO", help="The URL of the other store.")],
     cluster: Cluster = None,
@@ -121,7 +125,7 @@ def copy(
     typer.echo(f"Start the processes with {shown_url(to)}; they refuse {shown_url(source)} now.")
 
 
-def reopen(
+def reopen_cluster(
     store: StoreOption = None, cluster: Cluster = None, yes: Yes = False, why: Why = ""
 ) -> None:
     """Let processes use a store again whose cluster was copied to another one.

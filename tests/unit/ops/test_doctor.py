@@ -25,7 +25,7 @@ from domicile.ops.cli import app
 from domicile.ports.findings import Finding, Severity
 from domicile.ports.store import Store
 from domicile.stores.memory.store import MemoryStore
-from domicile.stores.redis.calls import Answer
+from domicile.stores.redis.calls import ScriptAnswer
 from domicile.stores.redis.findings import server_findings
 from domicile.stores.redis.server import ServerFacts
 from domicile.stores.sqlite.findings import file_system
@@ -201,8 +201,8 @@ GOOD = {
 }  # fmt: skip
 
 
-def state(*, age_s: float = 0.1, leases: int = 0) -> Answer:
-    return Answer("ok", "ab" * 16, 7, "t", age_s, 100.0, (3, leases, 7, 0, b"100000000", 0))
+def state(*, age_s: float = 0.1, leases: int = 0) -> ScriptAnswer:
+    return ScriptAnswer("ok", "ab" * 16, 7, "t", age_s, 100.0, (3, leases, 7, 0, b"100000000", 0))
 
 
 def judged(info: dict[str, str], appendfsync: str | None = "always", **more: Any) -> dict[str, str]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from domicile import ConfigError, EventSourced, Node
 from domicile.backends.registry import shown_url, store_backend
 from domicile.core.state.txn import Change, Changes, Item
-from domicile.stores.redis.calls import Entry, bounds, entry_of
+from domicile.stores.redis.calls import LogEntry, bounds, entry_of
 from domicile.stores.redis.server import RedisAddress, ServerFacts
 from domicile.stores.redis.store import LogTail
 from domicile.stores.redis.ticks import STALE_S, TICK_S, TickPace
@@ -117,10 +117,10 @@ def test_a_lone_process_goes_on_ticking() -> None:
 # the log
 
 
-def entry(revision: int, *keys: bytes, before: str | None = None, size: int = 10) -> Entry:
+def entry(revision: int, *keys: bytes, before: str | None = None, size: int = 10) -> LogEntry:
     changes = tuple(Change(key, Item(key, b"", revision, revision)) for key in keys)
     earlier = f"t{revision - 1}" if before is None else before
-    return Entry(Changes(revision, changes), earlier, f"t{revision}", 0.0, "", False, size)
+    return LogEntry(Changes(revision, changes), earlier, f"t{revision}", 0.0, "", False, size)
 
 
 def test_a_tail_takes_only_the_next_commit_of_its_history() -> None:

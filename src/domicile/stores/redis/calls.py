@@ -73,7 +73,7 @@ class CallUnknown(Exception):
     """A call was sent and its answer did not come: it may have run, or may run later (S1)."""
 
 
-class Answer(NamedTuple):
+class ScriptAnswer(NamedTuple):
     """What every run reports, and the results of the operation."""
 
     status: str
@@ -114,7 +114,7 @@ class ScriptCalls:
         by: str = "",
         kept_commits: int = KEPT_COMMITS,
         reads_only: bool = False,
-        seen: Callable[[Answer], None] = lambda answer: None,
+        seen: Callable[[ScriptAnswer], None] = lambda answer: None,
         rewound: Callable[[StoreRewound], None] = lambda error: None,
     ) -> None:
         self.generation = 0
@@ -136,7 +136,9 @@ class ScriptCalls:
         """Begin with what another client knows."""
         self._history, self._revision, self._tag = known
 
-    async def ask(self, operation: str, *values: Any, generation: int | None = None) -> Answer:
+    async def ask(
+        self, operation: str, *values: Any, generation: int | None = None
+    ) -> ScriptAnswer:
         """Run one operation; `StoreRewound` if the store lost commits that this client knows."""
         generation = self.generation if generation is None else generation
         self._check(generation)
@@ -159,8 +161,8 @@ class ScriptCalls:
         if status == "absent":
             if self._history:
                 self._went_back("it is empty")
-            return Answer(status, "", 0, "", 0.0, 0.0, ())
-        answer = Answer(
+            return ScriptAnswer(status, "", 0, "", 0.0, 0.0, ())
+        answer = ScriptAnswer(
             status, raw[1].decode(), raw[2], raw[3].decode(),
             max(0.0, int(raw[4]) / US), int(raw[5]) / US, raw[6:],
         )  # fmt: skip
@@ -172,7 +174,7 @@ class ScriptCalls:
         """The caller saw by itself that the store lost commits."""
         self._went_back(why)
 
-    def _note(self, answer: Answer) -> None:
+    def _note(self, answer: ScriptAnswer) -> None:
         if not self._history:
             self._history = answer.history
         if answer.history != self._history:
@@ -218,7 +220,9 @@ class ScriptCalls:
             return Conflict((*conditions, *writes)[answer.results[0]].key)
         return Committed(answer.revision)
 
-    async def sure(self, operation: str, *values: Any, generation: int | None = None) -> Answer:
+    async def sure(
+        self, operation: str, *values: Any, generation: int | None = None
+    ) -> ScriptAnswer:
         """As `ask`, for calls that may be repeated: an unknown outcome is `StoreUnavailable`."""
         try:
             return await self.ask(operation, *values, generation=generation)
@@ -227,7 +231,7 @@ class ScriptCalls:
 
     async def entries_after(
         self, revision: int, most: int, generation: int | None = None
-    ) -> tuple[list[Entry], int]:
+    ) -> tuple[list[LogEntry], int]:
         """The entries of the log after a revision, and the revision up to which these are all."""
         answer = await self.sure("log", str(revision), str(most), generation=generation)
         if answer.status == "absent":
@@ -288,7 +292,7 @@ def item_of(key: bytes, raw: bytes) -> Item:
     return Item(key, value, int(created), int(revision))
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """One revision as the log keeps it."""
 
     changes: Changes
@@ -302,7 +306,7 @@ class Entry(NamedTuple):
     size_bytes: int
 
 
-def entry_of(id: bytes, fields: Sequence[bytes]) -> Entry:
+def entry_of(id: bytes, fields: Sequence[bytes]) -> LogEntry:
     """An entry of the stream."""
     revision = int(id.partition(b"-")[0])
     _, before, _, tag, _, at, _, _, _, expiry, _, by, _, blob = fields
@@ -312,7 +316,7 @@ def entry_of(id: bytes, fields: Sequence[bytes]) -> Entry:
         key, place = _piece(blob, place)
         raw, place = _piece(blob, place)
         changes.append(Change(key, item_of(key, raw) if raw else None))
-    return Entry(
+    return LogEntry(
         Changes(revision, tuple(changes)), before.decode(), tag.decode(), int(at) / US,
         by.decode(), expiry == b"1", len(blob),
     )  # fmt: skip

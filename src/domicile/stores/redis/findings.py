@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from domicile.ports.findings import Finding, Severity
-from domicile.stores.redis.calls import US, Answer
+from domicile.stores.redis.calls import US, ScriptAnswer
 from domicile.stores.redis.server import ServerFacts
 
 FULL = 0.8
@@ -20,7 +20,7 @@ CLOCKS_S = 1.0
 """Seconds between the clocks of the server and of this machine that are worth a note."""
 
 
-def server_findings(facts: ServerFacts, state: Answer) -> list[Finding]:
+def server_findings(facts: ServerFacts, state: ScriptAnswer) -> list[Finding]:
     """Judge a server. `state` is the answer of the script's operation `state`."""
     return [
         *_server(facts), *_persistence(facts), *_memory(facts), *_time(state),
@@ -103,7 +103,7 @@ def _memory(facts: ServerFacts) -> list[Finding]:
     return [Finding(Severity.OK, "memory", said)]
 
 
-def _time(state: Answer) -> list[Finding]:
+def _time(state: ScriptAnswer) -> list[Finding]:
     wall_s = int(state.results[4]) / US
     skipped_s, leases = wall_s - state.now_s, state.results[1]
     found: list[Finding] = []
@@ -130,7 +130,7 @@ def _time(state: Answer) -> list[Finding]:
     return found
 
 
-def _contents(facts: ServerFacts, state: Answer) -> list[Finding]:
+def _contents(facts: ServerFacts, state: ScriptAnswer) -> list[Finding]:
     keys, leases, kept, trimmed = state.results[:4]
     said = (
         f"history {state.history[:8]}, revision {state.revision:,}; {keys:,} keys, {leases:,} "

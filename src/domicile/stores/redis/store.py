@@ -36,8 +36,8 @@ from domicile.ports.findings import Finding, Severity
 from domicile.ports.meter import Meter, NoMeter
 from domicile.stores.redis.calls import (
     KEPT_COMMITS,
-    Answer,
-    Entry,
+    LogEntry,
+    ScriptAnswer,
     ScriptCalls,
     bounds,
     entry_of,
@@ -153,7 +153,7 @@ class RedisStore:
         """Forget the changes up to a revision: a watch from before it must list again."""
         await self._write("compact", str(revision))
 
-    async def state(self) -> Answer:
+    async def state(self) -> ScriptAnswer:
         """Revision and time, the numbers of keys, leases and kept commits, the revision up to which
         commits are forgotten, the wall clock in microseconds, and leases that have expired."""
         return await self._ask("state")
@@ -187,11 +187,11 @@ class RedisStore:
         await self._tasks.close()
         await self.server.close()
 
-    async def _write(self, operation: str, *values: str | bytes) -> Answer:
+    async def _write(self, operation: str, *values: str | bytes) -> ScriptAnswer:
         self._check_writes()
         return await self._calls.sure(operation, *values)
 
-    async def _ask(self, operation: str, *values: str | bytes) -> Answer:
+    async def _ask(self, operation: str, *values: str | bytes) -> ScriptAnswer:
         self._check_open()
         return await self._calls.sure(operation, *values)
 
@@ -208,7 +208,7 @@ class RedisStore:
 
     # store time
 
-    def _saw(self, answer: Answer) -> None:
+    def _saw(self, answer: ScriptAnswer) -> None:
         self._pace.saw(answer.age_s)
         if self._pace.ticks and self._ticking is None and not (self._reads_only or self._closed):
             self._ticking = self._tasks.spawn(self._tick())
@@ -241,7 +241,7 @@ class RedisStore:
         """A watch no longer waits."""
         self._watches.pop(watch, None)
 
-    async def entries_after(self, revision: int, generation: int) -> tuple[Sequence[Entry], int]:
+    async def entries_after(self, revision: int, generation: int) -> tuple[Sequence[LogEntry], int]:
         """Commits after a revision, read from the server."""
         self._check_open()
         return await self._calls.entries_after(revision, PAGE, generation)
@@ -329,7 +329,7 @@ class LogTail:
         self._since = 0
         self._tag = ""
         self._bytes = 0
-        self._entries: deque[Entry] = deque()
+        self._entries: deque[LogEntry] = deque()
 
     def clear(self) -> None:
         """Know nothing."""
@@ -341,7 +341,7 @@ class LogTail:
         self._tag, self._bytes = tag, 0
         self._entries.clear()
 
-    def add(self, entry: Entry) -> bool:
+    def add(self, entry: LogEntry) -> bool:
         """Take the next commit; False if it does not follow the last one."""
         if entry.changes.revision != self.upto + 1 or entry.before != self._tag:
             return False
@@ -364,7 +364,7 @@ class LogTail:
         return WatchedEntries(_under(prefix, entries), self.upto)
 
 
-def _under(prefix: bytes, entries: Sequence[Entry]) -> list[Changes]:
+def _under(prefix: bytes, entries: Sequence[LogEntry]) -> list[Changes]:
     found: list[Changes] = []
     for entry in entries:
         inside = [change for change in entry.changes.changes if change.key.startswith(prefix)]
@@ -462,5 +462,5 @@ class _Watch:
             self._waiter.set_result(None)
 
 
-def _ttl(answer: Answer) -> float:
+def _ttl(answer: ScriptAnswer) -> float:
     return ttl_s(answer.results[0])
