@@ -449,3 +449,30 @@ def test_nobody_at_the_port_and_another_programs_keys(process: RedisProcess) -> 
 def test_the_scripts_differ_in_what_they_may_do() -> None:
     assert WRITES.text.startswith("#!lua\n")
     assert READS.text.startswith("#!lua flags=no-writes\n")
+
+
+def test_the_users_of_the_page_can_do_what_it_says(process: RedisProcess) -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "run-on-redis.md"
+    commands = [line for line in page.read_text("utf-8").splitlines() if line.startswith("ACL SET")]
+    assert len(commands) == 2
+    for command in commands:
+        process.ask(*command.split())
+
+    async def scenario() -> None:
+        app = store_at(f"redis://app:secret@127.0.0.1:{process.port}/0")
+        reader = store_at(f"redis://reader:secret@127.0.0.1:{process.port}/0", reads_only=True)
+        await app.grant("l", 60.0)
+        first = await put(app, b"k", b"", "l")
+        watch = reader.watch(b"", first)
+        assert await app.renew("l") == 60.0
+        for _ in range(3):
+            await put(app, b"k", b"", "l")
+        await app.compact(first)
+        await app.revoke("l")
+        assert [(await anext(watch)).revision for _ in range(4)][-1] == first + 4
+        for store in (app, reader):
+            assert await store.findings()
+            assert (await store.list(b"")).items == ()
+            await store.close()
+
+    asyncio.run(scenario())
