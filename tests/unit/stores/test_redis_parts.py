@@ -174,6 +174,8 @@ def test_an_entry_may_have_any_bytes() -> None:
         b"1500000",
         b"b",
         b"9",
+        b"w",
+        b"2",
         b"e",
         b"1",
         b"o",

@@ -309,7 +309,7 @@ class LogEntry(NamedTuple):
 def entry_of(id: bytes, fields: Sequence[bytes]) -> LogEntry:
     """An entry of the stream."""
     revision = int(id.partition(b"-")[0])
-    _, before, _, tag, _, at, _, _, _, expiry, _, by, _, blob = fields
+    _, before, _, tag, _, at, _, _, _, _, _, expiry, _, by, _, blob = fields
     changes: list[Change] = []
     place = 0
     while place < len(blob):

@@ -11,7 +11,9 @@
 --   ttl   hash    lease -> its ttl
 --   due   zset    lease -> its deadline in store time
 --   held  zset    "length:lease:key" for each key under a lease, sorted as bytes
---   log   stream  one entry for each revision, whose id is "revision-0"
+--   log   stream  one entry for each revision, whose id is "revision-0": the tag of the revision
+--                 before and its own, store time, bytes so far, the server's clock, whether leases
+--                 ended, who committed, and the changes
 --   tag   hash    revision -> the random tag of the call that wrote it (S5)
 
 local META, ITEM, INDEX, TTL, DUE, HELD, LOG, TAG =
@@ -111,7 +113,7 @@ local function publish(pieces, expiry)
   local blob = table.concat(pieces)
   rev, logged = rev + 1, logged + #blob
   redis.call('XADD', LOG, whole(rev) .. '-0', 'p', tag, 't', tag_now, 'a', whole(now),
-    'b', whole(logged), 'e', expiry, 'o', by, 'c', blob)
+    'b', whole(logged), 'w', whole(wall), 'e', expiry, 'o', by, 'c', blob)
   tag = tag_now
   redis.call('HSET', TAG, whole(rev), tag)
   redis.call('HDEL', TAG, whole(rev - KEPT_TAGS))
