@@ -149,6 +149,8 @@ class ClusterCopy:
         self._cluster = cluster
         self._replace, self._wait_s, self._why, self._told = replace, wait_s, why, told
         self._id = secrets.token_hex(8)
+        self._fresh = False
+        """Whether the target has nothing of the cluster, or an unfinished copy from here."""
 
     async def run(self) -> CopyDone:
         """Copy and verify. `CopyRefused` says what is in the way; a `StoreError` that a store is
@@ -157,6 +159,15 @@ class ClusterCopy:
         await self._alone(self._target, self._to_url)
         await self._check_target()
         sealed = await self._seal(self._source, "to", self._to_url)
+        try:
+            return await self._copied(sealed)
+        except StoreError as error:
+            raise type(error)(
+                f"{error}. The cluster is closed now: repeat the command, or end the move with "
+                f"`domicile store reopen {self._from_url}`"
+            ) from error
+
+    async def _copied(self, sealed: int) -> CopyDone:
         try:
             await self._check_other_store()
             items = await self._still_alone(self._source, self._from_url)
@@ -214,7 +225,8 @@ class ClusterCopy:
         items = (await self._target.list(b"")).items
         mark = _mark(items)
         unfinished = mark is not None and mark.direction == "from" and mark.store == self._from_url
-        if not items or unfinished or self._replace:
+        self._fresh = not items or unfinished
+        if self._fresh or self._replace:
             return
         raise CopyRefused(
             f"{self._to_url} has a cluster {self._cluster!r} already, with {len(items)} keys: say "
@@ -238,6 +250,12 @@ class ClusterCopy:
             raise CopyRefused(
                 f"cluster {self._cluster!r} was moved from {self._from_url} to {before.store} "
                 "already: copy from there, or end that move with `domicile store reopen`"
+            )
+        if direction == "to" and before is not None and not self._fresh:
+            raise CopyRefused(
+                f"cluster {self._cluster!r} was copied to {other} already, and may have gone on "
+                f"there: what is in {self._from_url} is the past. If it is not, end that move with "
+                "`domicile store reopen`, then repeat the command"
             )
         key, at = audit_key()
         what = f"cluster copied {direction} {other}"

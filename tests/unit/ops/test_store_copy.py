@@ -212,6 +212,8 @@ def test_a_cluster_that_goes_back_and_forth_never_lowers_an_epoch(tmp_path: Path
             await stores.fill(1, {key: block(serving(B, 9), serving(B, 1), Entry())})
             with pytest.raises(CopyRefused, match="say --replace"):
                 await stores.copy(back=True)
+            with pytest.raises(CopyRefused, match="what is in memory://0 is the past"):
+                await stores.copy(replace=True)
             done = await stores.copy(back=True, replace=True)
             assert done.removed == 0
             assert await epochs(stores, 0) == [9, 2, 0]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from domicile import ConfigError, EventSourced, Node
 from domicile.backends.registry import shown_url, store_backend
 from domicile.core.state.txn import Change, Changes, Item
-from domicile.stores.redis.calls import LogEntry, bounds, entry_of
+from domicile.settings import MAX_TICK_S
+from domicile.stores.redis.calls import WRITES, LogEntry, bounds, entry_of
 from domicile.stores.redis.server import RedisAddress, ServerFacts
 from domicile.stores.redis.store import LogTail
 from domicile.stores.redis.ticks import STALE_S, TICK_S, TickPace
@@ -112,6 +113,13 @@ def test_a_lone_process_goes_on_ticking() -> None:
     for _ in range(1_000):
         assert pace.ticks
         pace.ticked(pace.wait_s())
+
+
+def test_the_script_and_the_settings_agree_on_a_tick() -> None:
+    assert (
+        f"MAX_TICK_US, KEPT_TAGS, TRIMMED_AT_ONCE, MANY = {round(MAX_TICK_S * 1e6)}," in WRITES.text
+    )
+    assert TICK_S < MAX_TICK_S
 
 
 # the log

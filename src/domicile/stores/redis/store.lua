@@ -38,6 +38,7 @@ if not READS_ONLY then
     {'ZREM', INDEX, 'm'}, {'ZREMRANGEBYLEX', HELD, '-', '+'}, {'ZRANGEBYLEX', HELD, '-', '+'},
     {'ZRANGEBYSCORE', DUE, '-inf', '0'}, {'XADD', LOG, '1-0', 'f', 'v'},
     {'XRANGE', LOG, '-', '+'}, {'XTRIM', LOG, 'MINID', '1-0'}, {'XREAD', 'STREAMS', LOG, '0-0'},
+    {'HLEN', ITEM}, {'XLEN', LOG}, {'ZCOUNT', DUE, '-inf', '0'},
   }) do
     if not redis.acl_check_cmd(unpack(command)) then
       return redis.error_reply('NOPERM this user may not run ' .. command[1] .. ' on ' ..
