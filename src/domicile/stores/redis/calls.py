@@ -217,7 +217,9 @@ class ScriptCalls:
             log.warning("whether a commit happened is unknown: %s", error)
             return Unknown()
         if answer.status == "conflict":
-            return Conflict((*conditions, *writes)[answer.results[0]].key)
+            number: int = answer.results[0]
+            keys = [operation.key for operation in (*conditions, *writes)]
+            return Conflict(keys[number])
         return Committed(answer.revision)
 
     async def sure(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -242,7 +242,7 @@ class RedisServer:
             raise self._explain(error) from error
 
     @asynccontextmanager
-    async def listen(self) -> AsyncIterator[Any]:
+    async def listen(self) -> AsyncGenerator[Any, None]:
         """A connection of its own, for commands that wait."""
         connection = self._connections().make_connection()
         try:
@@ -291,7 +291,7 @@ class RedisServer:
                 await self._pool.disconnect(inuse_connections=False)
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Any]:
+    async def _connection(self) -> AsyncGenerator[Any, None]:
         pool = self._connections()
         connection = await pool.get_connection()
         try:
@@ -391,9 +391,9 @@ def _wrong_setup(error: BaseException) -> str | None:
     if isinstance(error, NoPermissionError) or text.startswith("NOPERM"):
         return f"{text}; give its user what the page about Redis lists for ACL SETUSER"
     if isinstance(error, MovedError):
+        place = text.rpartition(" ")[2]
         return (
-            f"it is a node of a Redis cluster, and this store's keys lie on {error.host}:"
-            f"{error.port}; name that node"
+            f"it is a node of a Redis cluster, and this store's keys lie on {place}; name that node"
         )
     if "unknown command" in text.lower() or "unexpected symbol near '#'" in text:
         return (

@@ -16,9 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from math import isfinite
 from random import Random
-from typing import NamedTuple
-
-from redis.asyncio.connection import Connection
+from typing import Any, NamedTuple
 
 from domicile.concurrency.task_set import TaskSet
 from domicile.core.state.txn import (
@@ -269,7 +267,7 @@ class RedisStore:
             if self._following is task:
                 self._following = None
 
-    async def _hear(self, connection: Connection) -> bool:
+    async def _hear(self, connection: Any) -> bool:
         """Take the commits that come within `BLOCK_S`; False if there were none."""
         block_ms, after = round(BLOCK_S * 1000), f"{self._tail.upto}-0"
         async with asyncio.timeout(BLOCK_S + self._op_timeout_s):
@@ -277,7 +275,7 @@ class RedisStore:
                 "XREAD", "COUNT", PAGE, "BLOCK", block_ms, "STREAMS", self.address.keys[6], after,
                 check_health=False,
             )  # fmt: skip
-            raw = await connection.read_response()
+            raw: Any = await connection.read_response()
         if raw is None:
             # Commits of another history might never be reported: their numbers may be lower.
             await self.state()
@@ -327,7 +325,7 @@ class LogTail:
     def __init__(self) -> None:
         self.upto = -1
         self._since = 0
-        self._tag = ""
+        self._tag: str = ""
         self._bytes = 0
         self._entries: deque[LogEntry] = deque()
 
