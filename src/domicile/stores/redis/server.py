@@ -339,14 +339,15 @@ class RedisServer:
             self.facts, self._checked = facts, True
 
     def _refuse(self, facts: ServerFacts) -> None:
+        kind = StoreUnavailable if self.opened else ConfigError
         version = facts.info.get("redis_version", "")
         numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
         if numbers and numbers < OLDEST:
-            raise ConfigError(
+            raise kind(
                 f"the store {self.shown} is on Redis {version}; Domicile needs Redis 7.0 or Valkey"
             )
         if facts.evicts:
-            raise ConfigError(
+            raise kind(
                 f"the store {self.shown} is on a server that removes keys when its memory is full "
                 f"(maxmemory-policy {facts.info['maxmemory_policy']}): shards would get two homes. "
                 "Set `maxmemory-policy noeviction`, or name another server"
@@ -400,7 +401,7 @@ def _wrong_setup(error: BaseException) -> str | None:
             f"it can't run scripts ({text}); Domicile needs Redis 7.0 or Valkey with EVAL and "
             "EVALSHA allowed"
         )
-    if text.startswith("WRONGTYPE") or "WRONGTYPE" in text:
+    if "WRONGTYPE" in text:
         return "another program has keys with this prefix; add ?prefix=NAME to the URL"
     if isinstance(error, ssl.SSLError) or "SSL" in text or "certificate" in text:
         return f"TLS failed ({text}); name the authority with ?ca=FILE, or use the right scheme"

@@ -29,7 +29,7 @@ from domicile.core.state.txn import (
     Unknown,
     Write,
 )
-from domicile.errors import StoreError, StoreRewound, StoreUnavailable
+from domicile.errors import ConfigError, StoreError, StoreRewound, StoreUnavailable
 from domicile.ports.findings import Finding, Severity
 from domicile.ports.meter import Meter, NoMeter
 from domicile.stores.redis.calls import (
@@ -100,7 +100,8 @@ class RedisStore:
         self._following: asyncio.Task[None] | None = None
         self._watches: dict[_Watch, None] = {}
         self._tail = LogTail()
-        self._beside: list[LoopThreadedStore] = []
+        self._sides: dict[bytes, tuple[int, LoopThreadedStore]] = {}
+        """The thread sides by prefix, with the number of rewinds that were known to each."""
         self._closed = False
 
     async def get(self, key: bytes) -> Item | None:
@@ -168,19 +169,25 @@ class RedisStore:
         return _Watch(self, prefix, from_revision, self._calls.generation)
 
     def beside(self, prefix: bytes = b"") -> LoopThreadedStore:
-        """As `OffersThreads.beside`: a second client on a loop of its own."""
+        """As `OffersThreads.beside`: a second client on a loop of its own, one for each prefix."""
+        generation = self._calls.generation
+        before = self._sides.get(prefix)
+        if before is not None and before[0] == generation:
+            return before[1]
+        if before is not None:
+            before[1].close()
         make = partial(
             RedisLeaseClient, self.address, self._by, self._op_timeout_s, self._calls.known
         )
         made = LoopThreadedStore(make, prefix, f"domicile-redis {self._by}")
-        self._beside.append(made)
+        self._sides[prefix] = generation, made
         return made
 
     async def close(self) -> None:
         """Close the connections and end the watches. Leases stay until they expire."""
         self._closed = True
         self._break(StoreUnavailable(f"the store {self.address.shown} was closed; make another"))
-        for side in self._beside:
+        for _, side in self._sides.values():
             side.close()
         await self._tasks.close()
         await self.server.close()
@@ -218,7 +225,7 @@ class RedisStore:
                 await asyncio.sleep(self._pace.wait_s())
                 answer = await self._write("tick")
                 self._pace.ticked(answer.age_s)
-        except StoreError as error:
+        except (StoreError, ConfigError) as error:
             # The next answer of the store says whether this process must tick again.
             log.debug("store time is not advanced for now: %s", error)
             self._pace.ticks = False
@@ -263,6 +270,10 @@ class RedisStore:
         except StoreError as error:
             self._meter.count("store.watches_broken", len(self._watches))
             self._break(error)
+        except Exception as error:
+            # A watch that nobody wakes would wait for ever.
+            log.exception("the log of the store %s can't be followed", self.address.shown)
+            self._break(StoreUnavailable(f"the log can't be followed ({error}); it is asked again"))
         finally:
             if self._following is task:
                 self._following = None
