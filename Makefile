@@ -34,7 +34,7 @@ ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
 endif
 
-.PHONY: help setup check format test test-real test-stores test-docs prove golden sim sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable compare planner idle overload recovery rolling crowd soak docs lock clean
+.PHONY: help setup check format test test-real test-stores test-docs prove golden sim sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable compare planner idle overload recovery rolling crowd soak docs etcd-rpc lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -155,6 +155,10 @@ soak: setup ## hours of load with a fault every few seconds: nothing may grow (H
 
 docs: setup ## redraw the diagrams of the transition tables and the timeline of a seed
 	PYTHONPATH=. $(PY) docs/generate.py
+
+etcd-rpc: setup ## generate the messages of etcd's API from rpc.proto
+	cd src && ../$(PY) -m grpc_tools.protoc -I. --pyi_out=. \
+		--descriptor_set_out=domicile/stores/etcd/rpc.binpb domicile/stores/etcd/rpc.proto
 
 lock: setup ## compile the requirement files anew
 	$(COMPILE) 3.11 requirements/uv.in -o requirements/uv.txt

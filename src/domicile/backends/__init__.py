@@ -1,12 +1,13 @@
 """Which store, journal, transport and health port does a URL mean?
 
-`registry` knows which backend a scheme means; `memory`, `sqlite`, `postgres` and `redis` are the
-built-in ones; `wiring` opens everything that one process needs. Derive a `Backend` to add another
+`registry` knows which backend a scheme means; `memory`, `sqlite`, `postgres`, `redis` and `etcd` are
+the built-in ones; `wiring` opens everything that one process needs. Derive a `Backend` to add another
 store or journal.
 """
 
 from __future__ import annotations
 
+from domicile.backends.etcd import ETCD
 from domicile.backends.memory import MEMORY
 from domicile.backends.postgres import POSTGRES
 from domicile.backends.redis import REDIS, REDISS
@@ -20,3 +21,4 @@ register(SQLITE)
 register(POSTGRES)
 register(REDIS)
 register(REDISS)
+register(ETCD)

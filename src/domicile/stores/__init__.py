@@ -2,6 +2,7 @@
 
 - `memory`      the reference store: one process, nothing survives it
 - `sqlite`      the embedded store: the processes of one machine share a file
+- `etcd`        the store of an etcd cluster, for nodes of many machines
 - `namespace`   the part of a store that belongs to one cluster
 - `storetime`   a store's own time, made from a wall clock (S4)
 - `threaded`    the thread side of a store on a server, on a loop of its own (`loop_thread`)
