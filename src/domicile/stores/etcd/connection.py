@@ -3,7 +3,8 @@
 `client` and `watch` use it, on one event loop. An `EtcdSession` is one channel to one server. It is
 used only after a read has shown that the server works and has the known history (S5). After a
 failure it is retired: calls under way may end, new ones get another server, or the same one by a
-new channel. No request that may have run is ever sent twice, unless its caller says that this does no harm.
+new channel. No request that may have run is ever sent twice, unless its caller says that this does
+no harm.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from domicile.stores.etcd.history import EtcdHistory, KnownAtSending
 
 PING_S = 6.0
 """Seconds without traffic before gRPC pings; etcd takes pings more often than 5 s for abuse."""
+
+PAUSE_S = 0.05
+"""Seconds before servers that know no leader are asked again."""
 
 LEAST_SHARE_S = 0.05
 """Seconds that a server gets at least, if several share the time of one call."""
@@ -172,29 +176,37 @@ class EtcdConnections:
         linearizable: bool = True,
     ) -> A:
         """As `ask`, for a call that is more than one request and its answer."""
-        tokens = 1
-        for left in range(len(self.address.endpoints), -1, -1):
+        generation = self.history.generation
+        attempts, tokens = len(self.address.endpoints), 1
+        while True:
             session = await self.session(until)
+            self.history.check_generation(generation)
             sent = self.history.now()
             left_s = self._left(until)
-            if repeatable and left > 1:
+            if repeatable and attempts > 1:
                 left_s = max(left_s / 2, LEAST_SHARE_S)
             session.begin()
             try:
                 reply = await call(session, left_s)
             except grpc.aio.AioRpcError as error:
-                found = fate(error.code(), error.details() or "")
-                said = self.explain(error)
+                details = error.details() or ""
+                found, said = fate(error.code(), details), self.explain(error)
                 if found is Fate.TOKEN and tokens and self.address.user:
                     tokens -= 1
                     self._token = ""
                     continue
                 if found in (Fate.REFUSED, Fate.TOKEN):
-                    raise EtcdRefusal(said, error.code(), error.details() or "") from error
+                    raise EtcdRefusal(said, error.code(), details) from error
                 await self.retire(session)
-                if not left or monotonic() >= until or (found is Fate.UNSURE and not repeatable):
-                    unsure = found is Fate.UNSURE
-                    raise (EtcdUnsure if unsure else StoreUnavailable)(said) from error
+                if found is Fate.UNSURE:
+                    if not repeatable or not attempts or monotonic() >= until:
+                        raise EtcdUnsure(said) from error
+                    attempts -= 1
+                elif self._left(until) < 2 * PAUSE_S:
+                    raise StoreUnavailable(said) from error
+                else:
+                    # Soon there may be a leader, which all servers learn of.
+                    await asyncio.sleep(PAUSE_S)
             except asyncio.CancelledError:
                 if not self._closed or _is_cancelled():
                     raise
@@ -204,7 +216,6 @@ class EtcdConnections:
                 return reply
             finally:
                 await session.end()
-        raise StoreUnavailable(f"the store {self.address.shown} refuses its own logins")
 
     def unary(self, session: EtcdSession, method: EtcdMethod[A]) -> Any:
         """What calls a procedure of etcd with one request."""
@@ -285,24 +296,30 @@ class EtcdConnections:
             old.retired = True
             await old.close_if_done()
             self._session = None
-        error: grpc.aio.AioRpcError | None = None
         count = len(self.address.endpoints)
-        for tried in range(count):
+        tried = 0
+        while True:
             if self._closed:
                 raise StoreUnavailable(self._closed_text())
-            endpoint = self.address.endpoints[(self._next + tried) % count]
-            share_s = max(self._left(until) / (count - tried), LEAST_SHARE_S)
+            share_s = max(self._left(until) / (count - tried % count), LEAST_SHARE_S)
             try:
-                session = await self._connected(endpoint, share_s)
-            except grpc.aio.AioRpcError as found:
-                error = found
-                continue
-            self._next = (self._next + tried) % count
-            self._session = session
-            return session
-        assert error is not None
-        self._next = (self._next + 1) % count
-        settings = is_settings_error(error.code(), error.details() or "")
+                session = await self._connected(self.address.endpoints[self._next], share_s)
+            except grpc.aio.AioRpcError as error:
+                tried += 1
+                self._next = (self._next + 1) % count
+                if tried % count == 0:
+                    await self._after_round(error, until)
+            else:
+                self._session = session
+                return session
+
+    async def _after_round(self, error: grpc.aio.AioRpcError, until: float) -> None:
+        """No server could be used. Raise, unless another round may help."""
+        details = error.details() or ""
+        if "no leader" in details and self._left(until) > 2 * PAUSE_S:
+            await asyncio.sleep(PAUSE_S)
+            return
+        settings = is_settings_error(error.code(), details)
         # What has worked may work again: another login may be on its way to this process.
         kind = ConfigError if settings and not self.history.has_answered else StoreUnavailable
         raise kind(self.explain(error)) from error

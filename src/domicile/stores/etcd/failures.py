@@ -102,8 +102,8 @@ def explanation(code: grpc.StatusCode, details: str, *, tls: bool, user: str) ->
             f"has a certificate that is not accepted ({said}); look at ca= and server_name= in "
             "its URL"
         )
-    if "WRONG_VERSION_NUMBER" in details:
-        return "speaks no TLS: drop ca=, cert=, key= and tls= from its URL"
+    if "WRONG_VERSION_NUMBER" in details or "Handshake read failed" in details:
+        return f"does not speak TLS as its URL says ({said}); look at ca=, cert=, key= and tls="
     if code is _CODE.DEADLINE_EXCEEDED:
         return "did not answer in time; look at its load, its disk and the network"
     if code is _CODE.UNAVAILABLE and not tls:

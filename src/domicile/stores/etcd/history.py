@@ -94,8 +94,7 @@ class EtcdHistory:
                 self._cluster_id = header.cluster_id
             if header.cluster_id != self._cluster_id:
                 raise self._rewound(
-                    f"it answers as cluster {header.cluster_id:x}, it was {self._cluster_id:x}: it "
-                    "was restored or replaced, or the URL names servers of several etcd clusters"
+                    f"it answers as cluster {header.cluster_id:x}, it was {self._cluster_id:x}"
                 )
             if linearizable:
                 if header.revision < sent.floor:
@@ -121,8 +120,9 @@ class EtcdHistory:
     def error(self) -> StoreRewound:
         """The error for calls that began before the last rewind was found."""
         return StoreRewound(
-            f"the store {self._shown} lost commits ({self._why}); drop what was learned from it "
-            "and list again"
+            f"the store {self._shown} lost commits ({self._why}): it was restored or replaced, or "
+            "its URL names servers of several etcd clusters; drop what was learned from it and "
+            "list again"
         )
 
     def _rewound(self, why: str) -> StoreRewound:

@@ -156,8 +156,8 @@ class EtcdWatch:
                         f"the store {self._shown} did not begin a watch within "
                         f"{connections.op_timeout_s:g} s; look at the servers and the network"
                     )
-                refused = fate(grpc.StatusCode.UNKNOWN, reply.cancel_reason)
-                if not (again and reply.canceled and refused is Fate.TOKEN):
+                # A login that is too old is told as a missing right here.
+                if not (again and reply.canceled and not reply.compact_revision and _login(reply)):
                     self._take(reply)
                     if reply.header.revision < self._seen:
                         await self._see_whether_rewound(until)
@@ -241,6 +241,11 @@ class EtcdWatch:
     @property
     def _shown(self) -> str:
         return self._owner.client.connections.address.shown
+
+
+def _login(reply: pb.WatchResponse) -> bool:
+    refused = fate(grpc.StatusCode.UNKNOWN, reply.cancel_reason)
+    return refused is Fate.TOKEN or "permission denied" in reply.cancel_reason
 
 
 async def _begun(stream: Any, request: pb.WatchCreateRequest) -> Any:
