@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from etcd_lab import scenario_server
 from postgres_lab import shared_server
 
 
@@ -45,6 +46,7 @@ class StoreServer(Protocol):
 
 SERVERS: dict[str, Callable[[], StoreServer]] = {
     "postgresql": shared_server,
+    "etcd": scenario_server,
 }
 """The server of each store, started at its first use; a call skips the test where there is none."""
 

