@@ -119,7 +119,7 @@ mutants: setup ## all planted bugs, one after the other
 chaos-mutants: setup ## the planted bugs that real processes can show, each under chaos until found
 	$(PY) -m proving.mutants.run --chaos --all $(ARGS)
 
-demo: setup ## a bank on real processes: kill one, freeze one, see that no coin is lost (STORE=postgresql)
+demo: setup ## a bank on real processes: kill one, freeze one, see that no coin is lost (STORE=etcd)
 	$(PY) -m proving.demo --store $(STORE) $(ARGS)
 
 bench: setup ## the benchmarks, with peers in the same run (ARGS=--quick, ARGS="--peers none")

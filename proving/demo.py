@@ -12,8 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from proving.chaos.server import SERVERS
-from proving.postgres_server import NoPostgres
+from proving.chaos.server import NO_SERVER, SERVERS
 
 MISUSED = 2
 
@@ -30,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return subprocess.run(command, check=False).returncode
     try:
         server = SERVERS[options.store]()
-    except NoPostgres as error:
+    except NO_SERVER as error:
         sys.stderr.write(f"{error}\n")
         return MISUSED
     try:

@@ -28,10 +28,9 @@ from domicile.settings import FENCINGS
 from domicile.testing.processes.environment import Network
 from proving.chaos.bundle import leave
 from proving.chaos.round import Result, RoundPlan, play
-from proving.chaos.server import SERVERS
+from proving.chaos.server import JUDGED, NO_SERVER, SERVERS, StoreServer
 from proving.chaos.tally import KINDS, NONE, Tally
 from proving.chaos.verdict import FAILED, INTERRUPTED, Verdict, conclude
-from proving.postgres_server import NoPostgres, PostgresServer
 
 ROUND_S = 120.0
 """How long a round is, about; also what a run's memory is bounded by."""
@@ -73,7 +72,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--network", default="auto", choices=("auto", "namespaces", "loopback"),
         help="namespaces need root; auto takes them where it can",
     )  # fmt: skip
-    add("--store", choices=("sqlite", *SERVERS), default="sqlite", help="what coordinates them")
+    add("--store", choices=("sqlite", *JUDGED), default="sqlite", help="what coordinates them")
     add("--managers", type=int, default=0, help="coordinators of their own; default: nodes are")
     add("--fencing", default="lease", choices=FENCINGS)
     add("--eager", action="store_true", help="judge while it goes on, end at the first violation")
@@ -113,7 +112,7 @@ def _kinds(options: argparse.Namespace, number: int, count: int) -> tuple[str, .
 
 
 def plans(
-    options: argparse.Namespace, out: Path, server: PostgresServer | None = None
+    options: argparse.Namespace, out: Path, server: StoreServer | None = None
 ) -> list[RoundPlan]:
     """The rounds of a run: all of the same length, most with all kinds of faults."""
     total_s = options.minutes * 60.0
@@ -192,7 +191,7 @@ async def _live(tally: Tally, done: Tally, head: str, every_s: float | None) -> 
         _say(f"\r{line}\x1b[K" if terminal else line, end="" if terminal else "\n")
 
 
-async def _run(options: argparse.Namespace, out: Path, server: PostgresServer | None) -> int:
+async def _run(options: argparse.Namespace, out: Path, server: StoreServer | None) -> int:
     stop, whole = asyncio.Event(), asyncio.current_task()
     assert whole is not None
     interrupted = False
@@ -274,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         _say(f"{out} can't be a directory for bundles ({error.strerror}); name another by --out")
         return 2
-    server: PostgresServer | None = None
+    server: StoreServer | None = None
     try:
         if options.store in SERVERS:
             server = SERVERS[options.store]()
@@ -283,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except asyncio.CancelledError:
         _say(f"\nended at once, without a verdict; what there is of it is in {out}")
         return INTERRUPTED
-    except NoPostgres as error:
+    except NO_SERVER as error:
         _say(f"no verdict: {error}")
         return 2
     finally:

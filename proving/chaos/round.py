@@ -30,10 +30,9 @@ from domicile.testing.processes.history import SLACK_S, RealHistory, before
 from domicile.testing.processes.node_process import HarnessError
 from proving.chaos.faults import Chaos, Fault
 from proving.chaos.load import MIXED, PATIENCE_S, Load
-from proving.chaos.server import EMBEDDED, ServedStore, server_faults
+from proving.chaos.server import EMBEDDED, ServedStore, StoreServer, server_faults
 from proving.chaos.tally import SERVED, Tally
 from proving.chaos.targeted import FAULTS
-from proving.postgres_server import PostgresServer
 
 log = logging.getLogger("domicile")
 
@@ -91,7 +90,7 @@ class RoundPlan:
     managers: int = 0
     """Coordinators of their own; without any, nodes coordinate."""
     fencing: str = "lease"
-    server: PostgresServer | None = None
+    server: StoreServer | None = None
     """The server of the store; None: the store is an embedded one."""
 
     @property

@@ -13,10 +13,19 @@ from random import Random
 from domicile.backends.registry import shown_url
 from domicile.testing.suites.byte_proxy import ByteProxy
 from proving.chaos.faults import Chaos, Fault, insistent
-from proving.postgres_server import PostgresServer
+from proving.etcd_server import EtcdServer, NoEtcd
+from proving.postgres_server import NoPostgres, PostgresServer
 
-SERVERS = {"postgresql": PostgresServer}
-"""The servers that a run can start, by the name for `--store`."""
+StoreServer = PostgresServer | EtcdServer
+SERVERS: dict[str, Callable[[], StoreServer]] = {"postgresql": PostgresServer, "etcd": EtcdServer}
+"""The servers that a run or a demo can start, by the name for `--store`."""
+
+JUDGED = ("postgresql",)
+"""Those whose log says when a commit happened. etcd's does not, and a commit that waits while the
+server stands still happens long after it was sent: checkers of times would judge wrongly."""
+
+NO_SERVER = (NoPostgres, NoEtcd)
+"""What is raised where a server can't be started."""
 
 EMBEDDED = (
     "full disk", "store cut", "asleep", "stale leader", "cut leader", "contest", "slow store",
@@ -27,7 +36,7 @@ EMBEDDED = (
 class ServedStore:
     """A new store on a server, and a proxy in front of it for each node of a round."""
 
-    def __init__(self, server: PostgresServer, nodes: int) -> None:
+    def __init__(self, server: StoreServer, nodes: int) -> None:
         self.server = server
         self.url = server.new_database()
         self.proxies = [ByteProxy("127.0.0.1", server.port) for _ in range(nodes)]

@@ -19,7 +19,7 @@ from run_lab import running
 
 from domicile import Node, Settings
 from domicile.ops.demo import DemoOptions, late_replies, victims
-from domicile.ops.demo_bank import Account, Booked, bookings_in
+from domicile.ops.demo_bank import Account, Booked, bookings_in, journal_of
 from domicile.ops.demo_ledger import BankAudit
 from domicile.ops.demo_view import DemoMoment, DemoPicture, Lines
 from domicile.ops.report import Recovery, Report, own_fonts, report_view, write_svg
@@ -205,7 +205,7 @@ def test_an_account_keeps_its_refusals_and_its_bookings(tmp_path: Path) -> None:
             assert (taken.is_refused, taken.balance, taken.bookings) == (False, 0, 3)
             other = await node.ref(Account, "b").ask(Account.deposit, "other", 1, 1)
             assert other.balance == 1
-        found = await bookings_in(store, "domicile", 4)
+        found = await bookings_in(journal_of(store, tmp_path), "domicile", 4)
         assert found == {
             "a": [Booked("in", 5), Booked("more", 5), Booked("rest", -10)],
             "b": [Booked("other", 1)],

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from certificates_lab import Authority
-from etcd_lab import EtcdMembers, EtcdServer, etcd_lab, needed
+from etcd_lab import EtcdMembers, etcd_lab, needed
 
 from domicile import ConfigError
 from domicile.core.state.txn import (
@@ -31,6 +31,7 @@ from domicile.ports.store import Store
 from domicile.stores.etcd import client as client_module
 from domicile.stores.etcd.address import parse_etcd_url
 from domicile.stores.etcd.store import EtcdStore
+from proving.etcd_server import EtcdServer
 
 PATIENCE_S = 120.0
 SECRET = "s3cret-and-long"
@@ -49,7 +50,7 @@ async def opened(
 
 @contextmanager
 def server(*options: str, tls: bool = False) -> Iterator[EtcdServer]:
-    one = EtcdServer(needed(), options=options, tls=tls)
+    one = needed(options=options, tls=tls)
     try:
         one.start()
         yield one

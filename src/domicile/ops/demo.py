@@ -28,7 +28,7 @@ from domicile.backends.registry import shown_url
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.errors import DomicileError
 from domicile.journals.sqlite.lock_holder import find_holder
-from domicile.ops.demo_bank import Account, bookings_in, journal_file
+from domicile.ops.demo_bank import Account, bookings_in, journal_file, journal_of
 from domicile.ops.demo_ledger import BankAudit, bank_audit
 from domicile.ops.demo_load import ACCOUNTS, SENDERS, Load, balance_of
 from domicile.ops.demo_view import DemoMoment, DemoPicture, Lines, Screen
@@ -92,9 +92,10 @@ class Story:
 
     def __init__(self, wanted: DemoOptions, screen: Screen, directory: Path) -> None:
         self._wanted, self._screen = wanted, screen
+        given = None if wanted.store is None else journal_of(wanted.store, directory)
         self._cluster = Processes(
             [Account], nodes=wanted.nodes, settings=_settings(wanted), directory=directory,
-            store=wanted.store,
+            store=wanted.store, journal=given,
         )  # fmt: skip
         self._directory = directory
         self._load: Load | None = None
@@ -130,7 +131,8 @@ class Story:
             async with _within("not every account told its balance"):
                 balances = {account: await balance_of(cluster, account) for account in ACCOUNTS}
             self._screen.say(f"they have {sum(balances.values()):,} coins; the cluster ends")
-        bookings = await bookings_in(cluster.store, CLUSTER, cluster.settings.shards)
+        journal = journal_of(cluster.store, self._directory)
+        bookings = await bookings_in(journal, CLUSTER, cluster.settings.shards)
         self._audit = bank_audit(load.ledger, balances, bookings)
 
     def report(self) -> Report:
@@ -224,7 +226,7 @@ class Story:
         async with _within(f"node-{node} never was between two writes to the journal"):
             while True:
                 self._cluster.freeze(node)
-                file = journal_file(self._cluster.store)
+                file = journal_file(journal_of(self._cluster.store, self._directory))
                 if file is None or await asyncio.to_thread(find_holder, file) != process.pid:
                     return
                 self._cluster.thaw(node)

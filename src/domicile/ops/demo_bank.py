@@ -1,6 +1,6 @@
 """The bank of the demo: accounts made of events, and their bookings as the journal has them.
 
-Node processes import the account, too, so nothing here may draw. `bookings_in` reads the journal
+Node processes import the account, too, so nothing here may draw. `bookings_in` reads a journal
 without any account, so that an account's mistake can't hide in it.
 """
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from domicile.backends.registry import OpenOptions, journal_backend, store_backend
+from domicile.backends.sqlite import sqlite_url
 from domicile.core.ids import ShardKey
 from domicile.entity.model.entity import entity_type
 from domicile.entity.model.handlers import handler
@@ -83,10 +84,9 @@ class Account(EventSourced[Holdings, Booked], name="demo.account", snapshot_ever
         return Slip(held.balance, held.bookings)
 
 
-async def bookings_in(store: str, cluster: str, shards: int) -> dict[str, list[Booked]]:
-    """The bookings of every account, oldest first, from the journal beside a store."""
-    url = _journal_url(store)
-    journal = journal_backend(url).open_journal(url, OpenOptions("auditor", cluster, store))
+async def bookings_in(url: str, cluster: str, shards: int) -> dict[str, list[Booked]]:
+    """The bookings of every account, oldest first, from a journal."""
+    journal = journal_backend(url).open_journal(url, OpenOptions("auditor", cluster))
     kind = entity_type(Account)
     found: dict[str, list[Booked]] = {}
     try:
@@ -103,13 +103,12 @@ async def bookings_in(store: str, cluster: str, shards: int) -> dict[str, list[B
     return found
 
 
-def journal_file(store: str) -> Path | None:
-    """The file of the journal beside a store, if it is one."""
-    url = _journal_url(store)
+def journal_file(url: str) -> Path | None:
+    """The file of a journal, if it is one."""
     return journal_backend(url).sqlite_file(url)
 
 
-def _journal_url(store: str) -> str:
-    url = store_backend(store).default_journal(store)
-    assert url is not None, "the demo's store has a journal"
-    return url
+def journal_of(store: str, directory: Path) -> str:
+    """The journal beside a store; a file in a directory, if a store comes without one."""
+    beside = store_backend(store).default_journal(store)
+    return sqlite_url(directory / "events.journal") if beside is None else beside

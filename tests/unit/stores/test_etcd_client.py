@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -112,12 +113,12 @@ class FakeEtcd:
 
 
 @asynccontextmanager
-async def served(*fakes: FakeEtcd) -> AsyncIterator[EtcdStore]:
+async def served(*fakes: FakeEtcd, op_timeout_s: float = 30.0) -> AsyncIterator[EtcdStore]:
     servers = [await fake.start() for fake in fakes]
     hosts = ",".join(f"127.0.0.1:{fake.port}" for fake in fakes)
     # The name decides that the first server is asked first.
     by = next(name for name in "abcdefgh" if _first(name, len(fakes)))
-    store = EtcdStore(parse_etcd_url(f"etcd://{hosts}"), by=by, op_timeout_s=30.0)
+    store = EtcdStore(parse_etcd_url(f"etcd://{hosts}"), by=by, op_timeout_s=op_timeout_s)
     try:
         yield store
     finally:
@@ -241,6 +242,34 @@ def test_a_member_that_lags_behind_is_no_rewind() -> None:
             assert (changes.revision, len(changes.changes)) == (11, 1)
             with pytest.raises(StoreRewound, match="is at revision 10, 12 had been seen"):
                 await anext(store.watch(b"", 12))
+
+    run(main)
+
+
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0])
+def test_timeouts_are_not_counted_by_the_wall_clock(
+    step_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC's own are: a stepped clock would end calls at once, or never."""
+    fake = FakeEtcd()
+    fake.kvs = [bound("l")]
+    hung = asyncio.Event()
+
+    async def hang(request: Any, context: Any) -> Any:
+        await hung.wait()
+
+    fake.txn = hang
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + step_s)
+
+    async def main() -> None:
+        async with served(fake, op_timeout_s=1.0) as store:
+            while True:
+                with suppress(StoreUnavailable):
+                    assert await store.renew("l") == 6.0
+                    break
+            assert await store.commit([], [Put(b"k", b"")]) == Unknown()
+            hung.set()
 
     run(main)
 

@@ -66,6 +66,18 @@ LISTINGS = 3
 """How often one call begins a listing again, because etcd forgot its revision meanwhile."""
 
 
+class LogLine(msgspec.Struct, frozen=True):
+    """Who commits, and when it was sent, by a clock of its machine that is never stepped.
+
+    And the commit of the same client before it: by then at the latest it had happened.
+    """
+
+    by: str
+    at: float
+    before: int
+    acked_at: float
+
+
 @dataclass(slots=True)
 class EtcdProcess:
     """What the clients of one process share."""
@@ -90,6 +102,7 @@ class EtcdClient:
         self._data = process.address.data
         self._history, self._numbers = process.history, process.numbers
         self._generation = generation
+        self._acked = 0, 0.0
         self.connections = EtcdConnections(
             process.address,
             process.history,
@@ -151,6 +164,7 @@ class EtcdClient:
         if not reply.succeeded:
             return self._conflict(conditions, reply)
         revision = reply.header.revision
+        self._acked = revision, time.monotonic()
         for write in writes:
             if isinstance(write, Put):
                 self._history.saw(sent, self._data + write.key, write.value, revision)
@@ -275,8 +289,9 @@ class EtcdClient:
             success.append(op)
         address = self._process.address
         if address.logged and writes:
-            line = msgspec.json.encode({"by": self._process.by, "at": time.time()})
-            put = pb.PutRequest(key=address.log, value=line)
+            before, acked_at = self._acked
+            line = LogLine(self._process.by, time.monotonic(), before, acked_at)
+            put = pb.PutRequest(key=address.log, value=msgspec.json.encode(line))
             success.append(pb.RequestOp(request_put=put))
         # The same revision says which condition did not hold.
         failure = [
@@ -435,9 +450,9 @@ class EtcdClient:
         # No transaction: a database without space refuses those that only read, too.
         read = pb.RangeRequest(key=self._binding(number) if key is None else key)
 
-        async def call(session: EtcdSession, left_s: float) -> pb.LeaseKeepAliveResponse:
+        async def call(session: EtcdSession) -> pb.LeaseKeepAliveResponse:
             stream = self.connections.stream(session, KEEP_ALIVE)(
-                timeout=left_s, metadata=self.connections.metadata()
+                metadata=self.connections.metadata()
             )
             try:
                 await stream.write(request)

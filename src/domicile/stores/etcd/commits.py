@@ -20,19 +20,13 @@ from domicile.errors import StoreUnavailable
 from domicile.stores.commit_log import QueuedCommit
 from domicile.stores.etcd import rpc_pb2 as pb
 from domicile.stores.etcd.address import EtcdAddress
+from domicile.stores.etcd.client import LogLine
 from domicile.stores.etcd.connection import WATCH
 from domicile.stores.etcd.store import EtcdStore
 from domicile.stores.loop_thread import LoopThread
 
 READ_S = 30.0
 _ALL = b"\0"
-
-
-class LogLine(msgspec.Struct, frozen=True):
-    """Who committed, and when by the wall clock of its machine."""
-
-    by: str
-    at: float
 
 
 def etcd_commits(address: EtcdAddress, after: int, now: Callable[[], float]) -> list[QueuedCommit]:
@@ -48,31 +42,32 @@ def etcd_commits(address: EtcdAddress, after: int, now: Callable[[], float]) -> 
         raise StoreUnavailable(f"the log of {address.shown} can't be read: {error}") from error
     finally:
         thread.close()
-    ahead_s = time.time() - now()
+    ahead_s = time.monotonic() - now()
     # etcd begins with revision 1, which is no commit of anybody.
     found = [] if after else [QueuedCommit(1, 0.0, "", [], [], expiry=False)]
     leases: dict[int, str] = {}
+    acked: dict[int, float] = {}
     for revision, group in groupby(events, lambda event: event.kv.mod_revision):
-        found.append(_commit(address, revision, list(group), leases, ahead_s))
-    return list(reversed(list(_timed(found))))
+        found.append(_commit(address, revision, list(group), leases, acked, ahead_s))
+    return list(reversed(list(_timed(found, acked, now()))))
 
 
-def _timed(commits: list[QueuedCommit]) -> Iterator[QueuedCommit]:
+def _timed(
+    commits: list[QueuedCommit], acked: dict[int, float], now: float
+) -> Iterator[QueuedCommit]:
     """From the newest to the oldest, each with a time.
 
-    What has none happened before the next that has one. If there is no next one yet, it is left
-    out: it comes with a later read.
+    What has none had happened when a later commit was acknowledged, and when it was read.
     """
-    at = 0.0
+    latest = now
     for commit in reversed(commits):
-        at = commit.at or at
-        if at:
-            yield replace(commit, at=at)
+        latest = min(latest, acked.get(commit.revision, latest))
+        yield replace(commit, at=commit.at or latest)
 
 
 def _commit(
     address: EtcdAddress, revision: int, events: list[pb.Event], leases: dict[int, str],
-    ahead_s: float,
+    acked: dict[int, float], ahead_s: float,
 ) -> QueuedCommit:  # fmt: skip
     found = QueuedCommit(revision, 0.0, "", [], [], expiry=True)
     by, at, ends = "", 0.0, True
@@ -82,6 +77,7 @@ def _commit(
         if kv.key == address.log and not gone:
             line = msgspec.json.decode(kv.value, type=LogLine)
             by, at, ends = line.by, line.at - ahead_s, False
+            acked[line.before] = line.acked_at - ahead_s
         elif kv.key.startswith(address.leases) and not gone:
             leases[kv.lease] = kv.value.decode()
             ends = False
@@ -105,7 +101,7 @@ async def _read(address: EtcdAddress, after: int) -> list[pb.Event]:
             return events
         session = await store.client.connections.session(until)
         stream = store.client.connections.stream(session, WATCH)(
-            metadata=store.client.connections.metadata(), timeout=READ_S
+            metadata=store.client.connections.metadata()
         )
         request = pb.WatchCreateRequest(
             key=_ALL, range_end=_ALL, start_revision=after + 1, fragment=True

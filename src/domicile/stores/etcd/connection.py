@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -159,17 +159,15 @@ class EtcdConnections:
         Raises `EtcdRefusal` or `StoreUnavailable` if it did not run, `EtcdUnsure` if it may have.
         """
 
-        async def call(session: EtcdSession, left_s: float) -> A:
-            reply: A = await self.unary(session, method)(
-                request, timeout=left_s, metadata=self.metadata()
-            )
+        async def call(session: EtcdSession) -> A:
+            reply: A = await self.unary(session, method)(request, metadata=self.metadata())
             return reply
 
         return await self.run(call, until, repeatable=repeatable)
 
     async def run(
         self,
-        call: Callable[[EtcdSession, float], Awaitable[A]],
+        call: Callable[[EtcdSession], Awaitable[A]],
         until: float,
         *,
         repeatable: bool,
@@ -187,7 +185,8 @@ class EtcdConnections:
                 left_s = max(left_s / 2, LEAST_SHARE_S)
             session.begin()
             try:
-                reply = await call(session, left_s)
+                async with in_time(left_s):
+                    reply = await call(session)
             except grpc.aio.AioRpcError as error:
                 details = error.details() or ""
                 found, said = fate(error.code(), details), self.explain(error)
@@ -326,20 +325,10 @@ class EtcdConnections:
 
     async def _connected(self, endpoint: str, share_s: float) -> EtcdSession:
         """A session that has shown that it works and has the known history."""
-        until = monotonic() + share_s
         session = EtcdSession(endpoint, await self._channel(endpoint), self.history.now())
         try:
-            for again in (True, False):
-                if not self._logged_in():
-                    await self._log_in(session, until)
-                try:
-                    await self._look(session, until)
-                except grpc.aio.AioRpcError as error:
-                    if not again or fate(error.code(), error.details() or "") is not Fate.TOKEN:
-                        raise
-                    self._token = ""
-                else:
-                    break
+            async with in_time(share_s):
+                await self._begin(session)
         except asyncio.CancelledError:
             await session.channel.close()
             if not self._closed or _is_cancelled():
@@ -350,14 +339,27 @@ class EtcdConnections:
             raise
         return session
 
-    async def _look(self, session: EtcdSession, until: float) -> None:
+    async def _begin(self, session: EtcdSession) -> None:
+        for again in (True, False):
+            if not self._logged_in():
+                await self._log_in(session)
+            try:
+                await self._look(session)
+            except grpc.aio.AioRpcError as error:
+                if not again or fate(error.code(), error.details() or "") is not Fate.TOKEN:
+                    raise
+                self._token = ""
+            else:
+                return
+
+    async def _look(self, session: EtcdSession) -> None:
         """Read what is known to have been written; `StoreRewound` if it is not there (S5)."""
         ask = self.unary(session, RANGE)
         sent, witness = self.history.now(), self.history.witness
         if witness is not None:
             request = pb.RangeRequest(key=witness.key, revision=witness.revision)
             try:
-                reply = await ask(request, timeout=self._left(until), metadata=self.metadata())
+                reply = await ask(request, metadata=self.metadata())
             except grpc.aio.AioRpcError as error:
                 details = error.details() or ""
                 if "future revision" in details:
@@ -375,10 +377,10 @@ class EtcdConnections:
                     )
                 return
         request = pb.RangeRequest(key=self._look_at, keys_only=True)
-        reply = await ask(request, timeout=self._left(until), metadata=self.metadata())
+        reply = await ask(request, metadata=self.metadata())
         self.history.check(reply.header, sent)
 
-    async def _log_in(self, session: EtcdSession, until: float) -> None:
+    async def _log_in(self, session: EtcdSession) -> None:
         address = self.address
         password = address.password
         if address.password_file:
@@ -393,7 +395,7 @@ class EtcdConnections:
             password = text.rstrip("\r\n")
         request = pb.AuthenticateRequest(name=address.user, password=password)
         try:
-            reply = await self.unary(session, AUTHENTICATE)(request, timeout=self._left(until))
+            reply = await self.unary(session, AUTHENTICATE)(request)
         except grpc.aio.AioRpcError as error:
             if "authentication is not enabled" not in (error.details() or ""):
                 raise
@@ -449,6 +451,21 @@ class EtcdConnections:
 
     def _closed_text(self) -> str:
         return f"the store's client {self.address.shown} is closed; make another one"
+
+
+@asynccontextmanager
+async def in_time(seconds: float) -> AsyncGenerator[None, None]:
+    """Give a call that long, and let it fail as gRPC lets a call fail.
+
+    gRPC's own timeouts are counted by the wall clock, which may be stepped.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        nothing = grpc.aio.Metadata()
+        code = grpc.StatusCode.DEADLINE_EXCEEDED
+        raise grpc.aio.AioRpcError(code, nothing, nothing, "") from None
 
 
 def _serialized(request: _Request) -> bytes:
