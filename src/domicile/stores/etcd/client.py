@@ -67,15 +67,10 @@ LISTINGS = 3
 
 
 class LogLine(msgspec.Struct, frozen=True):
-    """Who commits, and when it was sent, by a clock of its machine that is never stepped.
-
-    And the commit of the same client before it: by then at the latest it had happened.
-    """
+    """Who commits, and when it was sent, by a clock of its machine that is never stepped."""
 
     by: str
     at: float
-    before: int
-    acked_at: float
 
 
 @dataclass(slots=True)
@@ -102,7 +97,6 @@ class EtcdClient:
         self._data = process.address.data
         self._history, self._numbers = process.history, process.numbers
         self._generation = generation
-        self._acked = 0, 0.0
         self.connections = EtcdConnections(
             process.address,
             process.history,
@@ -164,7 +158,6 @@ class EtcdClient:
         if not reply.succeeded:
             return self._conflict(conditions, reply)
         revision = reply.header.revision
-        self._acked = revision, time.monotonic()
         for write in writes:
             if isinstance(write, Put):
                 self._history.saw(sent, self._data + write.key, write.value, revision)
@@ -289,8 +282,7 @@ class EtcdClient:
             success.append(op)
         address = self._process.address
         if address.logged and writes:
-            before, acked_at = self._acked
-            line = LogLine(self._process.by, time.monotonic(), before, acked_at)
+            line = LogLine(self._process.by, time.monotonic())
             put = pb.PutRequest(key=address.log, value=msgspec.json.encode(line))
             success.append(pb.RequestOp(request_put=put))
         # The same revision says which condition did not hold.

@@ -46,28 +46,28 @@ def etcd_commits(address: EtcdAddress, after: int, now: Callable[[], float]) -> 
     # etcd begins with revision 1, which is no commit of anybody.
     found = [] if after else [QueuedCommit(1, 0.0, "", [], [], expiry=False)]
     leases: dict[int, str] = {}
-    acked: dict[int, float] = {}
     for revision, group in groupby(events, lambda event: event.kv.mod_revision):
-        found.append(_commit(address, revision, list(group), leases, acked, ahead_s))
-    return list(reversed(list(_timed(found, acked, now()))))
+        found.append(_commit(address, revision, list(group), leases, ahead_s))
+    return list(reversed(list(_timed(found))))
 
 
-def _timed(
-    commits: list[QueuedCommit], acked: dict[int, float], now: float
-) -> Iterator[QueuedCommit]:
+def _timed(commits: list[QueuedCommit]) -> Iterator[QueuedCommit]:
     """From the newest to the oldest, each with a time.
 
-    What has none had happened when a later commit was acknowledged, and when it was read.
+    What has none is taken to have happened when the next that has one was sent. If there is no next
+    one yet, it is left out: it comes with a later read. The times are wrong for what happens while
+    commits wait for a server that stands still.
     """
-    latest = now
+    at = 0.0
     for commit in reversed(commits):
-        latest = min(latest, acked.get(commit.revision, latest))
-        yield replace(commit, at=commit.at or latest)
+        at = commit.at or at
+        if at:
+            yield replace(commit, at=at)
 
 
 def _commit(
     address: EtcdAddress, revision: int, events: list[pb.Event], leases: dict[int, str],
-    acked: dict[int, float], ahead_s: float,
+    ahead_s: float,
 ) -> QueuedCommit:  # fmt: skip
     found = QueuedCommit(revision, 0.0, "", [], [], expiry=True)
     by, at, ends = "", 0.0, True
@@ -77,7 +77,6 @@ def _commit(
         if kv.key == address.log and not gone:
             line = msgspec.json.decode(kv.value, type=LogLine)
             by, at, ends = line.by, line.at - ahead_s, False
-            acked[line.before] = line.acked_at - ahead_s
         elif kv.key.startswith(address.leases) and not gone:
             leases[kv.lease] = kv.value.decode()
             ends = False
