@@ -147,6 +147,7 @@ class EtcdStores:
 
     async def restore(self) -> None:
         self.server.thaw()
+        self.server.wait()
 
     async def lose_next_reply(self, client: Store) -> None:
         assert isinstance(client, EtcdStore)

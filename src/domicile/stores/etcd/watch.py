@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 
 from domicile.core.state.txn import Change, Changes
-from domicile.errors import StoreError, StoreRewound, StoreUnavailable, WatchCompacted
+from domicile.errors import ConfigError, StoreError, StoreRewound, StoreUnavailable, WatchCompacted
 from domicile.stores.etcd import rpc_pb2 as pb
 from domicile.stores.etcd.client import EtcdClient, etcd_item, prefix_end
 from domicile.stores.etcd.connection import WATCH, EtcdSession, stream_error
@@ -76,10 +76,7 @@ class EtcdWatch:
             await self.aclose()
             raise
         except grpc.aio.AioRpcError as error:
-            connections = self._owner.client.connections
-            self._error = StoreUnavailable(connections.explain(error))
-            if self._session is not None:
-                await connections.retire(self._session)
+            self._error = await self._broken(error)
             await self.aclose()
             raise self._error from error
         except asyncio.CancelledError:
@@ -165,6 +162,20 @@ class EtcdWatch:
                     return
             await self.aclose()
             connections.forget_token()
+
+    async def _broken(self, error: grpc.aio.AioRpcError) -> StoreError:
+        """What a connection that broke means: the server may have been restored meanwhile (S5)."""
+        connections = self._owner.client.connections
+        if self._session is not None:
+            await connections.retire(self._session)
+        try:
+            await connections.session(connections.deadline())
+            self._owner.history.check_generation(self._sent.generation)
+        except StoreRewound as rewound:
+            return StoreRewound(*rewound.args)
+        except (StoreUnavailable, ConfigError):
+            pass
+        return StoreUnavailable(connections.explain(error))
 
     async def _see_whether_rewound(self, until: float) -> None:
         """This member is behind the revision that the caller has seen; is the whole store? (S5)"""
