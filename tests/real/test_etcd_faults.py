@@ -130,8 +130,7 @@ def test_a_cluster_loses_its_leader_and_goes_on() -> None:
 
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(follow())
-                    for name in (b"x", b"y"):
-                        tasks.create_task(write(name))
+                    writing = [tasks.create_task(write(name)) for name in (b"x", b"y")]
                     await until(lambda: len(acknowledged) > 50)
                     leader = members.leader()
                     leader.kill()
@@ -144,6 +143,7 @@ def test_a_cluster_loses_its_leader_and_goes_on() -> None:
                     await until(lambda: len(acknowledged) > before + 50)
                     second.thaw()
                     ended.set()
+                    await asyncio.wait(writing)
                     await done(lambda: store.commit([], [Put(b"end", b"")]))
                 listing = await other.list(b"")
                 found = {item.key: item.revision for item in listing.items}
