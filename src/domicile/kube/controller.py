@@ -1,0 +1,205 @@
+"""A plain controller for one instance of a ring: a small reflector and a queue of keys.
+
+`RingMember.run` makes one. It watches the objects that belong to the instance, and calls
+`reconcile` for each that is new or has changed: one call at a time for one object, several objects
+at a time. A call that raises is repeated after a growing pause. When the sharder asks to let go of
+an object, the running call ends first, then the object is given up (K3). It must never act on an
+object whose label names another instance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from domicile.errors import Fenced
+from domicile.kubeapi.errors import KubeError
+from domicile.kubeapi.follow import ObjectChanged, ObjectRemoved, ObjectsListed, follow
+from domicile.kubeapi.kinds import ApiKind
+from domicile.kubeapi.objects import PartialObject
+
+if TYPE_CHECKING:
+    from domicile.kube.member import Reconcile, RingMember
+
+log = logging.getLogger("domicile.kube")
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 60.0
+
+
+class AnyObject(PartialObject, frozen=True):
+    """An object of a user's kind."""
+
+    spec: Any = None
+    status: Any = None
+    data: Any = None
+
+
+Key = tuple[str, str]
+
+
+class KeyedQueue:
+    """Keys that wait for a worker. A key is there once; one that is being worked on waits until
+    that has ended. Its size is bounded by the number of objects of the instance."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Key, None] = {}
+        self._running: dict[Key, bool] = {}
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._wake = asyncio.Event()
+
+    def add(self, key: Key) -> None:
+        """Have a key worked on, again if it is being worked on now."""
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+        if key in self._running:
+            self._running[key] = True
+        else:
+            self._waiting[key] = None
+            self._wake.set()
+
+    def add_later(self, key: Key, seconds: float) -> None:
+        """Add a key after some time, unless it is added before."""
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+        self._timers[key] = asyncio.get_running_loop().call_later(seconds, self.add, key)
+
+    async def take(self) -> Key:
+        """The next key; `done` has to follow."""
+        while not self._waiting:
+            self._wake.clear()
+            await self._wake.wait()
+        key = next(iter(self._waiting))
+        del self._waiting[key]
+        self._running[key] = False
+        return key
+
+    def done(self, key: Key) -> None:
+        """The work on a key has ended."""
+        if self._running.pop(key):
+            self.add(key)
+
+    def close(self) -> None:
+        """Forget all timers."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+
+class RingController:
+    """Runs `reconcile` for the objects of one instance."""
+
+    def __init__(
+        self,
+        member: RingMember,
+        reconcile: Reconcile,
+        group: str,
+        resource: str,
+        *,
+        namespace: str = "",
+        workers: int = 4,
+    ) -> None:
+        self._member = member
+        self._reconcile = reconcile
+        self._group, self._resource, self._namespace = group, resource, namespace
+        self._workers = workers
+        self.objects: dict[Key, AnyObject] = {}
+        """What belongs to this instance, as last seen."""
+        self._failures: dict[Key, int] = {}
+
+    async def run(self) -> NoReturn:
+        """Run until cancelled; raises `Fenced` when the Lease is lost."""
+        member = self._member
+        member.guard()
+        found = await self._discovered()
+        kind = ApiKind(
+            found.group, found.version, found.plural, found.kind, found.namespaced, AnyObject
+        )
+        queue = KeyedQueue()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._reflect(kind, queue))
+                for _ in range(self._workers):
+                    group.create_task(self._work(kind, queue))
+                await member.wait_lost()
+                raise _Lost
+        except* (_Lost, Fenced):
+            pass
+        finally:
+            queue.close()
+        raise Fenced(
+            f"{member.instance} lost its Lease of the ring {member.ring.name}: {member.reason}; "
+            "its objects belong to others now. Make a new member, or end the process"
+        )
+
+    async def _discovered(self) -> ApiKind[PartialObject]:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return await self._member.client.discover(self._group, self._resource)
+            except KubeError as error:
+                log.warning("%s; trying again in %.1f s", error, pause_s)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+    async def _reflect(self, kind: ApiKind[AnyObject], queue: KeyedQueue) -> None:
+        changes = follow(self._member.client, kind, self._namespace, labels=self._member.selector)
+        async with aclosing(changes) as seen:
+            async for change in seen:
+                match change:
+                    case ObjectsListed(items):
+                        self.objects = {_key(one): one for one in items}
+                        self._failures = {
+                            key: count
+                            for key, count in self._failures.items()
+                            if key in self.objects
+                        }
+                        for one in items:
+                            queue.add(_key(one))
+                    case ObjectChanged(one):
+                        self.objects[_key(one)] = one
+                        queue.add(_key(one))
+                    case ObjectRemoved(one):
+                        self.objects.pop(_key(one), None)
+                        self._failures.pop(_key(one), None)
+
+    async def _work(self, kind: ApiKind[AnyObject], queue: KeyedQueue) -> None:
+        while True:
+            key = await queue.take()
+            try:
+                again_s = await self._look_at(kind, key)
+                self._failures.pop(key, None)
+            except Fenced:
+                raise
+            except Exception:
+                count = self._failures[key] = self._failures.get(key, 0) + 1
+                again_s = min(FIRST_PAUSE_S * 2 ** min(count - 1, 10), LONGEST_PAUSE_S)
+                log.exception("%s %s/%s failed; again in %.1f s", kind.kind, *key, again_s)
+            finally:
+                queue.done(key)
+            if again_s is not None and key in self.objects:
+                queue.add_later(key, again_s)
+
+    async def _look_at(self, kind: ApiKind[AnyObject], key: Key) -> float | None:
+        one = self.objects.get(key)
+        if one is None or not self._member.owns(one.metadata):
+            return None
+        self._member.guard()
+        if self._member.must_let_go(one.metadata):
+            # If it has changed since, the watch brings it again; the pause is for a slow watch.
+            gone = await self._member.let_go(kind, one.metadata)
+            if gone:
+                self.objects.pop(key, None)
+            return None if gone else FIRST_PAUSE_S
+        return await self._reconcile(self._member.client, one)
+
+
+class _Lost(Exception):
+    pass
+
+
+def _key(one: PartialObject) -> Key:
+    return one.metadata.namespace, one.metadata.name

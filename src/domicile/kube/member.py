@@ -1,0 +1,185 @@
+"""One instance of a ring: its Lease, its selector, its right to write (K7).
+
+    async with Ring("websites").member() as member:
+        await member.run(reconcile, "example.com", "websites")
+
+A member announces itself by a Lease of its own name. It acts only on objects whose label names it,
+and only while the Lease is valid; `member.client` checks that before each write. When the Lease is
+lost the member is over (L5): its work is cancelled, and the process starts a new one or ends. A
+member that leaves gives the Lease back, and its objects move at once.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any, NoReturn
+
+from domicile.errors import ConfigError
+from domicile.kube.conventions import DEFAULT_DURATION_S, RING_LABEL, drain_label, shard_label
+from domicile.kube.holding import KubeLeaseHolder
+from domicile.kubeapi.client import KubeClient
+from domicile.kubeapi.errors import KubeConflict, KubeNotFound
+from domicile.kubeapi.kinds import ApiKind
+from domicile.kubeapi.objects import ObjectMeta, is_object_name
+from domicile.ports.clock import Clock
+
+Reconcile = Callable[[KubeClient, Any], Awaitable["float | None"]]
+"""What a controller does with an object. It returns the seconds after which it wants to see the
+object again, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """A ring, by the name of its `ControllerRing`."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if not is_object_name(self.name):
+            raise ConfigError(f"{self.name!r} is no name of a ring: lower-case letters, digits, -")
+
+    @property
+    def shard_label(self) -> str:
+        """The label that names an object's instance."""
+        return shard_label(self.name)
+
+    @property
+    def drain_label(self) -> str:
+        """The label that asks an instance to let go."""
+        return drain_label(self.name)
+
+    def member(
+        self,
+        client: KubeClient | None = None,
+        *,
+        instance: str | None = None,
+        namespace: str | None = None,
+        duration_s: int = DEFAULT_DURATION_S,
+        clock: Clock | None = None,
+        random: Random | None = None,
+    ) -> RingMember:
+        """An instance of this ring. Its name is the pod's unless another one is given; the server
+        and the namespace are those of the pod or of the kubeconfig."""
+        owned = client is None
+        if client is None:
+            # Imported late: it needs the extra.
+            from domicile.kubeapi.http_exchange import connect_to_kubernetes
+
+            client, credentials = connect_to_kubernetes()
+            namespace = namespace or credentials.namespace
+        return RingMember(
+            self,
+            client,
+            instance or os.environ.get("POD_NAME") or socket.gethostname().lower(),
+            namespace or "default",
+            duration_s=duration_s,
+            clock=clock,
+            random=random,
+            closes=owned,
+        )
+
+
+class RingMember(KubeLeaseHolder):
+    """One run of an instance."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        client: KubeClient,
+        instance: str,
+        namespace: str,
+        *,
+        duration_s: int = DEFAULT_DURATION_S,
+        clock: Clock | None = None,
+        random: Random | None = None,
+        closes: bool = False,
+    ) -> None:
+        super().__init__(
+            client,
+            instance,
+            instance,
+            namespace,
+            labels={RING_LABEL: ring.name},
+            duration_s=duration_s,
+            clock=clock,
+            random=random,
+        )
+        self.ring, self.instance = ring, instance
+        self._closes = closes
+
+    async def __aenter__(self) -> RingMember:
+        try:
+            await self.join()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            await self.leave()
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        if self._closes:
+            await self._client.close()
+
+    @property
+    def selector(self) -> str:
+        """The label selector of the objects that belong to this instance."""
+        return f"{self.ring.shard_label}={self.instance}"
+
+    def owns(self, metadata: ObjectMeta) -> bool:
+        """Whether an object belongs to this instance."""
+        return metadata.label(self.ring.shard_label) == self.instance
+
+    def must_let_go(self, metadata: ObjectMeta) -> bool:
+        """Whether this instance is asked to let go of an object of its own."""
+        return self.owns(metadata) and metadata.has_label(self.ring.drain_label)
+
+    async def let_go(self, kind: ApiKind[Any], metadata: ObjectMeta) -> bool:
+        """Give up an object, after all work on it has ended. True if it is given up.
+
+        Both labels go in one patch with the version that was read; the webhook then names the next
+        instance. False if the object has changed since: look at it again.
+        """
+        self.guard()
+        labels = {self.ring.shard_label: None, self.ring.drain_label: None}
+        try:
+            await self.client.patch(
+                kind,
+                metadata.name,
+                metadata.namespace,
+                merge={"metadata": {"labels": labels}},
+                resource_version=metadata.resource_version,
+            )
+        except KubeNotFound:
+            return True
+        except KubeConflict:
+            return False
+        return True
+
+    async def run(
+        self,
+        reconcile: Reconcile,
+        group: str,
+        resource: str,
+        *,
+        namespace: str = "",
+        workers: int = 4,
+    ) -> NoReturn:
+        """Run a controller for the objects of one resource that belong to this instance.
+
+        It ends by cancellation, or with `Fenced` when the Lease is lost.
+        """
+        from domicile.kube.controller import RingController
+
+        controller = RingController(
+            self, reconcile, group, resource, namespace=namespace, workers=workers
+        )
+        await controller.run()

@@ -1,0 +1,719 @@
+"""The sharder as a process: it drives a `SharderMachine` for each ring, and answers the webhook.
+
+All replicas follow the rings and their Leases and answer the webhook. One replica acts: it holds
+the Lease `domicile-sharder`, and each of its writes is refused once that is not valid. It follows
+the ring's Leases and the namespaces, and no object that is shared (KR-09). Objects are listed by a
+walk, as a stream of metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import aclosing, suppress
+from functools import partial
+from random import Random
+from typing import Any
+
+from domicile.core.machines import Arm
+from domicile.errors import Fenced
+from domicile.kube.admission import answer
+from domicile.kube.conventions import (
+    ABSENT,
+    RING_LABEL,
+    SHARDER,
+    STATE_LABEL,
+    WEBHOOK_PATH,
+    GroupResource,
+    drain_label,
+    shard_label,
+    webhook_name,
+)
+from domicile.kube.holding import KubeLeaseHolder
+from domicile.kube.ring_metrics import RingMetrics
+from domicile.kube.sharder import (
+    TAKEN_DURATION_S,
+    BeginWalk,
+    CountsChanged,
+    DeleteOrphan,
+    Effect,
+    Event,
+    LeadingChanged,
+    LeaseGone,
+    LeaseSeen,
+    LeasesSeen,
+    LeaseTaken,
+    MoveReason,
+    NamespacesChanged,
+    ObjectFound,
+    Overdue,
+    PatchOutcome,
+    Relabel,
+    Relabelled,
+    ReturnLease,
+    RingSeen,
+    SharderMachine,
+    ShowState,
+    TakeLease,
+    TimePassed,
+    Walk,
+    WalkEnded,
+)
+from domicile.kubeapi.client import KubeClient
+from domicile.kubeapi.errors import KubeConflict, KubeError, KubeNotFound
+from domicile.kubeapi.follow import ObjectChanged, ObjectRemoved, ObjectsListed, follow
+from domicile.kubeapi.kinds import EVENTS, LEASES, NAMESPACES, RINGS, WEBHOOKS, ApiKind
+from domicile.kubeapi.objects import (
+    ControllerRing,
+    KubeLease,
+    LabelRequirement,
+    LabelSelector,
+    PartialObject,
+    micro_time,
+    second_time,
+)
+from domicile.membership.clock import SystemClock
+from domicile.ports.clock import Clock, Timer
+
+log = logging.getLogger("domicile.kube")
+
+LEADER = "domicile-sharder"
+LEADER_LABEL = {"app.kubernetes.io/name": "domicile-sharder"}
+
+CHANGES_AT_A_TIME = 16
+
+WATCH_S = 60
+"""A watch of Leases is made anew so often: a silent dead connection costs no more."""
+
+ClientConfig = Callable[[str], Mapping[str, Any]]
+"""Where the API server finds the webhook, by its path: the `clientConfig` of a webhook."""
+
+
+class RingSharder:
+    """One ring: carries out what its machine wants. Owned by a `Sharder`."""
+
+    def __init__(
+        self,
+        ring: ControllerRing,
+        client: KubeClient,
+        namespace: str,
+        metrics: RingMetrics,
+        *,
+        client_config: ClientConfig | None,
+        clock: Clock,
+        random: Random,
+        drain_deadline_s: float,
+    ) -> None:
+        self.name = ring.metadata.name
+        self.machine = SharderMachine(ring, drain_deadline_s=drain_deadline_s)
+        self._client = client
+        self._acting: KubeClient | None = None
+        self._namespace = namespace
+        self._metrics = metrics
+        self._client_config = client_config
+        self._clock, self._random = clock, random
+        self._where: dict[str, str] = {}
+        self._namespaces: dict[str, dict[str, str]] = {}
+        self._namespaces_known = asyncio.Event()
+        self._kinds: dict[GroupResource, ApiKind[PartialObject]] = {}
+        self._timer: Timer | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._walk: asyncio.Task[None] | None = None
+        self._trouble = ""
+        self._rings_made = 0
+
+    async def run(self) -> None:
+        """Follow the ring's Leases and act on them until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                tasks.create_task(self._follow_leases())
+                tasks.create_task(self._follow_namespaces())
+        finally:
+            self._tasks = None
+            if self._timer is not None:
+                self._timer.cancel()
+            self._metrics.forget(self.name)
+
+    def lead(self, client: KubeClient | None) -> None:
+        """Act from now on, by a client that checks that we may; or no longer (None)."""
+        self._acting = client
+        self.feed(LeadingChanged(client is not None))
+
+    def see(self, ring: ControllerRing) -> None:
+        """The ring's resource has changed."""
+        before = self.machine.ring
+        self.feed(RingSeen(ring))
+        if before.spec != ring.spec:
+            self._spawn(self.configure())
+
+    def feed(self, event: Event) -> None:
+        """Tell the machine, and carry out what it wants."""
+        for effect in self.machine.step(event, self._clock.now()):
+            self._carry_out(effect)
+        if self.machine.rings_made != self._rings_made:
+            self._rings_made = self.machine.rings_made
+            self._metrics.count("ring_calculations", (("controllerring", self.name),))
+        self._show()
+
+    # Following.
+
+    async def _follow_leases(self) -> None:
+        changes = follow(
+            self._client,
+            LEASES,
+            labels=f"{RING_LABEL}={self.name}",
+            seconds=WATCH_S,
+            random=self._random,
+        )
+        async with aclosing(changes) as seen:
+            async for change in seen:
+                match change:
+                    case ObjectsListed(items):
+                        self._where.clear()
+                        self.feed(LeasesSeen(tuple(one for one in items if self._is_first(one))))
+                    case ObjectChanged(lease):
+                        if self._is_first(lease):
+                            self.feed(LeaseSeen(lease))
+                    case ObjectRemoved(lease):
+                        if self._is_first(lease):
+                            gone = lease.metadata
+                            self.feed(LeaseGone(gone.name, gone.resource_version))
+
+    def _is_first(self, lease: KubeLease) -> bool:
+        """Two Leases of one name in two namespaces would be one instance: the first one counts."""
+        metadata = lease.metadata
+        where = self._where.setdefault(metadata.name, metadata.namespace)
+        if where != metadata.namespace:
+            log.warning(
+                "ring %s: the Lease %s/%s is ignored, because there is one of that name in %s",
+                self.name,
+                metadata.namespace,
+                metadata.name,
+                where,
+            )
+        return where == metadata.namespace
+
+    async def _follow_namespaces(self) -> None:
+        changes = follow(self._client, NAMESPACES, random=self._random)
+        async with aclosing(changes) as seen:
+            async for change in seen:
+                before = dict(self._namespaces)
+                match change:
+                    case ObjectsListed(items):
+                        self._namespaces = {one.metadata.name: _labelled(one) for one in items}
+                    case ObjectChanged(one):
+                        self._namespaces[one.metadata.name] = _labelled(one)
+                    case ObjectRemoved(one):
+                        self._namespaces.pop(one.metadata.name, None)
+                self._namespaces_known.set()
+                if before and before != self._namespaces:
+                    self.feed(NamespacesChanged())
+
+    def _is_meant(self, namespace: str) -> bool:
+        labels = self._namespaces.get(namespace)
+        return not namespace or (labels is not None and self._selector().matches(labels))
+
+    def _selector(self) -> LabelSelector:
+        own = self.machine.ring.spec.namespace_selector
+        return default_namespaces(self._namespace) if own is None else own
+
+    # Effects.
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Arm(at):
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer = self._clock.call_at(at, partial(self.feed, TimePassed()))
+            case TakeLease():
+                self._spawn(self._take(effect))
+            case ReturnLease(instance, version):
+                merge = {"spec": {"holderIdentity": "", "leaseDurationSeconds": 1}}
+                self._spawn(self._patch_lease(instance, version, merge))
+            case ShowState(instance, version, state):
+                merge = {"metadata": {"labels": {STATE_LABEL: state.value}}}
+                self._spawn(self._patch_lease(instance, version, merge))
+            case DeleteOrphan(instance, version):
+                self._spawn(self._delete_lease(instance, version))
+            case BeginWalk(walk, kind):
+                if self._walk is not None:
+                    self._walk.cancel()
+                self._walk = self._spawn(self._run_walk(walk, kind))
+            case Overdue():
+                self._spawn(self._tell_overdue(effect))
+            case CountsChanged():
+                self._spawn(self._report())
+            case Relabel():
+                raise AssertionError("only a walk changes labels")
+
+    def _spawn(self, work: Any) -> asyncio.Task[None] | None:
+        if self._tasks is None:
+            work.close()
+            return None
+        return self._tasks.create_task(work)
+
+    def _lease_namespace(self, instance: str) -> str:
+        known = self._where.get(instance)
+        return known or next(iter(self._where.values()), self._namespace)
+
+    async def _take(self, effect: TakeLease) -> None:
+        instance, client = effect.instance, self._acting
+        sent_at = self._clock.now()
+        now = micro_time(self._clock.wall())
+        spec = {
+            "holderIdentity": SHARDER,
+            "leaseDurationSeconds": TAKEN_DURATION_S,
+            "acquireTime": now,
+            "renewTime": now,
+        }
+        lease: KubeLease | None = None
+        try:
+            if client is None:
+                return
+            namespace = self._lease_namespace(instance)
+            if effect.resource_version:
+                lease = await client.patch(
+                    LEASES,
+                    instance,
+                    namespace,
+                    merge={"spec": spec},
+                    resource_version=effect.resource_version,
+                )
+            else:
+                metadata = {
+                    "name": instance,
+                    "labels": {RING_LABEL: self.name},
+                    "annotations": {ABSENT: "true"},
+                }
+                lease = await client.create(LEASES, {"metadata": metadata, "spec": spec}, namespace)
+                self._where.setdefault(instance, namespace)
+        except (KubeError, Fenced) as error:
+            log.info("ring %s: the Lease of %s was not taken: %s", self.name, instance, error)
+        finally:
+            self.feed(LeaseTaken(instance, lease, sent_at))
+
+    async def _patch_lease(self, instance: str, version: str, merge: Mapping[str, Any]) -> None:
+        if self._acting is not None:
+            # Whatever went wrong, the machine goes on with what it sees next.
+            with suppress(KubeError, Fenced):
+                await self._acting.patch(
+                    LEASES,
+                    instance,
+                    self._lease_namespace(instance),
+                    merge=merge,
+                    resource_version=version,
+                )
+
+    async def _delete_lease(self, instance: str, version: str) -> None:
+        if self._acting is not None:
+            with suppress(KubeError, Fenced):
+                await self._acting.delete(
+                    LEASES, instance, self._lease_namespace(instance), resource_version=version
+                )
+
+    # Walking.
+
+    async def _run_walk(self, walk: int, kind: Walk) -> None:
+        complete = False
+        try:
+            await self._namespaces_known.wait()
+            async with asyncio.TaskGroup() as changes:
+                places = asyncio.Semaphore(CHANGES_AT_A_TIME)
+                for resource, labels in self._stages(kind):
+                    await self._list(walk, resource, labels, changes, places)
+            complete = True
+            self._say("")
+        except* KubeError as errors:
+            said = str(errors.exceptions[0])
+            log.warning("ring %s: a walk broke off: %s", self.name, said)
+            self._say(said)
+        self.feed(WalkEnded(walk, complete))
+
+    def _stages(self, kind: Walk) -> list[tuple[GroupResource, str]]:
+        """What is listed, in order: objects that control others come first (K3)."""
+        main: dict[GroupResource, None] = {}
+        controlled: dict[GroupResource, None] = {}
+        for one in self.machine.ring.spec.resources:
+            main[GroupResource(one.group, one.resource)] = None
+            for other in one.controlled_resources:
+                controlled[GroupResource(other.group, other.resource)] = None
+        both = {**main, **controlled}
+        if kind is Walk.FULL:
+            return [(resource, "") for resource in both]
+        drain, shard = drain_label(self.name), shard_label(self.name)
+        asked = [(resource, drain) for resource in main]
+        return [*asked, *((resource, f"!{shard},!{drain}") for resource in both)]
+
+    async def _list(
+        self,
+        walk: int,
+        resource: GroupResource,
+        labels: str,
+        changes: asyncio.TaskGroup,
+        places: asyncio.Semaphore,
+    ) -> None:
+        served = self._kinds.get(resource)
+        if served is None:
+            served = await self._client.discover(resource.group, resource.resource)
+            self._kinds[resource] = served
+        try:
+            async with aclosing(self._client.stream_metadata(served, labels=labels)) as objects:
+                async for one in objects:
+                    if not self._is_meant(one.metadata.namespace):
+                        continue
+                    found = ObjectFound(walk, resource, served.group, served.kind, one)
+                    for effect in self.machine.step(found, self._clock.now()):
+                        if isinstance(effect, Relabel):
+                            await places.acquire()
+                            changes.create_task(self._relabel(served, effect, places))
+                        else:
+                            self._carry_out(effect)
+        except KubeNotFound:
+            self._kinds.pop(resource, None)  # served by another version now
+            raise
+
+    async def _relabel(
+        self, served: ApiKind[PartialObject], change: Relabel, places: asyncio.Semaphore
+    ) -> None:
+        labels: dict[str, Any] = {drain_label(self.name): "true" if change.drain else None}
+        if change.shard is not None:
+            labels[shard_label(self.name)] = change.shard
+        outcome = PatchOutcome.FAILED
+        try:
+            client = self._acting
+            if client is None or not self.machine.may_send(change, self._clock.now()):
+                return
+            await client.patch(
+                served,
+                change.name.name,
+                change.name.namespace,
+                merge={"metadata": {"labels": labels}},
+                resource_version=change.resource_version,
+            )
+            outcome = PatchOutcome.DONE
+            self._count(change)
+        except KubeNotFound:
+            outcome = PatchOutcome.DONE
+        except KubeConflict:
+            outcome = PatchOutcome.CONFLICT
+        except (KubeError, Fenced) as error:
+            log.info("ring %s: %s was not changed: %s", self.name, change.name, error)
+        finally:
+            places.release()
+            self.feed(Relabelled(change.walk, change, outcome))
+
+    def _count(self, change: Relabel) -> None:
+        labels = (
+            ("controllerring", self.name),
+            ("group", change.name.resource.group),
+            ("resource", change.name.resource.resource),
+        )
+        if change.reason is MoveReason.DRAIN:
+            self._metrics.count("drains", labels)
+        elif change.reason is MoveReason.ASSIGN:
+            self._metrics.count("assignments", labels)
+        elif change.reason in (MoveReason.MOVE, MoveReason.FOLLOW):
+            self._metrics.count("movements", labels)
+
+    # What people see.
+
+    async def _tell_overdue(self, overdue: Overdue) -> None:
+        name, instance = overdue.name, overdue.instance
+        said = (
+            f"{instance} was asked {overdue.waited_s:.0f} s ago to let go of {name} and has not; "
+            "it is not moved while that instance lives"
+        )
+        log.warning("ring %s: %s", self.name, said)
+        served = self._kinds.get(name.resource)
+        if self._acting is None or served is None:
+            return
+        now = self._clock.wall()
+        event = {
+            "metadata": {"generateName": "domicile-drain-"},
+            "involvedObject": {
+                "apiVersion": served.api_version,
+                "kind": served.kind,
+                "namespace": name.namespace,
+                "name": name.name,
+            },
+            "reason": "DrainOverdue",
+            "message": said,
+            "type": "Warning",
+            "source": {"component": "domicile-sharder"},
+            "firstTimestamp": second_time(now),
+            "lastTimestamp": second_time(now),
+            "count": 1,
+        }
+        try:
+            await self._acting.create(EVENTS, event, name.namespace or "default")
+        except (KubeError, Fenced) as error:
+            log.info("an event could not be written: %s", error)
+        await self._report()
+
+    def _say(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self._spawn(self._report())
+
+    async def _report(self) -> None:
+        client, machine = self._acting, self.machine
+        if client is None:
+            return
+        now = self._clock.now()
+        states = [lease.state(now) for lease in machine.leases.values()]
+        overdue = [f"{name} at {instance}" for name, instance, _ in machine.overdue(now)]
+        said = self._trouble or f"{len(states)} instances"
+        if overdue:
+            said += f"; not let go of in time: {', '.join(overdue[:5])}"
+            said += f" and {len(overdue) - 5} more" if len(overdue) > 5 else ""
+        ready = "False" if self._trouble else "True"
+        condition = {
+            "type": "Ready",
+            "status": ready,
+            "reason": "ReconciliationFailed" if self._trouble else "ReconciliationSucceeded",
+            "message": said[:1024],
+            "observedGeneration": machine.ring.metadata.generation,
+            "lastTransitionTime": self._changed_at(ready),
+        }
+        status = {
+            "observedGeneration": machine.ring.metadata.generation,
+            "shards": len(states),
+            "availableShards": sum(state.available for state in states),
+            "conditions": [condition],
+        }
+        with suppress(KubeError, Fenced):
+            await client.patch(RINGS, self.name, merge={"status": status}, subresource="status")
+
+    def _changed_at(self, ready: str) -> str:
+        for one in self.machine.ring.status.conditions:
+            if one.type == "Ready" and one.status == ready and one.last_transition_time:
+                return one.last_transition_time
+        return second_time(self._clock.wall())
+
+    async def configure(self) -> None:
+        """Make the ring's webhook known to the API server, trying until it is."""
+        if self._client_config is None:
+            return
+        pause_s = 0.5
+        while (client := self._acting) is not None:
+            try:
+                await client.apply(
+                    WEBHOOKS, self.webhook_configuration(), manager=LEADER, force=True
+                )
+            except Fenced:
+                return
+            except KubeError as error:
+                log.warning("ring %s: its webhook could not be configured: %s", self.name, error)
+                self._say(str(error))
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, 30.0)
+            else:
+                return
+
+    def webhook_configuration(self) -> dict[str, Any]:
+        """The ring's MutatingWebhookConfiguration (KR-05, KR-06)."""
+        assert self._client_config is not None
+        rules: list[dict[str, Any]] = []
+        for resource, _ in self._stages(Walk.FULL):
+            rules.append(
+                {
+                    "operations": ["CREATE", "UPDATE"],
+                    "apiGroups": [resource.group],
+                    "apiVersions": ["*"],
+                    "resources": [resource.resource],
+                    "scope": "*",
+                }
+            )
+        ring = self.machine.ring
+        owner = {
+            "apiVersion": RINGS.api_version,
+            "kind": RINGS.kind,
+            "name": ring.metadata.name,
+            "uid": ring.metadata.uid,
+            "controller": True,
+        }
+        hook = {
+            "name": "sharder.sharding.timebertt.dev",
+            "admissionReviewVersions": ["v1"],
+            "sideEffects": "None",
+            "failurePolicy": "Ignore",
+            "timeoutSeconds": 5,
+            "matchPolicy": "Equivalent",
+            "reinvocationPolicy": "Never",
+            "clientConfig": dict(self._client_config(WEBHOOK_PATH + self.name)),
+            "rules": rules,
+            "namespaceSelector": _selector_fields(self._selector()),
+            "objectSelector": {
+                "matchExpressions": [{"key": shard_label(self.name), "operator": "DoesNotExist"}]
+            },
+        }
+        name = webhook_name(self.name)
+        return {"metadata": {"name": name, "ownerReferences": [owner]}, "webhooks": [hook]}
+
+    def _show(self) -> None:
+        now = self._clock.now()
+        states = {name: lease.state(now).value for name, lease in self.machine.leases.items()}
+        available = len(self.machine.instances.instances)
+        self._metrics.show(self.name, states, available)
+
+
+class Sharder:
+    """All rings of a cluster, one acting replica among several."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        *,
+        namespace: str,
+        identity: str,
+        client_config: ClientConfig | None = None,
+        clock: Clock | None = None,
+        random: Random | None = None,
+        drain_deadline_s: float = 60.0,
+        lease_duration_s: int = 15,
+    ) -> None:
+        self._client = client
+        self._namespace, self._identity = namespace, identity
+        self._client_config = client_config
+        self._clock: Clock = SystemClock() if clock is None else clock
+        self._random = Random() if random is None else random
+        self._drain_deadline_s = drain_deadline_s
+        self._lease_duration_s = lease_duration_s
+        self.metrics = RingMetrics()
+        self.rings: dict[str, RingSharder] = {}
+        self.acting: KubeClient | None = None
+        """The client of the acting replica; None on the others."""
+        self.listed = asyncio.Event()
+        """Whether the rings have been read."""
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Follow the rings, and act whenever this replica holds the Lease. Ends by cancellation,
+        which gives the Lease back."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_rings(tasks))
+            tasks.create_task(self._lead_again_and_again())
+
+    def answer(self, path: str, body: bytes) -> bytes:
+        """The webhook's answer to a review. Never raises (K4)."""
+        name = path.removeprefix(WEBHOOK_PATH) if path.startswith(WEBHOOK_PATH) else ""
+        ring = self.rings.get(name)
+        answered = answer(body, None if ring is None else ring.machine.view)
+        resource = answered.resource
+        if resource is not None:
+            labels = (
+                ("controllerring", name),
+                ("group", resource.group),
+                ("resource", resource.resource),
+            )
+            self.metrics.count("assignments", labels)
+        elif answered.failed:
+            log.warning("the webhook of ring %s left an object alone: %s", name, answered.why_not)
+        return answered.body
+
+    async def _follow_rings(self, tasks: asyncio.TaskGroup) -> None:
+        changes = follow(self._client, RINGS, random=self._random)
+        async with aclosing(changes) as seen:
+            async for change in seen:
+                match change:
+                    case ObjectsListed(items):
+                        names = [one.metadata.name for one in items]
+                        for gone in [name for name in self.rings if name not in names]:
+                            self._end(gone)
+                        for ring in items:
+                            self._see(ring, tasks)
+                        self.listed.set()
+                    case ObjectChanged(ring):
+                        self._see(ring, tasks)
+                    case ObjectRemoved(ring):
+                        self._end(ring.metadata.name)
+
+    def _see(self, ring: ControllerRing, tasks: asyncio.TaskGroup) -> None:
+        name = ring.metadata.name
+        known = self.rings.get(name)
+        if known is not None:
+            known.see(ring)
+            return
+        made = self.rings[name] = RingSharder(
+            ring,
+            self._client,
+            self._namespace,
+            self.metrics,
+            client_config=self._client_config,
+            clock=self._clock,
+            random=self._random,
+            drain_deadline_s=self._drain_deadline_s,
+        )
+        self._running[name] = tasks.create_task(made.run())
+        if self.acting is not None:
+            tasks.create_task(self._start_leading(made, self.acting))
+
+    def _end(self, name: str) -> None:
+        self.rings.pop(name, None)
+        running = self._running.pop(name, None)
+        if running is not None:
+            running.cancel()
+
+    async def _start_leading(self, ring: RingSharder, client: KubeClient) -> None:
+        ring.lead(client)
+        await ring.configure()
+
+    async def _lead_again_and_again(self) -> None:
+        while True:
+            holder = KubeLeaseHolder(
+                self._client,
+                LEADER,
+                self._identity,
+                self._namespace,
+                labels=LEADER_LABEL,
+                duration_s=self._lease_duration_s,
+                clock=self._clock,
+                random=Random(self._random.getrandbits(64)),
+            )
+            try:
+                await holder.join()
+                self.acting = holder.client
+                async with asyncio.TaskGroup() as tasks:
+                    for ring in list(self.rings.values()):
+                        tasks.create_task(self._start_leading(ring, holder.client))
+                    await holder.wait_lost()
+            except KubeError as error:
+                log.warning("the sharder could not take its Lease: %s", error)
+                await asyncio.sleep(1.0)
+            finally:
+                self.acting = None
+                for ring in list(self.rings.values()):
+                    ring.lead(None)
+                await holder.leave()
+
+
+def _labelled(namespace: PartialObject) -> dict[str, str]:
+    name = namespace.metadata.name
+    return {"kubernetes.io/metadata.name": name, **(namespace.metadata.labels or {})}
+
+
+def default_namespaces(own: str) -> LabelSelector:
+    """Where a ring's objects live if the ring does not say: not beside Kubernetes, nor us."""
+    names = tuple(dict.fromkeys(("kube-system", own)))
+    if own == "default":
+        names = ("kube-system",)
+    one = LabelRequirement(key="kubernetes.io/metadata.name", operator="NotIn", values=names)
+    return LabelSelector(match_expressions=(one,))
+
+
+def _selector_fields(selector: LabelSelector) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if selector.match_labels:
+        found["matchLabels"] = dict(selector.match_labels)
+    if selector.match_expressions:
+        found["matchExpressions"] = [
+            {
+                "key": one.key,
+                "operator": one.operator,
+                **({"values": list(one.values)} if one.values else {}),
+            }
+            for one in selector.match_expressions
+        ]
+    return found

@@ -1,0 +1,697 @@
+"""An API server of Kubernetes in memory, for tests of controllers, in virtual time or real.
+
+    server = FakeApiServer()
+    client = KubeClient(server.exchange("a"))
+
+It has the verbs that `domicile.kubeapi` uses, with resource versions, conflicts, watches with
+bookmarks, compaction (410), patches, selectors and mutating webhooks. It has no validation, no RBAC
+and no garbage collection: what depends on those needs a real server. `faults` decides about each
+request; `log` has each write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import copy
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from random import Random
+from typing import Any
+
+from domicile.kubeapi.exchange import ApiAnswer, ApiRequest, BrokenExchange
+
+Json = dict[str, Any]
+
+PIECE_BYTES = 4096
+
+
+class ApiFault(Enum):
+    """What becomes of a request."""
+
+    UNREACHABLE = "it does not reach the server"
+    UNANSWERED = "it is carried out, and the answer is lost"
+    BUSY = "the server refuses it for now (429)"
+    BROKEN = "the server fails before it does anything (500)"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedKind:
+    """A kind of objects that the server knows."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool = True
+
+
+SERVED = (
+    ServedKind("", "v1", "namespaces", "Namespace", False),
+    ServedKind("", "v1", "configmaps", "ConfigMap"),
+    ServedKind("", "v1", "secrets", "Secret"),
+    ServedKind("", "v1", "events", "Event"),
+    ServedKind("coordination.k8s.io", "v1", "leases", "Lease"),
+    ServedKind("sharding.timebertt.dev", "v1alpha1", "controllerrings", "ControllerRing", False),
+    ServedKind(
+        "admissionregistration.k8s.io",
+        "v1",
+        "mutatingwebhookconfigurations",
+        "MutatingWebhookConfiguration",
+        False,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiWrite:
+    """A write that was carried out."""
+
+    at: float
+    client: str
+    verb: str
+    plural: str
+    namespace: str
+    name: str
+    before: Json | None
+    after: Json | None
+
+    def labels(self) -> Mapping[str, str]:
+        """The object's labels after it."""
+        return (self.after or {}).get("metadata", {}).get("labels") or {}
+
+
+@dataclass(slots=True)
+class _Change:
+    version: int
+    served: ServedKind
+    type: str
+    before: Json | None
+    after: Json
+
+
+@dataclass(slots=True)
+class _Refusal(Exception):
+    status: int
+    reason: str
+    message: str
+
+
+Webhook = Callable[[str, bytes], bytes]
+"""Takes the path and an AdmissionReview, returns one; raises if it can't be reached."""
+
+
+@dataclass(slots=True)
+class FakeApiServer:
+    """The server. Each client process gets an exchange of its own."""
+
+    random: Random = field(default_factory=lambda: Random(0))
+    delay_s: tuple[float, float] = (0.001, 0.01)
+    bookmark_s: float = 10.0
+    faults: Callable[[str, ApiRequest], ApiFault | None] = lambda client, request: None
+    webhook: Webhook | None = None
+    """What answers for all MutatingWebhookConfigurations."""
+    log: list[ApiWrite] = field(default_factory=list[ApiWrite])
+    webhook_calls: int = 0
+    requests: list[tuple[str, ApiRequest]] = field(default_factory=list[tuple[str, ApiRequest]])
+    keep_requests: int = 10_000
+    _version: int = 0
+    _compacted: int = 0
+    _kinds: dict[tuple[str, str], ServedKind] = field(
+        default_factory=lambda: {(one.group, one.plural): one for one in SERVED}
+    )
+    _objects: dict[tuple[ServedKind, str, str], Json] = field(
+        default_factory=dict[tuple[ServedKind, str, str], Json]
+    )
+    _changes: list[_Change] = field(default_factory=list[_Change])
+    _waiting: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
+    _watches_broken: int = 0
+    _owners: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
+
+    def __post_init__(self) -> None:
+        self._do_create(self._kinds["", "namespaces"], "", {"metadata": {"name": "default"}}, "")
+
+    # For tests.
+
+    def serve(
+        self, group: str, plural: str, kind: str, *, version: str = "v1", namespaced: bool = True
+    ) -> None:
+        """Know a kind of objects, as a CustomResourceDefinition would make it."""
+        self._kinds[group, plural] = ServedKind(group, version, plural, kind, namespaced)
+
+    def exchange(self, client: str) -> FakeExchange:
+        """What a `KubeClient` is made with."""
+        return FakeExchange(self, client)
+
+    def objects(self, plural: str, group: str = "") -> list[Json]:
+        """All objects of a kind, as they are now."""
+        served = self._kinds[group, plural]
+        found = [(key[1:], obj) for key, obj in self._objects.items() if key[0] is served]
+        return [copy.deepcopy(obj) for _, obj in sorted(found, key=lambda one: one[0])]
+
+    def put(self, plural: str, obj: Json, group: str = "") -> Json:
+        """Make an object at once, through webhooks, as an anonymous client."""
+        served = self._kinds[group, plural]
+        namespace = obj.get("metadata", {}).get("namespace", "default" if served.namespaced else "")
+        return self._do_create(served, namespace, copy.deepcopy(obj), "")
+
+    def compact(self) -> None:
+        """Forget old versions: watches that begin from them are answered with 410."""
+        self._compacted = self._version
+        self._changes.clear()
+        self.break_watches()
+
+    def break_watches(self) -> None:
+        """Break the connections of all watches."""
+        self._watches_broken += 1
+        self._wake()
+
+    # Requests.
+
+    async def handle(self, client: str, request: ApiRequest) -> FakeAnswer:
+        """Carry out a request."""
+        if len(self.requests) < self.keep_requests:
+            self.requests.append((client, request))
+        await asyncio.sleep(self.random.uniform(*self.delay_s))
+        fault = self.faults(client, request)
+        if fault is ApiFault.UNREACHABLE:
+            raise BrokenExchange("unreachable", sent=False)
+        try:
+            if fault is ApiFault.BUSY:
+                raise _Refusal(429, "TooManyRequests", "try again later")
+            if fault is ApiFault.BROKEN:
+                raise _Refusal(500, "InternalError", "broken")
+            answer = self._route(client, request)
+        except _Refusal as refused:
+            said = {
+                "kind": "Status",
+                "status": "Failure",
+                "code": refused.status,
+                "reason": refused.reason,
+                "message": refused.message,
+            }
+            answer = FakeAnswer(refused.status, _body(said))
+        await asyncio.sleep(self.random.uniform(*self.delay_s))
+        if fault is ApiFault.UNANSWERED:
+            raise BrokenExchange("the answer was lost", sent=True)
+        return answer
+
+    def _route(self, client: str, request: ApiRequest) -> FakeAnswer:
+        parts = request.path.strip("/").split("/")
+        if parts[0] == "api":
+            group, rest = "", parts[2:]
+        else:
+            group, rest = parts[1], parts[3:]
+        if not rest:
+            return self._discovery(group, parts)
+        namespace = ""
+        if rest[0] == "namespaces" and len(rest) > 2:
+            namespace, rest = rest[1], rest[2:]
+        served = self._kinds.get((group, rest[0]))
+        if served is None:
+            raise _Refusal(404, "NotFound", "the server could not find the requested resource")
+        name = rest[1] if len(rest) > 1 else ""
+        subresource = rest[2] if len(rest) > 2 else ""
+        body = json.loads(request.body) if request.body else {}
+        match request.method:
+            case "GET" if name:
+                return FakeAnswer(200, _body(self._existing(served, namespace, name)))
+            case "GET" if request.query.get("watch"):
+                return self._watch(served, namespace, request)
+            case "GET":
+                return self._list(served, namespace, request)
+            case "POST":
+                return FakeAnswer(201, _body(self._do_create(served, namespace, body, client)))
+            case "PUT":
+                changed = self._do_change(served, namespace, name, lambda _: body, client, "update")
+                return FakeAnswer(200, _body(changed))
+            case "PATCH":
+                return FakeAnswer(
+                    200, _body(self._patch(served, namespace, name, subresource, request, client))
+                )
+            case "DELETE":
+                return FakeAnswer(
+                    200, _body(self._do_delete(served, namespace, name, body, client))
+                )
+            case _:
+                raise _Refusal(405, "MethodNotAllowed", request.method)
+
+    def _discovery(self, group: str, parts: list[str]) -> FakeAnswer:
+        found = [one for one in self._kinds.values() if one.group == group]
+        if not found:
+            raise _Refusal(404, "NotFound", f"no group {group}")
+        if parts[0] == "apis" and len(parts) == 2:
+            return FakeAnswer(200, _body({"preferredVersion": {"version": found[0].version}}))
+        resources = [
+            {"name": one.plural, "kind": one.kind, "namespaced": one.namespaced} for one in found
+        ]
+        return FakeAnswer(200, _body({"resources": resources}))
+
+    def _existing(self, served: ServedKind, namespace: str, name: str) -> Json:
+        found = self._objects.get((served, namespace, name))
+        if found is None:
+            raise _Refusal(404, "NotFound", f'{served.plural} "{name}" not found')
+        return found
+
+    def _list(self, served: ServedKind, namespace: str, request: ApiRequest) -> FakeAnswer:
+        wanted = _selector(request.query.get("labelSelector", ""))
+        items = [
+            obj
+            for (kind, where, _), obj in sorted(self._objects.items(), key=lambda one: one[0][1:])
+            if kind is served and namespace in ("", where) and wanted(obj)
+        ]
+        kind = f"{served.kind}List"
+        if "PartialObjectMetadata" in request.headers.get("Accept", ""):
+            kind = "PartialObjectMetadataList"
+            items = [{"metadata": obj["metadata"]} for obj in items]
+        listed = {
+            "kind": kind,
+            "metadata": {"resourceVersion": str(self._version)},
+            "items": items,
+        }
+        return FakeAnswer(200, _body(listed))
+
+    def _watch(self, served: ServedKind, namespace: str, request: ApiRequest) -> FakeAnswer:
+        since = int(request.query.get("resourceVersion") or 0)
+        if since < self._compacted:
+            raise _Refusal(410, "Expired", f"too old resource version: {since}")
+        wanted = _selector(request.query.get("labelSelector", ""))
+        lasting_s = float(request.query.get("timeoutSeconds", "300"))
+        return FakeAnswer(200, self._events(served, namespace, since, wanted, lasting_s))
+
+    async def _events(
+        self,
+        served: ServedKind,
+        namespace: str,
+        since: int,
+        wanted: Callable[[Json], bool],
+        lasting_s: float,
+    ) -> AsyncGenerator[bytes, None]:
+        broken = self._watches_broken
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + lasting_s
+        while True:
+            if broken != self._watches_broken:
+                raise BrokenExchange("the watch broke", sent=True)
+            if since < self._compacted:
+                gone = {"kind": "Status", "code": 410, "message": "too old resource version"}
+                yield _body({"type": "ERROR", "object": gone}) + b"\n"
+                return
+            for change in [one for one in self._changes if one.version > since]:
+                since = change.version
+                where = change.after["metadata"].get("namespace", "")
+                if change.served is not served or namespace not in ("", where):
+                    continue
+                type = _seen_as(change, wanted)
+                if type:
+                    yield _body({"type": type, "object": change.after}) + b"\n"
+            if self._changes and self._changes[-1].version > since:
+                continue
+            if loop.time() >= ends:
+                return
+            waiter: asyncio.Future[None] = loop.create_future()
+            self._waiting.append(waiter)
+            try:
+                async with asyncio.timeout(min(self.bookmark_s, ends - loop.time())):
+                    await waiter
+            except TimeoutError:
+                version = {"metadata": {"resourceVersion": str(since)}}
+                yield _body({"type": "BOOKMARK", "object": version}) + b"\n"
+            await asyncio.sleep(self.random.uniform(*self.delay_s))
+
+    # Writes.
+
+    def _do_create(self, served: ServedKind, namespace: str, obj: Json, client: str) -> Json:
+        metadata: Json = obj.setdefault("metadata", {})
+        if served.namespaced:
+            namespace = namespace or metadata.get("namespace", "default")
+            metadata["namespace"] = namespace
+        obj = self._admitted(served, "CREATE", None, obj)
+        metadata = obj["metadata"]
+        if not metadata.get("name"):
+            prefix = metadata.get("generateName", "")
+            metadata["name"] = f"{prefix}{self.random.randrange(16**6):06x}"
+        name = metadata["name"]
+        if (served, namespace, name) in self._objects:
+            raise _Refusal(409, "AlreadyExists", f'{served.plural} "{name}" already exists')
+        metadata["uid"] = f"uid-{self._version + 1}"
+        metadata["generation"] = 1
+        return self._store(served, "ADDED", None, obj, client, "create")
+
+    def _do_change(
+        self,
+        served: ServedKind,
+        namespace: str,
+        name: str,
+        change: Callable[[Json], Json],
+        client: str,
+        verb: str,
+    ) -> Json:
+        before = self._existing(served, namespace, name)
+        after = change(copy.deepcopy(before))
+        metadata: Json = after.setdefault("metadata", {})
+        named = metadata.get("resourceVersion", before["metadata"]["resourceVersion"])
+        if named != before["metadata"]["resourceVersion"]:
+            said = "the object has been modified; please apply your changes to the latest version"
+            raise _Refusal(409, "Conflict", said)
+        for key in ("name", "namespace", "uid", "resourceVersion", "generation"):
+            if key in before["metadata"]:
+                metadata[key] = before["metadata"][key]
+        after = self._admitted(served, "UPDATE", before, after)
+        if after == before:
+            return before
+        if after.get("spec") != before.get("spec"):
+            after["metadata"]["generation"] = before["metadata"].get("generation", 0) + 1
+        return self._store(served, "MODIFIED", before, after, client, verb)
+
+    def _do_delete(
+        self, served: ServedKind, namespace: str, name: str, options: Json, client: str
+    ) -> Json:
+        before = self._existing(served, namespace, name)
+        wanted = (options.get("preconditions") or {}).get("resourceVersion")
+        if wanted and wanted != before["metadata"]["resourceVersion"]:
+            raise _Refusal(409, "Conflict", "the resourceVersion of the precondition is another")
+        return self._store(served, "DELETED", before, copy.deepcopy(before), client, "delete")
+
+    def _store(
+        self,
+        served: ServedKind,
+        type: str,
+        before: Json | None,
+        after: Json,
+        client: str,
+        verb: str,
+    ) -> Json:
+        self._version += 1
+        after["metadata"]["resourceVersion"] = str(self._version)
+        namespace, name = after["metadata"].get("namespace", ""), after["metadata"]["name"]
+        if type == "DELETED":
+            del self._objects[served, namespace, name]
+        else:
+            self._objects[served, namespace, name] = after
+        self._changes.append(_Change(self._version, served, type, before, after))
+        left = None if type == "DELETED" else after
+        at = asyncio.get_running_loop().time() if _in_loop() else 0.0
+        self.log.append(ApiWrite(at, client, verb, served.plural, namespace, name, before, left))
+        self._wake()
+        return after
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            # Each process of a simulation has a loop of its own.
+            waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
+
+    def _patch(
+        self,
+        served: ServedKind,
+        namespace: str,
+        name: str,
+        subresource: str,
+        request: ApiRequest,
+        client: str,
+    ) -> Json:
+        form = request.headers.get("Content-Type", "")
+        body = json.loads(request.body)
+        if "apply-patch" in form:
+            return self._apply(served, namespace, name, body, request, client)
+        if "json-patch" in form:
+            steps: list[Json] = body
+            return self._do_change(
+                served, namespace, name, lambda obj: _json_patched(obj, steps), client, "patch"
+            )
+
+        def merged(obj: Json) -> Json:
+            after: Json = _merged(obj, body)
+            if subresource:  # only that part of the object
+                return {**obj, subresource: after.get(subresource)}
+            return after
+
+        return self._do_change(served, namespace, name, merged, client, "patch")
+
+    def _apply(
+        self,
+        served: ServedKind,
+        namespace: str,
+        name: str,
+        body: Json,
+        request: ApiRequest,
+        client: str,
+    ) -> Json:
+        manager = request.query["fieldManager"]
+        leaves = {
+            path: value
+            for path, value in _leaves(body)
+            if not path.startswith(("metadata.name", "apiVersion", "kind"))
+        }
+        before = self._objects.get((served, namespace, name))
+        owners = self._owners.setdefault(f"{served.plural}/{namespace}/{name}", {})
+        if before is not None and request.query.get("force") != "true":
+            have = dict(_leaves(before))
+            for path, value in leaves.items():
+                if owners.get(path, manager) != manager and have.get(path) != value:
+                    raise _Refusal(409, "Conflict", f"{path} is owned by {owners[path]}")
+        if before is None:
+            stored = self._do_create(served, namespace, body, client)
+        else:
+            stored = self._do_change(
+                served, namespace, name, lambda obj: _merged(obj, body), client, "patch"
+            )
+        owners.update(dict.fromkeys(leaves, manager))
+        return stored
+
+    def _admitted(self, served: ServedKind, operation: str, before: Json | None, obj: Json) -> Json:
+        configurations = self._kinds[
+            "admissionregistration.k8s.io", "mutatingwebhookconfigurations"
+        ]
+        if self.webhook is None or served is configurations:
+            return obj
+        for (kind, _, _), configuration in list(self._objects.items()):
+            if kind is not configurations:
+                continue
+            for hook in configuration.get("webhooks", ()):
+                if self._concerns(hook, served, operation, before, obj):
+                    obj = self._called(hook, served, operation, obj)
+        return obj
+
+    def _concerns(
+        self, hook: Json, served: ServedKind, operation: str, before: Json | None, obj: Json
+    ) -> bool:
+        rules = any(
+            operation in rule["operations"]
+            and served.group in rule["apiGroups"]
+            and served.plural in rule["resources"]
+            for rule in hook["rules"]
+        )
+        objects = hook.get("objectSelector") or {}
+        one_fits = _matches(objects, obj) or (before is not None and _matches(objects, before))
+        namespaces = self._kinds["", "namespaces"]
+        namespace = self._objects.get((namespaces, "", obj["metadata"].get("namespace", "")))
+        selector = hook.get("namespaceSelector") or {}
+        home = not served.namespaced or _matches(selector, _named(namespace))
+        return rules and one_fits and home
+
+    def _called(self, hook: Json, served: ServedKind, operation: str, obj: Json) -> Json:
+        self.webhook_calls += 1
+        metadata = obj["metadata"]
+        request = {
+            "uid": "request",
+            "kind": {"group": served.group, "version": served.version, "kind": served.kind},
+            "resource": {
+                "group": served.group,
+                "version": served.version,
+                "resource": served.plural,
+            },
+            "name": metadata.get("name", ""),
+            "namespace": metadata.get("namespace", ""),
+            "operation": operation,
+            "object": obj,
+        }
+        config = hook["clientConfig"]
+        path = (config.get("service") or {}).get("path") or _path_of(config.get("url", ""))
+        assert self.webhook is not None
+        try:
+            answer = json.loads(self.webhook(path, _body({"request": request})))["response"]
+        except Exception as error:
+            if hook.get("failurePolicy") == "Ignore":
+                return obj
+            raise _Refusal(500, "InternalError", f"failed calling webhook: {error}") from error
+        if not answer["allowed"]:
+            raise _Refusal(403, "Forbidden", "admission webhook denied the request")
+        if not answer.get("patch"):
+            return obj
+        return _json_patched(copy.deepcopy(obj), json.loads(base64.b64decode(answer["patch"])))
+
+
+class FakeExchange:
+    """Implements `domicile.kubeapi.exchange.ApiExchange` for one client."""
+
+    def __init__(self, server: FakeApiServer, client: str) -> None:
+        self._server = server
+        self.client = client
+        self.server = "the server in memory"
+        self.cut = False
+        """Whether nothing gets through any more."""
+
+    @asynccontextmanager
+    async def open(self, request: ApiRequest) -> AsyncIterator[ApiAnswer]:
+        """As `ApiExchange.open`."""
+        if self.cut:
+            await asyncio.sleep(0.05)
+            raise BrokenExchange("cut off", sent=False)
+        answer = await self._server.handle(self.client, request)
+        try:
+            yield answer
+        finally:
+            await answer.end()
+
+    async def close(self) -> None:
+        """Nothing to do."""
+
+
+class FakeAnswer:
+    """Implements `domicile.kubeapi.exchange.ApiAnswer`."""
+
+    def __init__(self, status: int, body: bytes | AsyncGenerator[bytes, None]) -> None:
+        self.status = status
+        self.headers: Mapping[str, str] = {}
+        self._body = body
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """As `ApiAnswer.chunks`."""
+        if isinstance(self._body, bytes):
+            for start in range(0, len(self._body), PIECE_BYTES):
+                yield self._body[start : start + PIECE_BYTES]
+            return
+        async for piece in self._body:
+            yield piece
+
+    async def end(self) -> None:
+        """The reader goes away."""
+        if not isinstance(self._body, bytes):
+            await self._body.aclose()
+
+
+def _body(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _in_loop() -> bool:
+    return asyncio._get_running_loop() is not None
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _seen_as(change: _Change, wanted: Callable[[Json], bool]) -> str:
+    """The type of the event that a watch with a selector sees; empty for none."""
+    was = change.before is not None and wanted(change.before)
+    is_now = change.type != "DELETED" and wanted(change.after)
+    if is_now:
+        return "MODIFIED" if was else "ADDED"
+    return "DELETED" if was else ""
+
+
+def _labels(obj: Json) -> dict[str, str]:
+    return obj.get("metadata", {}).get("labels") or {}
+
+
+def _selector(text: str) -> Callable[[Json], bool]:
+    parts = [part for part in text.split(",") if part]
+
+    def wanted(obj: Json) -> bool:
+        labels = _labels(obj)
+        for part in parts:
+            if "!=" in part:
+                key, _, value = part.partition("!=")
+                fits = labels.get(key) != value
+            elif "=" in part:
+                key, _, value = part.replace("==", "=").partition("=")
+                fits = labels.get(key) == value
+            elif part.startswith("!"):
+                fits = part[1:] not in labels
+            else:
+                fits = part in labels
+            if not fits:
+                return False
+        return True
+
+    return wanted
+
+
+def _named(namespace: Json | None) -> Json:
+    """A namespace with the label that the API server gives to each."""
+    if namespace is None:
+        return {}
+    name = namespace["metadata"]["name"]
+    labels = {"kubernetes.io/metadata.name": name, **_labels(namespace)}
+    return {"metadata": {**namespace["metadata"], "labels": labels}}
+
+
+def _matches(selector: Json, obj: Json) -> bool:
+    labels = _labels(obj)
+    for key, value in (selector.get("matchLabels") or {}).items():
+        if labels.get(key) != value:
+            return False
+    for one in selector.get("matchExpressions") or ():
+        have = labels.get(one["key"])
+        fits = {
+            "In": have in (one.get("values") or ()),
+            "NotIn": have not in (one.get("values") or ()),
+            "Exists": have is not None,
+            "DoesNotExist": have is None,
+        }[one["operator"]]
+        if not fits:
+            return False
+    return True
+
+
+def _merged(target: Any, patch: Any) -> Any:
+    if not isinstance(patch, dict):
+        return patch
+    after: Json = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            after.pop(key, None)
+        else:
+            after[key] = _merged(after.get(key), value)
+    return after
+
+
+def _json_patched(obj: Json, steps: list[Json]) -> Json:
+    for step in steps:
+        *parents, last = [
+            part.replace("~1", "/").replace("~0", "~") for part in step["path"][1:].split("/")
+        ]
+        place: Any = obj
+        for part in parents:
+            place = place[int(part)] if isinstance(place, list) else place[part]
+        if step["op"] == "remove":
+            if last not in place:
+                raise _Refusal(422, "Invalid", f"nothing at {step['path']}")
+            del place[last]
+        elif step["op"] == "test":
+            if place.get(last) != step["value"]:
+                raise _Refusal(422, "Invalid", f"test failed at {step['path']}")
+        else:
+            place[last] = step["value"]
+    return obj
+
+
+def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [
+            leaf
+            for key, inner in value.items()
+            for leaf in _leaves(inner, f"{path}.{key}" if path else key)
+        ]
+    return [(path, value)]
+
+
+def _path_of(url: str) -> str:
+    return "/" + url.partition("://")[2].partition("/")[2]

@@ -1,0 +1,312 @@
+"""Rings in virtual time: instances and sharders as simulated processes, one API server in memory.
+
+`Acts` judges what controllers did: no object is worked on by two instances at a time (K7), and at
+rest each object has one instance that is there (KR-14).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from math import inf
+from random import Random
+from typing import Any
+
+from domicile.errors import Fenced
+from domicile.kube.conventions import WEBHOOK_PATH
+from domicile.kube.member import Ring, RingMember
+from domicile.kube.sharding import Sharder
+from domicile.kubeapi.client import KubeClient
+from domicile.kubeapi.exchange import ApiRequest
+from domicile.testing.kube import ApiFault, FakeApiServer, FakeExchange
+from domicile.testing.sim.clock import SimClock
+from domicile.testing.sim.loop import SimLoop, World
+
+RING = "websites"
+LABEL = f"shard.alpha.sharding.timebertt.dev/{RING}"
+DRAIN = f"drain.alpha.sharding.timebertt.dev/{RING}"
+GROUP = "example.com"
+
+RESOURCE = {
+    "group": GROUP,
+    "resource": "websites",
+    "controlledResources": [{"group": "", "resource": "configmaps"}],
+}
+
+
+@dataclass(slots=True)
+class Act:
+    """One run of a reconcile function."""
+
+    instance: str
+    object: str
+    began: float
+    ended: float = inf
+
+
+@dataclass
+class Process:
+    """One simulated process."""
+
+    name: str
+    loop: SimLoop
+    exchange: FakeExchange
+    member: RingMember | None = None
+    sharder: Sharder | None = None
+    stop: asyncio.Event | None = None
+    ended: bool = False
+
+    def leave(self) -> None:
+        """Stop it in good order, as SIGTERM does."""
+        stop = self.stop
+        assert stop is not None
+        self.loop.call_soon_threadsafe(stop.set)
+
+
+@dataclass
+class Rings:
+    """The whole cluster."""
+
+    seed: int
+    objects: int = 20
+    work_s: tuple[float, float] = (0.0, 3.0)
+    faults: bool = False
+    world: World = field(init=False)
+    server: FakeApiServer = field(init=False)
+    acts: list[Act] = field(default_factory=list[Act])
+    processes: dict[str, Process] = field(default_factory=dict[str, Process])
+    wild: bool = False
+    """Whether faults strike now."""
+
+    def __post_init__(self) -> None:
+        self.world = World(self.seed)
+        self.server = FakeApiServer(random=self.world.stream("server"))
+        self.server.serve(GROUP, "websites", "Website")
+        self.server.webhook = self._webhook
+        self._faults = self.world.stream("faults")
+        self.server.faults = self._fault
+        spec = {"resources": [RESOURCE]}
+        self.server.put(
+            "controllerrings",
+            {"metadata": {"name": RING}, "spec": spec},
+            "sharding.timebertt.dev",
+        )
+
+    def _fault(self, client: str, request: ApiRequest) -> ApiFault | None:
+        if not self.wild or self._faults.random() > 0.1:
+            return None
+        return self._faults.choice(list(ApiFault))
+
+    def _webhook(self, path: str, body: bytes) -> bytes:
+        assert path == WEBHOOK_PATH + RING
+        if self.wild and self._faults.random() < 0.2:
+            raise ConnectionError("the webhook is away")
+        for process in self.processes.values():
+            alive = not (process.loop.dead or process.loop.frozen or process.ended)
+            if process.sharder is not None and alive:
+                return process.sharder.answer(path, body)
+        raise ConnectionError("no sharder")
+
+    # Processes.
+
+    def _start(
+        self, name: str, main: Callable[[Process, Random], Coroutine[Any, Any, None]]
+    ) -> Process:
+        loop = self.world.process(name)
+        process = Process(name, loop, self.server.exchange(name))
+        self.processes[name] = process
+        random = self.world.stream(f"{name} {self.world.now}")
+
+        def begin() -> None:
+            process.stop = asyncio.Event()
+            loop.create_task(run(), name=name)
+
+        async def run() -> None:
+            try:
+                await main(process, random)
+            finally:
+                process.ended = True
+
+        loop.post(begin)
+        return process
+
+    def sharder(self, name: str) -> Process:
+        """Start a replica of the sharder."""
+
+        async def main(process: Process, random: Random) -> None:
+            client = KubeClient(process.exchange, random=random)
+            process.sharder = Sharder(
+                client,
+                namespace="sharding-system",
+                identity=name,
+                client_config=lambda path: {"url": f"https://sharder{path}"},
+                clock=SimClock(self.world, process.loop),
+                random=random,
+            )
+            work = asyncio.ensure_future(process.sharder.run())
+            assert process.stop is not None
+            stopped = asyncio.ensure_future(process.stop.wait())
+            await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
+            work.cancel()
+            await asyncio.wait((work,))
+
+        return self._start(name, main)
+
+    def instance(self, name: str) -> Process:
+        """Start an instance of the ring; one that loses its Lease begins anew, as a pod does."""
+
+        async def main(process: Process, random: Random) -> None:
+            assert process.stop is not None
+            stopped = asyncio.ensure_future(process.stop.wait())
+            while not process.stop.is_set():
+                work = asyncio.ensure_future(self._one_life(process, random))
+                await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
+                work.cancel()
+                await asyncio.wait((work,))
+                if not work.cancelled() and not isinstance(work.exception(), Fenced):
+                    work.result()
+
+        return self._start(name, main)
+
+    async def _one_life(self, process: Process, random: Random) -> None:
+        clock = SimClock(self.world, process.loop)
+        client = KubeClient(process.exchange, random=random)
+        member = Ring(RING).member(
+            client, instance=process.name, namespace="default", clock=clock, random=random
+        )
+        process.member = member
+
+        async def reconcile(_: KubeClient, one: Any) -> None:
+            act = Act(process.name, one.metadata.name, self.world.now)
+            self.acts.append(act)
+            try:
+                left = random.uniform(*self.work_s)
+                while left > 0:
+                    await asyncio.sleep(min(left, 0.25))
+                    left -= 0.25
+                    member.guard()
+                    act.ended = self.world.now
+            finally:
+                # What came after the lease's end is cancelled work, guarded from writing.
+                act.ended = min(self.world.now, member.valid_until)
+
+        async with member:
+            await member.run(reconcile, GROUP, "websites", workers=3)
+
+    def kill(self, name: str) -> None:
+        """End a process at once, as SIGKILL does."""
+        process = self.processes[name]
+        process.loop.kill()
+        for act in self.acts:
+            if act.instance == name and act.ended == inf and process.member is not None:
+                act.ended = min(self.world.now, process.member.valid_until)
+
+    # What tests look at.
+
+    def websites(self) -> dict[str, dict[str, str]]:
+        """The labels of all objects, by name."""
+        return {
+            one["metadata"]["name"]: one["metadata"].get("labels") or {}
+            for one in self.server.objects("websites", GROUP)
+        }
+
+    def spread(self) -> dict[str, int]:
+        """How many objects each instance has; "" for none."""
+        counts: dict[str, int] = {}
+        for labels in self.websites().values():
+            name = labels.get(LABEL, "")
+            counts[name] = counts.get(name, 0) + 1
+        return counts
+
+    def at_rest(self, instances: list[str]) -> bool:
+        """Whether each object has an instance that is there, and is not asked to let go."""
+        everything = [*self.server.objects("websites", GROUP), *self.server.objects("configmaps")]
+        for one in everything:
+            labels = one["metadata"].get("labels") or {}
+            if labels.get(LABEL) not in instances or DRAIN in labels:
+                return False
+        return True
+
+    async def until(self, condition: Callable[[], bool], seconds: float = 300.0) -> None:
+        """Wait in virtual time."""
+        ends = self.world.now + seconds
+        while not condition():
+            if self.world.now >= ends:
+                raise AssertionError(f"not within {seconds} s: {self.spread()} {self.leases()}")
+            await asyncio.sleep(0.25)
+
+    def leases(self) -> dict[str, str]:
+        """The holders of all Leases."""
+        return {
+            one["metadata"]["name"]: one["spec"].get("holderIdentity", "")
+            for one in self.server.objects("leases", "coordination.k8s.io")
+        }
+
+    def add(self, number: int, *, child: bool = True) -> None:
+        """Make an object, and one that it controls."""
+        one = self.server.put("websites", {"metadata": {"name": f"site-{number}"}}, GROUP)
+        if child:
+            owner = {
+                "apiVersion": f"{GROUP}/v1",
+                "kind": "Website",
+                "name": f"site-{number}",
+                "uid": one["metadata"]["uid"],
+                "controller": True,
+            }
+            self.server.put(
+                "configmaps",
+                {"metadata": {"generateName": f"site-{number}-", "ownerReferences": [owner]}},
+            )
+
+    def run(self, body: Callable[[Rings], Coroutine[Any, Any, None]]) -> None:
+        """Run a test to its end, then judge."""
+        loop = self.world.process("test")
+        try:
+            self.world.run(body(self), loop)
+            judge(self)
+            for name, context in self.world.errors:
+                raise AssertionError(f"{name}: {context}") from context.get("exception")
+        finally:
+            self.world.close()
+
+
+def judge(rings: Rings) -> None:
+    """Objects that two instances worked on at a time; moves behind a living instance's back."""
+    by_object: dict[str, list[Act]] = {}
+    for act in rings.acts:
+        by_object.setdefault(act.object, []).append(act)
+    for name, acts in by_object.items():
+        latest: Act | None = None
+        for act in sorted(acts, key=lambda act: act.began):
+            if latest is not None and latest.instance != act.instance:
+                assert act.began >= latest.ended, f"two instances worked on {name}: {latest} {act}"
+            if latest is None or act.ended > latest.ended:
+                latest = act
+    judge_moves(rings)
+
+
+def judge_moves(rings: Rings) -> None:
+    """Each change of an object's instance, against the Leases as they were at that moment."""
+    holders: dict[str, str] = {}
+    sites: dict[str, str] = {}
+    for write in rings.server.log:
+        labels = write.labels()
+        if write.plural == "leases":
+            holders[write.name] = (write.after or {}).get("spec", {}).get("holderIdentity") or ""
+        if write.plural not in ("websites", "configmaps") or write.before is None:
+            if write.plural == "websites":
+                sites[write.name] = labels.get(LABEL, "")
+            continue
+        former = (write.before["metadata"].get("labels") or {}).get(LABEL, "")
+        if former and labels.get(LABEL) != former and write.client != former:
+            holder = holders.get(former, "")
+            if write.plural == "websites":
+                assert holder == "shardlease-controller", (
+                    f"{write.name} was taken from {former} while {holder!r} held its Lease"
+                )
+            elif holder == former:
+                owner = (write.after or write.before)["metadata"]["ownerReferences"][0]["name"]
+                assert sites[owner] != former, f"{write.name} left {former} before {owner} did"
+        if write.plural == "websites":
+            sites[write.name] = labels.get(LABEL, "")
