@@ -46,6 +46,9 @@ class ApiKind(Generic[K]):
 
 LEASES = ApiKind("coordination.k8s.io", "v1", "leases", "Lease", True, KubeLease)
 CONFIG_MAPS = ApiKind("", "v1", "configmaps", "ConfigMap", True, ConfigMap)
+SECRETS = ApiKind("", "v1", "secrets", "Secret", True, ConfigMap)
+"""Their data is base64, and otherwise like that of a ConfigMap."""
+
 NAMESPACES = ApiKind("", "v1", "namespaces", "Namespace", False, PartialObject)
 EVENTS = ApiKind("", "v1", "events", "Event", True, PartialObject)
 WEBHOOKS = ApiKind(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from domicile.errors import DomicileError
-from domicile.ops import doctor, journal, operate, store, stuck
+from domicile.ops import doctor, journal, operate, ring, store, stuck
 from domicile.ops.console import (
     AWAY,
     FAILED,
@@ -319,3 +319,4 @@ stuck.add_stuck_commands(app)
 journal.add_journal_commands(app)
 store.add_store_commands(app)
 doctor.add_doctor_command(app)
+ring.add_ring_commands(app)
