@@ -34,7 +34,7 @@ ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
 endif
 
-.PHONY: help setup check format test test-real test-stores test-docs prove golden sim sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable compare planner idle overload recovery rolling crowd soak docs etcd-rpc lock clean
+.PHONY: help setup check format test test-real test-stores test-kube kube-apiserver test-docs prove golden sim sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable compare planner idle overload recovery rolling crowd soak docs etcd-rpc lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,12 @@ test-real: setup ## tests of real processes, sockets, threads and files
 
 test-stores: setup ## what depends on the store, on every server of a store, in all variants
 	DOMICILE_TEST_STORES=all $(PYTEST) 0 tests/real/test_real_stores.py tests/unit/stores $(ARGS)
+
+test-kube: setup kube-apiserver ## controller rings on a real kube-apiserver, built once (8 CPU minutes)
+	$(PY) -m pytest tests/kube $(ARGS)
+
+kube-apiserver: ## build the API server that test-kube starts, if it is not in the cache
+	proving/servers/build_kube_apiserver.sh
 
 test-docs: setup ## every example and console session of the pages, and the examples
 	$(PYTEST) $(WORKERS) --dist worksteal tests/docs $(ARGS)

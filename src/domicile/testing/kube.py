@@ -543,6 +543,7 @@ class FakeExchange:
             await asyncio.sleep(0.05)
             raise BrokenExchange("cut off", sent=False)
         answer = await self._server.handle(self.client, request)
+        answer.cut = lambda: self.cut
         try:
             yield answer
         finally:
@@ -558,6 +559,8 @@ class FakeAnswer:
     def __init__(self, status: int, body: bytes | AsyncGenerator[bytes, None]) -> None:
         self.status = status
         self.headers: Mapping[str, str] = {}
+        self.cut: Callable[[], bool] = lambda: False
+        """Whether its connection is cut off."""
         self._body = body
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
@@ -567,6 +570,8 @@ class FakeAnswer:
                 yield self._body[start : start + PIECE_BYTES]
             return
         async for piece in self._body:
+            if self.cut():
+                raise BrokenExchange("cut off", sent=True)
             yield piece
 
     async def end(self) -> None:
