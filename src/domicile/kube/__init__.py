@@ -14,6 +14,6 @@ between.
 Reading order: `conventions` (names on the wire), `hashring` (which instance), `leases` (is it
 there), `sharder` (what is changed, and when), `admission` (what the webhook answers). All of these
 are pure. `holding` keeps a Lease; `member` is an instance's side, with `controller` as a plain
-loop. `sharding` drives the machine, `webhook` is its server, `certificates` and `manifests` are
-what that needs. `serving` puts a sharder together.
+loop. `sharding` drives the machine, `webhook` is its server, `certificates` are what that
+needs. `serving` puts a sharder together.
 """

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from random import Random
 from typing import Any, Protocol
@@ -333,7 +333,7 @@ class GuardedExchange:
         return self._guarded(request)
 
     @asynccontextmanager
-    async def _guarded(self, request: ApiRequest) -> AsyncIterator[ApiAnswer]:
+    async def _guarded(self, request: ApiRequest) -> AsyncGenerator[ApiAnswer, None]:
         if request.writes:
             self._guard.guard()
         async with self._exchange.open(request) as answer:

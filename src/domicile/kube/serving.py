@@ -28,6 +28,10 @@ log = logging.getLogger("domicile.kube")
 LOOK_S = 600.0
 """How often certificates are looked at: they may have been renewed."""
 
+WEBHOOK_PORT = 9443
+METRICS_PORT = 9464
+"""Where a sharder listens in a pod."""
+
 CertificateSource = Callable[[], Awaitable[WebhookCertificates]]
 
 
@@ -39,7 +43,7 @@ class SharderOptions:
     identity: str
     certificates: CertificateSource
     host: str = "0.0.0.0"
-    port: int = 9443
+    port: int = WEBHOOK_PORT
     service: str = ""
     """The name of the Service that leads to the webhook; without one, `url` does."""
     url: str = ""

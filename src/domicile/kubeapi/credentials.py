@@ -105,7 +105,7 @@ def of_kubeconfig(path: Path, context: str | None = None) -> Credentials:
         ) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is no YAML: {error}") from error
-    config: dict[str, Any] = loaded if isinstance(loaded, dict) else {}
+    config: dict[str, Any] = dict(loaded) if isinstance(loaded, Mapping) else {}  # pyright: ignore[reportUnknownArgumentType]
     name = context or config.get("current-context") or ""
     chosen = _named(config, "contexts", "context", name, path)
     cluster = _named(config, "clusters", "cluster", chosen.get("cluster", ""), path)

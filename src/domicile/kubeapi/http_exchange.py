@@ -10,7 +10,7 @@ import contextlib
 import os
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
 
 from domicile.errors import ConfigError
@@ -50,7 +50,7 @@ class HttpExchange:
         )
 
     @contextlib.asynccontextmanager
-    async def open(self, request: ApiRequest) -> AsyncIterator[ApiAnswer]:
+    async def open(self, request: ApiRequest) -> AsyncGenerator[ApiAnswer, None]:
         """As `ApiExchange.open`."""
         headers = {"Accept": "application/json", "User-Agent": "domicile", **request.headers}
         token = self._credentials.bearer()

@@ -57,7 +57,7 @@ def add_ring_commands(app: typer.Typer) -> None:
     for name, command, shown in (
         ("install", install, ("install --resource example.com/websites > sharder.yaml",)),
         ("sharder", sharder, ("sharder --url https://10.0.0.5:9443",)),
-        ("status", status, ("status websites", "status websites --watch")),
+        ("status", show_ring, ("status websites", "status websites --watch")),
     ):
         epilog = examples(*(f"domicile ring {example}" for example in shown))
         group.command(name, epilog=epilog)(command)
@@ -82,7 +82,7 @@ def install(
     try:
         import yaml
 
-        from domicile.kube.manifests import install_manifests
+        from domicile.ops.ring_manifests import install_manifests
     except (ImportError, ConfigError):
         fail("this needs more packages: pip install 'domicile[kubernetes]'", USAGE)
     found = install_manifests(
@@ -224,7 +224,7 @@ async def _sharder(
                 loop.remove_signal_handler(name)
 
 
-def status(
+def show_ring(
     ring: Annotated[str, typer.Argument(metavar="NAME", help="The ring's name.")],
     kubeconfig: Kubeconfig = None,
     context: KubeContext = None,

@@ -15,12 +15,12 @@ import asyncio
 import base64
 import copy
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from domicile.kubeapi.exchange import ApiAnswer, ApiRequest, BrokenExchange
 
@@ -215,7 +215,9 @@ class FakeApiServer:
             raise _Refusal(404, "NotFound", "the server could not find the requested resource")
         name = rest[1] if len(rest) > 1 else ""
         subresource = rest[2] if len(rest) > 2 else ""
-        body = json.loads(request.body) if request.body else {}
+        body: Json = {}
+        if request.body and request.method in ("POST", "PUT", "DELETE"):
+            body = json.loads(request.body)
         match request.method:
             case "GET" if name:
                 return FakeAnswer(200, _body(self._existing(served, namespace, name)))
@@ -371,7 +373,8 @@ class FakeApiServer:
         self, served: ServedKind, namespace: str, name: str, options: Json, client: str
     ) -> Json:
         before = self._existing(served, namespace, name)
-        wanted = (options.get("preconditions") or {}).get("resourceVersion")
+        preconditions: Json = options.get("preconditions") or {}
+        wanted = preconditions.get("resourceVersion")
         if wanted and wanted != before["metadata"]["resourceVersion"]:
             raise _Refusal(409, "Conflict", "the resourceVersion of the precondition is another")
         return self._store(served, "DELETED", before, copy.deepcopy(before), client, "delete")
@@ -486,11 +489,11 @@ class FakeApiServer:
             and served.plural in rule["resources"]
             for rule in hook["rules"]
         )
-        objects = hook.get("objectSelector") or {}
+        objects: Json = hook.get("objectSelector") or {}
         one_fits = _matches(objects, obj) or (before is not None and _matches(objects, before))
         namespaces = self._kinds["", "namespaces"]
         namespace = self._objects.get((namespaces, "", obj["metadata"].get("namespace", "")))
-        selector = hook.get("namespaceSelector") or {}
+        selector: Json = hook.get("namespaceSelector") or {}
         home = not served.namespaced or _matches(selector, _named(namespace))
         return rules and one_fits and home
 
@@ -510,8 +513,9 @@ class FakeApiServer:
             "operation": operation,
             "object": obj,
         }
-        config = hook["clientConfig"]
-        path = (config.get("service") or {}).get("path") or _path_of(config.get("url", ""))
+        config: Json = hook["clientConfig"]
+        service: Json = config.get("service") or {}
+        path = str(service.get("path") or _path_of(config.get("url", "")))
         assert self.webhook is not None
         try:
             answer = json.loads(self.webhook(path, _body({"request": request})))["response"]
@@ -537,7 +541,7 @@ class FakeExchange:
         """Whether nothing gets through any more."""
 
     @asynccontextmanager
-    async def open(self, request: ApiRequest) -> AsyncIterator[ApiAnswer]:
+    async def open(self, request: ApiRequest) -> AsyncGenerator[ApiAnswer, None]:
         """As `ApiExchange.open`."""
         if self.cut:
             await asyncio.sleep(0.05)
@@ -640,7 +644,8 @@ def _named(namespace: Json | None) -> Json:
 
 def _matches(selector: Json, obj: Json) -> bool:
     labels = _labels(obj)
-    for key, value in (selector.get("matchLabels") or {}).items():
+    wanted: dict[str, str] = selector.get("matchLabels") or {}
+    for key, value in wanted.items():
         if labels.get(key) != value:
             return False
     for one in selector.get("matchExpressions") or ():
@@ -657,15 +662,20 @@ def _matches(selector: Json, obj: Json) -> bool:
 
 
 def _merged(target: Any, patch: Any) -> Any:
-    if not isinstance(patch, dict):
+    change = _as_object(patch)
+    if change is None:
         return patch
-    after: Json = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
+    after: Json = dict(_as_object(target) or {})
+    for key, value in change.items():
         if value is None:
             after.pop(key, None)
         else:
             after[key] = _merged(after.get(key), value)
     return after
+
+
+def _as_object(value: Any) -> Json | None:
+    return cast(Json, value) if isinstance(value, dict) else None
 
 
 def _json_patched(obj: Json, steps: list[Json]) -> Json:
@@ -675,7 +685,8 @@ def _json_patched(obj: Json, steps: list[Json]) -> Json:
         ]
         place: Any = obj
         for part in parents:
-            place = place[int(part)] if isinstance(place, list) else place[part]
+            is_object = _as_object(place) is not None
+            place = place[part] if is_object else place[int(part)]
         if step["op"] == "remove":
             if last not in place:
                 raise _Refusal(422, "Invalid", f"nothing at {step['path']}")
@@ -689,13 +700,14 @@ def _json_patched(obj: Json, steps: list[Json]) -> Json:
 
 
 def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [
-            leaf
-            for key, inner in value.items()
-            for leaf in _leaves(inner, f"{path}.{key}" if path else key)
-        ]
-    return [(path, value)]
+    inside = _as_object(value)
+    if inside is None:
+        return [(path, value)]
+    return [
+        leaf
+        for key, inner in inside.items()
+        for leaf in _leaves(inner, f"{path}.{key}" if path else key)
+    ]
 
 
 def _path_of(url: str) -> str:

@@ -1,5 +1,5 @@
 """What `domicile ring install` prints: the CRD, the rights, the Service and the Deployment. Data
-only; `ops` writes it as YAML.
+only; the command writes it as YAML.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from typing import Any
 
 from domicile.kube.certificates import SECRET
 from domicile.kube.conventions import GROUP, GroupResource
+from domicile.kube.serving import METRICS_PORT, WEBHOOK_PORT
 
 Manifest = dict[str, Any]
 
 NAME = "domicile-sharder"
 LABELS = {"app.kubernetes.io/name": NAME}
-WEBHOOK_PORT = 9443
-METRICS_PORT = 9464
 
 _READY = '.status.conditions[?(@.type=="Ready")].status'
 _STRING: Manifest = {"type": "string"}
@@ -109,7 +108,7 @@ def ring_definition() -> Manifest:
         {"name": "Shards", "type": "string", "jsonPath": ".status.shards"},
         {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
     ]  # fmt: skip
-    version = {
+    version: Manifest = {
         "name": "v1alpha1",
         "served": True,
         "storage": True,
