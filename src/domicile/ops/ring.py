@@ -219,6 +219,8 @@ async def _sharder(
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
+        except BaseExceptionGroup as errors:
+            raise _first_of(errors) from errors
         finally:
             for name in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(name)
@@ -349,6 +351,14 @@ def _resource(text: str) -> GroupResource:
     if not slash or not resource:
         fail(f"--resource {text!r} is not GROUP/RESOURCE, as in example.com/websites", USAGE)
     return GroupResource(group, resource)
+
+
+def _first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error that has a message for people; else all of them."""
+    found: BaseException | None = errors.subgroup(DomicileError)
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return errors if found is None else found
 
 
 def _fail(error: DomicileError) -> NoReturn:
