@@ -409,6 +409,8 @@ class SharderMachine:
             case LeaseGone(name, version):
                 if not _older(version, self.leases.get(name)):
                     self.leases.pop(name, None)
+                    for noted in (self._showing, self._discarding, self._giving):
+                        noted.pop(name, None)
             case NamespacesChanged():
                 self._full_at = min(self._full_at, now)
             case LeaseTaken():
@@ -510,6 +512,8 @@ class SharderMachine:
             InstanceState.EXPIRED,
         ):
             return
+        if len(self._asked) >= 2 * MAX_TAKEN:
+            self._asked = {name: at for name, at in self._asked.items() if at > now}
         self._taking[instance] = None
         self._asked[instance] = now + TAKE_AGAIN_S
         yield TakeLease(instance, "" if lease is None else lease.resource_version)

@@ -1,0 +1,182 @@
+"""The sharder's machine, event by event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from domicile.kube.conventions import SHARDER, GroupResource
+from domicile.kube.sharder import (
+    BeginWalk,
+    DeleteOrphan,
+    Effect,
+    Event,
+    LeadingChanged,
+    LeaseSeen,
+    LeasesSeen,
+    LeaseTaken,
+    MoveReason,
+    ObjectFound,
+    Overdue,
+    Relabel,
+    ReturnLease,
+    SharderMachine,
+    TakeLease,
+    TimePassed,
+    Walk,
+    WalkEnded,
+)
+from domicile.kubeapi.objects import ControllerRing, KubeLease, PartialObject
+
+SHARD = "shard.alpha.sharding.timebertt.dev/sites"
+DRAIN = "drain.alpha.sharding.timebertt.dev/sites"
+SECRETS, PODS = GroupResource("", "secrets"), GroupResource("", "pods")
+RING = msgspec.convert(
+    {
+        "metadata": {"name": "sites"},
+        "spec": {
+            "resources": [
+                {
+                    "resource": "secrets",
+                    "controlledResources": [{"resource": "pods"}],
+                }
+            ]
+        },
+    },
+    ControllerRing,
+)
+
+
+def lease(name: str, holder: str | None = None, version: int = 1, renewed: str = "x") -> KubeLease:
+    spec = {"holderIdentity": name if holder is None else holder, "renewTime": renewed}
+    metadata = {"name": name, "resourceVersion": str(version)}
+    return msgspec.convert({"metadata": metadata, "spec": spec}, KubeLease)
+
+
+class Ring:
+    """A machine that acts, and its last walk."""
+
+    def __init__(self, *instances: str) -> None:
+        self.machine = SharderMachine(RING)
+        self.do(LeasesSeen(tuple(lease(name) for name in instances)), 100.0)
+        self.walk = self.begun(self.do(LeadingChanged(True), 100.0))
+
+    def do(self, event: Event, now: float) -> list[Effect]:
+        effects = list(self.machine.step(event, now))
+        for effect in effects:
+            if isinstance(effect, BeginWalk):
+                self.walk = effect.walk
+        return effects
+
+    def begun(self, effects: list[Effect]) -> int:
+        return next(one.walk for one in effects if isinstance(one, BeginWalk))
+
+    def found(
+        self, shard: str, now: float, *, name: str = "foo", drain: bool = False, pod: bool = False
+    ) -> list[Effect]:
+        labels = {**({SHARD: shard} if shard else {}), **({DRAIN: ""} if drain else {})}
+        metadata: dict[str, Any] = {
+            "name": name, "namespace": "default", "resourceVersion": "7", "labels": labels,
+        }  # fmt: skip
+        if pod:
+            owner = {"apiVersion": "v1", "kind": "Secret", "name": "foo", "controller": True}
+            metadata["ownerReferences"] = [owner]
+        one = msgspec.convert({"metadata": metadata}, PartialObject)
+        resource, kind = (PODS, "Pod") if pod else (SECRETS, "Secret")
+        return self.do(ObjectFound(self.walk, resource, "", kind, one), now)
+
+
+def kinds(effects: list[Effect], kind: type[Any]) -> list[Any]:
+    return [one for one in effects if isinstance(one, kind)]
+
+
+def test_objects_of_a_living_instance_are_drained_and_what_they_control_waits() -> None:
+    ring = Ring("a", "b", "c")  # foo belongs to b
+    (change,) = kinds(ring.found("a", 101.0), Relabel)
+    assert (change.reason, change.shard, change.drain) == (MoveReason.DRAIN, None, True)
+    assert ring.found("a", 101.0, name="child", pod=True) == []
+    (effect,) = kinds(ring.do(WalkEnded(ring.walk, True), 102.0), type(None)) or [None]
+    assert effect is None
+    assert kinds(ring.do(TimePassed(), 104.0), BeginWalk)[0].kind is Walk.SHORT
+    # The instance has let go: the next walk is full, and the pod follows.
+    assert kinds(ring.do(WalkEnded(ring.walk, True), 105.0), BeginWalk)[0].kind is Walk.FULL
+    assert ring.found("b", 105.0) == []
+    (change,) = kinds(ring.found("a", 105.0, name="child", pod=True), Relabel)
+    assert (change.reason, change.shard) == (MoveReason.FOLLOW, "b")
+
+
+def test_a_drain_that_takes_too_long_is_named_once() -> None:
+    ring = Ring("a", "b", "c")
+    ring.found("a", 101.0)
+    ring.do(WalkEnded(ring.walk, True), 101.0)
+    told: list[Overdue] = []
+    for at in range(103, 300, 10):
+        ring.do(LeaseSeen(lease("a", version=at, renewed=str(at))), at)
+        for name in ("b", "c"):
+            ring.do(LeaseSeen(lease(name, version=at, renewed=str(at))), at)
+        ring.do(TimePassed(), at)
+        told += kinds(ring.found("a", at, drain=True), Overdue)
+        ring.do(WalkEnded(ring.walk, True), at)
+    assert [(one.instance, str(one.name)) for one in told] == [("a", "secrets default/foo")]
+    assert told[0].waited_s >= 60
+    assert [instance for _, instance, _ in ring.machine.overdue(300.0)] == ["a"]
+
+
+def test_an_instance_that_is_gone_loses_its_lease_before_its_objects() -> None:
+    ring = Ring("a", "b", "c")
+    for at in (110.0, 125.0, 129.0):
+        for name in ("b", "c"):
+            ring.do(LeaseSeen(lease(name, version=int(at), renewed=str(at))), at)
+    (take,) = kinds(ring.do(TimePassed(), 131.0), TakeLease)
+    assert (take.instance, take.resource_version) == ("a", "1")
+    taken = lease("a", SHARDER, 140)
+    effects = ring.do(LeaseTaken("a", taken, 131.0), 131.2)
+    assert kinds(effects, BeginWalk)
+    (change,) = kinds(ring.found("a", 131.3), Relabel)
+    assert (change.reason, change.shard) == (MoveReason.MOVE, "b")
+    assert ring.machine.may_send(change, 131.4)
+    # Held by L1's arithmetic, from when the write was sent.
+    assert not ring.machine.may_send(change, 131.0 + 20.1)
+
+
+def test_objects_of_an_instance_without_a_lease_wait_for_its_time_to_end() -> None:
+    ring = Ring("b", "c")
+    (take,) = kinds(ring.found("ghost", 101.0), TakeLease)
+    assert take.resource_version == ""
+    ring.do(LeaseTaken("ghost", lease("ghost", SHARDER, 50), 101.0), 101.1)
+    ring.do(WalkEnded(ring.walk, True), 101.2)
+    assert kinds(ring.found("ghost", 101.3), Relabel) == []
+    ring.do(LeaseTaken("ghost", lease("ghost", SHARDER, 51), 115.0), 116.0)
+    (change,) = kinds(ring.found("ghost", 116.5), Relabel)
+    assert change.reason is MoveReason.MOVE
+
+
+def test_a_lease_is_given_back_when_nobody_is_left() -> None:
+    ring = Ring("a")
+    (take,) = kinds(ring.do(TimePassed(), 131.0), TakeLease)
+    effects = ring.do(LeaseTaken(take.instance, lease("a", SHARDER, 9), 131.0), 131.1)
+    assert [(one.instance, one.resource_version) for one in kinds(effects, ReturnLease)] == [
+        ("a", "9")
+    ]
+
+
+def test_older_news_do_not_bring_an_instance_back() -> None:
+    ring = Ring("a", "b")
+    ring.do(LeaseSeen(lease("b", version=3, renewed="y")), 129.0)
+    ring.do(TimePassed(), 131.0)
+    ring.do(LeaseTaken("a", lease("a", SHARDER, 9), 131.0), 131.1)
+    ring.do(LeaseSeen(lease("a", version=8, renewed="late")), 131.2)
+    assert ring.machine.instances.instances == ("b",)
+
+
+@pytest.mark.parametrize("acting", [True, False])
+def test_only_the_acting_sharder_deletes_orphans(acting: bool) -> None:
+    machine = SharderMachine(RING)
+    machine.step(LeasesSeen((lease("a", ""), lease("b"))), 100.0)
+    if acting:
+        machine.step(LeadingChanged(True), 100.0)
+    effects = list(machine.step(TimePassed(), 160.0))
+    assert bool(kinds(effects, DeleteOrphan)) is acting
+    assert bool(kinds(effects, TakeLease)) is acting
