@@ -105,8 +105,8 @@ async def spread(client: KubeClient) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.scenario("KR-01", "KR-02", "KR-05", "KR-07", "KR-13", partial=True)
-@pytest.mark.scenario("KR-03", "KR-04", "KR-06", "KR-08", "KR-09")
+@pytest.mark.scenario("KR-01", "KR-02", "KR-05", "KR-07", "KR-08", "KR-09", partial=True)
+@pytest.mark.scenario("KR-03", "KR-04", "KR-06")
 def test_a_ring_from_its_first_instance_to_its_last(server: ApiServer, tmp_path: Path) -> None:
     asyncio.run(whole_life(server, tmp_path))
 

@@ -202,9 +202,11 @@ class RingSharder:
                 before = dict(self._namespaces)
                 match change:
                     case ObjectsListed(items):
-                        self._namespaces = {one.metadata.name: _labelled(one) for one in items}
+                        self._namespaces = {
+                            one.metadata.name: labels_of_namespace(one) for one in items
+                        }
                     case ObjectChanged(one):
-                        self._namespaces[one.metadata.name] = _labelled(one)
+                        self._namespaces[one.metadata.name] = labels_of_namespace(one)
                     case ObjectRemoved(one):
                         self._namespaces.pop(one.metadata.name, None)
                 self._namespaces_known.set()
@@ -689,7 +691,8 @@ class Sharder:
                 await holder.leave()
 
 
-def _labelled(namespace: PartialObject) -> dict[str, str]:
+def labels_of_namespace(namespace: PartialObject) -> dict[str, str]:
+    """A namespace's labels, with the one that the API server gives to each."""
     name = namespace.metadata.name
     return {"kubernetes.io/metadata.name": name, **(namespace.metadata.labels or {})}
 

@@ -269,6 +269,7 @@ async def look_at_ring(client: KubeClient, name: str) -> dict[str, Any]:
     """A ring as the API server shows it. States are the sharder's own, from the Leases' labels."""
     from contextlib import aclosing
 
+    from domicile.kube.admission import key_of, role_in
     from domicile.kube.conventions import (
         RING_LABEL,
         STATE_LABEL,
@@ -276,9 +277,16 @@ async def look_at_ring(client: KubeClient, name: str) -> dict[str, Any]:
         drain_label,
         shard_label,
     )
-    from domicile.kubeapi.kinds import LEASES, RINGS
+    from domicile.kube.sharding import default_namespaces, labels_of_namespace
+    from domicile.kubeapi.kinds import LEASES, NAMESPACES, RINGS
 
     ring = await client.get(RINGS, name)
+    selector = ring.spec.namespace_selector or default_namespaces(NAMESPACE)
+    meant = [
+        one.metadata.name
+        for one in (await client.list(NAMESPACES)).items
+        if selector.matches(labels_of_namespace(one))
+    ]
     leases = await client.list(LEASES, labels=f"{RING_LABEL}={name}")
     instances = {
         one.metadata.name: {
@@ -304,9 +312,14 @@ async def look_at_ring(client: KubeClient, name: str) -> dict[str, Any]:
                 metadata = found.metadata
                 shown = f"{one} {metadata.namespace}/{metadata.name}".replace(" /", " ")
                 instance = metadata.label(shard)
+                if metadata.namespace and metadata.namespace not in meant:
+                    continue
                 if instance in instances:
                     instances[instance]["objects"] += 1  # type: ignore[operator]
-                else:
+                elif instance or key_of(
+                    role_in(ring.spec, one), kind.group, kind.kind, metadata.namespace,
+                    metadata.name, metadata,
+                ):  # fmt: skip
                     without += 1
                     if len(unassigned) < 20:
                         unassigned.append(shown)
