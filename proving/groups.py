@@ -1,0 +1,250 @@
+"""Seeds of replica groups: `python -m proving.groups --seeds 0:300`.
+
+Each seed is a group of three servers in virtual time: writers, faults for a while, then a calm in
+which everything must be whole again. Even seeds are synchronous, odd ones asynchronous. A bad seed
+is one line to repeat: `python -m proving.groups --seed 17`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import multiprocessing
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+from domicile.failover.records import GroupConfig
+from domicile.testing.groups.checkers import (
+    check_contents,
+    check_kept,
+    check_one_primary,
+    states,
+)
+from domicile.testing.groups.group import GroupMachineHost, SimGroup
+
+COMMAND = "python -m proving.groups"
+BEGIN_S = 6.0
+FAULTY_S = 40.0
+CALM_S = 40.0
+"""After the last fault has ended: this long a group may take to be whole again."""
+
+Strike = Callable[[SimGroup, GroupMachineHost, Random], None]
+
+
+def _agent_killed(group: SimGroup, at: GroupMachineHost, random: Random) -> None:
+    group.kill_agent(at, random.choice((0.1, 1.0, 6.0)))
+
+
+def _agent_frozen(group: SimGroup, at: GroupMachineHost, random: Random) -> None:
+    group.freeze_agent(at, random.choice((0.5, 2.0, 5.0)))
+
+
+def _guard_frozen(group: SimGroup, at: GroupMachineHost, random: Random) -> None:
+    group.freeze_guard(at, random.choice((0.5, 5.0)))
+    if random.random() < 0.5:
+        group.freeze_agent(at, 5.0)
+
+
+def _guard_killed(group: SimGroup, at: GroupMachineHost, random: Random) -> None:
+    group.kill_guard(at)
+
+
+def _machine_frozen(group: SimGroup, at: GroupMachineHost, random: Random) -> None:
+    group.freeze_machine(at, random.choice((1.0, 4.0, 7.0)))
+
+
+def _server_frozen(group: SimGroup, at: GroupMachineHost, random: Random) -> None:
+    group.freeze_server(at, random.choice((0.3, 4.0)))
+
+
+def _server_crashed(group: SimGroup, at: GroupMachineHost, random: Random) -> None:
+    group.crash_server(at, random.choice((0.05, 0.5, 3.0)), random.choice((0, 3, 1_000_000)))
+
+
+def _power(group: SimGroup, at: GroupMachineHost, random: Random) -> None:
+    group.lose_machine(at, random.choice((0.5, 5.0)))
+
+
+def _store_cut(group: SimGroup, at: GroupMachineHost, random: Random) -> None:
+    group.cut_store(at, random.choice((0.5, 4.0, 7.0)))
+
+
+def _outage(group: SimGroup, at: GroupMachineHost, random: Random) -> None:
+    group.outage(random.choice((0.5, 4.0)))
+
+
+def _partition(group: SimGroup, at: GroupMachineHost, random: Random) -> None:
+    others = [machine for machine in group.machines if machine is not at]
+    group.partition(at, random.choice(others), random.choice((1.0, 5.0)))
+
+
+def _slow(group: SimGroup, at: GroupMachineHost, random: Random) -> None:
+    group.slow(at, random.choice((10.0, 40.0)), random.choice((1.0, 4.0)))
+
+
+def _uncertain(group: SimGroup, at: GroupMachineHost, random: Random) -> None:
+    group.uncertain(at, random.choice((2.0, 6.0)))
+
+
+STRIKES: tuple[Strike, ...] = (
+    _agent_killed, _agent_killed, _agent_frozen, _agent_frozen, _guard_frozen, _guard_killed,
+    _machine_frozen, _machine_frozen, _server_frozen, _server_crashed, _server_crashed, _power,
+    _store_cut, _store_cut, _outage, _partition, _partition, _slow, _uncertain, _uncertain,
+)  # fmt: skip
+
+
+@dataclass
+class GroupResult:
+    """One seed, judged."""
+
+    seed: int
+    mode: str
+    violations: list[str] = field(default_factory=lambda: list[str]())
+    error: str = ""
+    epochs: int = 0
+    writes: int = 0
+    lost: int = 0
+    """Acknowledged writes that an asynchronous group gave up, with a receipt."""
+    faults: list[str] = field(default_factory=lambda: list[str]())
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.violations and not self.error
+
+
+async def _faults(group: SimGroup, random: Random, until: float) -> None:
+    while group.world.now < until:
+        await asyncio.sleep(random.uniform(0.3, 5.0))
+        state, _ = await group.state()
+        primary = [one for one in group.machines if state and one.name == state.primary_server]
+        candidate = [one for one in group.machines if state and one.name == state.candidate_server]
+        # Most often who matters now, and more than one thing at a time now and then.
+        for _ in range(random.choice((1, 1, 2))):
+            pool = random.choice((group.machines, primary, candidate)) or group.machines
+            if random.random() < 0.2:
+                await group.switch_over(random.choice(group.machines).name)
+            else:
+                random.choice(STRIKES)(group, random.choice(pool), random)
+
+
+async def _live(group: SimGroup, random: Random, result: GroupResult) -> None:
+    group.start()
+    loop = asyncio.get_running_loop()
+    end = group.world.now + BEGIN_S + FAULTY_S
+    writers = [loop.create_task(group.keep_writing(name, end + 14.0)) for name in "ab"]
+    await asyncio.sleep(BEGIN_S)
+    missing = await group.settled()
+    state, _ = await group.state()
+    if state is None or missing.startswith("the group is"):
+        result.violations.append(f"L broken: the group did not begin: {missing}")
+        return
+    await _faults(group, random, end)
+    await asyncio.sleep(12.0)  # the longest fault is over
+    for machine in group.machines:
+        machine.database.start()
+        machine.start_agent()
+    for writer in writers:
+        await writer
+    calm = group.world.now + CALM_S
+    while missing := await group.settled():
+        if group.world.now > calm:
+            result.violations.append(f"L broken: still after {CALM_S:g} s of calm: {missing}")
+            return
+        await asyncio.sleep(0.5)
+    state, _ = await group.state()
+    assert state is not None
+    log = group.databases[state.primary_server].log
+    now = group.world.now
+    logs = {name: database.log for name, database in group.databases.items()}
+    for violation in (
+        *check_one_primary(group.history, group.record),
+        *check_kept(group.record, log, sync=group.config.sync, at=now),
+        *check_contents(logs, now),
+    ):
+        result.violations.append(str(violation))
+    kept = {entry.write: None for entry in log}
+    result.lost = sum(write not in kept for write in group.record.acknowledged)
+
+
+def run_group_seed(seed: int) -> GroupResult:
+    """Run and judge one seed."""
+    logging.getLogger("domicile").setLevel(logging.CRITICAL)
+    config = GroupConfig("sim", mode="async" if seed % 2 else "sync")
+    group = SimGroup(seed, config)
+    result = GroupResult(seed, config.mode)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        main = _live(group, group.world.stream("strikes"), result)
+        group.world.run(main, group.world.process("test"))
+        if group.world.errors:
+            process, context = group.world.errors[0]
+            result.error = f"{process}: {context.get('message')}: {context.get('exception')!r}"
+    except Exception as error:
+        result.error = f"{type(error).__name__}: {error}"
+    finally:
+        result.faults = [f"{at:8.3f} s  {what}" for at, what in group.faults]
+        result.writes = len(group.record.acknowledged)
+        result.epochs = max((state["epoch"] for _, state in states(group.history)), default=0)
+        group.world.close()
+        if collecting:
+            gc.enable()
+    return result
+
+
+def _begin_work() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def told(result: GroupResult) -> list[str]:
+    """What is wrong with a seed, and the line that repeats it."""
+    return [
+        f"seed {result.seed} ({result.mode}) is bad",
+        *(f"  {line}" for line in result.violations[:4]),
+        *([f"  {result.error}"] if result.error else []),
+        *(f"  {line}" for line in result.faults),
+        f"repeat it with: {COMMAND} --seed {result.seed}",
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; the exit code says whether all went well."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", default="0:300", help="first:end, end not included")
+    parser.add_argument("--seed", type=int, help="just this one")
+    parser.add_argument("--jobs", type=int, default=1)
+    options = parser.parse_args(arguments)
+    if options.seed is not None:
+        seeds = range(options.seed, options.seed + 1)
+    else:
+        first, end = (int(part) for part in options.seeds.split(":"))
+        seeds = range(first, end)
+    began = time.monotonic()
+    if options.jobs > 1:
+        context = multiprocessing.get_context("spawn")
+        with context.Pool(options.jobs, initializer=_begin_work) as pool:
+            results = pool.map(partial(run_group_seed), seeds, chunksize=4)
+    else:
+        results = [run_group_seed(seed) for seed in seeds]
+    bad = [result for result in results if not result.ok]
+    for result in bad[:10]:
+        print("\n".join(told(result)))
+    print(
+        f"{len(results)} seeds, {len(bad)} bad; {sum(one.writes for one in results):,} writes "
+        f"acknowledged, {sum(one.epochs for one in results):,} epochs, "
+        f"{sum(one.lost for one in results):,} writes given up with a receipt or lost in crashes; "
+        f"{time.monotonic() - began:.0f} s"
+    )
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

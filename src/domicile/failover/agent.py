@@ -1,0 +1,489 @@
+"""One incarnation of an agent: it feeds the group's machine and makes of its server what is wanted.
+
+An agent joins with a record under a lease, watches the group, looks at its server, and commits what
+the machine decides. One task carries out wishes, one at a time; a new wish cancels the one under
+way. It must never open its server itself: it asks the guard, with the deadline of its lease (F2).
+After a fence the incarnation is over (L5): the guard has closed the server by then or does so now,
+and a new agent begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from random import Random
+from typing import Any
+
+import msgspec
+
+from domicile.concurrency.task_set import TaskSet
+from domicile.core.coordinator.events import (
+    Changed,
+    Commit,
+    CommitDone,
+    Listed,
+    ReadBack,
+    Reread,
+    Tick,
+)
+from domicile.core.ids import Incarnation, new_incarnation
+from domicile.core.machines import Arm
+from domicile.core.state.cluster_view import ViewChange
+from domicile.core.state.txn import Absent, Changes, Committed, Conflict, Listing, Put, Unknown
+from domicile.errors import ConfigError, StoreError
+from domicile.failover.chains import common_offset, next_chain, own_chain, position_of
+from domicile.failover.driver import (
+    Guard,
+    NoteBook,
+    ReplicaDriver,
+    ServerFacts,
+    ServerNotes,
+    noted,
+)
+from domicile.failover.machine import (
+    GroupMachine,
+    GroupMachineEvent,
+    Publish,
+    ServerSeen,
+    Want,
+)
+from domicile.failover.records import (
+    GroupConfig,
+    LossReceipt,
+    ServerRecord,
+    config_key,
+    decode_group_record,
+    encode_group_record,
+    receipt_key,
+    server_key,
+)
+from domicile.failover.tables import ServerWish
+from domicile.membership.member import Member
+from domicile.membership.record_kinds import RecordKind
+from domicile.membership.store_calls import StoreCalls
+from domicile.ports.clock import Clock, Timer
+from domicile.ports.meter import Meter
+from domicile.ports.store import Store
+from domicile.settings import Settings
+
+log = logging.getLogger("domicile")
+
+LOOK_S = 0.1
+"""How often an agent looks at its server."""
+
+RETRY_S = 0.1
+"""How soon a call to the server or the store that failed is made again."""
+
+
+class ServerKind(RecordKind[ServerRecord]):
+    """The record of a server of one group, as membership sees it."""
+
+    def __init__(self, group: str, server: str) -> None:
+        self._group, self._server = group, server
+
+    def incarnation(self, record: ServerRecord) -> Incarnation:
+        """As `RecordKind.incarnation`."""
+        return record.incarnation
+
+    def key(self, incarnation: Incarnation) -> bytes:
+        """As `RecordKind.key`."""
+        return server_key(self._group, self._server, incarnation)
+
+    def lease_id(self, incarnation: Incarnation) -> str:
+        """As `RecordKind.lease_id`."""
+        return f"server-{incarnation}"
+
+    def encode(self, record: ServerRecord) -> bytes:
+        """As `RecordKind.encode`."""
+        return encode_group_record(record)
+
+    def decode(self, value: bytes) -> ServerRecord:
+        """As `RecordKind.decode`."""
+        return decode_group_record(value, ServerRecord)
+
+    def granted(self, record: ServerRecord, ttl_s: float) -> ServerRecord:
+        """As `RecordKind.granted`."""
+        return msgspec.structs.replace(record, ttl_s=ttl_s)
+
+    def longest_ttl_s(self, record: ServerRecord) -> float:
+        """As `RecordKind.longest_ttl_s`: the ttl in the record."""
+        return record.ttl_s
+
+
+class Agent:
+    """One incarnation beside one server. `run` until it is over, then make another one."""
+
+    def __init__(
+        self,
+        group: str,
+        config: GroupConfig,
+        *,
+        address: str,
+        store: Store,
+        driver: ReplicaDriver,
+        guard: Guard,
+        notes: NoteBook,
+        clock: Clock,
+        meter: Meter,
+        settings: Settings,
+        random: Random,
+    ) -> None:
+        self.group, self._config = group, config
+        self._store, self._driver, self._guard, self._book = store, driver, guard, notes
+        self._clock, self._meter, self._settings = clock, meter, settings
+        self._notes = notes.load()
+        self.incarnation = new_incarnation(random)
+        record = ServerRecord(
+            server=self._notes.server, incarnation=self.incarnation, address=address,
+            ttl_s=settings.ttl_s, fit=False, why="its agent has just started",
+        )  # fmt: skip
+        self.member: Member[ServerRecord] = Member(
+            store=store,
+            clock=clock,
+            meter=meter,
+            settings=settings,
+            random=random,
+            record=record,
+            kind=ServerKind(group, self._notes.server),
+            shards={},
+            events=self,
+        )
+        self.machine = GroupMachine(
+            group, self._notes.server, self.incarnation, address=address, ttl_s=settings.ttl_s,
+            lease=self.member.lease,
+        )  # fmt: skip
+        self._calls = StoreCalls(store, settings.op_timeout_s)
+        self._tasks: TaskSet[None] | None = None
+        self._tick: Timer | None = None
+        self._inbox: list[GroupMachineEvent] = []
+        self._stepping = False
+        self._over = False
+        self.reason = ""
+        """Why it ended."""
+        self._done = 0
+        self._promoted = ("", 0)
+        self._wanted = asyncio.Event()
+        self._look_now = asyncio.Event()
+        self._record: ServerRecord | None = None
+        self._to_publish = asyncio.Event()
+
+    # one life
+
+    async def run(self) -> None:
+        """Join, then keep the server as the group wants it, until fenced or cancelled."""
+        # F3: whatever the server was before, and whoever started it.
+        await self._closed_first()
+        if not await self.member.join():
+            return
+        try:
+            await self._agree()
+            async with asyncio.TaskGroup() as group:
+                tasks: TaskSet[None] = TaskSet(f"agent {self.group}", group)
+                self._tasks = tasks
+                for work in (self._keep_reconciling(), self._keep_looking(), self._keep_telling()):
+                    tasks.spawn(work)
+                try:
+                    await self.member.run()
+                finally:
+                    self._over = True
+                    tasks.cancel()
+        finally:
+            self._over = True
+            if self._tick is not None:
+                self._tick.cancel()
+            # Closed first, revoked then: the next primary may come as soon as the record is gone.
+            # Without the guard's word the lease just ends, which is after the guard's deadline.
+            if await self._shut():
+                await self.member.leave()
+
+    async def _closed_first(self) -> None:
+        while True:
+            try:
+                await self._guard.shut()
+                return
+            except (OSError, TimeoutError) as error:
+                self._meter.count("server.unanswered")
+                log.warning("group %s: the guard does not answer: %s", self.group, error)
+            await asyncio.sleep(RETRY_S)
+
+    async def _shut(self) -> bool:
+        try:
+            async with asyncio.timeout(self._settings.stop_budget_s):
+                await self._guard.shut()
+        except (OSError, TimeoutError) as error:
+            log.warning("group %s: the guard did not confirm: %s", self.group, error)
+            return False
+        return True
+
+    async def _agree(self) -> None:
+        """The group's configuration: written by the first agent, kept by all others."""
+        key = config_key(self.group)
+        while self.member.guard():
+            try:
+                item = await self._calls.bounded(self._store.get(key))
+            except StoreError:
+                await asyncio.sleep(RETRY_S)
+                continue
+            if item is None:
+                put = Put(key, encode_group_record(self._config))
+                await self._calls.try_commit([Absent(key)], [put])
+                continue
+            found = decode_group_record(item.value, GroupConfig)
+            if (found.driver, found.mode) != (self._config.driver, self._config.mode):
+                raise ConfigError(
+                    f"group {self.group!r} is of driver {found.driver!r} in mode {found.mode!r}, "
+                    f"this agent has {self._config.driver!r} and {self._config.mode!r}: they must "
+                    "be the same for all servers of a group"
+                )
+            return
+
+    # the member's events
+
+    def on_fact(self, fact: ViewChange) -> None:
+        """Facts about nodes and shards do not concern a group."""
+
+    def on_listing(self, listing: Listing) -> None:
+        """As `MemberEvents.on_listing`."""
+        self._feed(Listed(listing))
+
+    def on_changes(self, changes: Changes) -> None:
+        """As `MemberEvents.on_changes`."""
+        self._feed(Changed(changes))
+
+    def on_renewed(self) -> None:
+        """As `MemberEvents.on_renewed`: the guard's deadline moves along."""
+        self._guard.extend(self.member.lease.valid_until)
+
+    def on_fenced(self, reason: str) -> None:
+        """As `MemberEvents.on_fenced`; `run` ends by it."""
+        self.reason = reason
+
+    # the machine
+
+    def _feed(self, event: GroupMachineEvent) -> None:
+        self._inbox.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._inbox and not self._over:
+                for effect in self.machine.step(self._inbox.pop(0), self._clock.now()):
+                    match effect:
+                        case Commit():
+                            self._spawn(self._commit(effect))
+                        case ReadBack():
+                            self._spawn(self._read_back(effect))
+                        case Arm(at):
+                            self._arm(at)
+                        case Want():
+                            self._wanted.set()
+                        case Publish(record):
+                            self._record = record
+                            self._to_publish.set()
+        finally:
+            self._stepping = False
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        # Bounded: the machine has one commit or read under way.
+        if self._tasks is None or self._over:
+            work.close()
+        else:
+            self._tasks.spawn(work)
+
+    def _arm(self, at: float) -> None:
+        if self._tick is not None:
+            self._tick.cancel()
+        self._tick = self._clock.call_at(at, lambda: self._feed(Tick()))
+
+    async def _commit(self, commit: Commit) -> None:
+        if not self.member.guard():
+            return
+        outcome = await self._calls.try_commit(commit.conditions, commit.writes)
+        self._feed(CommitDone(commit.txn, outcome))
+
+    async def _read_back(self, read: ReadBack) -> None:
+        try:
+            item = await self._calls.bounded(self._store.get(read.key))
+        except StoreError:
+            item = None
+        self._feed(Reread(read.txn, item))
+
+    # the own record
+
+    async def _keep_telling(self) -> None:
+        while True:
+            await self._to_publish.wait()
+            self._to_publish.clear()
+            if not await self.member.rewrite(self._told):
+                self._to_publish.set()
+                await asyncio.sleep(RETRY_S)
+
+    def _told(self, before: ServerRecord) -> ServerRecord:
+        assert self._record is not None
+        return msgspec.structs.replace(
+            self._record, ttl_s=before.ttl_s, seen=self._clock.wall().isoformat(timespec="seconds")
+        )
+
+    # the own server
+
+    async def _keep_looking(self) -> None:
+        while True:
+            done = self._done
+            try:
+                facts = await self._driver.look()
+            except (OSError, TimeoutError):
+                facts = ServerFacts(up=False)
+            # A wish that was carried out meanwhile may not be in these facts.
+            if done == self._done:
+                self._feed(self._seen(facts, done))
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._look_now.wait()
+            except TimeoutError:
+                pass
+            self._look_now.clear()
+
+    def _seen(self, facts: ServerFacts, done: int) -> ServerSeen:
+        notes = self._notes
+        why = facts.why if not facts.fit else noted(notes, facts)
+        names = {one.address: one.server for one in self.machine.members.values()}
+        run, promoted = self._promoted
+        return ServerSeen(
+            up=facts.up,
+            run=facts.run,
+            open_epoch=facts.open_epoch,
+            promoted=promoted if facts.run == run else 0,
+            follows=names.get(facts.follows, facts.follows),
+            offset=facts.offset,
+            chain=notes.chain,
+            native=facts.native,
+            origin=notes.origin or ("" if facts.empty else facts.native),
+            fit=not why,
+            why=why,
+            in_use=facts.in_use,
+            acknowledged={names.get(at, at): to for at, to in facts.acknowledged.items()},
+            done=done,
+        )
+
+    async def _keep_reconciling(self) -> None:
+        """One wish at a time; a newer one ends the one under way (F13)."""
+        under_way: asyncio.Task[None] | None = None
+        try:
+            while True:
+                await self._wanted.wait()
+                self._wanted.clear()
+                if under_way is not None:
+                    under_way.cancel()
+                    await asyncio.wait([under_way])
+                want = self.machine.want
+                assert want is not None
+                under_way = asyncio.create_task(self._make(want), name=f"make {want.wish.name}")
+        finally:
+            if under_way is not None:
+                under_way.cancel()
+                await asyncio.wait([under_way])
+
+    async def _make(self, want: Want) -> None:
+        while True:
+            try:
+                await self._try_to_make(want)
+            except (OSError, TimeoutError, StoreError) as error:
+                self._meter.count("server.unanswered")
+                log.info("group %s: %s is repeated: %s", self.group, want.wish.name, error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                self._done = want.number
+                self._look_now.set()
+                return
+
+    async def _try_to_make(self, want: Want) -> None:
+        match want.wish:
+            case ServerWish.CLOSED:
+                await self._guard.shut()
+                await self._driver.stand()
+            case ServerWish.AS_IS:
+                await self._guard.shut()
+            case ServerWish.DRAINED:
+                await self._driver.drain()
+            case ServerWish.FOLLOWING:
+                await self._guard.shut()
+                await self._follow(want)
+            case ServerWish.PROMOTED:
+                await self._guard.shut()
+                await self._promote(want)
+            case ServerWish.OPEN:
+                until = self.member.lease.valid_until
+                await self._guard.open(want.epoch, want.run, until, want.quorum)
+
+    async def _promote(self, want: Want) -> None:
+        await self._driver.stand()
+        facts = await self._facts()
+        if self._promoted == (facts.run, want.epoch):
+            return
+        notes = self._notes
+        if position_of(notes.chain, facts.offset).epoch == want.epoch:
+            # An epoch is promoted for once: the machine sees this, and elects again (F9).
+            return
+        chain = next_chain(notes.chain, facts.offset, want.epoch)
+        # F9: before the promotion, or a crash in between leaves entries of an unknown history.
+        await self._note(ServerNotes(notes.server, want.origin, chain, "", facts.native))
+        await self._driver.promote(want.epoch)
+        after = await self._facts()
+        await self._note(msgspec.structs.replace(self._notes, native=after.native, was=""))
+        self._promoted = (after.run, want.epoch)
+
+    async def _follow(self, want: Want) -> None:
+        """The chain is noted before data of it can arrive: what has none of it is left out."""
+        facts = await self._facts()
+        kept = facts.offset
+        if facts.follows != want.address:
+            await self._driver.stand()
+            facts = await self._facts()
+            kept = await self._agreed(want, facts)
+        await self._driver.follow(want.address, kept)
+        facts = await self._facts()
+        if facts.native != want.native:
+            raise OSError(f"it follows history {facts.native}, and {want.native} is wanted")
+        await self._note(ServerNotes(self._notes.server, want.origin, want.chain, want.native))
+
+    async def _agreed(self, want: Want, facts: ServerFacts) -> int:
+        """Up to where the data stays; what is beyond is saved, told and given up (F10)."""
+        notes = self._notes
+        known = notes.origin == want.origin and not noted(notes, facts)
+        chain = own_chain(notes.chain, facts.offset)
+        kept = common_offset(chain, facts.offset, want.chain) if known else 0
+        if facts.offset > kept and notes.whole and not facts.empty:
+            await self._receipt(want, kept, facts.offset)
+        whole = known and facts.offset == kept
+        await self._note(
+            ServerNotes(notes.server, want.origin, want.chain, want.native, facts.native, whole)
+        )
+        return kept
+
+    async def _facts(self) -> ServerFacts:
+        facts = await self._driver.look()
+        if not facts.up:
+            raise OSError("the server does not run")
+        return facts
+
+    async def _note(self, notes: ServerNotes) -> None:
+        if notes != self._notes:
+            await self._book.save(notes)
+            self._notes = notes
+
+    async def _receipt(self, want: Want, kept: int, had: int) -> None:
+        """F10: what is given up is saved, and told, before it is given up."""
+        saved = await self._driver.save(kept)
+        receipt = LossReceipt(
+            server=self._notes.server, epoch=want.epoch, chain=self._notes.chain, kept=kept,
+            had=had, writes=saved.writes, saved=saved.where,
+        )  # fmt: skip
+        key = receipt_key(self.group, want.epoch, self._notes.server)
+        while True:
+            outcome = await self._calls.try_commit([], [Put(key, encode_group_record(receipt))])
+            if isinstance(outcome, Committed):
+                self._meter.count("group.loss")
+                return
+            assert isinstance(outcome, Unknown | Conflict)
+            await asyncio.sleep(RETRY_S)

@@ -1,0 +1,154 @@
+"""What an agent needs of its server: the ports of a driver, a guard, and a place for notes.
+
+A driver is how a third party brings another replicated database into a group;
+`domicile.testing.suites.replica_driver` checks one. Every call may be cancelled at any moment and
+may be repeated. A driver never decides anything, and never opens a server: only the guard does, who
+compares the deadline itself (F2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from domicile.failover.chains import ORIGIN, Chain
+from domicile.failover.records import WriteQuorum
+from domicile.failover.sync_set import InUse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    """What a driver finds out about its server."""
+
+    up: bool
+    run: str = ""
+    """Id of this run of the server process."""
+    open_epoch: int = 0
+    """The epoch for which the guard opened it; 0: clients' writes are refused."""
+    follows: str = ""
+    """The address of the primary that it follows; empty if it follows nobody."""
+    offset: int = 0
+    """Everything that it has applied."""
+    empty: bool = False
+    """Whether it has no data at all."""
+    native: str = ""
+    """The database's own id of its history: a promotion begins a new one, a replica has that of
+    the primary whose data it has."""
+    fit: bool = True
+    why: str = ""
+    """Why it is not fit to become primary."""
+    in_use: InUse | None = None
+    acknowledged: Mapping[str, int] = field(default_factory=lambda: dict[str, int]())
+    """What each follower has confirmed, by its address."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedLoss:
+    """What a driver saved before it gave it up (F10)."""
+
+    writes: int
+    """How many; -1 if the driver can't count them."""
+    where: str
+
+
+class ReplicaDriver(Protocol):
+    """One server. Errors of any call mean that it was not carried out; it is repeated."""
+
+    async def look(self) -> ServerFacts:
+        """What the server is now. A server that does not answer in time is not up."""
+        ...
+
+    async def stand(self) -> None:
+        """Refuse writes, end open sessions, follow nobody; return once all received is applied.
+
+        Keeps data and offset. Also for a server that just started, whatever it was before (F3, F6).
+        """
+        ...
+
+    async def drain(self) -> None:
+        """Refuse clients' writes, and go on feeding the replicas (F11)."""
+        ...
+
+    async def save(self, kept: int) -> SavedLoss:
+        """Save what the server has beyond this offset (F10)."""
+        ...
+
+    async def follow(self, address: str, kept: int) -> None:
+        """Refuse writes, give up what is beyond `kept`, and follow the primary at this address.
+
+        Return once the server has all that the primary had when this began (FO-02).
+        """
+        ...
+
+    async def promote(self, epoch: int) -> None:
+        """Become primary, and write one mark of this epoch; clients' writes are still refused."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections. Changes nothing at the server."""
+        ...
+
+
+class Guard(Protocol):
+    """The process that holds the server's deadline and closes the server by itself (F2).
+
+    Calls take effect in the order in which they were made, also those that were cancelled.
+    """
+
+    async def open(self, epoch: int, run: str, until: float, quorum: WriteQuorum | None) -> None:
+        """Accept writes in this epoch, if the deadline lies ahead and the server still has this
+        run. With a quorum: acknowledge only what it has (F12). Repeated to change the quorum."""
+        ...
+
+    def extend(self, until: float) -> None:
+        """The agent's lease is valid until this time, on the clock that both share."""
+        ...
+
+    async def shut(self) -> None:
+        """Forget the deadline and close the server now."""
+        ...
+
+
+class ServerNotes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an agent keeps beside its server's data."""
+
+    server: str
+    """The server's id, for ever (FO-01)."""
+    origin: str = ""
+    """The group whose data the server has."""
+    chain: Chain = ORIGIN
+    native: str = ""
+    """The database's own id of the history that the chain ends with; empty: not known yet."""
+    was: str = ""
+    """The id before that: the server shows it until data of the new one arrives."""
+    whole: bool = True
+    """False while the data is being replaced: what the chain says is not true then."""
+    format: int = 1
+
+
+def noted(notes: ServerNotes, facts: ServerFacts) -> str:
+    """Why the notes do not describe the server's data; empty if they do.
+
+    A server may go on into another history without its agent: while the agent was stopped its
+    primary was promoted again, or somebody gave the server orders by hand.
+    """
+    if not notes.whole:
+        return "its data is being replaced"
+    if facts.empty or not notes.native or facts.native in (notes.native, notes.was):
+        return ""
+    return f"it went over to history {facts.native} while nobody looked; it follows again first"
+
+
+class NoteBook(Protocol):
+    """Where notes are kept: they survive the agent, and are as durable as the data."""
+
+    def load(self) -> ServerNotes:
+        """The notes."""
+        ...
+
+    async def save(self, notes: ServerNotes) -> None:
+        """Replace the notes; returns once they are durable."""
+        ...

@@ -1,0 +1,90 @@
+"""Did a simulated group keep its promises? Written from the rules alone.
+
+The checkers read what servers and clients recorded, the commits of the store and the logs at the
+end. They know nothing of the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from domicile.testing.checkers.verdict import Findings, Violation
+from domicile.testing.groups.servers import GroupLog, LogEntry
+from domicile.testing.history import History
+
+STATE = b"group/g/state"
+
+
+def states(history: History) -> Iterator[tuple[float, dict[str, Any]]]:
+    """The group's states in the order of their commits."""
+    for event in history.of("commit"):
+        for key, value, _ in event.fields["puts"]:
+            if key == STATE:
+                yield event.at, msgspec.json.decode(value)
+
+
+def check_one_primary(history: History, record: GroupLog) -> list[Violation]:
+    """I1 for groups: one server accepts writes in an epoch, and none after its successor came.
+
+    A machine that was frozen may take writes for a moment after it wakes (F2).
+    """
+    findings = Findings("F1")
+    served: dict[int, tuple[float, str]] = {}
+    ends: dict[int, float] = {}
+    newest = 0
+    for at, state in states(history):
+        if state["phase"] == "serving" and state["epoch"] not in served:
+            served[state["epoch"]] = (at, state["primary_server"])
+            ends[newest] = at
+            newest = state["epoch"]
+    for one in record.accepted:
+        began = served.get(one.epoch)
+        if began is None or began[0] > one.at:
+            findings.add(one.at, f"{one.server} took write {one.write} in epoch {one.epoch}, "
+                                 "which nobody served")  # fmt: skip
+        elif began[1] != one.server:
+            findings.add(one.at, f"{one.server} took write {one.write} in epoch {one.epoch} of "
+                                 f"{began[1]}")  # fmt: skip
+        elif not one.late and one.at > ends.get(one.epoch, one.at):
+            findings.add(one.at, f"{one.server} took write {one.write} in epoch {one.epoch} after "
+                                 "its successor was announced")  # fmt: skip
+    return findings.violations
+
+
+def check_kept(
+    record: GroupLog, primary: Sequence[LogEntry], *, sync: bool, at: float
+) -> list[Violation]:
+    """F6-F10: no acknowledged write is lost; asynchronously, each that is lost is receipted."""
+    findings = Findings("F8")
+    kept = {entry.write: None for entry in primary}
+    receipted = {write: None for _, _, writes in record.given_up for write in writes}
+    crashed = {write: None for _, _, writes in record.crashed for write in writes}
+    for write, acknowledged_at in record.acknowledged.items():
+        if write in kept:
+            continue
+        if sync:
+            findings.add(acknowledged_at, f"acknowledged write {write} is lost")
+        elif write not in receipted and write not in crashed:
+            findings.add(at, f"acknowledged write {write} is gone, and no receipt has it")
+    return findings.violations
+
+
+def check_contents(logs: Mapping[str, Sequence[LogEntry]], at: float) -> list[Violation]:
+    """F8, F9: one history has one content; a write stands in a log once."""
+    findings = Findings("F9")
+    names = sorted(logs)
+    for name in names:
+        writes = [entry.write for entry in logs[name] if entry.write > 0]
+        if len(writes) != len(dict.fromkeys(writes)):
+            findings.add(at, f"{name} has a write twice")
+    for index, one in enumerate(names):
+        for other in names[index + 1 :]:
+            for offset, (mine, theirs) in enumerate(zip(logs[one], logs[other], strict=False)):
+                if mine.history == theirs.history and mine.write != theirs.write:
+                    findings.add(at, f"{one} and {other} have the same history and other content "
+                                     f"at offset {offset}")  # fmt: skip
+                    break
+    return findings.violations
