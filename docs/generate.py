@@ -37,6 +37,15 @@ class Transition(Protocol):
     def does(self) -> Enum: ...
 
 
+class Wished(Protocol):
+    """What the table of wishes needs to know of a row."""
+
+    @property
+    def wish(self) -> Enum: ...
+    @property
+    def rule(self) -> str: ...
+
+
 Table = Mapping[tuple[Any, Any], Transition]
 
 
@@ -73,6 +82,16 @@ def grid(transitions: Table) -> str:
             for (state, event), transition in transitions.items()
         ],
     )
+
+
+def wishes(table: Mapping[tuple[Enum, Enum], Wished]) -> str:
+    """A Markdown table of what a server shall be, by the state and its place in it."""
+    rows = [
+        (phase.value, place.value, wished.wish.value, wished.rule)
+        for (phase, place), wished in table.items()
+    ]
+    head = ("the state is", "which names the agent as", "its server shall", "rule")
+    return f"\n{markdown(head, rows)}\n\n"
 
 
 def markdown(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -173,6 +192,7 @@ def drawings() -> dict[str, str]:
     import domicile.errors
     from domicile.core.handoff import owner, sender
     from domicile.core.lease import lease
+    from domicile.failover import tables as group
     from domicile.testing import history as told
     from domicile.testing.checkers import CHECKERS
     from proving import coverage, profiles, seed_result
@@ -181,6 +201,8 @@ def drawings() -> dict[str, str]:
         "owner": section(owner.TRANSITIONS),
         "sender": section(sender.TRANSITIONS),
         "lease": section(lease.TRANSITIONS),
+        "group": section(group.GROUP_TRANSITIONS),
+        "group-wishes": wishes(group.WISHES),
         "errors": errors(domicile.errors),
         "history": history(told.__doc__ or ""),
         "checkers": checkers(CHECKERS),

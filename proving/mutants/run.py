@@ -10,7 +10,8 @@
 
 Each patch is applied to a copy of `src/`; seeds 0–199 run until the first bad one. A patch finds
 its place by name (`symbol_patch.py`). Its head names the rule that it breaks, `Rule: S1`, and the
-profile in which that is found, `Profile: store`; else it is the standard one. `--write NAME` makes
+profile in which that is found, `Profile: store`; else it is the standard one. `Profile: groups` is
+the campaign of replica groups (`proving/groups.py`). `--write NAME` makes
 a patch of the changes that git sees in `src/`. A mutant is found only by a checker's
 verdict on a seed that is clean without the patch; a crash or a hang does not count. Several
 patches run side by side, one process each. Exit code 0 if all are found.
@@ -61,8 +62,11 @@ HANG_S = 900.0
 PROBE = """
 import sys
 from proving.campaign import run_seed, run_seeds
+from proving.groups import run_group_seed
 def results(seeds, jobs, profile):
-    if jobs > 1:
+    if profile == "groups":
+        yield from map(run_group_seed, seeds)
+    elif jobs > 1:
         yield from run_seeds(seeds, jobs, stop_at_first=True, until_verdict=True, profile=profile)
     else:
         for seed in seeds:

@@ -44,7 +44,7 @@ from domicile.failover.driver import (
 from domicile.failover.machine import (
     GroupMachine,
     GroupMachineEvent,
-    Publish,
+    PublishRecord,
     ServerSeen,
     Want,
 )
@@ -278,7 +278,7 @@ class Agent:
                             self._arm(at)
                         case Want():
                             self._wanted.set()
-                        case Publish(record):
+                        case PublishRecord(record):
                             self._record = record
                             self._to_publish.set()
         finally:
@@ -336,6 +336,9 @@ class Agent:
                 facts = ServerFacts(up=False)
             # A wish that was carried out meanwhile may not be in these facts.
             if done == self._done:
+                if self._drifted(facts):
+                    done = self._done = 0
+                    self._wanted.set()
                 self._feed(self._seen(facts, done))
             try:
                 async with asyncio.timeout(LOOK_S):
@@ -343,6 +346,17 @@ class Agent:
             except TimeoutError:
                 pass
             self._look_now.clear()
+
+    def _drifted(self, facts: ServerFacts) -> bool:
+        """Whether the server is no longer what it was made: it restarted, or the guard shut it."""
+        want = self.machine.want
+        if want is None or not facts.up or self._done != want.number:
+            return False
+        if want.wish is ServerWish.OPEN:
+            return facts.open_epoch != want.epoch and facts.run == want.run
+        if want.wish is ServerWish.FOLLOWING:
+            return facts.follows != want.address
+        return want.wish is ServerWish.CLOSED and bool(facts.open_epoch or facts.follows)
 
     def _seen(self, facts: ServerFacts, done: int) -> ServerSeen:
         notes = self._notes

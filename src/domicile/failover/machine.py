@@ -127,13 +127,13 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
+class PublishRecord:
     """Write the own record, under the agent's lease."""
 
     record: ServerRecord
 
 
-GroupEffect = Commit | ReadBack | Arm | Want | Publish
+GroupEffect = Commit | ReadBack | Arm | Want | PublishRecord
 
 
 @dataclass(slots=True)
@@ -382,8 +382,8 @@ class GroupMachine:
             return False
         if not seen.up:
             return True
-        closing = want is not None and want.wish in (ServerWish.CLOSED, ServerWish.DRAINED)
-        return closing and self._done() and not seen.open_epoch
+        refuses = want is not None and want.wish is not ServerWish.OPEN
+        return refuses and self._done() and not seen.open_epoch
 
     def _done(self) -> bool:
         return (
@@ -533,8 +533,11 @@ class GroupMachine:
 
     def _wanted(self) -> Want:
         state, seen = self.state, self.seen
-        closed = Want(0, ServerWish.CLOSED, 0 if state is None else state.epoch)
-        if state is None or seen is None:
+        if state is None:
+            return Want(0, ServerWish.CLOSED)
+        # A server that may be opened again in its epoch keeps its history, so it stays as it is.
+        closed = Want(0, ServerWish.AS_IS, state.epoch)
+        if seen is None:
             return closed
         wish = WISHES[state.phase, self._place(state)].wish
         if wish is ServerWish.OPEN:
@@ -585,7 +588,7 @@ class GroupMachine:
             # Named by an earlier agent of the own server: it can't follow itself.
             return closed
         if primary is None:
-            return Want(0, ServerWish.AS_IS, state.epoch)
+            return closed
         return Want(
             0, ServerWish.FOLLOWING, state.epoch, primary=primary.server, address=primary.address,
             chain=state.chain, native=state.native, origin=state.origin,
@@ -607,7 +610,7 @@ class GroupMachine:
         if record == self._published:
             return []
         self._published = record
-        return [Publish(record)]
+        return [PublishRecord(record)]
 
     def _final(self, seen: ServerSeen) -> int:
         """F6: the epoch for which the position can't change any more, 0 if it can."""

@@ -12,7 +12,8 @@ from functools import partial
 
 from domicile.core.state.txn import At, Item, Put
 from domicile.failover.agent import Agent
-from domicile.failover.machine import switching
+from domicile.failover.choice import FORCIBLE
+from domicile.failover.machine import forced, switching
 from domicile.failover.records import (
     GroupConfig,
     GroupPhase,
@@ -119,7 +120,7 @@ class SimGroup:
             self.databases[machine.name] = machine.database
         self.writes = 0
         self.faults: list[tuple[float, str]] = []
-        self.lost_copies: list[str] = []
+        self.forced = 0
 
     def note(self, what: str) -> None:
         """Remember a fault, to be told if the seed is bad."""
@@ -274,6 +275,17 @@ class SimGroup:
         )
         return True
 
+    async def force(self) -> None:
+        """Accept what an election says that it loses, if it waits for that."""
+        state, revision = await self.state()
+        waits = [machine.agent.machine.waits for machine in self.machines if machine.agent]
+        if state is None or not any(one and one.obstacle in FORCIBLE for one in waits):
+            return
+        self.note("forced")
+        self.forced += 1
+        wanted = encode_group_record(forced(state))
+        await self.backend.commit([At(state_key("g"), revision)], [Put(state_key("g"), wanted)])
+
     # clients
 
     async def keep_writing(self, name: str, until: float) -> None:
@@ -316,3 +328,19 @@ class SimGroup:
             ):
                 return f"{database.name} does not follow {primary.name}"
         return ""
+
+    def told(self) -> list[str]:
+        """Each machine in one line, for people."""
+        lines: list[str] = []
+        for machine in self.machines:
+            database, agent = machine.database, machine.agent
+            line = (
+                f"{machine.name}: {database.history} {len(database.log)} entries, follows "
+                f"{database.follows or 'nobody'}, open {database.open_epoch}, "
+                f"{machine.notes.load()}"
+            )
+            if agent is not None:
+                want, seen = agent.machine.want, agent.machine.seen
+                line += f", {agent.machine.doing}, {agent.machine.waits or ''}, {want}, {seen}"
+            lines.append(line)
+        return lines

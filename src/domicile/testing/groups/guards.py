@@ -60,11 +60,16 @@ class SimGuard:
         if self._world.now >= self.until:
             self.shut()
         else:
-            self._watch()
+            self._world.call_at(self.until, self._check)
 
     def _kernel(self) -> None:
+        """The timer that the guard has set for itself: it runs while the guard is frozen."""
         database = self._database
-        if self.frozen and database.open_epoch and self._world.now >= self.until:
+        if not database.open_epoch:
+            return
+        if self._world.now < self.until + KILLED_AFTER_S:
+            self._world.call_at(self.until + KILLED_AFTER_S, self._kernel)
+        elif self.frozen:
             self._killed()
 
 

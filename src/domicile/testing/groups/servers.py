@@ -97,6 +97,8 @@ class SimDatabase:
         self.histories = 0
         self.history = f"{name}-0"
         self.follows = ""
+        self.feeds = False
+        """Whether replicas may copy from it: not from a server that nobody made primary."""
         self.open_epoch = 0
         self.in_use: InUse | None = None
         self.acknowledged: dict[str, int] = {}
@@ -166,6 +168,7 @@ class SimDatabase:
     def open(self, epoch: int, quorum: WriteQuorum | None) -> None:
         """Accept writes."""
         self.open_epoch = epoch
+        self.feeds = True
         if quorum is None:
             self.in_use = None
         elif self.in_use is None or self.in_use.quorum != quorum:
@@ -181,6 +184,7 @@ class SimDatabase:
         """Refuse writes and follow nobody."""
         self.refuse()
         self._unfollow()
+        self.feeds = False
         self.in_use = None
         self.acknowledged.clear()
 
@@ -190,6 +194,7 @@ class SimDatabase:
         self.histories += 1
         self.history = f"{self.name}-{self.histories}"
         self.log.append(LogEntry(self.history, -epoch))
+        self.feeds = True
 
     def give_up(self, kept: int) -> None:
         """Forget what is beyond an offset."""
@@ -214,6 +219,7 @@ class SimDatabase:
             self.frozen
             or other.frozen
             or not other.up
+            or not other.feeds
             or other.name in self.blocked
             or self.name in other.blocked
         )
