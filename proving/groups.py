@@ -15,7 +15,7 @@ import multiprocessing
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -30,8 +30,8 @@ from domicile.testing.groups.checkers import (
 from domicile.testing.groups.group import GroupMachineHost, SimGroup
 
 COMMAND = "python -m proving.groups"
-BEGIN_S = 6.0
-FAULTY_S = 40.0
+BEGIN_S = 3.0
+FAULTY_S = 28.0
 CALM_S = 40.0
 """After the last fault has ended: this long a group may take to be whole again."""
 
@@ -93,10 +93,23 @@ def _uncertain(group: SimGroup, at: GroupMachineHost, random: Random) -> None:
     group.uncertain(at, random.choice((2.0, 6.0)))
 
 
+def _laggard(group: SimGroup, at: GroupMachineHost, random: Random) -> None:
+    """One replica lags behind; then those that have more are not there."""
+    lagging, other = random.sample([one for one in group.machines if one is not at], 2)
+    group.partition(at, lagging, 6.0)
+    group.after(random.uniform(0.3, 1.5), partial(_leave_behind, group, at, other))
+
+
+def _leave_behind(group: SimGroup, at: GroupMachineHost, other: GroupMachineHost) -> None:
+    group.lose_machine(at, 6.0)
+    group.kill_agent(other, 6.0)
+
+
 STRIKES: tuple[Strike, ...] = (
     _agent_killed, _agent_killed, _agent_frozen, _agent_frozen, _guard_frozen, _guard_killed,
     _machine_frozen, _machine_frozen, _server_frozen, _server_crashed, _server_crashed, _power,
     _store_cut, _store_cut, _outage, _partition, _partition, _slow, _uncertain, _uncertain,
+    _laggard, _laggard,
 )  # fmt: skip
 
 
@@ -122,25 +135,32 @@ class GroupResult:
 
 
 async def _faults(group: SimGroup, random: Random, until: float) -> None:
+    loop = asyncio.get_running_loop()
+    waking: list[asyncio.Task[None]] = []
     while group.world.now < until:
-        await asyncio.sleep(random.uniform(0.3, 5.0))
+        await asyncio.sleep(random.uniform(0.3, 3.5))
         state, _ = await group.state()
         primary = [one for one in group.machines if state and one.name == state.primary_server]
         candidate = [one for one in group.machines if state and one.name == state.candidate_server]
         # Most often who matters now, and more than one thing at a time now and then.
         for _ in range(random.choice((1, 1, 2))):
             pool = random.choice((group.machines, primary, candidate)) or group.machines
-            if random.random() < 0.2:
+            dice = random.random()
+            if dice < 0.2:
                 await group.switch_over(random.choice(group.machines).name)
+            elif dice < 0.3 and primary and not primary[0].database.frozen:
+                waking.append(loop.create_task(group.wake_in_election(primary[0])))
             else:
                 random.choice(STRIKES)(group, random.choice(pool), random)
+    for task in waking:
+        await task
 
 
 async def _live(group: SimGroup, random: Random, result: GroupResult) -> None:
     group.start()
     loop = asyncio.get_running_loop()
     end = group.world.now + BEGIN_S + FAULTY_S
-    writers = [loop.create_task(group.keep_writing(name, end + 14.0)) for name in "ab"]
+    writers = [loop.create_task(group.keep_writing(name, end + 8.0)) for name in "ab"]
     await asyncio.sleep(BEGIN_S)
     missing = await group.settled()
     state, _ = await group.state()
@@ -148,7 +168,7 @@ async def _live(group: SimGroup, random: Random, result: GroupResult) -> None:
         result.violations.append(f"L broken: the group did not begin: {missing}")
         return
     await _faults(group, random, end)
-    await asyncio.sleep(12.0)  # the longest fault is over
+    await asyncio.sleep(7.5)  # the longest fault is over
     for machine in group.machines:
         machine.database.start()
         machine.start_agent()
@@ -203,11 +223,32 @@ def run_group_seed(seed: int) -> GroupResult:
         group.world.close()
         if collecting:
             gc.enable()
+        gc.collect()
     return result
 
 
 def _begin_work() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _run(seeds: Sequence[int], jobs: int) -> Iterator[GroupResult]:
+    """Results in the order of seeds; bad ones are told at once."""
+    if jobs == 1:
+        results = map(run_group_seed, seeds)
+        yield from _show(results)
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(jobs, initializer=_begin_work) as pool:
+        yield from _show(pool.imap(run_group_seed, seeds))
+
+
+def _show(results: Iterable[GroupResult]) -> Iterator[GroupResult]:
+    for number, result in enumerate(results, start=1):
+        if not result.ok:
+            print("\n".join(told(result)), flush=True)
+        if number % 25 == 0:
+            print(f"{number} seeds", file=sys.stderr, flush=True)
+        yield result
 
 
 def told(result: GroupResult) -> list[str]:
@@ -234,15 +275,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         first, end = (int(part) for part in options.seeds.split(":"))
         seeds = range(first, end)
     began = time.monotonic()
-    if options.jobs > 1:
-        context = multiprocessing.get_context("spawn")
-        with context.Pool(options.jobs, initializer=_begin_work) as pool:
-            results = pool.map(partial(run_group_seed), seeds, chunksize=4)
-    else:
-        results = [run_group_seed(seed) for seed in seeds]
+    results = list(_run(seeds, options.jobs))
     bad = [result for result in results if not result.ok]
-    for result in bad[:10]:
-        print("\n".join(told(result)))
     print(
         f"{len(results)} seeds, {len(bad)} bad; {sum(one.writes for one in results):,} writes "
         f"acknowledged, {sum(one.epochs for one in results):,} epochs, "

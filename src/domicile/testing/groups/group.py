@@ -172,6 +172,21 @@ class SimGroup:
         if loop is not None:
             loop.thaw()
 
+    async def wake_in_election(self, machine: GroupMachineHost, longest_s: float = 6.0) -> None:
+        """A machine stands still, and wakes when the others have just begun to elect (F2, F6)."""
+        self.note(f"machine {machine.name} frozen until an election begins")
+        machine.database.freeze()
+        loop = machine.loop
+        if loop is not None:
+            loop.freeze()
+        until = self.world.now + longest_s
+        while self.world.now < until:
+            state, _ = await self.state()
+            if state is not None and state.phase is GroupPhase.ELECTING:
+                break
+            await asyncio.sleep(0.003)
+        self._thaw_machine(machine, loop)
+
     def freeze_server(self, machine: GroupMachineHost, seconds: float) -> None:
         """SIGSTOP of the server alone."""
         self.note(f"server {machine.name} frozen for {seconds:.1f} s")

@@ -1,0 +1,308 @@
+"""A replica group in virtual time: one fault each, and what must follow (F1-F13)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from domicile.failover.records import GroupConfig, GroupPhase, GroupState
+from domicile.testing.checkers.verdict import Violation
+from domicile.testing.groups.checkers import (
+    check_contents,
+    check_kept,
+    check_one_primary,
+    states,
+)
+from domicile.testing.groups.group import GroupMachineHost, SimGroup
+from domicile.testing.groups.servers import Accepted, GroupLog, LogEntry
+
+SYNC, ASYNC = GroupConfig("sim", mode="sync"), GroupConfig("sim")
+
+Scenario = Callable[[SimGroup], Awaitable[None]]
+
+
+def play(scenario: Scenario, config: GroupConfig = SYNC, seed: int = 1) -> SimGroup:
+    """A group that serves and is written to; the scenario; and a verdict at the end."""
+    group = SimGroup(seed, config)
+    found: list[Violation] = []
+
+    async def main() -> None:
+        group.start()
+        await whole(group)
+        end = group.world.now + 60.0
+        writer = asyncio.get_running_loop().create_task(group.keep_writing("a", end))
+        await asyncio.sleep(1.0)
+        await scenario(group)
+        writer.cancel()
+        await asyncio.wait([writer])
+        await whole(group)
+        state = await served(group)
+        log = group.databases[state.primary_server].log
+        found.extend(check_one_primary(group.history, group.record))
+        found.extend(check_kept(group.record, log, sync=config.sync, at=group.world.now))
+        logs = {name: database.log for name, database in group.databases.items()}
+        found.extend(check_contents(logs, group.world.now))
+
+    try:
+        group.world.run(main(), group.world.process("test"))
+    finally:
+        group.world.close()
+    assert [str(one) for one in found] == []
+    assert group.world.errors == []
+    assert len(group.record.acknowledged) > 20
+    return group
+
+
+async def whole(group: SimGroup) -> None:
+    async with asyncio.timeout(30.0):
+        while await group.settled():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def served(group: SimGroup) -> GroupState:
+    state, _ = await group.state()
+    assert state is not None
+    return state
+
+
+async def primary(group: SimGroup) -> GroupMachineHost:
+    name = (await served(group)).primary_server
+    return next(machine for machine in group.machines if machine.name == name)
+
+
+async def next_epoch(group: SimGroup, epoch: int = 2) -> GroupState:
+    async with asyncio.timeout(20.0):
+        while True:
+            state = await served(group)
+            if state.phase is GroupPhase.SERVING and state.epoch >= epoch:
+                return state
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("config", [SYNC, ASYNC], ids=["sync", "async"])
+def test_a_machine_that_dies_is_replaced_and_comes_back_as_a_replica(config: GroupConfig) -> None:
+    async def scenario(group: SimGroup) -> None:
+        old = await primary(group)
+        began = group.world.now
+        group.lose_machine(old, 10.0)
+        state = await next_epoch(group)
+        assert state.primary_server != old.name
+        assert group.world.now - began < group.settings.ttl_s + 2.0
+        await asyncio.sleep(12.0)
+        assert old.database.follows == state.primary_server
+
+    play(scenario, config)
+
+
+def test_a_server_that_crashes_under_a_living_agent_is_replaced_at_once() -> None:
+    async def scenario(group: SimGroup) -> None:
+        old = await primary(group)
+        began = group.world.now
+        group.crash_server(old, 5.0, 0)
+        state = await next_epoch(group)
+        assert state.why == "the primary's server does not run"
+        assert group.world.now - began < 2.0
+        await asyncio.sleep(6.0)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("frozen", ["machine", "agent", "agent and guard"])
+def test_whatever_is_frozen_beside_it_a_server_is_closed_by_its_deadline(frozen: str) -> None:
+    async def scenario(group: SimGroup) -> None:
+        old = await primary(group)
+        if frozen == "machine":
+            group.freeze_machine(old, 8.0)
+        else:
+            group.freeze_agent(old, 8.0)
+            if frozen == "agent and guard":
+                group.freeze_guard(old, 8.0)
+        state = await next_epoch(group)
+        assert state.primary_server != old.name
+        await asyncio.sleep(8.0)
+
+    group = play(scenario)
+    assert any(one.server == "s1" for one in group.record.accepted)
+
+
+def test_a_primary_without_the_store_stops_before_its_successor_begins() -> None:
+    async def scenario(group: SimGroup) -> None:
+        old = await primary(group)
+        group.cut_store(old, 10.0)
+        await next_epoch(group)
+        assert not old.database.open_epoch
+        await asyncio.sleep(10.0)
+
+    play(scenario)
+
+
+def test_a_store_that_is_away_for_a_moment_changes_nothing() -> None:
+    async def scenario(group: SimGroup) -> None:
+        group.outage(1.0)
+        await asyncio.sleep(5.0)
+        assert (await served(group)).epoch == 1
+
+    play(scenario)
+
+
+def test_the_orchestrator_dies_at_each_step() -> None:
+    """Each agent that is named in the state is killed once, as soon as it is."""
+
+    async def scenario(group: SimGroup) -> None:
+        group.lose_machine(await primary(group), 6.0)
+        struck: dict[tuple[GroupPhase, str], None] = {}
+        async with asyncio.timeout(40.0):
+            while len(struck) < 2:
+                state = await served(group)
+                named = state.candidate if state.phase is GroupPhase.CHOSEN else state.orchestrator
+                for machine in group.machines:
+                    agent = machine.agent
+                    step = (state.phase, "")
+                    if agent and agent.incarnation == named and step not in struck:
+                        struck[step] = None
+                        group.kill_agent(machine, 0.5)
+                await asyncio.sleep(0.005)
+        await next_epoch(group)
+        await asyncio.sleep(8.0)
+
+    play(scenario)
+
+
+def test_a_switchover_loses_nothing() -> None:
+    async def scenario(group: SimGroup) -> None:
+        assert await group.switch_over("s2")
+        state = await next_epoch(group)
+        assert state.primary_server == "s2"
+        await asyncio.sleep(2.0)
+
+    group = play(scenario, ASYNC)
+    assert group.record.given_up == []
+
+
+def test_a_switchover_to_one_that_lags_is_reverted() -> None:
+    config = GroupConfig("sim", switch_s=1.0)
+
+    async def scenario(group: SimGroup) -> None:
+        old = await primary(group)
+        other = next(machine for machine in group.machines if machine is not old)
+        group.partition(old, other, 6.0)
+        await asyncio.sleep(0.3)
+        assert await group.switch_over(other.name)
+        await asyncio.sleep(0.1)
+        assert (await served(group)).phase is GroupPhase.SWITCHING
+        await asyncio.sleep(3.0)
+        state = await served(group)
+        assert (state.phase, state.epoch) == (GroupPhase.SERVING, 1)
+        assert state.primary_server == old.name
+        await asyncio.sleep(5.0)
+
+    play(scenario, config)
+
+
+def test_without_enough_of_a_quorum_the_group_waits() -> None:
+    """F7: the one replica that is left lags; what it lacks was acknowledged."""
+
+    async def scenario(group: SimGroup) -> None:
+        old = await primary(group)
+        lagging, other = [machine for machine in group.machines if machine is not old]
+        group.partition(old, lagging, 20.0)
+        await asyncio.sleep(1.0)
+        group.lose_machine(old, 12.0)
+        group.lose_machine(other, 12.0)
+        await asyncio.sleep(10.0)
+        assert (await served(group)).phase is GroupPhase.ELECTING
+        waits = lagging.agent.machine.waits if lagging.agent else None
+        assert waits is not None
+        assert "an acknowledged write might be lost" in str(waits)
+        await next_epoch(group)
+        await asyncio.sleep(14.0)
+
+    play(scenario)
+
+
+def test_an_asynchronous_loss_is_receipted() -> None:
+    async def scenario(group: SimGroup) -> None:
+        old = await primary(group)
+        for machine in group.machines:
+            if machine is not old:
+                group.partition(old, machine, 6.0)
+        await asyncio.sleep(0.5)
+        group.freeze_machine(old, 6.0)
+        await next_epoch(group)
+        await asyncio.sleep(8.0)
+
+    group = play(scenario, ASYNC)
+    assert group.record.given_up
+    assert sum(len(writes) for _, _, writes in group.record.given_up) > 0
+
+
+def test_a_run_repeats() -> None:
+    async def scenario(group: SimGroup) -> None:
+        group.lose_machine(await primary(group), 2.0)
+        await next_epoch(group)
+        await asyncio.sleep(4.0)
+
+    runs = [play(scenario, seed=7) for _ in range(2)]
+    logs = [[database.log for database in run.databases.values()] for run in runs]
+    assert logs[0] == logs[1]
+    assert [*states(runs[0].history)] == [*states(runs[1].history)]
+
+
+# What the checkers must see
+
+
+def accepted(server: str, epoch: int, at: float, write: int, *, late: bool = False) -> Accepted:
+    return Accepted(at, server, epoch, write, late)
+
+
+def judged(*writes: Accepted) -> list[str]:
+    group = SimGroup(1, SYNC)
+
+    async def main() -> None:
+        for at, epoch, server in ((1.0, 1, "s1"), (2.0, 2, "s2")):
+            await asyncio.sleep(at - (group.world.now - 1000.0))
+            state = b'{"phase":"serving","epoch":%d,"primary_server":"%s"}' % (
+                epoch, server.encode(),
+            )  # fmt: skip
+            group.history.event(
+                "commit", by="x", revision=epoch, puts=[(b"group/g/state", state, None)],
+                deletes=[],
+            )  # fmt: skip
+
+    group.world.run(main(), group.world.process("test"))
+    group.world.close()
+    record = GroupLog(accepted=[*writes])
+    return [one.message for one in check_one_primary(group.history, record)]
+
+
+def test_two_primaries_are_seen() -> None:
+    assert judged(accepted("s1", 1, 1001.5, 1), accepted("s2", 2, 1002.5, 2)) == []
+    assert judged(accepted("s1", 1, 1002.5, 1, late=True)) == []
+    (late,) = judged(accepted("s1", 1, 1002.5, 1))
+    assert "after its successor was announced" in late
+    (other,) = judged(accepted("s3", 1, 1001.5, 1))
+    assert "in epoch 1 of s1" in other
+    (early,) = judged(accepted("s2", 2, 1001.5, 1))
+    assert "which nobody served" in early
+
+
+def test_lost_and_unreceipted_writes_are_seen() -> None:
+    record = GroupLog(acknowledged={1: 5.0, 2: 5.0, 3: 5.0}, given_up=[(6.0, "s1", (3,))])
+    log = [LogEntry("a", 1)]
+    lost = check_kept(record, log, sync=True, at=9.0)
+    assert [one.message for one in lost] == [
+        "acknowledged write 2 is lost", "acknowledged write 3 is lost",
+    ]  # fmt: skip
+    (bare,) = check_kept(record, log, sync=False, at=9.0)
+    assert bare.message == "acknowledged write 2 is gone, and no receipt has it"
+
+
+def test_one_history_with_two_contents_is_seen() -> None:
+    one = [LogEntry("a", 1), LogEntry("b", 2)]
+    assert check_contents({"s1": one, "s2": [LogEntry("a", 1), LogEntry("c", 3)]}, 9.0) == []
+    (other,) = check_contents({"s1": one, "s2": [LogEntry("a", 1), LogEntry("b", 3)]}, 9.0)
+    assert "same history and other content at offset 1" in other.message
+    (twice,) = check_contents({"s1": [LogEntry("a", 1), LogEntry("b", 1)]}, 9.0)
+    assert twice.message == "s1 has a write twice"
