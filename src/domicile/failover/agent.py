@@ -129,6 +129,10 @@ class Agent:
         settings: Settings,
         random: Random,
     ) -> None:
+        if settings.fencing != "lease":
+            raise ConfigError(
+                "an agent of a replica group acts under a lease alone: use fencing='lease'"
+            )
         self.group, self._config = group, config
         self._store, self._driver, self._guard, self._book = store, driver, guard, notes
         self._clock, self._meter, self._settings = clock, meter, settings
@@ -382,24 +386,21 @@ class Agent:
 
     async def _keep_reconciling(self) -> None:
         """One wish at a time; a newer one ends the one under way (F13)."""
+        assert self._tasks is not None
         under_way: asyncio.Task[None] | None = None
-        try:
-            while True:
-                await self._wanted.wait()
-                self._wanted.clear()
-                if under_way is not None:
-                    under_way.cancel()
-                    await asyncio.wait([under_way])
-                want = self.machine.want
-                assert want is not None
-                under_way = asyncio.create_task(self._make(want), name=f"make {want.wish.name}")
-        finally:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
             if under_way is not None:
                 under_way.cancel()
                 await asyncio.wait([under_way])
+            want = self.machine.want
+            assert want is not None
+            # A task of the agent's group: what a driver raises against its port ends the agent.
+            under_way = self._tasks.spawn(self._make(want))
 
     async def _make(self, want: Want) -> None:
-        while True:
+        while self.member.guard():
             try:
                 await self._try_to_make(want)
             except (OSError, TimeoutError, StoreError) as error:

@@ -124,6 +124,12 @@ def test_a_synchronous_election_reads_enough_of_every_quorum() -> None:
     assert chosen(both, SYNC, member("p", 5), member("c", 5)) == "c"
 
 
+def test_a_primary_that_failed_and_came_back_is_a_candidate_like_any_other() -> None:
+    """F8: it may be the only one that holds everything."""
+    state = electing(primary_server="p", quorums=(WriteQuorum("p", ("a", "b")),))
+    assert chosen(state, SYNC, member("p", 9), member("a", 5)) == "p"
+
+
 def test_a_server_that_cannot_be_chosen_does_not_count_as_read() -> None:
     """Otherwise its greater position would be left behind in favour of a lesser one."""
     state = electing(quorums=(WriteQuorum("p", ("a", "b")),))
