@@ -11,10 +11,10 @@
 Each patch is applied to a copy of `src/`; seeds 0–199 run until the first bad one. A patch finds
 its place by name (`symbol_patch.py`). Its head names the rule that it breaks, `Rule: S1`, and the
 profile in which that is found, `Profile: store`; else it is the standard one. `Profile: groups` is
-the campaign of replica groups (`proving/groups.py`). `--write NAME` makes
-a patch of the changes that git sees in `src/`. A mutant is found only by a checker's
-verdict on a seed that is clean without the patch; a crash or a hang does not count. Several
-patches run side by side, one process each. Exit code 0 if all are found.
+the campaign of replica groups (`proving/groups.py`); such patches lie in `proving/mutants/groups`.
+`--write NAME` makes a patch of the changes that git sees in `src/`. A mutant is found only by a
+checker's verdict on a seed that is clean without the patch; a crash or a hang does not count.
+Several patches run side by side, one process each. Exit code 0 if all are found.
 
 What only a real server or file has, as the SQL of a journal, is no part of a simulation. Patches in
 `suites` say `Suite: tests/unit/...` instead of a profile: they are found if a test there fails, and

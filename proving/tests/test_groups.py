@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from proving.groups import GroupResult, main, run_group_seed, told
+from proving.mutants import symbol_patch
+from proving.mutants.run import head_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PATCHES = sorted((ROOT / "proving" / "mutants" / "groups").glob("*.patch"))
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -26,3 +34,13 @@ def test_a_bad_seed_is_one_line_to_repeat() -> None:
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seed", "2"]) == 0
     assert capsys.readouterr().out.startswith("1 seeds, 0 bad; ")
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
+def test_a_mutant_applies_and_is_told_on_the_page(patch: Path, tmp_path: Path) -> None:
+    head = head_of(patch)
+    assert (head.profile, head.chaotic) == ("groups", False)
+    shutil.copytree(ROOT / "src" / "domicile" / "failover", tmp_path / "failover")
+    symbol_patch.apply(patch.read_text(encoding="utf-8"), tmp_path)
+    page = (ROOT / "docs" / "explanation" / "replica-groups.md").read_text(encoding="utf-8")
+    assert f"| `{patch.stem}` |" in page

@@ -38,6 +38,7 @@ from domicile.failover.records import (
     GroupConfig,
     GroupPhase,
     GroupState,
+    Ranked,
     ServerRecord,
     WriteQuorum,
     config_key,
@@ -219,6 +220,25 @@ def test_it_waits_no_longer_than_it_may_for_who_does_not_answer() -> None:
     assert lab.committed().candidate == B
 
 
+def test_nobody_elects_over_a_primary_whose_record_stands() -> None:
+    """F4: also when it says itself that its server is down; it releases when that is closed."""
+    lab = Lab("b", SERVING)
+    lab.look()
+    lab.change(server_key("g", "a", A), record("a", fit=False, role="down"))
+    lab.now += 100.0
+    lab.look()
+    assert commits(lab.effects) == []
+
+
+def test_the_quorums_of_the_epochs_before_stay_listed() -> None:
+    old = WriteQuorum("a", ("b", "c"))
+    state = msgspec.structs.replace(choose(10), quorums=(old,))
+    lab = Lab("b", state, GroupConfig("sim", mode="sync"))
+    lab.look()
+    lab.look(chain=(*CHAIN, HistoryStart(2, 10)), offset=11, promoted=2)
+    assert lab.committed().quorums == (old, WriteQuorum("b", ("a", "c")))
+
+
 def test_an_orchestrator_that_is_gone_is_replaced() -> None:
     electing = msgspec.structs.replace(SERVING, phase=GroupPhase.ELECTING, epoch=2, orchestrator=B)
     lab = Lab("c", electing)
@@ -228,14 +248,11 @@ def test_an_orchestrator_that_is_gone_is_replaced() -> None:
 
 
 CHOSEN = msgspec.structs.replace(
-    SERVING, phase=GroupPhase.CHOSEN, epoch=2, candidate=B, candidate_server="b",
-    chosen=("b", 1, 10), positions=(),
-)  # fmt: skip
+    SERVING, phase=GroupPhase.CHOSEN, epoch=2, candidate=B, candidate_server="b"
+)
 
 
 def choose(offset: int) -> GroupState:
-    from domicile.failover.records import Ranked
-
     return msgspec.structs.replace(CHOSEN, chosen=Ranked("b", 1, offset))
 
 

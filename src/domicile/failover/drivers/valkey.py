@@ -18,7 +18,7 @@ Asynchronous mode only: the server itself cannot wait for a quorum before it ans
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -175,7 +175,7 @@ class ValkeyDriver:
         )  # fmt: skip
 
     @asynccontextmanager
-    async def _answered(self) -> AsyncIterator[None]:
+    async def _answered(self) -> AsyncGenerator[None, None]:
         """Errors of the client library become those that the port knows."""
         try:
             async with asyncio.timeout(2 * ANSWER_S):
@@ -229,7 +229,7 @@ class ValkeyDriver:
     # as a replica of its own server
 
     @asynccontextmanager
-    async def _raw(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    async def _raw(self) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter], None]:
         async with asyncio.timeout(ANSWER_S):
             reader, writer = await asyncio.open_connection(self._host, self._port)
         try:
