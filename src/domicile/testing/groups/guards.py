@@ -47,8 +47,11 @@ class SimGuard:
         self._database.refuse()
 
     def run_late(self) -> None:
-        """The guard runs again after a wake."""
-        self._check()
+        """The machine has woken: the guard runs, or the timer of a guard that can't has fired."""
+        if self.frozen:
+            self._kernel()
+        else:
+            self._check()
 
     def _watch(self) -> None:
         self._world.call_at(self.until, self._check)
