@@ -374,7 +374,10 @@ def test_an_overdue_switchover_is_reverted_by_the_primary_only() -> None:
         assert bool(commits(lab.step(Tick()))) is reverts
         if reverts:
             assert (lab.committed().phase, lab.committed().epoch) == (GroupPhase.SERVING, 1)
+            lab.look()
             assert lab.wish is ServerWish.DRAINED, "it opens once the revert is stored"
+            lab.answer(Committed(lab.revision + 1))
+            assert lab.wish is ServerWish.OPEN
 
 
 def test_a_synchronous_primary_lists_uses_and_drops_in_this_order() -> None:
