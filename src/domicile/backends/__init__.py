@@ -1,8 +1,8 @@
 """Which store, journal, transport and health port does a URL mean?
 
-`registry` knows which backend a scheme means; `memory`, `sqlite`, `postgres`, `redis` and `etcd` are
-the built-in ones; `wiring` opens everything that one process needs. Derive a `Backend` to add another
-store or journal.
+`registry` knows which backend a scheme means; `memory`, `sqlite`, `postgres`, `redis` and `etcd`
+are the built-in ones; `wiring` opens everything that one process needs. Derive a `Backend` to add
+another store or journal.
 """
 
 from __future__ import annotations
