@@ -295,6 +295,12 @@ def test_every_python_example_is_run() -> None:
     assert [example.place for example in EXAMPLES if not example.tested] == []
 
 
+@pytest.fixture(autouse=True)
+def program_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page is a program of its own: its rejections may have the names of another page's."""
+    monkeypatch.setattr(errors.Rejection, "registry", dict(errors.Rejection.registry))
+
+
 def of_page(page: Path) -> list[Example]:
     """The examples of a page, in order."""
     name = str(page.relative_to(ROOT))
