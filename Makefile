@@ -19,6 +19,8 @@ PROFILE ?= mixed
 UNTIL ?= 100000
 JOBS ?= 2
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN || echo 2); [ $$n -lt 8 ] || n=8; echo $$n)
+# Real processes mostly wait: for leases, deadlines, each other.
+REAL_WORKERS ?= $(shell echo $$(($(WORKERS) * 2)))
 MINUTES ?= 20
 SEED ?= 1
 JOURNAL ?= sqlite
@@ -73,7 +75,7 @@ test: setup ## pure and virtual-time tests, a smoke test per backend (ARGS="-k l
 		--ignore proving/tests/real $(ARGS)
 
 test-real: setup ## tests of real processes, sockets, threads and files
-	$(PYTEST) $(WORKERS) --dist loadfile tests/real $(ARGS)
+	$(PYTEST) $(REAL_WORKERS) --dist worksteal tests/real $(ARGS)
 
 test-stores: setup ## what depends on the store, on every server of a store, in all variants
 	DOMICILE_TEST_STORES=all $(PYTEST) 0 tests/real/test_real_stores.py tests/unit/stores $(ARGS)

@@ -282,7 +282,7 @@ async def ticking() -> AsyncGenerator[None]:
 
 def test_a_task_that_asks_without_end_leaves_room_for_timers() -> None:
     async def main() -> None:
-        async with Node("memory://", entities=[Busy], settings=Settings(shards=2)) as node:
+        async with Node("memory://endless", entities=[Busy], settings=Settings(shards=2)) as node:
             ref = node.ref(Busy, "b")
             await ref.ask(Busy.quick)
             async with ticking():
@@ -301,7 +301,7 @@ def test_a_storm_of_messages_leaves_room_for_timers() -> None:
 
     async def main() -> None:
         async with (
-            Node("memory://", entities=[Busy], settings=patient) as node,
+            Node("memory://storm", entities=[Busy], settings=patient) as node,
             ticking(),
         ):
             refs = [node.ref(Busy, f"b{n}") for n in range(400)]

@@ -312,7 +312,7 @@ class KubeLeaseHolder:
         return Renewal.UNANSWERED  # nothing was renewed: it is repeated soon
 
 
-class Guard(Protocol):
+class WriteGuard(Protocol):
     """Says whether writing is allowed now."""
 
     def guard(self) -> None:
@@ -323,7 +323,7 @@ class Guard(Protocol):
 class GuardedExchange:
     """An exchange that asks a guard before each write (K7)."""
 
-    def __init__(self, exchange: ApiExchange, guard: Guard) -> None:
+    def __init__(self, exchange: ApiExchange, guard: WriteGuard) -> None:
         self._exchange = exchange
         self._guard = guard
         self.server = exchange.server

@@ -349,7 +349,7 @@ def test_a_lost_commit_is_maybe_executed() -> None:
 
 def test_where_there_is_no_fence_to_hold() -> None:
     async def scenario() -> None:
-        node = Node("memory://", entities=[Account], settings=Settings(shards=4))
+        node = Node("memory://no-fence", entities=[Account], settings=Settings(shards=4))
         async with asyncio.timeout(LIMIT_S), node:
             account = node.ref(Account, "a")
             with pytest.raises(HandlerFailed, match=r"ConfigError.*PostgreSQL.*token"):

@@ -13,7 +13,7 @@ from domicile.backends.registry import shown_url, store_backend
 from domicile.core.state.txn import Change, Changes, Item
 from domicile.settings import MAX_TICK_S
 from domicile.stores.redis.calls import WRITES, LogEntry, bounds, entry_of
-from domicile.stores.redis.server import RedisAddress, ServerFacts
+from domicile.stores.redis.server import RedisAddress, RedisFacts
 from domicile.stores.redis.store import LogTail
 from domicile.stores.redis.ticks import STALE_S, TICK_S, TickPace
 
@@ -225,6 +225,6 @@ def test_the_bounds_of_a_prefix() -> None:
 def test_what_can_be_lost_is_said(
     info: dict[str, str], appendfsync: str | None, words: str
 ) -> None:
-    losses = ServerFacts(info, appendfsync).losses()
+    losses = RedisFacts(info, appendfsync).losses()
     assert len(losses) == (1 if words else 0)
     assert words in "".join(said for said, _ in losses)

@@ -10,7 +10,7 @@ import time
 
 from domicile.ports.findings import Finding, Severity
 from domicile.stores.redis.calls import US, ScriptAnswer
-from domicile.stores.redis.server import ServerFacts
+from domicile.stores.redis.server import RedisFacts
 
 FULL = 0.8
 """The part of `maxmemory` in use from which a warning is given."""
@@ -20,7 +20,7 @@ CLOCKS_S = 1.0
 """Seconds between the clocks of the server and of this machine that are worth a note."""
 
 
-def server_findings(facts: ServerFacts, state: ScriptAnswer) -> list[Finding]:
+def server_findings(facts: RedisFacts, state: ScriptAnswer) -> list[Finding]:
     """Judge a server. `state` is the answer of the script's operation `state`."""
     return [
         *_server(facts), *_persistence(facts), *_memory(facts), *_time(state),
@@ -28,7 +28,7 @@ def server_findings(facts: ServerFacts, state: ScriptAnswer) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _server(facts: ServerFacts) -> list[Finding]:
+def _server(facts: RedisFacts) -> list[Finding]:
     role = {"master": "primary", "slave": "replica"}.get(facts.info.get("role", ""), "role unknown")
     found = [Finding(Severity.OK, "server", f"{facts.version}, {role}")]
     if role == "replica":
@@ -62,7 +62,7 @@ def _server(facts: ServerFacts) -> list[Finding]:
     return found
 
 
-def _persistence(facts: ServerFacts) -> list[Finding]:
+def _persistence(facts: RedisFacts) -> list[Finding]:
     found: list[Finding] = []
     for said, step in facts.losses():
         known = facts.appends is not None and facts.appendfsync is not None
@@ -80,7 +80,7 @@ def _persistence(facts: ServerFacts) -> list[Finding]:
     return found
 
 
-def _memory(facts: ServerFacts) -> list[Finding]:
+def _memory(facts: RedisFacts) -> list[Finding]:
     used, most = facts.number("used_memory"), facts.number("maxmemory")
     policy = facts.info.get("maxmemory_policy", "?")
     said = f"{used / 2**20:,.0f} MiB used" + (f" of {most / 2**20:,.0f}" if most else ", no limit")
@@ -130,7 +130,7 @@ def _time(state: ScriptAnswer) -> list[Finding]:
     return found
 
 
-def _contents(facts: ServerFacts, state: ScriptAnswer) -> list[Finding]:
+def _contents(facts: RedisFacts, state: ScriptAnswer) -> list[Finding]:
     keys, leases, kept, trimmed = state.results[:4]
     said = (
         f"history {state.history[:8]}, revision {state.revision:,}; {keys:,} keys, {leases:,} "

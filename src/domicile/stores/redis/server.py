@@ -114,7 +114,7 @@ _FORM = (
 
 
 @dataclass(frozen=True, slots=True)
-class ServerFacts:
+class RedisFacts:
     """What a server says about itself; None where this user may not ask."""
 
     info: Mapping[str, str]
@@ -190,7 +190,7 @@ class RedisServer:
         self._tells = tells
         self.opened = False
         """Whether the server was ever in order: then a fault of it may be temporary."""
-        self.facts: ServerFacts | None = None
+        self.facts: RedisFacts | None = None
         self._address = address
         self._op_timeout_s = op_timeout_s
         self._pool: Any = None
@@ -233,7 +233,7 @@ class RedisServer:
         self.opened = True
         return found
 
-    async def look(self) -> ServerFacts:
+    async def look(self) -> RedisFacts:
         """Ask the server about itself now."""
         try:
             async with asyncio.timeout(self._op_timeout_s), self._connection() as connection:
@@ -338,7 +338,7 @@ class RedisServer:
                 )
             self.facts, self._checked = facts, True
 
-    def _refuse(self, facts: ServerFacts) -> None:
+    def _refuse(self, facts: RedisFacts) -> None:
         kind = StoreUnavailable if self.opened else ConfigError
         version = facts.info.get("redis_version", "")
         numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
@@ -441,7 +441,7 @@ def _inside(error: BaseException) -> bool:
     return isinstance(error, ResponseError) and "script:" in str(error) and "OOM" not in str(error)
 
 
-async def _facts(connection: Any) -> ServerFacts:
+async def _facts(connection: Any) -> RedisFacts:
     info: dict[str, str] = {}
     with suppress(NoPermissionError):
         text = await _asked(connection, "INFO")
@@ -454,7 +454,7 @@ async def _facts(connection: Any) -> ServerFacts:
     with suppress(ResponseError):
         pair = await _asked(connection, "CONFIG", "GET", "appendfsync")
         appendfsync = pair[1].decode() if len(pair) == 2 else None
-    return ServerFacts(info, appendfsync)
+    return RedisFacts(info, appendfsync)
 
 
 async def _asked(connection: Any, *command: str) -> Any:
