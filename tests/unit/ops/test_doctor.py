@@ -27,7 +27,7 @@ from domicile.ports.store import Store
 from domicile.stores.memory.store import MemoryStore
 from domicile.stores.redis.calls import ScriptAnswer
 from domicile.stores.redis.findings import server_findings
-from domicile.stores.redis.server import ServerFacts
+from domicile.stores.redis.server import RedisFacts
 from domicile.stores.sqlite.findings import file_system
 from domicile.testing.sim.clock import ManualClock
 
@@ -208,7 +208,7 @@ def state(*, age_s: float = 0.1, leases: int = 0) -> ScriptAnswer:
 def judged(info: dict[str, str], appendfsync: str | None = "always", **more: Any) -> dict[str, str]:
     order = [severity.value for severity in Severity]
     worst: dict[str, str] = {}
-    for one in server_findings(ServerFacts(info, appendfsync), state(**more)):
+    for one in server_findings(RedisFacts(info, appendfsync), state(**more)):
         before = worst.get(one.subject, "ok")
         worst[one.subject] = max(before, one.severity.value, key=order.index)
     return {subject: severity for subject, severity in worst.items() if severity != "ok"}
