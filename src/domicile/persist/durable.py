@@ -61,8 +61,8 @@ class Durable(DurableEntity, Generic[S]):
         sends waits until that is committed.
         """
         log = self._state_log()
-        if log.state is UNREAD:
-            await log.recover()
+        if log.state is UNREAD or log.is_staged:
+            return await log.shown()  # type: ignore[no-any-return]
         return log.state  # type: ignore[no-any-return]
 
     async def save(self, state: S, /) -> None:

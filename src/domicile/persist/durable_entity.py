@@ -40,7 +40,8 @@ class DurableEntity(Entity):
         """Run a coroutine function after this message's events are committed, at most once.
 
         It runs beside later messages, with the time limit of a handler. It does not run if the
-        message fails, and a crash in between loses it.
+        message fails, and a crash in between loses it. If it reads the state while another message
+        has changed it and still runs, it waits: what that message stored may yet be dropped.
         """
         self._domicile_log(writes=True).after_commit(hook)
 

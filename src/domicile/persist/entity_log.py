@@ -7,8 +7,9 @@ ask and the reply. Only the outputs of the entity wait for that write:
 - a reply, a rejection or a failure waits for the newest write that is not over, whichever turn sent
   it: the handler may have seen what that write stores (`hold`);
 - an ask or a tell first sends what its turn staged so far, then waits for the newest write
-  (`flush`). A hook runs beside the turns, and what it sends first waits until what is staged is
-  sent or dropped: it must not commit half of another turn;
+  (`flush`). A hook runs beside the turns. It reads no state that one of them has staged, which may
+  yet be dropped. What it sends first waits until what is staged is sent or dropped: it must not
+  commit half of another turn;
 - the stored reply of a repeated key waits the same way, if the key itself is not committed.
 
 If a write commits, what waits for it leaves. If it does not, or nobody knows, every output that
@@ -124,7 +125,7 @@ class EntityLog(ABC):
         self._room: list[asyncio.Future[None]] = []
         """Turns that may not begin before fewer writes are open."""
         self._beside: list[asyncio.Future[None]] = []
-        """Outputs of hooks: they wait until what the turn beside them has staged is sent or
+        """What hooks read and send: it waits until what the turn beside them has staged is sent or
         dropped."""
         self._block: Turn | None = None
         """The turn that runs a fenced block now (J10)."""
@@ -258,10 +259,8 @@ class EntityLog(ABC):
             )
         if sends and self.is_staged and self._failed is None:
             self._send(None)
-        while beside and self.is_staged and self._failed is None:
-            place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._beside.append(place)
-            await place
+        if beside and self.is_staged and self._failed is None:
+            await self._turn_beside()
         self._check()
         if self._newest is not None:
             error = await over(self._newest)
@@ -278,6 +277,30 @@ class EntityLog(ABC):
             await self._writer.settled(cell.key)
             self._claim = await self._writer.claimed(cell.host, cell.epoch)
         return self._claim
+
+    async def shown(self) -> Any:
+        """The state for the turn that runs, read from the journal on first use.
+
+        A hook never sees what the turn beside it has staged: if that is dropped, it never was.
+        """
+        turn = current_turn.get()
+        beside, waited = turn is not None and turn.is_beside, False
+        while True:
+            await self.recover()
+            if not (beside and self.is_staged):
+                return self.state
+            if waited and self._sure is not self.state:
+                # A later turn has staged more since: a busy entity does not keep its hooks waiting.
+                return self._sure
+            await self._turn_beside()
+            self._check()
+            waited = True
+
+    async def _turn_beside(self) -> None:
+        """Wait until what the turn beside a hook has staged is sent or dropped."""
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._beside.append(place)
+        await place
 
     async def recover(self) -> None:
         """Read the state. The first caller does it, the others wait for it."""

@@ -160,8 +160,8 @@ class EventSourced(DurableEntity, Generic[S, Ev]):
         or sends waits until that is committed.
         """
         log = self._event_log()
-        if log.state is UNREAD:
-            await log.recover()
+        if log.state is UNREAD or log.is_staged:
+            return await log.shown()  # type: ignore[no-any-return]
         return log.state  # type: ignore[no-any-return]
 
     async def persist(self, *events: Ev) -> S:

@@ -255,11 +255,24 @@ class Mutable(EventSourced[list[int], Added], name="mutable"):
         return state
 
     @handler
-    async def add(self, what: int) -> int:
+    async def add(self, what: int, seconds: float = 0.0) -> int:
         state = await self.persist(Added(what))
+        if seconds:
+            await asyncio.sleep(seconds)
         if what < 0:
             raise TooMuch(what)
         return len(state)
+
+    @handler
+    async def tell_later(self, what: int, seconds: float) -> None:
+        """Its hook tells how many there are then."""
+
+        async def hook() -> None:
+            await asyncio.sleep(seconds)
+            await self.ref(Witness, "w").tell(Witness.hear, len(await self.state()))
+
+        self.after_commit(hook)
+        await self.persist(Added(what))
 
 
 class Witness(Entity, name="witness"):
@@ -567,6 +580,7 @@ async def test_what_a_hook_tells_waits_for_the_handler_that_runs_beside_it(sim: 
     with pytest.raises(TooMuch):
         await talker.ask(Talker.add_slowly, -5, 2.0)
     await sim.wait_until(lambda: any(entry[0] == "heard" for entry in LOG))
+    assert LOG == [("heard", 1)], "what was dropped never was, and nobody hears of it"
     assert sim.events(Talker, "t") == [Added(1)]
     LOG.clear()
     await talker.ask(Talker.tell_later, 1, 0.5)
@@ -575,6 +589,17 @@ async def test_what_a_hook_tells_waits_for_the_handler_that_runs_beside_it(sim: 
     assert ("heard", 7) not in LOG
     assert await ask == 7
     await sim.wait_until(lambda: ("heard", 7) in LOG)
+
+
+@simulated(entities=[Mutable, Witness], nodes=2, seeds=SEEDS, settings=FEW)
+async def test_a_hook_does_not_see_what_is_changed_in_place_beside_it(sim: Sim) -> None:
+    LOG.clear()
+    mutable = sim.ref(Mutable, "m")
+    await mutable.ask(Mutable.tell_later, 1, 0.5)
+    with pytest.raises(TooMuch):
+        await mutable.ask(Mutable.add, -2, 1.0)
+    await sim.wait_until(lambda: bool(LOG))
+    assert LOG == [("heard", 1)]
 
 
 @simulated(entities=TALKERS, nodes=2, seeds=8, settings=FEW)
