@@ -169,6 +169,11 @@ class EntityLog(ABC):
         """As `OutputGate.is_open`."""
         return self._newest is not None or self.is_staged
 
+    @property
+    def newest(self) -> int:
+        """As `OutputGate.newest`."""
+        return 0 if self.seq == BLIND else self.seq
+
     # a turn, from its begin to its end: the port
 
     def may_begin(self, key: str) -> bool:

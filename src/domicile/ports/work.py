@@ -33,6 +33,11 @@ class OutputGate(Protocol):
         """Whether something of this entity is staged, or sent and not committed."""
         ...
 
+    @property
+    def newest(self) -> int:
+        """The number of the entity's last event that is sent, committed or not; 0 if not known."""
+        ...
+
     def may_begin(self, key: str) -> bool:
         """Whether a turn may begin without `prepare`: there is room, and its key is new."""
         ...

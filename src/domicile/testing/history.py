@@ -62,7 +62,9 @@ reply          inc, sender, role, shard, n — handed to the connection
 **sender**
 submit         inc, role, shard, n, type, id, method, ask (bool), chain (list of (type, id)),
                held (messages queued for that shard after it), timeout (seconds), by (type and id of
-               the entity whose handler sends it, or None)
+               the entity whose handler sends it, or None), seen (the last event of that entity
+               that the sender may have seen when it made the call, if the entity goes on beside
+               it: in a hook, or in a task that a handler left; None: all that it shows)
 write          inc, role, shard, n, to, epoch, finishing (bool), open (unstarted on that link and
                shard after it), beyond (bool: past the window, for a waiting handler)
 flush          inc, role, shard, to, id — behind everything written to that owner (H4)

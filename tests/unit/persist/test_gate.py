@@ -591,6 +591,18 @@ async def test_what_a_hook_tells_waits_for_the_handler_that_runs_beside_it(sim: 
     await sim.wait_until(lambda: ("heard", 7) in LOG)
 
 
+@simulated(entities=TALKERS, nodes=2, seeds=SEEDS, settings=FEW)
+async def test_a_hook_of_a_busy_entity_waits_for_one_handler_only(sim: Sim) -> None:
+    LOG.clear()
+    talker = sim.ref(Talker, "t").options(timeout_s=20)
+    await talker.ask(Talker.tell_later, 1, 0.5)
+    asks = [background(sim, talker.ask(Talker.add_slowly, n, 1.0)) for n in (10, -20, 40, 80)]
+    await sim.advance(2.5)
+    assert LOG == [("heard", 11)]
+    await asyncio.gather(*asks)
+    assert sim.events(Talker, "t") == [Added(1), Added(10), Added(40), Added(80)]
+
+
 @simulated(entities=[Mutable, Witness], nodes=2, seeds=SEEDS, settings=FEW)
 async def test_a_hook_does_not_see_what_is_changed_in_place_beside_it(sim: Sim) -> None:
     LOG.clear()

@@ -444,3 +444,52 @@ def test_a_handler_that_fails_later_explains_nothing() -> None:
 def test_another_messages_failure_explains_nothing() -> None:
     tape = Tape().start(1).finish(1, "failed").submit(2).accept(2).start(2).finish(2)
     rejected(tape.outcome(2, "maybe_executed"), "I5", "a gap without a fault")
+
+
+# --- J5
+
+
+def _shows(tape: Tape, upto: int, *, kind: str = "staged") -> Tape:
+    """The entity x at A shows its events up to a number."""
+    return tape.note(kind, inc=A, role="r", shard=0, epoch=1, type="T", id="x", upto=upto)
+
+
+def _sends(tape: Tape, seen: int | None = None) -> Tape:
+    """The entity x tells y; with `seen` from beside its handlers."""
+    return tape.submit(1, inc=A, id="y", ask=False, by=("T", "x"), seen=seen)
+
+
+def test_what_is_told_before_its_event_is_stored_is_rejected() -> None:
+    tape = _sends(_shows(_journal(), 1))
+    violation = rejected(tape, "J5", "T/x sent a message before its event 1 was stored")
+    assert [event.kind for event in violation.events] == ["submit"]
+    # A number that another entity has stored does not count.
+    rejected(_sends(append(_shows(_journal(), 1), 1, A, id="y")), "J5", "before its event 1")
+    rejected(_sends(append(_shows(_journal(), 1), 1, A, ok=False)), "J5", "before its event 1")
+
+
+def test_what_is_told_after_its_event_is_stored_or_dropped_is_accepted() -> None:
+    accepted(_sends(append(_shows(_journal(), 1), 1, A)))
+    accepted(_sends(_shows(_shows(_journal(), 1), 0, kind="unstaged")))
+
+
+def test_what_is_answered_before_its_event_is_stored_is_rejected() -> None:
+    def answered(*, early: bool) -> Tape:
+        tape = _shows(_journal().submit(1).write(1).accept(1).start(1), 1).finish(1)
+        return append(tape.outcome(1), 1, A) if early else append(tape, 1, A).outcome(1)
+
+    rejected(answered(early=True), "J5", "was answered before event 1 of T/x was stored")
+    accepted(answered(early=False))
+
+
+def test_a_hook_that_tells_before_what_it_had_seen_is_stored_is_rejected() -> None:
+    tape = _shows(append(_shows(_journal(), 1), 1, A), 2)
+    rejected(_sends(tape, seen=2), "J5", "T/x sent a message before its event 2 was stored")
+
+
+def test_a_hook_that_tells_while_a_later_handler_stores_more_is_accepted() -> None:
+    """Its message waited for what was sent when it made the call, and 2 was staged since."""
+    tape = _shows(append(_shows(_journal(), 1), 1, A), 2)
+    accepted(_sends(tape, seen=1))
+    # A handler has its entity to itself: what it shows is what it has seen.
+    rejected(_sends(tape), "J5", "before its event 2 was stored")

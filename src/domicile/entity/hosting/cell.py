@@ -282,6 +282,16 @@ class Turn(msgspec.Struct, eq=False):
         """Whether it runs beside other turns of its entity: an `after_commit` hook."""
         return self.shared and isinstance(self.request, Alarm)
 
+    @property
+    def seen(self) -> int | None:
+        """For histories: the last event that it may have seen, if its entity goes on beside it.
+
+        None: it has the entity to itself, and has seen all that the entity shows.
+        """
+        if self.gate is None or (self.active and not self.is_beside):
+            return None
+        return self.gate.newest
+
     async def before_output(self) -> None:
         """Something is about to leave the entity: wait until its gate lets it (J5)."""
         if self.gate is not None:

@@ -64,6 +64,8 @@ class Call(msgspec.Struct):
     """Finds the entity's shard among a number of shards: by the type's function, or by the
     message's."""
     route: Route | None = None
+    seen: int | None = None
+    """For histories: as `Turn.seen` of the turn that makes it, when it was made."""
 
     def encoded(self) -> bytes:
         """The arguments as bytes; `TypeError` if the handler cannot be called with them."""

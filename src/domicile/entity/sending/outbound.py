@@ -125,6 +125,7 @@ class OutgoingCalls:
         """Send and wait for the outcome."""
         turn = current_turn.get()
         if turn is not None and turn.gate is not None:
+            call.seen = turn.seen
             # What a durable entity knows is committed before another one learns of it (I4, J5).
             await turn.before_output()
         timeout_s = call.timeout_s
@@ -171,6 +172,7 @@ class OutgoingCalls:
         """Queue and return."""
         turn = current_turn.get()
         if turn is not None and turn.gate is not None:
+            call.seen = turn.seen
             await turn.before_output()
         timeout_s = call.timeout_s
         if timeout_s is None:
@@ -301,13 +303,13 @@ class OutgoingCalls:
             request=request, sender=sender, expires_at=now + timeout_s, future=future,
         )  # fmt: skip
         if home is None or owner is None:
-            self._hold(sender, pending, now, timeout_s)
+            self._hold(call, sender, pending, now, timeout_s)
             return pending
         sender.post(pending)
         if chain and sender.finishing(pending):
             request = replace(request, finishing=True)
         if runtime.tracing:
-            self.note_submit(pending, 0, timeout_s)
+            self.note_submit(call, pending, 0, timeout_s)
             self.note_write(pending, home, finishing=request.finishing, open=sender.open)
         links = runtime.links
         # No other ask is open, so there is nothing to batch this one with.
@@ -334,7 +336,7 @@ class OutgoingCalls:
             called.n, call.entity, True, (), 0, request=called.as_sent(sender.shard, call.entity),
             sender=sender, expires_at=0.0, future=None,
         )  # fmt: skip
-        self.note_submit(pending, 0, called.ttl_s, here=True)
+        self.note_submit(call, pending, 0, called.ttl_s, here=True)
         self.note_write(pending, home, finishing=False, open=1)
 
     def note_outcome_here(self, sender: CallSender, n: int, status: ReplyStatus) -> None:
@@ -343,7 +345,7 @@ class OutgoingCalls:
         self._outcome(sender.shard, n, outcome)
 
     def _hold(
-        self, sender: CallSender, pending: OutgoingCall, now: float, timeout_s: float
+        self, call: Call, sender: CallSender, pending: OutgoingCall, now: float, timeout_s: float
     ) -> None:
         """Submit a message that cannot be written now: other messages, or a home, must come
         first."""
@@ -351,7 +353,7 @@ class OutgoingCalls:
         refusal = self._refusal(sender, pending)
         effects = sender.submit(pending, now) if refusal is None else ()
         if runtime.tracing:
-            self.note_submit(pending, len(sender.queue), timeout_s)
+            self.note_submit(call, pending, len(sender.queue), timeout_s)
         if refusal is not None:
             pending.resolved = True
             self._outcome(sender.shard, pending.n, "not_executed")
@@ -361,7 +363,7 @@ class OutgoingCalls:
             self._sweep = runtime.clock.call_at(now + SWEEP_S, self._sweep_tells)
 
     def note_submit(
-        self, pending: OutgoingCall, held: int, timeout_s: float, *, here: bool = False
+        self, call: Call, pending: OutgoingCall, held: int, timeout_s: float, *, here: bool = False
     ) -> None:
         """For histories: a call was made; `here` if its handler runs within the call."""
         request = pending.request
@@ -374,7 +376,7 @@ class OutgoingCalls:
             "submit", inc=self._runtime.me, role=request.role, shard=request.shard, n=pending.n,
             type=request.type, id=request.id, method=request.method, ask=pending.ask,
             chain=[(caller.type, caller.id) for caller in request.chain], held=held,
-            timeout=timeout_s, by=by,
+            timeout=timeout_s, by=by, seen=call.seen,
         )  # fmt: skip
 
     def note_write(self, pending: OutgoingCall, home: Home, *, finishing: bool, open: int) -> None:

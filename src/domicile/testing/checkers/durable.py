@@ -70,7 +70,9 @@ def check_gated(history: History) -> list[Violation]:
     """J5: nothing leaves a durable entity that depends on an event that is not committed.
 
     A handler has seen every event that its entity shows when it ends. So the answer to its caller,
-    and every message that it sends, must come after those events are stored.
+    and every message that it sends, must come after those events are stored. A hook runs beside
+    later handlers, which may store more while its message waits: that one depends on what was sent
+    when the hook made the call.
     """
     found = Findings("J5")
     shown: dict[tuple[str, str, str], int] = {}
@@ -88,7 +90,8 @@ def check_gated(history: History) -> list[Violation]:
         elif event.kind == "submit":
             by = fields.get("by")
             if by is not None:
-                upto = shown.get((fields["inc"], *by), 0)
+                seen = fields.get("seen")
+                upto = shown.get((fields["inc"], *by), 0) if seen is None else seen
                 if upto > stored.get(tuple(by), 0):
                     message = f"{by[0]}/{by[1]} sent a message before its event {upto} was stored"
                     found.add(event.at, message, event)
