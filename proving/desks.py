@@ -19,7 +19,7 @@ from domicile.entity.model.handlers import handler
 from domicile.errors import DomicileError, HandlerFailed
 from domicile.persist.eventsourced import EventSourced
 from proving.seed_result import CALM_S, FAULTY_S, NODES
-from proving.workload import Enough, Noted
+from proving.workload import Enough, Notebook, Noted
 
 if TYPE_CHECKING:
     from proving.profile import Profile
@@ -70,6 +70,13 @@ class Desk(EventSourced[list[int], Noted], name="desk"):
         raise Enough(len(await self.persist(Noted(what))))
 
     @handler
+    async def waver(self, what: int, seconds: float) -> None:
+        """Persist, think about it beside the hooks, and refuse after all."""
+        count = len(await self.persist(Noted(what)))
+        await asyncio.sleep(seconds)
+        raise Enough(count)
+
+    @handler
     async def rest(self, what: int) -> int:
         """Persist, and leave memory while that is on its way."""
         self.passivate()
@@ -87,6 +94,22 @@ class Desk(EventSourced[list[int], Noted], name="desk"):
         """Persist, then tell another desk."""
         await self.persist(Noted(what))
         await self.ref(Desk, to).tell(Desk.add, what)
+
+    @handler
+    async def show_later(self, what: int, to: str) -> None:
+        """Persist, and once that is stored, tell another desk the last number that is there."""
+
+        async def show() -> None:
+            numbers = await self.state()
+            await self.ref(Desk, to).tell(Desk.hear, self.id, len(numbers), numbers[-1])
+
+        self.after_commit(show)
+        await self.persist(Noted(what))
+
+    @handler
+    async def hear(self, of: str, seq: int, value: int) -> None:
+        """Note what another desk says that it holds."""
+        self.resource(Notebook).heard("desk", of, seq, value)
 
     @handler
     async def ask_on(self, what: int, to: str) -> int:
@@ -151,10 +174,12 @@ async def _call(load: Profile, seed: int, id: str, client: Client) -> None:
         elif dice < 0.45:
             await desk.ask(Desk.add, value)
             load.sim.history.event("acked", type="desk", id=id, seq=None, value=value)
-        elif dice < 0.57:
+        elif dice < 0.54:
             await desk.ask(Desk.total)
-        elif dice < 0.65:
+        elif dice < 0.6:
             await desk.ask(Desk.refuse)
+        elif dice < 0.66:
+            await desk.ask(Desk.waver, value, random.uniform(0.0, 0.2))
         elif dice < 0.7:
             await desk.ask(Desk.take_back, value)
         elif dice < 0.75:
@@ -162,7 +187,9 @@ async def _call(load: Profile, seed: int, id: str, client: Client) -> None:
             load.sim.history.event("acked", type="desk", id=id, seq=seq, value=value)
         elif dice < 0.8:
             await desk.ask(Desk.confirm, value)
-        elif above and dice < 0.92:
+        elif above and dice < 0.86:
+            await desk.ask(Desk.show_later, value, random.choice(above))
+        elif above and dice < 0.93:
             await desk.ask(Desk.send_on, value, random.choice(above))
         elif above:
             # Only to desks above: two could wait for each other else.

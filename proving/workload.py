@@ -119,7 +119,7 @@ class Ledger(EventSourced[list[int], Noted], name="ledger"):
 
 
 class Notebook:
-    """Where clerks note what they know: the history of their run."""
+    """Where entities note what they know: the history of their run."""
 
     def __init__(self) -> None:
         self.history: History | None = None
@@ -133,6 +133,11 @@ class Notebook:
         """An event of the history."""
         assert self.history is not None, "a run has begun"
         self.history.event(kind, type="clerk", id=clerk.id, epoch=clerk.epoch, **more)
+
+    def heard(self, type: str, id: str, seq: int, value: int) -> None:
+        """A durable entity has told another one its event number `seq`."""
+        assert self.history is not None, "a run has begun"
+        self.history.event("acked", type=type, id=id, seq=seq, value=value)
 
 
 class Clerk(Entity, name="clerk", carry=True):
