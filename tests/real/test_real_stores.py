@@ -20,6 +20,7 @@ from domicile.core.state.keys import NODES
 from domicile.core.state.records import NodeRecord, decode_record
 from domicile.core.state.shardmap import Entry
 from domicile.testing import History, Processes
+from domicile.testing.checkers.reading import read
 from domicile.testing.suites.byte_proxy import ByteProxy
 
 ROLE = "default"
@@ -65,9 +66,19 @@ def fenced(cluster: Processes, incarnation: str) -> bool:
 
 
 def acted_late(history: History, incarnation: str) -> bool:
-    """Whether an incarnation did anything past the deadline of its lease (L1)."""
-    late = of(history, incarnation, "start", "resume", "reply", "accept", "released", "told")
-    return any(event.at >= deadline(history, incarnation) for event in late)
+    """Whether an incarnation did anything past the deadline of its lease (L1).
+
+    A reply is noted after it was written: SIGSTOP may come in between. What the last guard before
+    a pause let pass counts as of then.
+    """
+    until, guarded_at = deadline(history, incarnation), read(history).rest_of_turn
+    deeds = ("start", "resume", "reply", "accept", "released", "told")
+    return any(
+        event.kind in deeds
+        and event.fields["inc"] == incarnation
+        and guarded_at.get(position, event.at) >= until
+        for position, event in enumerate(history.events)
+    )
 
 
 def evicted(history: History) -> list[str]:
