@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from certificates_lab import Authority
@@ -29,6 +30,7 @@ from domicile.core.state.txn import (
 from domicile.errors import StoreError, StoreRewound, StoreUnavailable
 from domicile.ports.store import Store
 from domicile.stores.etcd import client as client_module
+from domicile.stores.etcd import rpc_pb2 as pb
 from domicile.stores.etcd.address import parse_etcd_url
 from domicile.stores.etcd.store import EtcdStore
 from proving.etcd_server import EtcdServer
@@ -355,8 +357,9 @@ def test_a_full_database_is_named_and_renewals_go_on() -> None:
         with server("--quota-backend-bytes", str(4 << 20)) as one:
             async with opened(one.url()) as store:
                 ttl_s = await store.grant("l", 30.0)
+                await filled(store)
                 with pytest.raises(StoreUnavailable, match=r"NOSPACE.*etcdctl alarm disarm"):
-                    await filled(store)
+                    await store.grant("n", 30.0)
                 assert await store.renew("l") == ttl_s
                 with pytest.raises(StoreUnavailable, match="NOSPACE"):
                     await store.grant("m", 30.0)
@@ -368,8 +371,72 @@ def test_a_full_database_is_named_and_renewals_go_on() -> None:
 
 
 async def filled(store: Store) -> None:
-    for n in range(100):
-        await put(store, b"%d" % n, bytes(300_000))
+    """Many commits at once until the database is full: each that was done is told, or unknown."""
+    told: dict[bytes, Outcome] = {}
+
+    async def write(name: int) -> None:
+        for n in range(100):
+            key = b"%d/%d" % (name, n)
+            told[key] = await store.commit([], [Put(key, bytes(100_000))])
+            if Unknown() in told.values():
+                return
+
+    await asyncio.gather(*map(write, range(16)))
+    for item in (await store.list(b"")).items:
+        assert isinstance(told[item.key], Committed | Unknown)
+
+
+def test_a_renewal_is_not_refused_by_a_leader_that_does_not_know_the_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So answers one that was stopped while another led, in the first moment after it goes on."""
+
+    async def main() -> None:
+        async with etcd_lab() as stores:
+            store = stores.client("a")
+            ttl_s = await store.grant("l", 30.0)
+            await put(store, b"record", b"", "l")
+            connections = store.client.connections
+            run, answers = connections.run, [0, 0]
+
+            async def stale(call: Any, until: float, **how: Any) -> Any:
+                reply = await run(call, until, **how)
+                if isinstance(reply, pb.LeaseKeepAliveResponse) and answers:
+                    reply.TTL = answers.pop()
+                return reply
+
+            monkeypatch.setattr(connections, "run", stale)
+            assert await store.renew("l") == ttl_s
+            assert not answers
+            answers = [0]
+            assert (await store.client.keep("l", b"record")).ttl_s == ttl_s
+            answers = [0, 0, 0]
+            with pytest.raises(StoreUnavailable, match="leader"):
+                await store.renew("l")
+            await store.revoke("l")
+            assert await store.renew("l") is None
+
+    run(main)
+
+
+def test_a_lease_is_looked_at_on_a_member_that_lags_behind() -> None:
+    """Its revision is older than what the process has seen elsewhere: that is no rewind."""
+
+    async def main() -> None:
+        async with etcd_lab() as stores:
+            store = stores.client("a")
+            await store.grant("l", 30.0)
+            revision = await put(store, b"k")
+            number = store._numbers.get("l")
+            assert number is not None
+            sent = store.history.now()
+            ahead = pb.ResponseHeader(cluster_id=store.history._cluster_id, revision=revision + 9)
+            store.history.check(ahead, sent)
+            until = store.client.connections.deadline()
+            assert not await store.client._is_foreign(number, until)
+            assert store.history.generation == 0
+
+    run(main)
 
 
 def test_a_watch_takes_answers_that_come_in_fragments() -> None:

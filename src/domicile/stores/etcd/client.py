@@ -51,6 +51,7 @@ from domicile.stores.etcd.connection import (
     EtcdUnsure,
     stream_error,
 )
+from domicile.stores.etcd.failures import is_full
 from domicile.stores.etcd.history import EtcdHistory, KnownAtSending
 from domicile.stores.etcd.leases import HASHES, LeaseNumbers, lease_number
 
@@ -146,10 +147,11 @@ class EtcdClient:
                 TXN, self._transaction(conditions, writes, numbers), until, repeatable=False
             )
         except EtcdUnsure as error:
-            self._process.meter.count("store.unknown")
-            log.warning("whether a commit happened is unknown: %s", error)
-            return Unknown()
+            return self._unknown(error)
         except EtcdRefusal as error:
+            if is_full(error.details):
+                # etcd says so also of the commit that filled it, which it has done.
+                return self._unknown(error)
             if error.code is grpc.StatusCode.NOT_FOUND:
                 return await self._dead_lease(writes, until)
             raise self._answered(error) from error
@@ -227,6 +229,11 @@ class EtcdClient:
         if self._generation is not None:
             self._history.check_generation(self._generation)
         return self._history.now()
+
+    def _unknown(self, error: StoreError) -> Unknown:
+        self._process.meter.count("store.unknown")
+        log.warning("whether a commit happened is unknown: %s", error)
+        return Unknown()
 
     def _answered(self, error: StoreError) -> StoreError:
         """The error for the caller."""
@@ -459,6 +466,10 @@ class EtcdClient:
         for _ in range(RENEWALS):
             reply = await self.connections.run(call, until, repeatable=True, linearizable=False)
             if reply.TTL <= 0:
+                # A leader that was stopped, or that has just been elected, may not know the lease
+                # yet. What a majority knows of it decides.
+                if await self._bound(lease, number, until):
+                    continue
                 return Kept(None, None)
             sent = self._history.now()
             proof = await self.connections.ask(RANGE, read, until, repeatable=True)
@@ -474,6 +485,12 @@ class EtcdClient:
             f"the leader of {self._process.address.shown} changes again and again; see "
             "`etcdctl endpoint status --cluster`"
         )
+
+    async def _bound(self, lease: str, number: int, until: float) -> bool:
+        """Whether the key of a number holds this text: it ends with the lease."""
+        request = pb.RangeRequest(key=self._binding(number))
+        reply = await self.connections.ask(RANGE, request, until, repeatable=True)
+        return bool(reply.kvs) and reply.kvs[0].value == lease.encode()
 
     def _binding(self, number: int) -> bytes:
         return self._process.address.leases + b"%016x" % number

@@ -68,13 +68,18 @@ class EtcdMethod(Generic[A]):
 
     path: str
     answer: type[A]
+    linearizable: bool = True
+    """Whether its answer has a revision that is not older than what was known before."""
 
 
 RANGE = EtcdMethod("/etcdserverpb.KV/Range", pb.RangeResponse)
 TXN = EtcdMethod("/etcdserverpb.KV/Txn", pb.TxnResponse)
 GRANT = EtcdMethod("/etcdserverpb.Lease/LeaseGrant", pb.LeaseGrantResponse)
 REVOKE = EtcdMethod("/etcdserverpb.Lease/LeaseRevoke", pb.LeaseRevokeResponse)
-TIME_TO_LIVE = EtcdMethod("/etcdserverpb.Lease/LeaseTimeToLive", pb.LeaseTimeToLiveResponse)
+# A member that lags behind asks the leader, and answers with its own revision.
+TIME_TO_LIVE = EtcdMethod(
+    "/etcdserverpb.Lease/LeaseTimeToLive", pb.LeaseTimeToLiveResponse, linearizable=False
+)
 KEEP_ALIVE = EtcdMethod("/etcdserverpb.Lease/LeaseKeepAlive", pb.LeaseKeepAliveResponse)
 WATCH = EtcdMethod("/etcdserverpb.Watch/Watch", pb.WatchResponse)
 AUTHENTICATE = EtcdMethod("/etcdserverpb.Auth/Authenticate", pb.AuthenticateResponse)
@@ -163,7 +168,7 @@ class EtcdConnections:
             reply: A = await self.unary(session, method)(request, metadata=self.metadata())
             return reply
 
-        return await self.run(call, until, repeatable=repeatable)
+        return await self.run(call, until, repeatable=repeatable, linearizable=method.linearizable)
 
     async def run(
         self,

@@ -31,8 +31,9 @@ _REFUSALS = (
     _CODE.OUT_OF_RANGE,
     _CODE.UNIMPLEMENTED,
 )
-"""etcd checks these before a request enters its log, or as it applies it, before the first write.
-The answers of Domicile's requests have no limit in size, so the client itself raises none."""
+"""etcd checks these before a request enters its log, or as it applies it, before the first write;
+only that its database is full may also be the answer to a write that was done (`is_full`). The
+answers of Domicile's requests have no limit in size, so the client itself raises none."""
 
 _NOT_HERE = (
     "etcdserver: no leader",
@@ -55,6 +56,11 @@ def fate(code: grpc.StatusCode, details: str) -> Fate:
     if any(text in details for text in _NOT_HERE):
         return Fate.ELSEWHERE
     return Fate.REFUSED if code in _REFUSALS else Fate.UNSURE
+
+
+def is_full(details: str) -> bool:
+    """Whether etcd has no more space. The request may have been done: it may be what filled it."""
+    return "database space exceeded" in details
 
 
 def is_settings_error(code: grpc.StatusCode, details: str) -> bool:
@@ -83,7 +89,7 @@ def explanation(code: grpc.StatusCode, details: str, *, tls: bool, user: str) ->
         )
     if code is _CODE.UNAUTHENTICATED or "invalid auth token" in details:
         return f"does not accept the login of user {user!r} ({said}); it is asked for a new one"
-    if "database space exceeded" in details:
+    if is_full(details):
         return (
             "is full (alarm NOSPACE) and takes no writes: compact and defragment it, or raise "
             "--quota-backend-bytes, then run `etcdctl alarm disarm`"
