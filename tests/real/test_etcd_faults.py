@@ -419,6 +419,51 @@ def test_a_renewal_is_not_refused_by_a_leader_that_does_not_know_the_lease(
     run(main)
 
 
+def test_a_call_of_several_requests_is_of_one_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another loop may notice a rewind between two of them (S5)."""
+
+    async def main() -> None:
+        monkeypatch.setattr(client_module, "PAGE", 2)
+        async with etcd_lab() as stores:
+            store, holder = stores.client("a"), stores.client("b")
+            for n in range(5):
+                await put(store, b"k%d" % n)
+            await holder.grant("l", 30.0)
+            history, asked = store.history, store.client.connections.ask
+
+            async def ask(*request: Any, **how: Any) -> Any:
+                reply = await asked(*request, **how)
+                with suppress(StoreRewound):
+                    raise history.rewound(history.now(), "a test says so")
+                return reply
+
+            for call in (
+                lambda: store.list(b""),
+                lambda: store.commit([], [Put(b"new", b"", "l")]),
+            ):
+                monkeypatch.setattr(store.client.connections, "ask", ask)
+                with pytest.raises(StoreRewound):
+                    await call()
+                monkeypatch.undo()
+                monkeypatch.setattr(client_module, "PAGE", 2)
+            assert await store.get(b"new") is None
+
+    run(main)
+
+
+def test_no_revision_is_the_revision_of_an_absent_key() -> None:
+    async def main() -> None:
+        async with etcd_lab() as stores:
+            store = stores.client("a")
+            assert await store.commit([At(b"k", 0)], [Put(b"k", b"")]) == Conflict(b"k")
+            revision = await put(store, b"k")
+            assert await store.commit([At(b"k", 0)], [Put(b"k", b"")]) == Conflict(b"k")
+            outcome = await store.commit([At(b"k", revision)], [Put(b"k", b"")])
+            assert isinstance(outcome, Committed)
+
+    run(main)
+
+
 def test_a_lease_is_looked_at_on_a_member_that_lags_behind() -> None:
     """Its revision is older than what the process has seen elsewhere: that is no rewind."""
 

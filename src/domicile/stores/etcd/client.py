@@ -144,8 +144,9 @@ class EtcdClient:
             if isinstance(numbers, Conflict):
                 return numbers
             reply = await self.connections.ask(
-                TXN, self._transaction(conditions, writes, numbers), until, repeatable=False
-            )
+                TXN, self._transaction(conditions, writes, numbers), until,
+                repeatable=False, began=sent,
+            )  # fmt: skip
         except EtcdUnsure as error:
             return self._unknown(error)
         except EtcdRefusal as error:
@@ -248,7 +249,7 @@ class EtcdClient:
         revision = 0
         items: list[Item] = []
         while True:
-            reply = await self.connections.ask(RANGE, request, until, repeatable=True)
+            reply = await self.connections.ask(RANGE, request, until, repeatable=True, began=sent)
             # A page of an old revision still answers with the newest one in its header.
             revision = revision or reply.header.revision
             items.extend(map(self._item, reply.kvs))
@@ -268,11 +269,11 @@ class EtcdClient:
         for one in conditions:
             key = self._data + one.key
             if isinstance(one, At):
-                compare.append(
-                    pb.Compare(target=pb.Compare.MOD, key=key, mod_revision=one.revision)
-                )
+                # A key that does not exist has the revision 0.
+                revision = one.revision or -1
+                compare.append(pb.Compare(target=pb.Compare.MOD, key=key, mod_revision=revision))
             else:
-                # A key that does not exist has the create revision 0.
+                # Its create revision is 0, too.
                 result = pb.Compare.EQUAL if isinstance(one, Absent) else pb.Compare.GREATER
                 compare.append(
                     pb.Compare(result=result, target=pb.Compare.CREATE, key=key, create_revision=0)
@@ -305,7 +306,7 @@ class EtcdClient:
             revision = kvs[0].mod_revision if kvs else 0
             match condition:
                 case At(_, wanted):
-                    holds = revision == wanted
+                    holds = revision == wanted > 0
                 case Absent():
                     holds = not revision
                 case _:
@@ -463,23 +464,25 @@ class EtcdClient:
             finally:
                 stream.cancel()
 
+        began = self._begin()
         for _ in range(RENEWALS):
-            reply = await self.connections.run(call, until, repeatable=True, linearizable=False)
+            reply = await self.connections.run(
+                call, until, repeatable=True, linearizable=False, began=began
+            )
             if reply.TTL <= 0:
                 # A leader that was stopped, or that has just been elected, may not know the lease
                 # yet. What a majority knows of it decides.
                 if await self._bound(lease, number, until):
                     continue
                 return Kept(None, None)
-            sent = self._history.now()
-            proof = await self.connections.ask(RANGE, read, until, repeatable=True)
+            proof = await self.connections.ask(RANGE, read, until, repeatable=True, began=began)
             found = proof.kvs[0] if proof.kvs else None
             if key is None and (found is None or found.value != lease.encode()):
                 return Kept(None, None)
             if proof.header.raft_term == reply.header.raft_term:
                 if key is None or found is None:
                     return Kept(float(reply.TTL), None)
-                self._saw(sent, proof.kvs)
+                self._saw(began, proof.kvs)
                 return Kept(float(reply.TTL), self._item(found))
         raise StoreUnavailable(
             f"the leader of {self._process.address.shown} changes again and again; see "

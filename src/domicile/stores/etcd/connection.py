@@ -157,9 +157,16 @@ class EtcdConnections:
         return monotonic() + self.op_timeout_s
 
     async def ask(
-        self, method: EtcdMethod[A], request: _Request, until: float, *, repeatable: bool
+        self,
+        method: EtcdMethod[A],
+        request: _Request,
+        until: float,
+        *,
+        repeatable: bool,
+        began: KnownAtSending | None = None,
     ) -> A:
-        """The answer to a request.
+        """The answer to a request. `began`: what was known when the call began that it is part of;
+        after a rewind since then it is not sent.
 
         Raises `EtcdRefusal` or `StoreUnavailable` if it did not run, `EtcdUnsure` if it may have.
         """
@@ -168,7 +175,9 @@ class EtcdConnections:
             reply: A = await self.unary(session, method)(request, metadata=self.metadata())
             return reply
 
-        return await self.run(call, until, repeatable=repeatable, linearizable=method.linearizable)
+        return await self.run(
+            call, until, repeatable=repeatable, linearizable=method.linearizable, began=began
+        )
 
     async def run(
         self,
@@ -177,9 +186,10 @@ class EtcdConnections:
         *,
         repeatable: bool,
         linearizable: bool = True,
+        began: KnownAtSending | None = None,
     ) -> A:
         """As `ask`, for a call that is more than one request and its answer."""
-        generation = self.history.generation
+        generation = self.history.generation if began is None else began.generation
         attempts, tokens = len(self.address.endpoints), 1
         while True:
             session = await self.session(until)

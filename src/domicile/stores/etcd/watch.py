@@ -108,6 +108,8 @@ class EtcdWatch:
     def break_off(self, error: StoreError) -> None:
         """End with an error, now and at every later call."""
         self._error = self._error or error
+        # What was found belongs to a lost history (S5), or the next watch finds it again.
+        self._found.clear()
         if self._reading is not None:
             self._reading.cancel()
 
