@@ -239,6 +239,9 @@ def test_the_errors_page_names_every_error() -> None:
 def test_the_table_of_mutants_is_whole() -> None:
     page = (DOCS / "explanation" / "testing.md").read_text(encoding="utf-8")
     section = page.partition("## Mutants")[2].partition("\n## ")[0]
+    section, _, beside = section.partition("`proving/mutants/suites`")
+    suites = sorted(path.stem for path in (ROOT / "proving" / "mutants" / "suites").glob("*.patch"))
+    assert [match["name"] for match in ROW.finditer(beside)] == suites
     patches = sorted(path.stem for path in (ROOT / "proving" / "mutants").glob("*.patch"))
     assert [match["name"] for match in ROW.finditer(section)] == patches
 
