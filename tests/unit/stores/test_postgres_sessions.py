@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,7 +18,7 @@ from pooler_lab import (
     refuses_settings,
 )
 from postgres_lab import GUARDED, shared_server
-from postgres_store_lab import PostgresStores, lab
+from postgres_store_lab import PostgresStores, lab, until
 
 from domicile.backends.registry import OpenOptions, shown_url, store_backend
 from domicile.core.state.txn import Changes, Committed, Put, Unknown
@@ -26,7 +27,8 @@ from domicile.ports.store import NeedsTicks
 from domicile.stores.postgres import client as store_client
 from domicile.stores.postgres import schema
 from domicile.stores.postgres import store as store_module
-from domicile.stores.postgres.store import PostgresStore
+from domicile.stores.postgres.line import ConnectionLine, LineJob
+from domicile.stores.postgres.store import PostgresStore, WatchedRows
 from domicile.testing.suites.store import after, put, returned
 
 LIMIT_S = 120.0
@@ -244,6 +246,91 @@ def test_commits_that_wait_side_by_side_go_together() -> None:
                 "SELECT count(DISTINCT at) FROM domicile_store.txn WHERE at > $1", before
             )
             assert calls <= 4
+
+    run(scenario)
+
+
+def test_a_commit_that_was_sent_when_the_store_closes_is_unknown() -> None:
+    async def scenario(stores: PostgresStores) -> None:
+        store, other = stores.client("a"), stores.client("b")
+        await put(store, b"k", b"")
+        await store.proxy.hold()
+        sent = asyncio.ensure_future(store.commit([], [Put(b"k", b"sent")]))
+        waits = asyncio.ensure_future(store.grant("l", 600.0))
+        await asyncio.sleep(0)
+        await until(lambda: len(store._writes()._line._jobs) == 1)
+        await store.close()
+        assert await sent == Unknown()
+        with pytest.raises(StoreUnavailable):
+            await waits
+        await store.proxy.release()
+        assert await other.get(b"k") is not None
+
+    run(scenario)
+
+
+def test_a_commit_that_is_late_does_not_end_those_that_went_with_it() -> None:
+    """Each caller has its own time, and what never began is not sent."""
+
+    class Connection:
+        def is_closed(self) -> bool:
+            return False
+
+        def terminate(self) -> None: ...
+
+    async def main() -> None:
+        begun: list[int] = []
+        answers = asyncio.Event()
+
+        async def open(left_s: float) -> Any:
+            return Connection()
+
+        async def do(connection: Any, jobs: Sequence[LineJob]) -> Sequence[object]:
+            begun.append(len(jobs))
+            await answers.wait()
+            return [f"done in {job.deadline}" for job in jobs]
+
+        def job(left_s: float) -> LineJob:
+            part = schema.operation_columns([], [Put(b"k", b"")])
+            return LineJob(do, time.monotonic() + left_s, 0, part=part, unknown=Unknown())
+
+        line = ConnectionLine(open, lambda error: StoreUnavailable(), lambda: None, "line")
+        short, long = job(0.1), job(LIMIT_S)
+        async with asyncio.timeout(LIMIT_S):
+            both = [asyncio.ensure_future(line.do(one)) for one in (short, long)]
+            assert await both[0] == Unknown()
+            third = job(0.1)
+            behind = asyncio.ensure_future(line.do(third))
+            await until(lambda: time.monotonic() > third.deadline)
+            answers.set()
+            assert await both[1] == f"done in {long.deadline}"
+            with pytest.raises(StoreUnavailable, match="did not begin"):
+                await behind
+            assert begun == [2]
+            await line.close()
+
+    asyncio.run(main())
+
+
+def test_a_hint_that_comes_while_a_watch_reads_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(stores: PostgresStores) -> None:
+        monkeypatch.setattr(store_module, "PULSE_S", 10 * LIMIT_S)
+        store, other = stores.client("a"), stores.client("b")
+        revision = await put(store, b"k", b"")
+        read, heard_at = store.changes, store._heard_at
+
+        async def changes(*what: Any) -> WatchedRows:
+            found = await read(*what)
+            if store._heard_at == heard_at:
+                await put(other, b"k", b"while it was read")
+                await until(lambda: store._heard_at > heard_at)
+            return found
+
+        monkeypatch.setattr(store, "changes", changes)
+        found = await anext(store.watch(b"", revision))
+        assert found.revision == revision + 1
 
     run(scenario)
 

@@ -38,6 +38,11 @@ MOST_BYTES = 1024 * 1024
 ENDING_S = 1.0
 """Seconds for a statement to end whose connection was taken away."""
 
+_TOO_LATE = (
+    "this call did not begin: those before it took all of its time; look at the load of the "
+    "store's server, then try again"
+)
+
 _UNSURE = ("08", "57")
 """Classes of SQLSTATE after which a statement may have committed: its session was ended."""
 
@@ -134,7 +139,7 @@ class ConnectionLine:
             try:
                 await self._do(jobs)
             except BaseException:
-                # Only a bug or the end of this task comes here; nobody may wait for ever.
+                # Only a bug, or the end of this task, comes here; nobody may wait for ever.
                 _fail(jobs, StoreUnavailable("the store's client was closed during this call"))
                 raise
 
@@ -144,6 +149,8 @@ class ConnectionLine:
             job = self._jobs[0]
             if job.future.done():
                 self._jobs.popleft()
+            elif job.deadline <= time.monotonic():
+                _fail((self._jobs.popleft(),), StoreUnavailable(_TOO_LATE))
             elif not taken or job.joins(taken):
                 taken.append(self._jobs.popleft())
             else:
@@ -151,8 +158,17 @@ class ConnectionLine:
         return taken
 
     async def _do(self, jobs: Sequence[LineJob]) -> None:
-        deadline = min(job.deadline for job in jobs)
+        deadline = max(job.deadline for job in jobs)
         begun = False
+
+        def late(job: LineJob) -> None:
+            # The others still have time.
+            self._settle((job,), self._explained(TimeoutError()), unsure=begun)
+
+        now, call_later = time.monotonic(), asyncio.get_running_loop().call_later
+        timers = [
+            call_later(job.deadline - now, late, job) for job in jobs if job.deadline < deadline
+        ]
         try:
             connection = await self._connected(deadline)
             begun = True
@@ -162,10 +178,17 @@ class ConnectionLine:
         except Exception as error:
             log.exception("the store met something unexpected")
             self._failed(jobs, error, begun)
+        except asyncio.CancelledError:
+            closed = StoreUnavailable("the store's client was closed during this call")
+            self._settle(jobs, closed, unsure=begun)
+            raise
         else:
             for job, result in zip(jobs, results, strict=True):
                 if not job.future.done():
                     job.future.set_result(result)
+        finally:
+            for timer in timers:
+                timer.cancel()
 
     async def _connected(self, deadline: float) -> RawConnection:
         if not self.connected:
@@ -205,6 +228,10 @@ class ConnectionLine:
             self._drop()
         said = error if isinstance(error, StoreError) else self._explained(error)
         unsure = begun and not refused and not isinstance(error, DomicileError)
+        self._settle(jobs, said, unsure=unsure)
+
+    def _settle(self, jobs: Sequence[LineJob], said: Exception, *, unsure: bool) -> None:
+        """Tell those that still wait what became of their jobs. `unsure`: they may have run."""
         for job in jobs:
             if unsure and job.unknown is not None:
                 if not job.future.done():

@@ -122,6 +122,8 @@ class PostgresStore:
         self._watched = asyncio.Event()
         self._pulse: asyncio.Task[None] | None = None
         self._heard_at = time.monotonic()
+        self.hints, self.hinted = 0, 0
+        """How often the store was heard of, and the newest revision that it then had."""
         self._closed = False
 
     async def get(self, key: bytes) -> Item | None:
@@ -323,6 +325,7 @@ class PostgresStore:
             self._standby.saw(age)
 
     def _woken(self, newest: int) -> None:
+        self.hints, self.hinted = self.hints + 1, max(self.hinted, newest)
         for watch in tuple(self._watches):
             watch.changed(newest)
 
@@ -365,6 +368,7 @@ class PostgresStore:
 
     def _rewound(self, generation: int, error: StoreError) -> None:
         self._generation = max(self._generation, generation)
+        self.hinted = 0
         self._meter.count("store.rewound")
         self._break(error)
 
@@ -390,7 +394,6 @@ class _Watch:
         self._generation = generation
         self._found: deque[Changes] = deque()
         self._error: StoreError | None = None
-        self._newest = 0
         self._waiter: asyncio.Future[None] | None = None
         self._read = False
 
@@ -418,7 +421,7 @@ class _Watch:
     async def _look(self) -> None:
         """Take new commits; if there are none, wait until there may be some."""
         self._check()
-        hinted = self._newest
+        hints = self._store.hints
         try:
             read = await self._store.changes(self._prefix, self._seen, self._generation)
         except StoreError as error:
@@ -429,8 +432,9 @@ class _Watch:
         if read.changes:
             return
         self._seen = max(self._seen, read.upto)
-        # There may be more: too much for one read, or hinted at meanwhile.
-        if self._seen >= read.newest and self._newest == hinted:
+        # There may be more: too much for one read, or hinted at while this watch did not wait.
+        hinted = self._store.hints != hints and self._store.hinted > self._seen
+        if self._seen >= read.newest and not hinted:
             await self._wait()
             self._check()
 
@@ -451,8 +455,7 @@ class _Watch:
 
     def changed(self, newest: int) -> None:
         """The store has commits up to a revision; they may concern this watch."""
-        self._newest = max(self._newest, newest)
-        if self._newest > self._seen and self._waiter is not None and not self._waiter.done():
+        if newest > self._seen and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def break_off(self, error: StoreError) -> None:
