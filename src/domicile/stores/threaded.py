@@ -6,11 +6,12 @@ shares nothing with the client on the main loop, so a blocked loop does not dela
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-from domicile.core.state.txn import At, Condition, Conflict, Item, Outcome, Put, Write
+from domicile.core.state.txn import At, Condition, Conflict, Item, Outcome, Put, Unknown, Write
 from domicile.errors import StoreUnavailable
 from domicile.ports.store import Kept
 from domicile.stores.loop_thread import LoopThread
@@ -45,12 +46,19 @@ class LoopThreadedStore:
         self._make, self._prefix = make, prefix
         self._thread = LoopThread(name)
         self._client: LeaseClient | None = None
+        self._closed = False
+        """Whether this ends what runs: then its callers are told as by any lost connection."""
 
     def keep(self, lease: str, key: bytes) -> Future[Kept]:
         """As `ThreadedStore.keep`."""
 
         async def kept() -> Kept:
-            found = await self._opened().keep(lease, self._prefix + key)
+            try:
+                found = await self._opened().keep(lease, self._prefix + key)
+            except asyncio.CancelledError:
+                if self._closed:
+                    raise self._away() from None
+                raise
             if found.item is None:
                 return found
             item = found.item
@@ -64,13 +72,19 @@ class LoopThreadedStore:
         conditions = [At(inner, revision)] if revision else []
 
         async def written() -> Outcome:
-            outcome = await self._opened().commit(conditions, [Put(inner, value, lease)])
+            try:
+                outcome = await self._opened().commit(conditions, [Put(inner, value, lease)])
+            except asyncio.CancelledError:
+                if self._closed:
+                    return Unknown()
+                raise
             return Conflict(key) if isinstance(outcome, Conflict) else outcome
 
         return self._submit(written)
 
     def close(self) -> None:
         """Close the second client and end the thread. Returns at once."""
+        self._closed = True
         self._thread.close(self._close_client)
 
     async def _close_client(self) -> None:
@@ -88,5 +102,8 @@ class LoopThreadedStore:
             return self._thread.submit(work)
         except RuntimeError:
             refused: Future[T] = Future()
-            refused.set_exception(StoreUnavailable("the store's client is closed"))
+            refused.set_exception(self._away())
             return refused
+
+    def _away(self) -> StoreUnavailable:
+        return StoreUnavailable("the store's client is closed")
