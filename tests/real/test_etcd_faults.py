@@ -451,6 +451,23 @@ def test_a_call_of_several_requests_is_of_one_history(monkeypatch: pytest.Monkey
     run(main)
 
 
+def test_a_store_that_closes_while_it_connects_leaves_no_connection() -> None:
+    async def main() -> None:
+        async with etcd_lab() as stores:
+            store = stores.client("a")
+            await stores.slow(0.1)
+            connections = store.client.connections
+            asked = asyncio.ensure_future(store.commit([], [Put(b"late", b"")]))
+            await until(connections._opening.locked)
+            await store.close()
+            with pytest.raises(StoreUnavailable, match="closed"):
+                await asked
+            assert connections._session is None
+            assert await stores.client("b").get(b"late") is None
+
+    run(main)
+
+
 def test_no_revision_is_the_revision_of_an_absent_key() -> None:
     async def main() -> None:
         async with etcd_lab() as stores:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from redis.asyncio.connection import Connection
 from redis_lab import RedisProcess, RedisStores, lab, programs, server, shared
 
 from domicile.backends.registry import shown_url
@@ -218,6 +219,34 @@ def test_a_server_that_starts_on_an_older_file_has_rewound(
         assert item.value == (b"instead" if overtaken else b"kept")
         # A client goes on in the history that is there now.
         assert isinstance(await store.commit([], [Put(b"k", b"more")]), Committed)
+
+    run(process, scenario)
+
+
+def test_a_store_that_closes_while_it_connects_leaves_no_connection(
+    process: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(stores: RedisStores) -> None:
+        began, goes_on = asyncio.Event(), asyncio.Event()
+        connect = Connection._connect
+
+        async def slow(connection: Connection) -> None:
+            began.set()
+            await goes_on.wait()
+            await connect(connection)
+
+        monkeypatch.setattr(Connection, "_connect", slow)
+        store = store_at(process.url)
+        asked = asyncio.ensure_future(store.commit([], [Put(b"late", b"")]))
+        await began.wait()
+        await store.close()
+        goes_on.set()
+        with pytest.raises(StoreUnavailable, match="closed"):
+            await asked
+        (connection,) = store.server._pool._available_connections
+        assert not connection.is_connected
+        with pytest.raises(StoreUnavailable, match="closed"):
+            store.beside()
 
     run(process, scenario)
 

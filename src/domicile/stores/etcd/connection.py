@@ -324,6 +324,9 @@ class EtcdConnections:
                 if tried % count == 0:
                     await self._after_round(error, until)
             else:
+                if self._closed:
+                    await session.channel.close()
+                    raise StoreUnavailable(self._closed_text())
                 self._session = session
                 return session
 

@@ -298,6 +298,9 @@ class RedisServer:
             if _ended(connection):
                 await connection.disconnect(nowait=True)
                 await connection.connect()
+            if self._closed:
+                # While it connected; nothing would close it later.
+                raise self._closed_error()
             yield connection
         except BaseException as error:
             # An answer that nobody waits for must not be taken for the next call's.
@@ -307,9 +310,12 @@ class RedisServer:
         finally:
             await pool.release(connection)
 
+    def _closed_error(self) -> StoreUnavailable:
+        return StoreUnavailable(f"the store {self.shown} is closed; make another one")
+
     def _connections(self) -> Any:
         if self._closed:
-            raise StoreUnavailable(f"the store {self.shown} is closed; make another one")
+            raise self._closed_error()
         if self._pool is None:
             self._pool = _pool(self._address, self._op_timeout_s)
         return self._pool

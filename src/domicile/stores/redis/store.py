@@ -170,6 +170,7 @@ class RedisStore:
 
     def beside(self, prefix: bytes = b"") -> LoopThreadedStore:
         """As `OffersThreads.beside`: a second client on a loop of its own, one for each prefix."""
+        self._check_open()
         generation = self._calls.generation
         before = self._sides.get(prefix)
         if before is not None and before[0] == generation:
