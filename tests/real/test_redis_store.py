@@ -422,6 +422,25 @@ def test_a_server_that_evicts_is_refused(process: RedisProcess) -> None:
     assert "`maxmemory-policy noeviction`" in said
 
 
+def test_a_server_that_was_replaced_while_nobody_asked_is_looked_at_again(
+    process: RedisProcess,
+) -> None:
+    async def scenario(stores: RedisStores) -> None:
+        store = store_at(process.url)
+        try:
+            await put(store, b"k", b"")
+            process.kill()
+            process._settings = ("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
+            # The loop turns meanwhile, and sees the end of the connection.
+            await asyncio.to_thread(process.start)
+            with pytest.raises(StoreUnavailable, match="maxmemory-policy noeviction"):
+                await store.get(b"k")
+        finally:
+            await store.close()
+
+    run(process, scenario)
+
+
 def test_a_full_server_does_nothing_by_halves(process: RedisProcess) -> None:
     async def scenario(stores: RedisStores) -> None:
         store = stores.client("a")

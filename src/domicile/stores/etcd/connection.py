@@ -324,7 +324,7 @@ class EtcdConnections:
                 if tried % count == 0:
                     await self._after_round(error, until)
             else:
-                if self._closed:
+                if self.closed:
                     await session.channel.close()
                     raise StoreUnavailable(self._closed_text())
                 self._session = session

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 
@@ -93,7 +94,8 @@ class EtcdStore:
             return known
         for key in [key for key in self._sides if key[1] != generation]:
             self._sides.pop(key).close()
-        make = partial(EtcdClient, self._process, generation)
+        # A meter need not be thread-safe.
+        make = partial(EtcdClient, replace(self._process, meter=NoMeter()), generation)
         name = f"domicile-store-keep {self._process.by}"
         side = self._sides[(prefix, generation)] = LoopThreadedStore(make, prefix, name)
         return side
@@ -134,12 +136,12 @@ class EtcdStore:
     def _noticed(self) -> None:
         """A client on some event loop has found a rewind."""
         self._numbers.clear()
-        self._meter.count("store.rewound")
         assert self._loop is not None
         with suppress(RuntimeError):  # the loop has ended, and with it all watches
             self._loop.call_soon_threadsafe(self._break_watches)
 
     def _break_watches(self) -> None:
+        self._meter.count("store.rewound")
         error: StoreError = self.history.error()
         self._meter.count("store.watches_broken", len(self._waiting))
         for watch in tuple(self._waiting):

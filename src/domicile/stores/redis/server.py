@@ -196,6 +196,8 @@ class RedisServer:
         self._pool: Any = None
         self._checked = False
         self._check = asyncio.Lock()
+        self._readers: dict[Any, asyncio.StreamReader | None] = {}
+        """What each connection of the pool last read from."""
         self._told: list[str] = []
         self._closed = False
 
@@ -298,6 +300,10 @@ class RedisServer:
             if _ended(connection):
                 await connection.disconnect(nowait=True)
                 await connection.connect()
+            reader = _reader(connection)
+            if self._readers.setdefault(connection, reader) is not reader:
+                # The library has connected again; the server may be another one.
+                self._readers[connection], self._checked = reader, False
             if self._closed:
                 # While it connected; nothing would close it later.
                 raise self._closed_error()
@@ -438,8 +444,13 @@ def _ended(connection: Any) -> bool:
 
     Without this, the first commit after a restart of the server would be unknown.
     """
-    reader: asyncio.StreamReader | None = getattr(connection, "_reader", None)
+    reader = _reader(connection)
     return reader is not None and (reader.at_eof() or reader.exception() is not None)
+
+
+def _reader(connection: Any) -> asyncio.StreamReader | None:
+    found: asyncio.StreamReader | None = getattr(connection, "_reader", None)
+    return found
 
 
 def _inside(error: BaseException) -> bool:
