@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from redis.asyncio.connection import Connection
-from redis_lab import RedisProcess, RedisStores, lab, programs, server, shared
+from redis_lab import RedisProcess, RedisStores, free_port, lab, programs, server, shared
 
 from domicile.backends.registry import shown_url
 from domicile.core.state.txn import Absent, Committed, Delete, Item, Put, Unknown
@@ -396,7 +396,8 @@ def test_what_a_replica_and_a_cluster_node_tell(process: RedisProcess) -> None:
     with server("--replicaof", f"127.0.0.1 {process.port}") as replica:
         said = asyncio.run(refused(replica.url))
         assert "on a replica, which takes no writes; name its primary" in said
-    with server("--cluster-enabled", "yes") as node:
+    # Its port among nodes is 10,000 above the other one, unless it is given: too high for some.
+    with server("--cluster-enabled", "yes", "--cluster-port", str(free_port())) as node:
         assert "hash slot not served" in asyncio.run(refused(node.url)).lower()
         node.ask("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
         # One node that has the store's slot works, as all keys are in one slot.
