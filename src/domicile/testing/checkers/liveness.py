@@ -30,6 +30,9 @@ PLACE_S = 9.0
 PATIENT_S = STUCK_S
 """Asks with a shorter timeout, in seconds, may fail because of that timeout."""
 
+NOTICED_S = 0.1
+"""Seconds in which a home that a journal refused before, and that drops anew, may answer."""
+
 REFUSED_S = 1.0
 """Seconds within which `not_executed` is a refusal (overload, cycle, depth), not a vain wait."""
 
@@ -141,6 +144,9 @@ def _judge_asks(
     written: dict[_Key, float] = {}
     refused: dict[tuple[str, int], float] = {}
     outrun: dict[tuple[str, int, int, str], None] = {}
+    overdue: dict[tuple[str, int, int, str], None] = {}
+    late: dict[_Key, tuple[str, int, int, str]] = {}
+    again: dict[tuple[str, int, int, str], float] = {}
     for event in history.of("submit", "write", "outcome", "claim", "append", "settle"):
         fields = event.fields
         if event.kind in ("claim", "append", "settle"):
@@ -152,6 +158,10 @@ def _judge_asks(
                 is_behind = reading.rewound_at is not None or reading.is_raised
                 if is_behind and event.at >= settled_at:
                     refused[home[:2]] = event.at
+                elif is_behind:
+                    # Its handlers may outlast the drain deadline, and the drop be reverted: then it
+                    # is at its next first use, in the calm, that the home drops the shard again.
+                    overdue[home] = None
             continue
         key = (fields["inc"], fields["role"], fields["shard"], fields["n"])
         if event.kind == "submit":
@@ -161,10 +171,17 @@ def _judge_asks(
             continue
         if event.kind == "write":
             written[key] = event.at
+            home = (*key[1:3], fields["epoch"], fields["to"])
+            if home in overdue:
+                late[key] = home
             continue
         submit = asks.pop(key, None)
         if submit is None or event.at < settled_at:
             continue
+        if key in late and fields["outcome"] == "maybe_executed":
+            first_at = again.setdefault(late[key], event.at)
+            if event.at <= first_at + NOTICED_S:
+                continue
         if refused.get(key[1:3], submit.at - 1.0) < submit.at:
             written_at = written.pop(key, submit.at)
             _judge_ask(found, reading, key, submit, event, slow, written_at, settled_at)
