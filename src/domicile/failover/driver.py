@@ -112,6 +112,39 @@ class Guard(Protocol):
         ...
 
 
+class ServerGate(Protocol):
+    """What a guard does to its server, by connections of its own. A driver brings one (F3).
+
+    It runs in the guard's process. It must not need the agent, its driver, or the store.
+    """
+
+    async def unlock(self, epoch: int, run: str, quorum: WriteQuorum | None) -> None:
+        """Accept writes in this epoch, if the server has this run and is promoted; an error if
+        not. With a quorum: acknowledge only what it has (F12). Also to change the quorum."""
+        ...
+
+    async def lock(self) -> None:
+        """Refuse writes and end open sessions, whatever the server is now. Repeated until it
+        returns: a server that is down or gone is locked."""
+        ...
+
+
+class ServerProcess(Protocol):
+    """The server's process. Its parent is the guard where Domicile starts it (F2)."""
+
+    async def start(self) -> None:
+        """Start the server if it does not run; it answers or has failed when this returns."""
+        ...
+
+    async def stop(self, *, immediate: bool) -> None:
+        """Stop the server; `immediate`: without a last word to anyone (F3). Returns when it is gone."""
+        ...
+
+    async def running(self) -> bool:
+        """Whether the process lives."""
+        ...
+
+
 class ServerNotes(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an agent keeps beside its server's data."""
 
