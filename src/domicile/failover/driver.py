@@ -137,7 +137,7 @@ class ServerProcess(Protocol):
         ...
 
     async def stop(self, *, immediate: bool) -> None:
-        """Stop the server; `immediate`: without a last word to anyone (F3). Returns when it is gone."""
+        """Stop the server, and return when it is gone; `immediate`: no last word to anyone (F3)."""
         ...
 
     async def running(self) -> bool:
