@@ -44,8 +44,8 @@ from domicile.ports.journal import (
 )
 
 BATCHES = 4
-"""Batches of one journal on their way. One that waits for a row takes no place: it is of a shard
-that was busy, or is being settled, and each shard has at most one."""
+"""Batches on their way to a journal that can write several at once. One that waits for a row takes
+no place: it is of a shard that was busy, or is being settled, and each shard has at most one."""
 
 BATCH_WRITES = 1_024
 BATCH_BYTES = 1 << 20
@@ -165,15 +165,15 @@ WriterEffect = SendBatch | SettleBatch | WriteDone | LineFenced | LineChecked
 
 
 class Batches:
-    """The lines of one owner to one journal."""
+    """The lines of one owner to one journal, which takes so many batches at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: int = BATCHES) -> None:
         self._lines: dict[ShardKey, ShardLine] = {}
         self._ready: dict[ShardLine, None] = {}
         """Lines that may send, in the order in which they could."""
         self._flights: dict[tuple[int, ShardKey], _Flight] = {}
         self._number = 0
-        self._free = BATCHES
+        self._free = places
         """Places for batches that do not wait for a row."""
         self.is_over = False
 
@@ -413,12 +413,17 @@ def _end(writes: Sequence[PendingWrite], outcome: WriteOutcome) -> Iterator[Writ
 
 def _written(part: Sequence[PendingWrite], done: Written) -> Iterator[WriterEffect]:
     """What was joined, taken apart: each write learns the numbers after its own events."""
+    if len(part) == 1:
+        part[0].outcome = done
+        yield WriteDone(part[0])
+        return
     seqs = sum([counted(pending.write) for pending in part])
     offsets = sum([placed(pending.write) for pending in part])
     for pending in part:
         seqs -= counted(pending.write)
         offsets -= placed(pending.write)
-        yield from _end([pending], Written(done.seq - seqs, done.offset - offsets))
+        pending.outcome = Written(done.seq - seqs, done.offset - offsets)
+        yield WriteDone(pending)
 
 
 def _joins(part: Sequence[PendingWrite], write: JournalWrite) -> bool:

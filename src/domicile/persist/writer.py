@@ -24,6 +24,7 @@ from domicile.entity.hosting.execution import OutcomeUnknown
 from domicile.entity.hosting.shard_host import ShardHost
 from domicile.errors import DomicileError, Fenced
 from domicile.persist.batches import (
+    BATCHES,
     TRIES,
     Batches,
     LineChecked,
@@ -48,6 +49,7 @@ from domicile.ports.journal import (
     Remembered,
     StoredReply,
     Wanted,
+    has_one_writer,
     is_immediate,
 )
 from domicile.ports.work import HeldOutput
@@ -178,7 +180,7 @@ class JournalWriter:
         self._check = check
         self._me = me
         self._immediate = is_immediate(journal)
-        self._batches = Batches()
+        self._batches = Batches(1 if has_one_writer(journal) else BATCHES)
         self._claims: dict[ShardKey, ShardClaim] = {}
         self._newest: dict[EntityKey, SentWrite] = {}
         """By entity: its newest write that is not over."""

@@ -186,7 +186,8 @@ class Journal(Protocol):
 
     Calls answer in the order of what they were asked. A call whose caller went away may still have
     its effect. A journal in the memory of this process whose calls never suspend may say so by an
-    attribute `immediate = True`.
+    attribute `immediate = True`. One that writes one batch after the other anyway may say
+    `one_writer = True`: what comes meanwhile goes with the next batch then, which is larger.
     """
 
     async def claim(self, claims: Sequence[Claim]) -> Sequence[int | None]:
@@ -392,3 +393,8 @@ def is_comparable(journal: Journal) -> TypeGuard[ComparableJournal]:
 def is_immediate(journal: Journal) -> bool:
     """Whether the calls of a journal end within the call, without suspending."""
     return bool(getattr(journal, "immediate", False))
+
+
+def has_one_writer(journal: Journal) -> bool:
+    """Whether a journal writes one batch after the other."""
+    return bool(getattr(journal, "one_writer", False))

@@ -55,6 +55,7 @@ class Faulty(MemoryJournal):
     """A journal whose next calls get lost before or after they had their effect."""
 
     immediate = False
+    one_writer = False
 
     def __init__(self, pause: Callable[[], Awaitable[None]] | None = None) -> None:
         super().__init__(pause=pause)
@@ -525,6 +526,28 @@ def test_a_claim_whose_caller_never_goes_on_ends_with_the_writer() -> None:
         await writer.close()
         assert ended.is_set()
         handler.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("one_writer", [False, True])
+def test_a_journal_with_one_writer_gets_one_batch_at_a_time(one_writer: bool) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        journal = Faulty(gate)
+        journal.one_writer = one_writer
+        desk, homes = Desk(journal), [Home(shard) for shard in range(1, 5)]
+        for home in homes:
+            await desk.claimed(home)
+        gate.shut()
+        sending: list[asyncio.Task[object]] = []
+        for home in homes:
+            sending.append(asyncio.create_task(desk.write(home, str(home.shard), 0, b"1")))
+            await turns()
+        gate.open()
+        assert await asyncio.gather(*sending) == [Written(1, 1)] * 4
+        writes = [len(batch.writes) for batch in journal.batches]
+        assert writes == ([1, 3] if one_writer else [1, 1, 1, 1])
 
     run(scenario)
 

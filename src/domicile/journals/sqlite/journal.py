@@ -135,6 +135,8 @@ class SqliteJournal:
     for tests: it blocks the writing thread between the checks of a batch and its writes.
     """
 
+    one_writer = True
+
     def __init__(
         self,
         path: Path,
