@@ -165,7 +165,7 @@ def timed(one: PlanInput, repeats: int) -> tuple[float, int]:
     took: list[float] = []
     count = 0
     for _ in range(repeats):
-        strategies.wanted.cache_clear()
+        strategies.forget()
         began = time.process_time()
         count = len(plan(one, NOW, SETTINGS).decisions)
         took.append(time.process_time() - began)
@@ -174,7 +174,7 @@ def timed(one: PlanInput, repeats: int) -> tuple[float, int]:
 
 def peak_bytes(one: PlanInput) -> int:
     """The most memory that a plan holds at once, its result included."""
-    strategies.wanted.cache_clear()
+    strategies.forget()
     tracemalloc.start()
     try:
         plan(one, NOW, SETTINGS)

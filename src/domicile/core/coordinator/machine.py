@@ -56,7 +56,8 @@ from domicile.core.placement.model import (
     RoleInput,
     timed_inputs,
 )
-from domicile.core.placement.plan import Slices, plan_in_slices
+from domicile.core.placement.plan import plan_in_slices
+from domicile.core.placement.slices import Slices
 from domicile.core.state.cluster_view import (
     BlockChanged,
     ClientGone,

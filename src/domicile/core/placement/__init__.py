@@ -17,6 +17,7 @@ to no node that lacks it while another node that can receive has it (DX-26).
                 round
 - `strategies`  preferences by name (`consistent_ring`, `ranges`) and the type of a user's own
                 function
+- `slices`      how long work makes pauses
 - `versions`    which version is newer, and which one may receive
 - `suspicion`   which entity or shard is blamed for the deaths of owners, and is put away (DX-20,
                 DX-24)

@@ -6,9 +6,8 @@ committed, and under which conditions (C4). A plan never reads the store and rem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import fsum
-from typing import TypeVar
 
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.placement import model, strategies, versions
@@ -29,6 +28,7 @@ from domicile.core.placement.model import (
     Revert,
     heard,
 )
+from domicile.core.placement.slices import PAUSE, Slices, at_once
 from domicile.core.placement.strategies import Seat, Situation
 from domicile.core.placement.suspicion import judge
 from domicile.core.state.records import NodeRecord
@@ -43,24 +43,9 @@ MOST_CAPACITY = 1e6
 """I6: a record's capacity counts up to this, so that no sum of capacities overflows."""
 
 
-PAUSE = 2_048
-"""Shards that are placed between two pauses of a plan."""
-
-T = TypeVar("T")
-Slices = Generator[int, None, T]
-"""Work that can pause. Each number says about how many shards it has handled since the last."""
-
-
 def plan(view: PlanInput, now: float, settings: Settings) -> Plan:
     """The changes that are wanted now."""
-    found: list[Plan] = []
-
-    def all_slices() -> Slices[None]:
-        found.append((yield from plan_in_slices(view, now, settings)))
-
-    for _ in all_slices():
-        pass
-    return found[0]
+    return at_once(plan_in_slices(view, now, settings))
 
 
 def plan_in_slices(view: PlanInput, now: float, settings: Settings) -> Slices[Plan]:
@@ -128,9 +113,11 @@ class _Round:
             if len(self._targets) < len(self._open)
             else None
         )
-        self._wanted = self._ask_strategy()
+        self._places: Sequence[str] | None = None
+        """The ids of the nodes where a named strategy wants the shards."""
 
     def decide(self) -> Slices[Plan]:
+        yield from self._ask_strategy()
         suspicions, away = judge(self._part, self._homeless, self._settings)
         quarantines = [Quarantine(ShardKey(self._role, shard), one) for shard, one in away.items()]
         yield len(self._homeless)
@@ -194,26 +181,26 @@ class _Round:
     def _add(self, node: Incarnation, count: int) -> None:
         self._load[node] = self._load.get(node, 0) + count
 
-    def _ask_strategy(self) -> Callable[[int], Incarnation | None]:
-        """Where a shard belongs, if that node may receive it now; None: on the least loaded node.
+    def _ask_strategy(self) -> Slices[None]:
+        """Named strategies count silent nodes too: a pause of two seconds must not shift ranges.
 
-        Named strategies count silent nodes too: a pause of two seconds must not shift ranges.
+        While versions are mixed, places change with each new node: only the load counts (SM-14).
         """
-        advice = self._part.advice
-        if self._part.undecided:
-            return lambda shard: None
-        if advice is not None:
-            return lambda shard: self._target(shard, advice.get(shard, ""))
-        seats = {record.node: _capacity(record) for record in self._willing.values()}
-        found = strategies.wanted(
-            self._view.strategy, self._role, len(self._part.entries), tuple(seats.items())
-        )
-        # While versions are mixed, places change with each new node: only the load counts (SM-14).
-        if found is None or self._mixed:
-            return lambda shard: None
-        return lambda shard: self._target(shard, found[shard])
+        if not (self._part.undecided or self._mixed) and self._part.advice is None:
+            seats = {record.node: _capacity(record) for record in self._willing.values()}
+            self._places = yield from strategies.wanted(
+                self._view.strategy, self._role, len(self._part.entries), tuple(seats.items())
+            )
 
-    def _target(self, shard: int, id: str) -> Incarnation | None:
+    def _wanted(self, shard: int) -> Incarnation | None:
+        """Where a shard belongs, if that node may receive it now; None: on the least loaded
+        node."""
+        if self._places is not None:
+            id = self._places[shard]
+        elif self._part.advice is not None and not self._part.undecided:
+            id = self._part.advice.get(shard, "")
+        else:
+            return None
         node = self._target_ids.get(id)
         return node if node is not None and self._fits(shard, node) else None
 
@@ -357,7 +344,9 @@ class _Round:
         )
         chosen: dict[int, Incarnation] = {}
         rest: list[int] = []
-        for shard in self._serving if departing else ():
+        for done, shard in enumerate(self._serving if departing else (), 1):
+            if not done % PAUSE:
+                yield PAUSE
             owner = self._part.entries[shard].owner
             if owner not in departing or self._view.nodes[owner].status == "evicted":
                 continue

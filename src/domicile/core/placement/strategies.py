@@ -10,13 +10,13 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import lru_cache
 from itertools import accumulate
 from math import ceil, floor, fsum
 
 import xxhash
 
 from domicile.core.placement.balance import ULP
+from domicile.core.placement.slices import PAUSE, Slices
 from domicile.errors import ConfigError
 
 
@@ -62,6 +62,14 @@ it. A lower bound would make many shards move when a node joins and shares are s
 MOST_POINTS = 16_384
 """I6: points of one node, whatever capacity it claims."""
 
+Seats = tuple[tuple[str, float], ...]
+
+KEPT = 8
+"""I6: answers of named strategies that are kept."""
+
+_kept: dict[tuple[str, str, int, Seats], tuple[str, ...]] = {}
+"""Answers by their question, the one asked for last at the end."""
+
 
 def check_strategy(strategy: object) -> None:
     """Raise `ConfigError` unless this is the name of a strategy or a function."""
@@ -75,25 +83,33 @@ def check_strategy(strategy: object) -> None:
     )
 
 
-@lru_cache(maxsize=8)
-def wanted(
-    name: str, role: str, shards: int, seats: tuple[tuple[str, float], ...]
-) -> tuple[str, ...] | None:
+def wanted(name: str, role: str, shards: int, seats: Seats) -> Slices[tuple[str, ...] | None]:
     """The node id of each shard's place, by number; None if the strategy names no places.
 
-    `seats` are node ids, none twice, with capacities. Results are cached: membership changes
-    rarely, and every plan asks the same question.
+    `seats` are node ids, none twice, with capacities. Results are kept: membership changes rarely,
+    and every plan asks the same question.
     """
-    if not seats:
+    if name not in PLACES or not seats:
         return None
-    if name == "consistent_ring":
-        return _ring(role, shards, seats)
-    if name == "ranges":
-        return _ranges(shards, seats)
-    return None
+    question = (name, role, shards, seats)
+    found = _kept.pop(question, None)
+    if found is None:
+        if name == "ranges":
+            found = _ranges(shards, seats)
+        else:
+            found = yield from _ring(role, shards, seats)
+    _kept[question] = found
+    while len(_kept) > KEPT:
+        del _kept[next(iter(_kept))]
+    return found
 
 
-def _ring(role: str, shards: int, seats: tuple[tuple[str, float], ...]) -> tuple[str, ...]:
+def forget() -> None:
+    """Drop the answers that are kept, so that a measurement counts them."""
+    _kept.clear()
+
+
+def _ring(role: str, shards: int, seats: Seats) -> Slices[tuple[str, ...]]:
     """Each shard belongs to the next point clockwise whose node has room, in the order of numbers.
 
     A node's points depend on its own id and capacity alone. A node is full at `FULL` times its fair
@@ -105,12 +121,22 @@ def _ring(role: str, shards: int, seats: tuple[tuple[str, float], ...]) -> tuple
     room = {node: _room(shards * capacity / units) for node, capacity in seats}
     digest = xxhash.xxh3_64_intdigest
     owner: dict[int, str] = {}
+    points: list[int] = []
+    new: list[int] = []
     for node, capacity in sorted(seats):
         count = max(1, min(MOST_POINTS, round(capacity * POINTS)))
         prefix = b"node\x00%b\x00" % node.encode()
         for number in range(count):
-            owner.setdefault(digest(prefix + b"%d" % number), node)
-    points = sorted(owner)
+            point = digest(prefix + b"%d" % number)
+            if point not in owner:
+                owner[point] = node
+                new.append(point)
+        if len(new) >= PAUSE:
+            # Sorted in parts, so that the last sort only merges.
+            points += sorted(new)
+            yield len(new)
+            new = []
+    points = sorted(points + new)
     last, prefix = len(points), b"shard\x00%b\x00" % role.encode()
     found: list[str] = []
     for shard in range(shards):
@@ -121,6 +147,8 @@ def _ring(role: str, shards: int, seats: tuple[tuple[str, float], ...]) -> tuple
             node = owner[points[index]]
         room[node] -= 1
         found.append(node)
+        if not (shard + 1) % PAUSE:
+            yield PAUSE
     return tuple(found)
 
 
@@ -129,7 +157,7 @@ def _room(share: float) -> int:
     return max(floor(share * FULL + ULP), ceil(share - ULP) + SPARE)
 
 
-def _ranges(shards: int, seats: tuple[tuple[str, float], ...]) -> tuple[str, ...]:
+def _ranges(shards: int, seats: Seats) -> tuple[str, ...]:
     """One range of shard numbers per node, by capacity, in the order of node ids.
 
     Not in the order of age: a node that restarts under its id gets its range again. With the order

@@ -14,6 +14,7 @@ from domicile.core.ids import NOBODY, Incarnation
 from domicile.core.placement import plan, versions
 from domicile.core.placement.balance import round_limit
 from domicile.core.placement.model import Own, Plan
+from domicile.core.placement.slices import at_once
 from domicile.core.placement.strategies import NAMES as STRATEGIES
 from domicile.core.placement.strategies import wanted
 from domicile.core.state.shardmap import FREE, Entry
@@ -216,7 +217,7 @@ def test_at_rest_everything_that_can_be_is_in_its_place(world: World) -> None:
     if not willing:
         return
     seats = tuple((name, one.capacity) for name, one in willing.items())
-    places = wanted(world.strategy, "r", len(world.entries), seats)
+    places = at_once(wanted(world.strategy, "r", len(world.entries), seats))
     assert places is not None
     for entry, place in zip(world.entries, places, strict=True):
         reachable = willing[place].incarnation not in world.silent

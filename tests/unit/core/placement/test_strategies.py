@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from domicile.core.placement.slices import PAUSE, at_once
 from domicile.core.placement.strategies import (
     MOST_POINTS,
     NAMES,
+    POINTS,
     Situation,
     check_strategy,
     wanted,
@@ -31,7 +33,7 @@ def seats(names: Sequence[str], capacities: Sequence[float] = (1.0,) * 1_000) ->
 
 
 def places(name: str, shards: int, given: Seats) -> tuple[str, ...]:
-    found = wanted(name, "r", shards, given)
+    found = at_once(wanted(name, "r", shards, given))
     assert found is not None
     assert len(found) == shards
     return found
@@ -48,7 +50,7 @@ def test_the_ring_is_a_contract() -> None:
     """These must never change: a coordinator of another version would move nearly everything."""
     ring = places("consistent_ring", 16, (("a", 1.0), ("b", 1.0), ("c", 2.0)))
     assert "".join(ring) == "ccbbaccaaaccccac"
-    other = wanted("consistent_ring", "other", 16, (("a", 1.0), ("b", 1.0), ("c", 2.0)))
+    other = at_once(wanted("consistent_ring", "other", 16, (("a", 1.0), ("b", 1.0), ("c", 2.0))))
     assert other is not None
     assert "".join(other) == "cbcabbbbccbcbbaa"
 
@@ -159,9 +161,9 @@ def test_a_node_that_restarts_finds_its_range_again() -> None:
 
 
 def test_the_default_has_no_places_of_its_own() -> None:
-    assert wanted("least_shards", "r", 10, seats("ab")) is None
-    assert wanted("custom", "r", 10, seats("ab")) is None
-    assert wanted("ranges", "r", 10, ()) is None
+    assert at_once(wanted("least_shards", "r", 10, seats("ab"))) is None
+    assert at_once(wanted("custom", "r", 10, seats("ab"))) is None
+    assert at_once(wanted("ranges", "r", 10, ())) is None
 
 
 @pytest.mark.parametrize("strategy", [*NAMES, lambda situation: {}])
@@ -184,3 +186,13 @@ def test_names_and_functions_are_strategies(strategy: object) -> None:
 def test_anything_else_is_refused(strategy: object, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         check_strategy(strategy)
+
+
+@pytest.mark.parametrize("name", ["consistent_ring", "ranges"])
+def test_places_of_many_shards_are_found_in_slices(name: str) -> None:
+    nodes = tuple((f"node-{number}", 1.0) for number in range(200))
+    slices = list(wanted(name, "slices", 10_000, nodes))
+    if name == "consistent_ring":
+        assert len(slices) >= (10_000 + 200 * POINTS) // (2 * PAUSE)
+    assert all(handled <= 2 * PAUSE for handled in slices)
+    assert list(wanted(name, "slices", 10_000, nodes)) == [], "the answer is kept"
