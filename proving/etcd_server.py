@@ -20,6 +20,8 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
+from proving.freezing import freeze
+
 READY_S = 120.0
 ROOTS = count()
 """Each store has a root of its own."""
@@ -107,7 +109,7 @@ class EtcdServer:
     def freeze(self) -> None:
         """Stop it as it is."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        freeze(self._process.pid)
 
     def thaw(self) -> None:
         """Let it go on."""

@@ -17,6 +17,8 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+from proving.freezing import freeze
+
 READY_S = 120.0
 STOP_S = 20.0
 CONNECTIONS = 200
@@ -100,10 +102,8 @@ class PostgresServer:
     def freeze(self) -> None:
         """Stop all its processes."""
         # The main process first: it can then start no session that would be missed.
-        for pid in self.pids():
-            _send(pid, signal.SIGSTOP)
-        for pid in self.pids():
-            _send(pid, signal.SIGSTOP)
+        freeze(*self.pids()[:1])
+        freeze(*self.pids())
 
     def thaw(self) -> None:
         """Let all its processes go on."""

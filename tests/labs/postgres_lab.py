@@ -22,6 +22,8 @@ from pathlib import Path
 
 import pytest
 
+from proving.freezing import freeze
+
 READY_S = 120.0
 
 GUARDED = "guarded"
@@ -110,10 +112,8 @@ class PostgresServer:
         """Stop all its processes."""
         assert self._process is not None
         # The main process first: it can then start no session that would be missed.
-        os.kill(self._process.pid, signal.SIGSTOP)
-        for pid in _children(self._process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
+        freeze(self._process.pid)
+        freeze(*_children(self._process.pid))
 
     def thaw(self) -> None:
         """Let all its processes go on."""

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -150,7 +151,8 @@ class Clerk(Entity, name="clerk"):
     @handler
     async def stand_still(self) -> int:
         """Stop this whole process here, in the middle of a turn, until somebody continues it."""
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # To this thread: a signal to the process may be taken by another one, and this one runs on.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         return os.getpid()
 
 

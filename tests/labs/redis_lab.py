@@ -31,6 +31,7 @@ from domicile.ports.store import Store
 from domicile.stores.redis.server import RedisAddress
 from domicile.stores.redis.store import RedisStore
 from domicile.testing.suites.byte_proxy import ByteProxy
+from proving.freezing import freeze
 
 READY_S = 60.0
 META = 0
@@ -90,7 +91,7 @@ class RedisProcess:
     def freeze(self) -> None:
         """SIGSTOP."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        freeze(self._process.pid)
 
     def thaw(self) -> None:
         """SIGCONT."""

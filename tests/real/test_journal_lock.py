@@ -21,14 +21,15 @@ from domicile.testing.suites.journal import BOB, ENTITY, OLD, OTHER, B, batch, e
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux names the holder")
 
 HELD_UP = """
-import asyncio, os, signal, sys
+import asyncio, signal, sys, threading
 from pathlib import Path
 from domicile.journals.sqlite.journal import SqliteJournal
 from domicile.testing.suites.journal import ENTITY, OLD, batch, write
 
 def stand_still() -> None:
     print("stands still", flush=True)
-    os.kill(os.getpid(), signal.SIGSTOP)
+    # To this thread: a signal to the process may be taken by another one, and this one runs on.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 async def main() -> None:
     journal = SqliteJournal(Path(sys.argv[1]), "c", pause=stand_still)
