@@ -188,6 +188,7 @@ class EtcdStores:
         self._copied(snapshot, self.server.data)
 
     async def kill(self) -> None:
+        self.server.save()
         self.server.kill()
         self._down = True
 
@@ -211,6 +212,7 @@ class EtcdStores:
 
     def _copied(self, source: Path, target: Path) -> None:
         """The same member, so with the same cluster id: only its commits tell that it went back."""
+        self.server.save()
         self.server.kill()
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(source, target)
