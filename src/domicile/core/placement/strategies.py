@@ -105,7 +105,7 @@ def wanted(name: str, role: str, shards: int, seats: Seats) -> Slices[tuple[str,
 
 
 def forget() -> None:
-    """Drop the answers that are kept, so that a measurement counts them."""
+    """Drop the answers that are kept: for what must not depend on earlier questions."""
     _kept.clear()
 
 

@@ -22,6 +22,7 @@ from domicile.core.placement.strategies import (
     wanted,
 )
 from domicile.errors import ConfigError
+from domicile.testing import Sim
 
 NODES = st.lists(st.sampled_from([f"n{index}" for index in range(12)]), min_size=1, unique=True)
 CAPACITIES = st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.5]), min_size=12, max_size=12)
@@ -196,3 +197,11 @@ def test_places_of_many_shards_are_found_in_slices(name: str) -> None:
         assert len(slices) >= (10_000 + 200 * POINTS) // (2 * PAUSE)
     assert all(handled <= 2 * PAUSE for handled in slices)
     assert list(wanted(name, "slices", 10_000, nodes)) == [], "the answer is kept"
+
+
+def test_a_simulation_begins_without_answers_of_earlier_ones() -> None:
+    """Else a seed would have other pauses in a process that ran another one before."""
+    nodes = tuple((f"node-{number}", 1.0) for number in range(200))
+    at_once(wanted("consistent_ring", "slices", 10_000, nodes))
+    Sim(1, entities=[], nodes=0)
+    assert list(wanted("consistent_ring", "slices", 10_000, nodes))
