@@ -55,7 +55,7 @@ class PostgresBackend(Backend):
 
         return PostgresJournal(
             url, options.cluster, SystemClock(), shown=shown_url(url),
-            wait_s=options.op_timeout_s, reads_only=options.reads_only,
+            wait_s=options.op_timeout_s, reads_only=options.reads_only, serves=options.serves,
         )  # fmt: skip
 
 

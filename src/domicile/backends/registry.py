@@ -54,6 +54,8 @@ class OpenOptions:
     """Whether the process only reads: then its user need not be allowed to write."""
     lives: Callable[[Incarnation], Awaitable[bool]] | None = None
     """Whether the store has the record of an incarnation, for a journal that must know it (J3)."""
+    serves: bool = False
+    """Whether a node opens it: a journal then tells the log why it does not answer."""
 
 
 class Backend:

@@ -82,7 +82,7 @@ class SqliteBackend(Backend):
 
         return SqliteJournal(
             self.sqlite_file(url), options.cluster, wait_s=options.op_timeout_s,
-            lives=options.lives, reads_only=options.reads_only,
+            lives=options.lives, reads_only=options.reads_only, serves=options.serves,
         )  # fmt: skip
 
     def copy_journal(self, url: str, to: str) -> None:

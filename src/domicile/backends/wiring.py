@@ -28,7 +28,7 @@ from domicile.errors import ConfigError, StoreError
 from domicile.incarnation.context import Backends
 from domicile.membership.clock import SystemClock
 from domicile.ports.health import Health
-from domicile.ports.journal import Journal, JournalUnknown
+from domicile.ports.journal import Journal, JournalUnknown, tells_trouble
 from domicile.ports.meter import Meter, NoMeter
 from domicile.ports.store import Store
 from domicile.ports.transport import Transport
@@ -65,16 +65,16 @@ def check_urls(store: str, journal: str | None = None, durable: Sequence[str] = 
 async def check_journal(backends: Backends) -> None:
     """Open the journal before a process joins: a wrong file must be told at once.
 
-    A journal that does not answer now may do so later, so that is only logged.
+    A journal that does not answer now may do so later, so that is only logged: by the journal
+    itself, if it can.
     """
     if backends.journal is None:
         return
     try:
         await backends.journal.claim([])
     except JournalUnknown as error:
-        log.warning(
-            "durable entities wait until the journal answers, which it does not now: %s", error
-        )
+        if not tells_trouble(backends.journal):
+            log.warning("durable entities wait until their journal answers: %s", error)
     except BaseException:
         await backends.close()
         raise
@@ -102,7 +102,7 @@ def open_backends(
     meter = NoMeter() if meter is None else meter
     options = OpenOptions(by, cluster, store, settings.op_timeout_s, meter)
     opened = Namespace(backend.open_store(store, options), cluster)
-    options = replace(options, lives=partial(_lives, opened))
+    options = replace(options, lives=partial(_lives, opened), serves=True)
     return Backends(
         store=opened,
         transport=backend.transport(store, options)

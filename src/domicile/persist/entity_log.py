@@ -462,8 +462,9 @@ class EntityLog(ABC):
                 "committed here"
             )
         else:
+            why = "" if isinstance(outcome, WriteRefused) else "; the log of its node says why"
             self._failed = OutcomeUnknown(
-                f"the journal does not say whether events of {where} were stored"
+                f"the journal does not say whether events of {where} were stored{why}"
             )
         self._hooks = None
         self._forget_staged()

@@ -187,7 +187,8 @@ class Journal(Protocol):
     Calls answer in the order of what they were asked. A call whose caller went away may still have
     its effect. A journal in the memory of this process whose calls never suspend may say so by an
     attribute `immediate = True`. One that writes one batch after the other anyway may say
-    `one_writer = True`: what comes meanwhile goes with the next batch then, which is larger.
+    `one_writer = True`: what comes meanwhile goes with the next batch then, which is larger. One
+    that tells the log why it does not answer says `tells_trouble = True`.
     """
 
     async def claim(self, claims: Sequence[Claim]) -> Sequence[int | None]:
@@ -388,6 +389,11 @@ def older_format(place: str, found: int) -> str:
 def is_comparable(journal: Journal) -> TypeGuard[ComparableJournal]:
     """Whether what a journal has can be compared with what the store knows of it."""
     return isinstance(journal, ComparableJournal) and not getattr(journal, "volatile", False)
+
+
+def tells_trouble(journal: Journal) -> bool:
+    """Whether a journal tells the log of its node itself why it does not answer."""
+    return bool(getattr(journal, "tells_trouble", False))
 
 
 def is_immediate(journal: Journal) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
 
 import asyncpg
 import pytest
@@ -25,6 +26,7 @@ from domicile.journals.postgres.connections import Connections
 from domicile.journals.postgres.journal import PostgresJournal
 from domicile.membership.clock import SystemClock
 from domicile.ports.journal import (
+    Batch,
     Journal,
     JournalUnknown,
     JournalWrite,
@@ -48,6 +50,8 @@ from domicile.testing.suites.journal import (
 )
 
 numbers = itertools.count()
+
+T = TypeVar("T")
 
 
 @pytest.fixture(autouse=True)
@@ -270,23 +274,41 @@ def test_a_connection_that_the_server_is_about_to_close_is_no_answer() -> None:
     asyncio.run(scenario())
 
 
-def test_what_was_acknowledged_survives_a_crash_of_the_server() -> None:
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[PostgresServer]:
+    """A server that a test may break."""
     bin = programs()
     assert bin is not None
     server = PostgresServer(bin)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
 
+
+def opened_on(server: PostgresServer, cluster: str, wait_s: float = 5.0) -> PostgresJournal:
+    return PostgresJournal(
+        server.url, cluster, SystemClock(), shown="postgresql://own", wait_s=wait_s, serves=True
+    )
+
+
+def test_what_was_acknowledged_survives_a_crash_of_the_server(
+    own_server: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
-        journal = PostgresJournal(server.url, "c", SystemClock(), shown=server.url)
+        journal = opened_on(own_server, "crash")
         await journal.claim([OLD])
         acknowledged = 0
         for number in range(1, 50):
             await journal.write(batch(number, OLD, write(ENTITY, number - 1, b"%d" % number)))
             acknowledged = number
-        server.kill()
+        own_server.kill()
         open_one = batch(50, OLD, write(ENTITY, acknowledged, b"lost"))
-        with pytest.raises(JournalUnknown):
-            await journal.write(open_one)
-        server.start()
+        for _ in range(3):
+            with pytest.raises(JournalUnknown):
+                await journal.write(open_one)
+        await asyncio.to_thread(own_server.start)
         assert await journal.settle(open_one) == [None]
         found = await events_of(journal)
         assert found == tuple(b"%d" % number for number in range(1, acknowledged + 1))
@@ -295,8 +317,66 @@ def test_what_was_acknowledged_survives_a_crash_of_the_server() -> None:
         ]
         await journal.close()
 
+    asyncio.run(scenario())
+    # One line says why, one that it is over; asyncpg has told nothing of its own.
+    first, last = [(record.name, record.getMessage()) for record in caplog.records]
+    assert first[0] == last[0] == "domicile"
+    assert "wait until their journal answers: the journal postgresql://own" in first[1]
+    assert "postgresql://own answers again" in last[1]
+
+
+async def until_it_answers(call: Callable[[], Awaitable[T]]) -> T:
+    for _ in range(30):
+        try:
+            return await call()
+        except JournalUnknown:
+            continue
+    raise AssertionError("the server goes on, and does not answer")
+
+
+def test_a_server_that_stands_still_leaves_outcomes_that_can_be_settled(
+    own_server: PostgresServer,
+) -> None:
+    """SIGSTOP of all its processes, while batches are on their way: none is lost, none comes
+    twice."""
+
+    async def scenario() -> None:
+        journal = opened_on(own_server, "still", wait_s=1.0)
+        await until_it_answers(lambda: journal.claim([OLD]))
+        number = stored = 0
+        for _ in range(2):
+            number, stored = number + 1, stored + 1
+            one = batch(number, OLD, write(ENTITY, stored - 1, b"%d" % stored))
+            if await until_it_answers(lambda one=one: settled_write(journal, one)) == [None]:  # type: ignore[misc]
+                stored -= 1
+            number, late = number + 1, b"late %d" % number
+            one = batch(number, OLD, write(ENTITY, stored, late))
+            writing = asyncio.ensure_future(journal.write(one))
+            # It stops anywhere: before the batch has come, in its middle, after its commit.
+            await asyncio.sleep(0)
+            own_server.freeze()
+            with suppress(JournalUnknown):
+                assert await writing == [Written(stored + 1, stored + 1)]
+            own_server.thaw()
+            outcome = await until_it_answers(lambda one=one: journal.settle(one))  # type: ignore[misc]
+            assert await until_it_answers(lambda one=one: journal.settle(one)) == outcome  # type: ignore[misc]
+            found = await until_it_answers(lambda: events_of(journal))
+            assert len(found) == stored + (outcome != [None])
+            assert (late in found) == (outcome != [None])
+            stored = len(found)
+        await journal.close()
+
     try:
-        server.start()
         asyncio.run(scenario())
     finally:
-        server.stop()
+        own_server.thaw()
+
+
+async def settled_write(
+    journal: PostgresJournal, one: Batch
+) -> Sequence[Written | WriteRefused | None]:
+    """Write a batch; if nobody answers, what became of it."""
+    try:
+        return await journal.write(one)
+    except JournalUnknown:
+        return await until_it_answers(lambda: journal.settle(one))

@@ -28,6 +28,7 @@ from domicile.journals.postgres.schema import (
     create_partition,
     day_partition,
 )
+from domicile.journals.trouble import JournalTrouble
 from domicile.ports.journal import JournalUnknown, older_format
 from domicile.postgres.sessions import (
     FAILURES,
@@ -60,7 +61,14 @@ class Connections:
     """A pool of connections, opened at the first use. Texts call the journal `shown`."""
 
     def __init__(
-        self, url: str, shown: str, cluster: str, wait_s: float, *, reads_only: bool = False
+        self,
+        url: str,
+        shown: str,
+        cluster: str,
+        wait_s: float,
+        *,
+        reads_only: bool = False,
+        serves: bool = False,
     ) -> None:
         self._url, self.shown, self._wait_s = url, shown, wait_s
         self._schema = f"{cluster}_journal"
@@ -70,22 +78,26 @@ class Connections:
             f'the user must own the schema "{self._schema}", or may create it in the database',
         )
         self._reads_only = reads_only
+        self._trouble = JournalTrouble(shown, is_told=serves)
         self._place = ""
         self._pool: Pool | None = None
         self._opening = asyncio.Lock()
         self._day = 0
 
     @asynccontextmanager
-    async def use(self) -> AsyncGenerator[Connection, None]:
+    async def use(self, *, writes: bool = False) -> AsyncGenerator[Connection, None]:
         """A connection; whatever goes wrong with it is `JournalUnknown` or `ConfigError`."""
         try:
             pool = self._pool or await self._open()
             async with pool.acquire(timeout=self._wait_s) as connection:
                 yield connection
         except (*FAILURES, OSError, TimeoutError) as error:
-            raise explained(
-                error, self._named, self._wait_s, 2 * self._wait_s, JournalUnknown
-            ) from error
+            why = explained(error, self._named, self._wait_s, 2 * self._wait_s, JournalUnknown)
+            if isinstance(why, JournalUnknown):
+                self._trouble.came(why)
+            raise why from error
+        if writes and self._trouble.is_open:
+            self._trouble.went()
 
     async def begin_day(self) -> None:
         """Have partitions for the keys of today and tomorrow, and drop those that are too old."""
@@ -132,7 +144,8 @@ class Connections:
             if self._pool is None:
                 pool = await asyncpg.create_pool(
                     self._url,
-                    min_size=1,
+                    # asyncpg tells the log of each try to keep a least number, with a traceback.
+                    min_size=0,
                     max_size=CONNECTIONS,
                     timeout=self._wait_s,
                     command_timeout=2 * self._wait_s,

@@ -71,8 +71,9 @@ LOOK_S = 600.0
 class PostgresJournal:
     """Implements `Journal`. `shown` is its URL without secrets, for texts that people read.
 
-    `reads_only` is for tools: they neither create tables nor change their format. `pause` is for
-    tests: it is awaited in the middle of a write's transaction.
+    `reads_only` is for tools: they neither create tables nor change their format. One that `serves`
+    a node tells the log why it does not answer. `pause` is for tests: it is awaited in the middle
+    of a write's transaction.
     """
 
     def __init__(
@@ -84,16 +85,20 @@ class PostgresJournal:
         shown: str,
         wait_s: float = 5.0,
         reads_only: bool = False,
+        serves: bool = False,
         pause: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self._connections = Connections(url, shown, cluster, wait_s, reads_only=reads_only)
+        self._connections = Connections(
+            url, shown, cluster, wait_s, reads_only=reads_only, serves=serves
+        )
+        self.tells_trouble = serves
         self._clock, self._pause = clock, pause
         self._look_at = clock.now() + LOOK_S
 
     async def claim(self, claims: Sequence[Claim]) -> Sequence[int | None]:
         """As `Journal.claim`."""
         await self._look()
-        async with self._connections.use() as connection:
+        async with self._connections.use(writes=True) as connection:
             rows = await connection.fetch(CLAIM, *claim_arrays(claims))
         return [None if row["granted"] else row["newest"] for row in rows]
 
@@ -101,7 +106,7 @@ class PostgresJournal:
         """As `Journal.write`."""
         await self._look()
         values, erases = write_arrays(batch), any(write.erase for write in batch.writes)
-        async with self._connections.use() as connection:
+        async with self._connections.use(writes=True) as connection:
             if self._pause is None and not erases:
                 rows = await connection.fetch(WRITE, *values)
             else:
@@ -121,7 +126,7 @@ class PostgresJournal:
 
     async def settle(self, batch: Batch) -> Sequence[Written | WriteRefused | None]:
         """As `Journal.settle`."""
-        async with self._connections.use() as connection:
+        async with self._connections.use(writes=True) as connection:
             found = await connection.fetch(SETTLE, *settle_arrays(batch))
             entities = [entity_number(write.entity) for write in batch.writes]
             seqs = [row[0] for row in await connection.fetch(SEQS, entities)]

@@ -48,6 +48,7 @@ from domicile.journals.sqlite.schema import (
     write_values,
 )
 from domicile.journals.sqlite.transfer import Filling, stored_rows
+from domicile.journals.trouble import JournalTrouble
 from domicile.ports.journal import (
     Batch,
     Claim,
@@ -56,6 +57,7 @@ from domicile.ports.journal import (
     JournalFigures,
     JournalMarks,
     JournalNames,
+    JournalUnknown,
     Recovered,
     Remembered,
     StoredEvent,
@@ -129,7 +131,8 @@ _REMEMBERED = """SELECT json_group_array(json_array(type, id, last)) FROM (
 class SqliteJournal:
     """Implements `Journal`.
 
-    `reads_only` is for tools: they neither create the file nor change its format. `lives` says
+    `reads_only` is for tools: they neither create the file nor change its format. One that `serves`
+    a node tells the log why it does not answer. `lives` says
     whether the record of an incarnation is in the store. With it the journal ends a
     process that stands still in the middle of a write although its record is gone (J3). `pause` is
     for tests: it blocks the writing thread between the checks of a batch and its writes.
@@ -144,6 +147,7 @@ class SqliteJournal:
         *,
         wait_s: float = 5.0,
         reads_only: bool = False,
+        serves: bool = False,
         lives: Callable[[Incarnation], Awaitable[bool]] | None = None,
         days: Callable[[], float] = lambda: time.time() / DAY_S,
         pause: Callable[[], None] | None = None,
@@ -157,6 +161,8 @@ class SqliteJournal:
         )
         self._writers = DaemonThreads(1, "domicile-journal-write")
         self._readers = DaemonThreads(1, "domicile-journal-read")
+        self._trouble = JournalTrouble(str(path), is_told=serves)
+        self.tells_trouble = serves
         self._used = False
         self._pending = 0
         self._counting = threading.Lock()
@@ -282,9 +288,23 @@ class SqliteJournal:
 
     async def _read(self, work: Callable[[], T]) -> T:
         self._used = True
-        return await self._readers.run(work)
+        try:
+            return await self._readers.run(work)
+        except JournalUnknown as error:
+            self._trouble.came(error)
+            raise
 
     async def _write(self, work: Callable[[], T]) -> T:
+        try:
+            found = await self._written(work)
+        except JournalUnknown as error:
+            self._trouble.came(error)
+            raise
+        if self._trouble.is_open:
+            self._trouble.went()
+        return found
+
+    async def _written(self, work: Callable[[], T]) -> T:
         def job() -> T:
             try:
                 return work()
