@@ -33,7 +33,7 @@ HEAD = re.compile(
     r"Rule: (?P<rule>[A-Z]\d*)\nProfile: (?P<profile>\w+)\nChaos: (?P<chaos>yes|no, .{10,})\n"
     r"(Chaos-Minutes: (?P<minutes>\d+)\n)?(Chaos-Only: (?P<only>.+)\n)?\n@@ "
 )
-SUITE_HEAD = re.compile(r"Rule: [A-Z]\d*\nSuite: (?P<suite>tests/unit/\S+\.py)\n\n@@ ")
+SUITE_HEAD = re.compile(r"Rule: [A-Z]\d*\nSuite: (?P<suite>tests/(unit|real)/\S+\.py)\n\n@@ ")
 
 
 def head(patch: Path) -> re.Match[str]:
