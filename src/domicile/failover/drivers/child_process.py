@@ -1,0 +1,149 @@
+"""A server that a command starts, as a child of this process. Implements `ServerProcess`.
+
+For the guard's process, in its main thread only: on Linux the kernel kills the server when the
+*thread* that started it ends, so a killed guard takes its server along (F2). Elsewhere a server
+outlives a killed guard. The server has a session of its own, so that no Ctrl-C reaches it, and all
+its output goes to a file.
+
+A guard calls `start` again and again as long as the server does not run. A kind whose server must
+stay down for a while, as during a repair, derives from this and lets `start` do nothing then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+LAUNCHER = Path(__file__).with_name("die_with_parent.py")
+
+POLL_S = 0.01
+
+MOST_LOG_BYTES = 16 << 20
+"""I6: a larger log is put aside at the next start; one older log is kept."""
+
+TAIL_BYTES = 2_000
+"""How much of the log's end an error shows."""
+
+
+class ChildProcess:
+    """One command and at most one process of it."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        log: Path,
+        ready: Callable[[], Awaitable[bool]],
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        start_s: float = 30.0,
+        stop_s: float = 30.0,
+        orderly: signal.Signals = signal.SIGTERM,
+        immediate: signal.Signals | None = None,
+        immediate_s: float = 1.0,
+    ) -> None:
+        """`ready` says whether the server answers. `env` is added to this process's environment.
+
+        `orderly` asks for a stop, which may take `stop_s`. `immediate` asks for one at once, which
+        may take `immediate_s`. Then comes SIGKILL; without `immediate` it comes first.
+        """
+        self._command, self._log, self._ready = tuple(command), log, ready
+        self._cwd, self._env = cwd, env
+        self._start_s, self._stop_s = start_s, stop_s
+        self._orderly, self._immediate, self._immediate_s = orderly, immediate, immediate_s
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id, while it lives."""
+        process = self._process
+        return None if process is None or process.poll() is not None else process.pid
+
+    async def start(self) -> None:
+        """As `ServerProcess.start`. `ConnectionError` says how it failed."""
+        if self.pid is None:
+            self._process = self._spawn()
+        process = self._process
+        assert process is not None
+        try:
+            async with asyncio.timeout(self._start_s):
+                while process.poll() is None:
+                    if await self._ready():
+                        return
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise ConnectionError(
+                f"{self._command[0]} (pid {process.pid}) runs and does not answer after "
+                f"{self._start_s:g} s; its output is in {self._log}"
+            ) from None
+        raise ConnectionError(
+            f"{self._command[0]} ended at its start, {_how(process.returncode)}; the end of "
+            f"{self._log}: {self._tail()}"
+        )
+
+    async def stop(self, *, immediate: bool) -> None:
+        """As `ServerProcess.stop`."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        first = self._immediate if immediate else self._orderly
+        if first is not None:
+            process.send_signal(first)
+            try:
+                async with asyncio.timeout(self._immediate_s if immediate else self._stop_s):
+                    await _gone(process)
+                    return
+            except TimeoutError:
+                pass
+        process.kill()
+        await _gone(process)
+
+    async def running(self) -> bool:
+        """As `ServerProcess.running`."""
+        return self.pid is not None
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        if shutil.which(self._command[0], path=self._path()) is None:
+            raise FileNotFoundError(
+                f"there is no program {self._command[0]!r}: install it, or write its whole path "
+                "into the command"
+            )
+        command = self._command
+        if sys.platform == "linux":
+            assert threading.current_thread() is threading.main_thread(), "see the module"
+            command = (
+                sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid()), *self._command
+            )  # fmt: skip
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        if self._log.exists() and self._log.stat().st_size > MOST_LOG_BYTES:
+            self._log.replace(self._log.with_name(f"{self._log.name}.old"))
+        env = None if self._env is None else {**os.environ, **self._env}
+        with self._log.open("ab") as out:
+            return subprocess.Popen(
+                command, cwd=self._cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def _path(self) -> str | None:
+        return None if self._env is None else self._env.get("PATH")
+
+    def _tail(self) -> str:
+        with self._log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return file.read().decode(errors="replace").strip() or "(empty)"
+
+
+async def _gone(process: subprocess.Popen[bytes]) -> None:
+    while process.poll() is None:  # noqa: ASYNC110
+        await asyncio.sleep(POLL_S)
+
+
+def _how(code: int) -> str:
+    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
