@@ -25,7 +25,7 @@ FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClien
 yet."""
 
 
-class ServerPlace(NamedTuple):
+class SessionPlace(NamedTuple):
     """How texts speak of a place in a database."""
 
     what: str
@@ -54,7 +54,7 @@ def session_settings(name: str, schema: str, wait_s: float) -> dict[str, str]:
 
 
 async def check_session(
-    connection: RawConnection, wanted: Mapping[str, str], place: ServerPlace
+    connection: RawConnection, wanted: Mapping[str, str], place: SessionPlace
 ) -> None:
     """Refuse a connection whose settings are not its own, before it is used."""
     rows = await connection.fetch(
@@ -76,7 +76,7 @@ async def check_session(
 
 def explained(
     error: Exception,
-    place: ServerPlace,
+    place: SessionPlace,
     lock_s: float,
     answer_s: float,
     away: Callable[[str], Exception],

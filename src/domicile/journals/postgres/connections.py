@@ -32,7 +32,7 @@ from domicile.journals.trouble import JournalTrouble
 from domicile.ports.journal import JournalUnknown, older_format
 from domicile.postgres.sessions import (
     FAILURES,
-    ServerPlace,
+    SessionPlace,
     check_session,
     explained,
     session_settings,
@@ -72,7 +72,7 @@ class Connections:
     ) -> None:
         self._url, self.shown, self._wait_s = url, shown, wait_s
         self._schema = f"{cluster}_journal"
-        self._named = ServerPlace(
+        self._named = SessionPlace(
             f"the journal {shown}",
             self._schema,
             f'the user must own the schema "{self._schema}", or may create it in the database',

@@ -25,7 +25,7 @@ from domicile.core.state.txn import (
 )
 from domicile.errors import ConfigError, StoreUnavailable
 from domicile.ports.store import Kept
-from domicile.postgres.sessions import ServerPlace, check_session, explained, session_settings
+from domicile.postgres.sessions import SessionPlace, check_session, explained, session_settings
 from domicile.stores.postgres.history import KnownPast, Mark
 from domicile.stores.postgres.line import ConnectionLine, LineJob
 from domicile.stores.postgres.schema import (
@@ -70,7 +70,7 @@ class StoreServer:
         self.shown = shown
         self.was_open = False
         """Whether a session ever worked: then what is wrong now may pass."""
-        self._place = ServerPlace(f"the store {shown}", SCHEMA, RIGHTS)
+        self._place = SessionPlace(f"the store {shown}", SCHEMA, RIGHTS)
 
     async def connect(self, left_s: float) -> RawConnection:
         """A session that may be used: of a primary, with its own settings, on sound tables."""
