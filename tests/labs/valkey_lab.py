@@ -21,7 +21,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from domicile.failover.drivers.valkey import ValkeyDriver
+from domicile.failover.drivers.valkey import ValkeyDriver, ValkeyGate
 
 READY_S = 60.0
 PROMPT_S = 1.0
@@ -50,6 +50,9 @@ class ValkeyServers:
         self._drivers = [
             ValkeyDriver(f"redis://127.0.0.1:{port}", home / f"saved-{port}") for port in self.ports
         ]
+        self._gates = [
+            ValkeyGate(f"redis://127.0.0.1:{port}", home / f"saved-{port}") for port in self.ports
+        ]
         self._clients: list[Redis] = []
 
     def driver(self, number: int) -> ValkeyDriver:
@@ -59,10 +62,11 @@ class ValkeyServers:
         return f"127.0.0.1:{self.ports[number]}"
 
     async def unlock(self, number: int, epoch: int) -> None:
-        await self._drivers[number].unlock(epoch)
+        run = (await self._drivers[number].look()).run
+        await self._gates[number].unlock(epoch, run, None)
 
     async def lock(self, number: int) -> None:
-        await self._drivers[number].lock()
+        await self._gates[number].lock()
 
     async def write(self, number: int, value: str) -> bool:
         return await self.write_in(await self.session(number), value)
@@ -120,8 +124,8 @@ class ValkeyServers:
     async def close(self) -> None:
         for client in self._clients:
             await client.aclose()
-        for driver in self._drivers:
-            await driver.close()
+        for one in (*self._drivers, *self._gates):
+            await one.close()
         for number, process in enumerate(self._processes):
             if process is not None:
                 await self.crash(number)

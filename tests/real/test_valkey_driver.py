@@ -90,7 +90,7 @@ def test_a_server_that_somebody_else_opened_shows_as_open_in_no_epoch() -> None:
         await session.execute_command("CLIENT", "UNPAUSE")
         assert (await first.look()).open_epoch == -1
         with pytest.raises(ConnectionError, match="is a replica"):
-            await servers.driver(1).unlock(1)
+            await servers.unlock(1, 1)
 
     run(scenario)
 

@@ -128,7 +128,9 @@ class Agent:
         meter: Meter,
         settings: Settings,
         random: Random,
+        probe_s: float = 1.0,
     ) -> None:
+        """`probe_s`: a server that does not answer within this time counts as down."""
         if settings.fencing != "lease":
             raise ConfigError(
                 "an agent of a replica group acts under a lease alone: use fencing='lease'"
@@ -136,7 +138,7 @@ class Agent:
         self.group, self._config = group, config
         self._store, self._driver, self._guard, self._book = store, driver, guard, notes
         self._clock, self._meter, self._settings = clock, meter, settings
-        self._notes = notes.load()
+        self._notes, self._probe_s = notes.load(), probe_s
         self.incarnation = new_incarnation(random)
         record = ServerRecord(
             server=self._notes.server, incarnation=self.incarnation, address=address,
@@ -169,6 +171,7 @@ class Agent:
         self._promoted = ("", 0)
         self._wanted = asyncio.Event()
         self._look_now = asyncio.Event()
+        self._said = ""
         self._record: ServerRecord | None = None
         self._to_publish = asyncio.Event()
 
@@ -287,6 +290,15 @@ class Agent:
                             self._to_publish.set()
         finally:
             self._stepping = False
+        self._say()
+
+    def _say(self) -> None:
+        """Log what the group does, once for each change."""
+        machine = self.machine
+        said = f"{machine.doing}{f': {machine.waits}' if machine.waits else ''}"
+        if said != self._said:
+            self._said = said
+            log.info("group %s: %s", self.group, said)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         # Bounded: the machine has one commit or read under way.
@@ -335,7 +347,8 @@ class Agent:
         while True:
             done = self._done
             try:
-                facts = await self._driver.look()
+                async with asyncio.timeout(self._probe_s):
+                    facts = await self._driver.look()
             except (OSError, TimeoutError):
                 facts = ServerFacts(up=False)
             # A wish that was carried out meanwhile may not be in these facts.

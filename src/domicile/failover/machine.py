@@ -188,9 +188,15 @@ class GroupMachine:
     @property
     def doing(self) -> str:
         """What the group does, for people."""
-        if self.state is None:
+        state = self.state
+        if state is None:
             return "no state yet"
-        return f"{self.state.phase.value} {self.state.epoch}"
+        who = ""
+        if state.phase in (GroupPhase.SERVING, GroupPhase.SWITCHING):
+            who = f", primary {state.primary_server}"
+        if state.candidate_server:
+            who += f", candidate {state.candidate_server}"
+        return f"{state.phase.value} {state.epoch}{who} ({state.why})"
 
     @property
     def phase(self) -> GroupPhase:
@@ -343,14 +349,13 @@ class GroupMachine:
                 # Paused: the server stays closed, and no change of primary begins.
                 return None if config.paused or not self._closed() else self._release(state, why)
             return self._quorum_moved(state, config) if config.sync else None
-        if state.primary in self.members:
+        own = state.primary_server == self.server
+        if own and self.seen is not None and not self._cannot_serve(state, config, now):
+            # F1: a server has one agent at a time, so the one that the state names is gone.
+            taken = msgspec.structs.replace(state, primary=self.me)
+            return GroupEvent.TAKEN_OVER, taken
+        if state.primary in self.members or (own and self.seen is None):
             return None
-        if state.primary_server == self.server:
-            if self.seen is None:
-                return None
-            if not self._cannot_serve(state, config, now):
-                taken = msgspec.structs.replace(state, primary=self.me)
-                return GroupEvent.TAKEN_OVER, taken
         if config.paused:
             return None
         return GroupEvent.PRIMARY_GONE, self._election(state, "the primary's record is gone")
@@ -376,12 +381,13 @@ class GroupMachine:
         return ""
 
     def _closed(self) -> bool:
-        """Whether the own server refuses writes, and does so because it was to."""
+        """Whether the own server refuses writes, and does so because it was to.
+
+        One that does not answer may only be frozen, and open: the guard must have closed it too.
+        """
         seen, want = self.seen, self.want
         if seen is None:
             return False
-        if not seen.up:
-            return True
         refuses = want is not None and want.wish is not ServerWish.OPEN
         return refuses and self._done() and not seen.open_epoch
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from domicile.errors import DomicileError
-from domicile.ops import doctor, journal, operate, ring, store, stuck
+from domicile.ops import doctor, journal, operate, replica, ring, store, stuck
 from domicile.ops.console import (
     AWAY,
     FAILED,
@@ -320,3 +320,4 @@ journal.add_journal_commands(app)
 store.add_store_commands(app)
 doctor.add_doctor_command(app)
 ring.add_ring_commands(app)
+replica.add_replica_commands(app)

@@ -115,20 +115,14 @@ class ChildProcess:
                 f"there is no program {self._command[0]!r}: install it, or write its whole path "
                 "into the command"
             )
-        command = self._command
-        if sys.platform == "linux":
-            assert threading.current_thread() is threading.main_thread(), "see the module"
-            command = (
-                sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid()), *self._command
-            )  # fmt: skip
         self._log.parent.mkdir(parents=True, exist_ok=True)
         if self._log.exists() and self._log.stat().st_size > MOST_LOG_BYTES:
             self._log.replace(self._log.with_name(f"{self._log.name}.old"))
         env = None if self._env is None else {**os.environ, **self._env}
         with self._log.open("ab") as out:
             return subprocess.Popen(
-                command, cwd=self._cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                start_new_session=True,
+                with_parent(self._command), cwd=self._cwd, env=env, stdin=subprocess.DEVNULL,
+                stdout=out, stderr=out, start_new_session=True,
             )  # fmt: skip
 
     def _path(self) -> str | None:
@@ -138,6 +132,14 @@ class ChildProcess:
         with self._log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             return file.read().decode(errors="replace").strip() or "(empty)"
+
+
+def with_parent(command: Sequence[str]) -> tuple[str, ...]:
+    """A command for a child that the kernel kills when the calling thread ends, on Linux."""
+    if sys.platform != "linux":
+        return tuple(command)
+    assert threading.current_thread() is threading.main_thread(), "other threads end too early"
+    return (sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid()), *command)
 
 
 async def _gone(process: subprocess.Popen[bytes]) -> None:

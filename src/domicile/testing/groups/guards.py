@@ -46,6 +46,12 @@ class SimGuard:
         self.until = 0.0
         self._database.refuse()
 
+    def put_down(self) -> None:
+        """Kill a server that does not answer; one that is gone is closed already."""
+        self.until = 0.0
+        if self._database.up:
+            self._killed()
+
     def run_late(self) -> None:
         """The machine has woken: the guard runs, or the timer of a guard that can't has fired."""
         if self.frozen:
@@ -94,8 +100,13 @@ class SimGuardLine:
         self._tasks.append(loop.create_task(self._try(partial(self._guard.extend, until))))
 
     async def shut(self) -> None:
-        """As `Guard.shut`."""
-        await self._call(self._guard.shut)
+        """As `Guard.shut`. A server that does not let itself be closed in time is killed."""
+        try:
+            await self._call(self._guard.shut)
+        except (OSError, TimeoutError):
+            if self._guard.frozen:
+                raise
+            self._guard.put_down()
 
     async def _try(self, do: Callable[[], None]) -> None:
         try:

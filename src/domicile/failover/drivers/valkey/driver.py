@@ -1,19 +1,4 @@
-"""Valkey and Redis servers as members of a replica group. Implements `ReplicaDriver`.
-
-How the port's words map to a server (F3, F8-F10):
-
-- It *refuses writes*: as a replica, it answers READONLY; else `CLIENT PAUSE ... WRITE`, which holds
-  writes back. Sessions are ended by `CLIENT KILL`. `unlock` is for the guard alone (F2).
-- It *follows nobody*: a replica is made one of a dead address, which keeps its data, its offset and
-  its replication id. A server that is no replica stays as it is.
-- *Promotion*: `REPLICAOF NO ONE`, a mark and the pause in one transaction, so that no client's
-  write comes in between. It always begins a new replication id. The mark is a PUBLISH: replicated,
-  and no data.
-- What a server *has beyond* its next primary is read from its own backlog, as a replica would read
-  it: the exact commands. If the backlog does not reach back that far, it is the whole data set.
-
-Asynchronous mode only: the server itself cannot wait for a quorum before it answers.
-"""
+"""The driver of Valkey and Redis, for the agent's process. Implements `ReplicaDriver`."""
 
 from __future__ import annotations
 
@@ -22,29 +7,15 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import unquote, urlsplit
 
-from domicile.errors import ConfigError
 from domicile.failover.driver import SavedLoss, ServerFacts
-
-try:
-    from redis.asyncio import Redis
-    from redis.asyncio.retry import Retry
-    from redis.backoff import NoBackoff
-    from redis.exceptions import RedisError
-except ImportError as error:
-    raise ConfigError(
-        "a Valkey or Redis server needs the client library: pip install 'redis>=5'"
-    ) from error
-
-DEAD_ADDRESS = ("127.0.0.1", "1")
-"""Nobody listens there. A replica of it refuses writes and keeps what it has (F3)."""
-
-FOR_EVER_MS = 10**12
-"""Thirty years: a pause ends by `unlock` or with the process."""
-
-ANSWER_S = 1.0
-"""A server that does not answer within this time counts as down."""
+from domicile.failover.drivers.valkey.server import (
+    ANSWER_S,
+    DEAD_ADDRESS,
+    FOR_EVER_MS,
+    ValkeyServer,
+    read_opened,
+)
 
 POLL_S = 0.05
 
@@ -59,17 +30,8 @@ class ValkeyDriver:
     """One server, by its URL: `redis://user:password@host:port`. `folder` takes what is saved."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("redis", "valkey") or not parts.hostname:
-            raise ConfigError(
-                "the server's URL must look like redis://host:port; TLS is not supported here yet"
-            )
-        self._host, self._port = parts.hostname, parts.port or 6379
-        self._user = unquote(parts.username or "")
-        self._password = unquote(parts.password or "")
+        self._server = ValkeyServer(url)
         self._folder = folder
-        self._client = self._connect(self._host, self._port)
-        self._opened = ("", 0)
         self._prepared = ""
 
     # the port
@@ -77,15 +39,20 @@ class ValkeyDriver:
     async def look(self) -> ServerFacts:
         """As `ReplicaDriver.look`."""
         try:
-            return self._facts(await self._info())
+            try:
+                info = await self._server.info()
+            except ConnectionError:
+                # The guard ends all sessions when it closes the server; this one was among them.
+                info = await self._server.info()
         except (OSError, TimeoutError):
             return ServerFacts(up=False, why="it does not answer")
+        return self._facts(info)
 
     async def stand(self) -> None:
         """As `ReplicaDriver.stand`. What a replica has received is applied, or counts as not."""
         await self._prepare()
-        if (await self._info())["role"] == "master":
-            await self.lock()
+        if (await self._server.info())["role"] == "master":
+            await self._refuse()
         else:
             await self._ask("REPLICAOF", *DEAD_ADDRESS)
             await self._end_sessions()
@@ -96,7 +63,7 @@ class ValkeyDriver:
 
     async def save(self, kept: int) -> SavedLoss:
         """As `ReplicaDriver.save`."""
-        info = await self._info()
+        info = await self._server.info()
         replication_id, offset = str(info["master_replid"]), _offset(info)
         await self._ask("CLIENT", "PAUSE", FOR_EVER_MS, "WRITE")
         if info["role"] != "master":
@@ -114,14 +81,14 @@ class ValkeyDriver:
         """As `ReplicaDriver.follow`. The server itself decides how much it must copy."""
         host, _, port = address.rpartition(":")
         await self._prepare()
-        primary = self._connect(host, int(port))
+        primary = self._server.connect(host, int(port))
         try:
-            goal = _offset(await self._info(primary))
+            goal = _offset(await self._server.info(primary))
             await self._ask("REPLICAOF", host, port)
             # A replica refuses writes by itself; those that were held back learn it now.
             await self._ask("CLIENT", "UNPAUSE")
             while True:
-                info = await self._info()
+                info = await self._server.info()
                 if _in_sync(info) and _offset(info) >= goal:
                     return
                 await asyncio.sleep(POLL_S)
@@ -131,67 +98,31 @@ class ValkeyDriver:
     async def promote(self, epoch: int) -> None:
         """As `ReplicaDriver.promote`."""
         await self._prepare()
-        info = await self._info()
+        info = await self._server.info()
         if not int(info["repl_backlog_active"]):
             await self._begin_backlog()
         # By way of a replica, which refuses writes, so that the pause may end for the mark.
         await self._ask("REPLICAOF", *DEAD_ADDRESS)
         await self._ask("CLIENT", "UNPAUSE")
-        client: Any = self._client
-        async with client.pipeline(transaction=True) as together:
-            together.execute_command("REPLICAOF", "NO", "ONE")
-            together.execute_command("PUBLISH", "domicile:epoch", str(epoch))
-            together.execute_command("CLIENT", "PAUSE", FOR_EVER_MS, "WRITE")
-            async with self._answered():
-                await together.execute()
+        await self._server.together(
+            ("REPLICAOF", "NO", "ONE"),
+            ("PUBLISH", "domicile:epoch", str(epoch)),
+            ("CLIENT", "PAUSE", FOR_EVER_MS, "WRITE"),
+        )
 
     async def close(self) -> None:
         """As `ReplicaDriver.close`."""
-        await self._client.aclose()
-
-    # for the guard
-
-    async def unlock(self, epoch: int) -> None:
-        """Accept writes in this epoch. Only a guard may call this, after it compared (F2)."""
-        info = await self._info()
-        if info["role"] != "master":
-            raise ConnectionError("the server is a replica; it is not opened")
-        await self._ask("CLIENT", "UNPAUSE")
-        self._opened = (str(info["run_id"]), epoch)
-
-    async def lock(self) -> None:
-        """Refuse writes and end open sessions."""
-        self._opened = ("", 0)
-        await self._ask("CLIENT", "PAUSE", FOR_EVER_MS, "WRITE")
-        await self._end_sessions()
+        await self._server.close()
 
     # inside
 
-    def _connect(self, host: str, port: int) -> Redis:
-        return Redis(
-            host=host, port=port, username=self._user or None, password=self._password or None,
-            socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S, retry=Retry(NoBackoff(), 0),
-            single_connection_client=False,
-        )  # fmt: skip
-
-    @asynccontextmanager
-    async def _answered(self) -> AsyncGenerator[None, None]:
-        """Errors of the client library become those that the port knows."""
-        try:
-            async with asyncio.timeout(2 * ANSWER_S):
-                yield
-        except RedisError as error:
-            raise ConnectionError(f"{self._host}:{self._port}: {error}") from error
-
     async def _ask(self, *words: Any) -> Any:
-        async with self._answered():
-            client: Any = self._client  # its methods have no types
-            return await client.execute_command(*words)
+        return await self._server.ask(*words)
 
-    async def _info(self, client: Redis | None = None) -> Mapping[str, Any]:
-        async with self._answered():
-            asked: Any = client or self._client
-            return cast("Mapping[str, Any]", await asked.info("everything"))
+    async def _refuse(self) -> None:
+        """Hold clients' writes back. A killed session of the gate's may still try to open (F2)."""
+        await self._ask("CLIENT", "PAUSE", FOR_EVER_MS, "WRITE")
+        await self._end_sessions()
 
     async def _end_sessions(self) -> None:
         for kind in ("normal", "pubsub"):
@@ -199,10 +130,14 @@ class ValkeyDriver:
 
     async def _prepare(self) -> None:
         """Once in each run: a replica must refuse writes, and a backlog must not be dropped."""
-        run = str((await self._info())["run_id"])
+        run = str((await self._server.info())["run_id"])
         if self._prepared != run:
             await self._ask("CONFIG", "SET", "replica-read-only", "yes")
             await self._ask("CONFIG", "SET", "repl-backlog-ttl", "0")
+            if self._server.password:
+                # All servers of a group take the same user and password.
+                await self._ask("CONFIG", "SET", "masterauth", self._server.password)
+                await self._ask("CONFIG", "SET", "masteruser", self._server.user)
             self._prepared = run
 
     def _facts(self, info: Mapping[str, Any]) -> ServerFacts:
@@ -213,7 +148,8 @@ class ValkeyDriver:
         open_epoch = 0
         if not replica and info.get("paused_actions", "none") == "none":
             # Open, and not by a guard of ours in this run: nobody's epoch.
-            open_epoch = self._opened[1] if self._opened[0] == run else -1
+            opened = read_opened(self._folder)
+            open_epoch = opened.epoch if opened is not None and opened.run == run else -1
         why = ""
         if int(info.get("loading", 0)):
             why = "it is loading its data"
@@ -231,10 +167,11 @@ class ValkeyDriver:
     @asynccontextmanager
     async def _raw(self) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter], None]:
         async with asyncio.timeout(ANSWER_S):
-            reader, writer = await asyncio.open_connection(self._host, self._port)
+            reader, writer = await asyncio.open_connection(self._server.host, self._server.port)
         try:
-            if self._password:
-                secret = [self._user, self._password] if self._user else [self._password]
+            user, password = self._server.user, self._server.password
+            if password:
+                secret = [user, password] if user else [password]
                 writer.write(_command("AUTH", *secret))
                 async with asyncio.timeout(ANSWER_S):
                     if not (await reader.readline()).startswith(b"+"):

@@ -1,0 +1,256 @@
+"""Settings of one server of a group: keywords, a TOML file, `DOMICILE_REPLICA_<NAME>` variables.
+
+A variable wins over the file; `DOMICILE_REPLICA_SERVER_URL` is `url` of the table `[server]`. All
+relations between timings are checked when the settings are made (L2). Nothing here connects.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shlex
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from domicile.errors import ConfigError
+from domicile.failover.database_kinds import DatabaseKind, Mode, ServerPlace, database_kind
+from domicile.failover.records import GroupConfig
+from domicile.settings import Settings
+
+PREFIX = "DOMICILE_REPLICA_"
+IN_SERVER = "SERVER_"
+
+SERVER = ("url", "password_file", "command", "address", "data", "options")
+"""The names of the table `[server]`; all others stand at the top."""
+
+PORTS = {"postgres": 5432, "postgresql": 5432, "redis": 6379, "rediss": 6379, "valkey": 6379}
+"""The ports that URLs of databases leave out."""
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSettings:
+    """One server, its group, and the timings of its agent and its guard."""
+
+    store: str
+    """The URL of the store that keeps the group's state. Never the database of the group (F14)."""
+    group: str
+    driver: str
+    """The kind of the database: `valkey`, `redis`, `postgresql`, or one of another package."""
+    url: str
+    """How agent and guard reach the server."""
+    id: str
+    """The server's id, for ever. Choose one per server: `orders-1`."""
+    state: Path
+    """A folder beside the server's data: its id, its chain, locks, what is saved of lost writes."""
+    mode: Mode = "async"
+    cluster: str = "domicile"
+    """Under which name the group lies in a store that several clusters share."""
+    password_file: Path | None = None
+    """Has the password of `url`, in one line."""
+    command: tuple[str, ...] = ()
+    """Starts the server, as a child of the guard; without it somebody else does (attach mode)."""
+    address: str = ""
+    """host:port where the other servers and the clients reach the server; else that of `url`."""
+    data: Path | None = None
+    options: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+    ttl_s: float = 3.0
+    """The lease: a primary whose agent is gone is replaced after this time."""
+    probe_s: float = 1.0
+    """A server that does not answer its agent within this time counts as down (FO-09)."""
+    freeze_s: float = 1.0
+    """How long an election waits for the positions of all live servers (F7)."""
+    restart_s: float = 0.0
+    """How long a primary that is down may take to come back before an election begins (F4)."""
+    switch_s: float = 10.0
+    """How long a switchover may hold writes back (F11)."""
+    sync_count: int = 1
+    """In mode `sync`: how many replicas must have a write before it is acknowledged."""
+
+    def __post_init__(self) -> None:
+        for name in ("store", "group", "driver", "url", "id"):
+            if not getattr(self, name) or not isinstance(getattr(self, name), str):
+                raise ConfigError(f"{_shown(name)} must be a text, it is {getattr(self, name)!r}")
+        for name in ("group", "id"):
+            if "/" in getattr(self, name) or not getattr(self, name).isprintable():
+                raise ConfigError(f"{name} = {getattr(self, name)!r} must not have a / in it")
+        if self.mode not in ("async", "sync"):
+            raise ConfigError(f"mode = {self.mode!r} is not 'async' or 'sync'")
+        for name in ("ttl_s", "probe_s", "freeze_s", "restart_s", "switch_s"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise ConfigError(f"{name} must be a number, it is {value!r}")
+            if not (0 <= value < float("inf")) or (not value and name != "restart_s"):
+                raise ConfigError(f"{name} must be positive, it is {value!r}")
+        if self.sync_count < 1:
+            raise ConfigError(f"sync_count must be at least 1, it is {self.sync_count!r}")
+        lease = self.lease()
+        if self.probe_s > self.ttl_s - lease.margin_s:
+            raise ConfigError(
+                f"probe_s={self.probe_s:g} must be at most ttl_s − margin_s = "
+                f"{self.ttl_s - lease.margin_s:g}: a server that hangs must be noticed before the "
+                "lease could end. Lower probe_s or raise ttl_s"
+            )
+        _check_elsewhere(self.store, self.url)
+
+    def lease(self) -> Settings:
+        """The timings of the agent's lease; `ConfigError` if they do not fit each other (L2)."""
+        return Settings(ttl_s=self.ttl_s)
+
+    def kind(self) -> DatabaseKind:
+        """The kind of the database; `ConfigError` if it is not known or has not this mode."""
+        kind = database_kind(self.driver)
+        if self.mode not in kind.modes:
+            raise ConfigError(
+                f"mode = {self.mode!r} is not one of {', '.join(kind.modes)}, which the kind "
+                f"{self.driver!r} has"
+            )
+        return kind
+
+    def place(self) -> ServerPlace:
+        """Where the server is, with its password."""
+        return ServerPlace(
+            url=self._with_password(), folder=self.state, command=self.command, data=self.data,
+            options=self.options,
+        )  # fmt: skip
+
+    def group_config(self) -> GroupConfig:
+        """What all servers of the group must agree on."""
+        return GroupConfig(
+            driver=self.driver, mode=self.mode, sync_count=self.sync_count,
+            freeze_s=self.freeze_s, restart_s=self.restart_s, switch_s=self.switch_s,
+        )  # fmt: skip
+
+    def reached_at(self) -> str:
+        """host:port of the server for others."""
+        return self.address or "{}:{}".format(*_host_port(self.url))
+
+    def _with_password(self) -> str:
+        if self.password_file is None:
+            return self.url
+        try:
+            password = self.password_file.read_text().strip()
+        except OSError as error:
+            raise ConfigError(
+                f"server.password_file {str(self.password_file)!r} can't be read: {error.strerror}"
+            ) from error
+        parts = urlsplit(self.url)
+        user, _, host = parts.netloc.rpartition("@")
+        secret = f"{user.partition(':')[0]}:{quote(password, safe='')}@{host}"
+        return urlunsplit(parts._replace(netloc=secret))
+
+
+def replica_settings(
+    file: Path | None = None, environ: Mapping[str, str] | None = None, **given: Any
+) -> ReplicaSettings:
+    """Settings from keywords, else from the environment, else from a TOML file."""
+    values = {} if file is None else _from_toml(file)
+    values |= _from_environment(os.environ if environ is None else environ)
+    values |= given
+    for name in ("state", "data", "password_file"):
+        if isinstance(values.get(name), str):
+            values[name] = Path(values[name])
+    needed = [
+        one.name
+        for one in fields(ReplicaSettings)
+        if one.default is MISSING and one.default_factory is MISSING
+    ]
+    missing = [name for name in needed if name not in values]
+    if missing:
+        where = "the settings" if file is None else f"settings file {file}"
+        raise ConfigError(
+            f"{where} must say {', '.join(map(_shown, missing))}; docs/how-to has an example"
+        )
+    return ReplicaSettings(**values)
+
+
+def _from_toml(file: Path) -> dict[str, Any]:
+    try:
+        whole: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"settings file {file} can't be read: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"settings file {file} is not TOML: {error}") from error
+    server = whole.pop("server", {})
+    if not isinstance(server, dict):
+        raise ConfigError(f"settings file {file}: `server` must be a table")
+    inner = cast("dict[str, Any]", server)
+    top = [one.name for one in fields(ReplicaSettings) if one.name not in SERVER]
+    for names, known, table in ((whole, top, ""), (inner, list(SERVER), "[server] ")):
+        for name in names:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                raise ConfigError(f"settings file {file} has an unknown name {table}{name!r}{hint}")
+    values = {**whole, **inner}
+    if "command" in values:
+        command = values["command"]
+        if not isinstance(command, list) or not all(
+            isinstance(word, str) for word in cast("list[object]", command)
+        ):
+            raise ConfigError(
+                f'settings file {file}: command must be a list of texts, as in ["valkey-server", '
+                '"valkey.conf"]'
+            )
+        values["command"] = tuple(cast("list[str]", command))
+    if "options" in values:
+        options = values["options"]
+        if not isinstance(options, dict):
+            raise ConfigError(f"settings file {file}: `server.options` must be a table")
+        values["options"] = {
+            name: str(value) for name, value in cast("dict[str, object]", options).items()
+        }
+    return values
+
+
+def _from_environment(source: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for one in fields(ReplicaSettings):
+        if one.name == "options":
+            continue
+        variable = PREFIX + (IN_SERVER if one.name in SERVER else "") + one.name.upper()
+        if variable not in source:
+            continue
+        text = source[variable]
+        kind = {"float": float, "int": int}.get(str(one.type))
+        if one.name == "command":
+            values[one.name] = tuple(shlex.split(text))
+        elif kind is None:
+            values[one.name] = text
+        else:
+            try:
+                values[one.name] = kind(text)
+            except ValueError as error:
+                raise ConfigError(f"{variable}={text!r} is not a number") from error
+    return values
+
+
+def _shown(name: str) -> str:
+    return f"server.{name}" if name in SERVER else name
+
+
+def _check_elsewhere(store: str, server: str) -> None:
+    """F14: the group's own record must not lie in the database that the group fails over."""
+    scheme = store.partition("://")[0]
+    if scheme in PORTS and _host_port(store) == _host_port(server):
+        raise ConfigError(
+            "the store is the server itself: a group's state must not lie in the database that it "
+            "fails over (F14). Name another store, as in etcd://host:2379"
+        )
+
+
+def _host_port(url: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        # The URL may have a password in it, so it is not shown.
+        raise ConfigError("server.url is not a URL: write scheme://host:port") from None
+    if not host:
+        raise ConfigError("server.url must name a host: write scheme://host:port")
+    return "127.0.0.1" if host in LOOPBACK else host, port or PORTS.get(parts.scheme, 0)

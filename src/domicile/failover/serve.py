@@ -1,0 +1,178 @@
+"""The agent's process: one incarnation after the other beside one server.
+
+Each incarnation has its own store and its own connection to the guard, and ends with that
+connection: then the guard has closed the server, or the guard is gone. An incarnation removes what
+its predecessors left in the store: the lock on the state folder proves that they are gone (F1), and
+the guard has closed the server. So a restarted agent need not wait for a lease to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from random import Random
+
+from domicile.core.ids import NOBODY
+from domicile.core.state.txn import At, Delete
+from domicile.errors import StoreError
+from domicile.failover.agent import Agent
+from domicile.failover.driver import ReplicaDriver
+from domicile.failover.guard.line import GuardLine
+from domicile.failover.records import parse_server_key, server_key
+from domicile.failover.replica_settings import ReplicaSettings
+from domicile.failover.state_folder import NoteFile, StateFolder
+from domicile.membership.clock import SystemClock
+from domicile.membership.store_calls import StoreCalls
+from domicile.ports.meter import Meter
+from domicile.ports.store import Store
+
+log = logging.getLogger("domicile")
+
+AGAIN_S = 0.2
+"""After an incarnation has ended, the next one begins so soon."""
+
+RETRY_S = 0.05
+
+TAKE_OVER_S = 1.0
+"""So long an agent may take to put itself in its predecessor's place, before others elect."""
+
+
+async def serve_agent(
+    settings: ReplicaSettings,
+    open_store: Callable[[], Store],
+    *,
+    meter: Meter,
+    asked: asyncio.Event,
+) -> None:
+    """Be the agent of one server until asked to leave; then close the server and leave the group.
+
+    `ConfigError` if this server does not fit the group.
+    """
+    folder = StateFolder(settings.state)
+    kind = settings.kind()
+    place = settings.place()
+    with folder.held("agent"):
+        notes = folder.notes(settings.id)
+        for warning in await kind.check(place, settings.mode):
+            log.warning("%s: %s", settings.id, warning)
+        driver = kind.driver(place, settings.mode)
+        living = asyncio.create_task(
+            _live(settings, folder, notes, driver, open_store, meter), name="agent"
+        )
+        asking = asyncio.create_task(asked.wait(), name="asked to leave")
+        try:
+            await asyncio.wait((living, asking), return_when=asyncio.FIRST_COMPLETED)
+            if not living.done():
+                log.info("%s: asked to leave", settings.id)
+        finally:
+            asking.cancel()
+            living.cancel()
+            await asyncio.wait((living,))
+            await driver.close()
+        if not living.cancelled():
+            living.result()
+
+
+async def _live(
+    settings: ReplicaSettings,
+    folder: StateFolder,
+    notes: NoteFile,
+    driver: ReplicaDriver,
+    open_store: Callable[[], Store],
+    meter: Meter,
+) -> None:
+    said = ""
+    while True:
+        try:
+            line = await GuardLine.connected(folder.socket)
+        except OSError as error:
+            what = f"no guard at {folder.socket} ({error.strerror})"
+            if what != said:
+                log.warning("%s: %s: it is waited for", settings.id, what)
+            said = what
+        else:
+            said = ""
+            store = open_store()
+            try:
+                await _incarnation(settings, notes, driver, line, store, meter)
+            finally:
+                await store.close()
+        await asyncio.sleep(AGAIN_S)
+
+
+async def _incarnation(
+    settings: ReplicaSettings,
+    notes: NoteFile,
+    driver: ReplicaDriver,
+    line: GuardLine,
+    store: Store,
+    meter: Meter,
+) -> None:
+    lease = settings.lease()
+    agent = Agent(
+        settings.group,
+        settings.group_config(),
+        address=settings.reached_at(),
+        store=store,
+        driver=driver,
+        guard=line,
+        notes=notes,
+        clock=SystemClock(),
+        meter=meter,
+        settings=lease,
+        random=Random(os.urandom(16)),
+        probe_s=settings.probe_s,
+    )
+    reading = asyncio.create_task(line.keep_reading(), name="guard's answers")
+    log.info("%s: incarnation %s joins group %s", settings.id, agent.incarnation, settings.group)
+    living = asyncio.create_task(agent.run(), name="agent")
+    clearing = asyncio.create_task(
+        _end_predecessors(agent, settings.id, store, StoreCalls(store, lease.op_timeout_s)),
+        name="earlier agents",
+    )
+    try:
+        await asyncio.wait((reading, living), return_when=asyncio.FIRST_COMPLETED)
+        if not living.done():
+            log.warning("%s: the guard is gone, so this incarnation is over", settings.id)
+    finally:
+        living.cancel()
+        clearing.cancel()
+        await asyncio.wait((living, clearing))
+        # Last: while it ends, the agent has the guard close the server.
+        reading.cancel()
+        await asyncio.wait((reading,))
+    if not living.cancelled():
+        living.result()
+        log.warning("%s: this incarnation is over: %s", settings.id, agent.reason or "fenced")
+
+
+async def _end_predecessors(agent: Agent, server: str, store: Store, calls: StoreCalls) -> None:
+    """Remove the records of this server's earlier agents, once this one has joined.
+
+    After it has joined, or others would elect without it. And only when the state does not name
+    such an agent, or the server can't serve on in its epoch: else this agent takes the epoch over.
+    """
+    machine = agent.machine
+    until = 0.0
+    while True:
+        await asyncio.sleep(RETRY_S)
+        if machine.me not in machine.members or machine.seen is None:
+            continue
+        until = until or asyncio.get_running_loop().time() + TAKE_OVER_S
+        state = machine.state
+        named = state is not None and state.primary_server == server and state.primary != machine.me
+        if named and asyncio.get_running_loop().time() < until:
+            continue
+        prefix = server_key(agent.group, server, NOBODY)
+        try:
+            listing = await calls.bounded(store.list(prefix))
+            for item in listing.items:
+                _, incarnation = parse_server_key(agent.group, item.key)
+                if incarnation != machine.me:
+                    log.info("%s: the record of its earlier agent is removed", server)
+                    await calls.try_commit([At(item.key, item.revision)], [Delete(item.key)])
+        except (StoreError, ValueError) as error:
+            log.info("%s: earlier agents' records stay until they expire: %s", server, error)
+        return
