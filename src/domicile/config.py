@@ -30,8 +30,9 @@ _PREFIX = "DOMICILE_"
 _OTHERS = ("SETTINGS", "STORE", "TOKEN", "SEED", "FULL")
 """Variables that are not settings: of the command line, of processes and of the tests."""
 
-_FOREIGN = re.compile(r"^TEST_|(^|_)(SERVICE_(HOST|PORT)|PORT)(_|$)")
-"""Variables of the tests, and variables that Kubernetes sets for a service named "domicile"."""
+_FOREIGN = re.compile(r"^TEST_|^REPLICA_|(^|_)(SERVICE_(HOST|PORT)|PORT)(_|$)")
+"""Variables of the tests and of replica groups, and variables that Kubernetes sets for a service
+named "domicile"."""
 
 MOST_TOLD = 64
 """I6: short tokens that are remembered as warned of."""

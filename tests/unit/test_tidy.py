@@ -45,7 +45,7 @@ PURE = (
 """Decisions without a loop, a clock, a socket or entropy of their own. `make check` also looks at
 what they import, to the end (the contract "Pure modules" in pyproject.toml)."""
 
-ENTRANCES = ("__main__", "sync", "ops.cli")
+ENTRANCES = ("__main__", "sync", "ops.cli", "failover.serve")
 """Modules that are used from outside: by Python, by the console script."""
 
 IMPURE = (

@@ -169,6 +169,8 @@ class Agent:
         """Why it ended."""
         self._done = 0
         self._promoted = ("", 0)
+        self._promoting = False
+        """Whether what is seen of the server may be half of a promotion."""
         self._wanted = asyncio.Event()
         self._look_now = asyncio.Event()
         self._said = ""
@@ -328,7 +330,7 @@ class Agent:
     # the own record
 
     async def _keep_telling(self) -> None:
-        while True:
+        while not self._over:
             await self._to_publish.wait()
             self._to_publish.clear()
             if not await self.member.rewrite(self._told):
@@ -344,15 +346,16 @@ class Agent:
     # the own server
 
     async def _keep_looking(self) -> None:
-        while True:
-            done = self._done
+        # A cancellation may get lost in a client library at the moment when a deadline passes too.
+        while not self._over:
+            done, promoting = self._done, self._promoting
             try:
                 async with asyncio.timeout(self._probe_s):
                     facts = await self._driver.look()
             except (OSError, TimeoutError):
                 facts = ServerFacts(up=False)
             # A wish that was carried out meanwhile may not be in these facts.
-            if done == self._done:
+            if done == self._done and not (promoting or self._promoting):
                 if self._drifted(facts):
                     done = self._done = 0
                     self._wanted.set()
@@ -455,11 +458,15 @@ class Agent:
             return
         chain = next_chain(notes.chain, facts.offset, want.epoch)
         # F9: before the promotion, or a crash in between leaves entries of an unknown history.
-        await self._note(ServerNotes(notes.server, want.origin, chain, "", facts.native))
-        await self._driver.promote(want.epoch)
-        after = await self._facts()
-        await self._note(msgspec.structs.replace(self._notes, native=after.native, was=""))
-        self._promoted = (after.run, want.epoch)
+        self._promoting = True
+        try:
+            await self._note(ServerNotes(notes.server, want.origin, chain, "", facts.native))
+            await self._driver.promote(want.epoch)
+            after = await self._facts()
+            await self._note(msgspec.structs.replace(self._notes, native=after.native, was=""))
+            self._promoted = (after.run, want.epoch)
+        finally:
+            self._promoting = False
 
     async def _follow(self, want: Want) -> None:
         """The chain is noted before data of it can arrive: what has none of it is left out."""

@@ -100,7 +100,10 @@ class ReplicaSettings:
 
     def lease(self) -> Settings:
         """The timings of the agent's lease; `ConfigError` if they do not fit each other (L2)."""
-        return Settings(ttl_s=self.ttl_s)
+        try:
+            return Settings(ttl_s=self.ttl_s)
+        except ConfigError as error:
+            raise ConfigError(f"ttl_s={self.ttl_s:g} does not do: {error}") from error
 
     def kind(self) -> DatabaseKind:
         """The kind of the database; `ConfigError` if it is not known or has not this mode."""
@@ -164,7 +167,8 @@ def replica_settings(
     if missing:
         where = "the settings" if file is None else f"settings file {file}"
         raise ConfigError(
-            f"{where} must say {', '.join(map(_shown, missing))}; docs/how-to has an example"
+            f"{where} must say {', '.join(map(_shown, missing))}; an example is in "
+            "docs/how-to/run-a-replica-group.md"
         )
     return ReplicaSettings(**values)
 
@@ -236,8 +240,8 @@ def _shown(name: str) -> str:
 
 def _check_elsewhere(store: str, server: str) -> None:
     """F14: the group's own record must not lie in the database that the group fails over."""
-    scheme = store.partition("://")[0]
-    if scheme in PORTS and _host_port(store) == _host_port(server):
+    scheme, place = store.partition("://")[0], _host_port(server)
+    if scheme in PORTS and _host_port(store) == place:
         raise ConfigError(
             "the store is the server itself: a group's state must not lie in the database that it "
             "fails over (F14). Name another store, as in etcd://host:2379"

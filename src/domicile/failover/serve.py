@@ -1,9 +1,11 @@
-"""The agent's process: one incarnation after the other beside one server.
+"""The two processes beside a server, from settings: its guard, and its agent.
 
-Each incarnation has its own store and its own connection to the guard, and ends with that
-connection: then the guard has closed the server, or the guard is gone. An incarnation removes what
-its predecessors left in the store: the lock on the state folder proves that they are gone (F1), and
-the guard has closed the server. So a restarted agent need not wait for a lease to end.
+`domicile replica run` calls these; a program may run either in a process of its own. An agent is
+one incarnation after the other. Each incarnation has its own store and its own connection to the
+guard, and ends with that connection: then the guard has closed the server, or the guard is gone. An
+incarnation removes what its predecessors left in the store: the lock on the state folder proves
+that they are gone (F1), and the guard has closed the server. So a restarted agent need not wait for
+a lease to end.
 """
 
 from __future__ import annotations
@@ -11,15 +13,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from random import Random
+from typing import Any
 
 from domicile.core.ids import NOBODY
 from domicile.core.state.txn import At, Delete
 from domicile.errors import StoreError
 from domicile.failover.agent import Agent
 from domicile.failover.driver import ReplicaDriver
+from domicile.failover.guard.kernel_timer import NoTimer, kernel_timer
 from domicile.failover.guard.line import GuardLine
+from domicile.failover.guard.server_guard import ServerGuard
 from domicile.failover.records import parse_server_key, server_key
 from domicile.failover.replica_settings import ReplicaSettings
 from domicile.failover.state_folder import NoteFile, StateFolder
@@ -37,6 +42,46 @@ RETRY_S = 0.05
 
 TAKE_OVER_S = 1.0
 """So long an agent may take to put itself in its predecessor's place, before others elect."""
+
+
+async def serve_guard(settings: ReplicaSettings, asked: asyncio.Event) -> None:
+    """Be the guard of one server until asked to leave; then close the server and stop it.
+
+    In the main thread of a process (F2). `ConfigError` if the server has another guard.
+    """
+    kind, place, folder = settings.kind(), settings.place(), StateFolder(settings.state)
+    timer, process = kernel_timer(), kind.process(place)
+    if timer is None:
+        log.warning("%s: this platform can't end a guard that stands still", settings.id)
+    if process is None:
+        log.warning(
+            "%s: attach mode: if this guard is killed, nobody closes the server until it is back",
+            settings.id,
+        )
+    with folder.held("guard"):
+        guard = ServerGuard(
+            kind.gate(place, settings.mode),
+            process,
+            socket=folder.socket,
+            clock=SystemClock(),
+            stop_budget_s=settings.lease().stop_budget_s,
+            timer=NoTimer() if timer is None else timer,
+        )
+        await _until_asked(guard.run(), asked)
+
+
+async def _until_asked(work: Coroutine[Any, Any, None], asked: asyncio.Event) -> None:
+    """Do something until asked to leave, and let it end itself; raises what ended it."""
+    working = asyncio.create_task(work, name="work")
+    asking = asyncio.create_task(asked.wait(), name="asked to leave")
+    try:
+        await asyncio.wait((working, asking), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        asking.cancel()
+        working.cancel()
+        await asyncio.wait((working,))
+    if not working.cancelled():
+        working.result()
 
 
 async def serve_agent(
@@ -58,21 +103,10 @@ async def serve_agent(
         for warning in await kind.check(place, settings.mode):
             log.warning("%s: %s", settings.id, warning)
         driver = kind.driver(place, settings.mode)
-        living = asyncio.create_task(
-            _live(settings, folder, notes, driver, open_store, meter), name="agent"
-        )
-        asking = asyncio.create_task(asked.wait(), name="asked to leave")
         try:
-            await asyncio.wait((living, asking), return_when=asyncio.FIRST_COMPLETED)
-            if not living.done():
-                log.info("%s: asked to leave", settings.id)
+            await _until_asked(_live(settings, folder, notes, driver, open_store, meter), asked)
         finally:
-            asking.cancel()
-            living.cancel()
-            await asyncio.wait((living,))
             await driver.close()
-        if not living.cancelled():
-            living.result()
 
 
 async def _live(

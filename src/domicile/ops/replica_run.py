@@ -128,39 +128,21 @@ def _ended(work: Callable[[asyncio.Event], Awaitable[None]]) -> None:
 
 
 async def _guard(settings: ReplicaSettings, asked: asyncio.Event, agent: list[str]) -> None:
-    from domicile.failover.guard.kernel_timer import NoTimer, kernel_timer
-    from domicile.failover.guard.server_guard import ServerGuard
-    from domicile.failover.state_folder import StateFolder
-    from domicile.membership.clock import SystemClock
+    """Be the guard; with an agent as a child, which leaves first, if its command is given."""
+    from domicile.failover.serve import serve_guard
 
-    kind, place = settings.kind(), settings.place()
-    folder = StateFolder(settings.state)
-    timer = kernel_timer()
-    if timer is None:
-        log.warning("%s: this platform can't end a guard that stands still", settings.id)
-    process = kind.process(place)
-    if process is None:
-        log.warning(
-            "%s: attach mode: if this guard is killed, nobody closes the server until it is back",
-            settings.id,
-        )
-    with folder.held("guard"):
-        guard = ServerGuard(
-            kind.gate(place, settings.mode),
-            process,
-            socket=folder.socket,
-            clock=SystemClock(),
-            stop_budget_s=settings.lease().stop_budget_s,
-            timer=NoTimer() if timer is None else timer,
-        )
-        guarding = asyncio.create_task(guard.run(), name="guard")
-        try:
-            await (_keep_agent(agent, asked, guarding) if agent else _first(guarding, asked))
-        finally:
-            guarding.cancel()
-            await asyncio.wait((guarding,))
-        if not guarding.cancelled():
-            guarding.result()
+    if not agent:
+        await serve_guard(settings, asked)
+        return
+    over = asyncio.Event()
+    guarding = asyncio.create_task(serve_guard(settings, over), name="guard")
+    guarding.add_done_callback(lambda _: asked.set())
+    try:
+        await _keep_agent(agent, asked)
+    finally:
+        over.set()
+        await asyncio.wait((guarding,))
+    guarding.result()
 
 
 async def _agent(settings: ReplicaSettings, asked: asyncio.Event) -> None:
@@ -181,23 +163,14 @@ async def _agent(settings: ReplicaSettings, asked: asyncio.Event) -> None:
     await serve_agent(settings, open_store, meter=NoMeter(), asked=asked)
 
 
-async def _first(guarding: asyncio.Task[None], asked: asyncio.Event) -> None:
-    """Until asked to leave, or until the guard has failed."""
+async def _keep_agent(words: list[str], asked: asyncio.Event) -> None:
+    """Keep an agent as a child until asked to leave; then let it leave the group first."""
     asking = asyncio.create_task(asked.wait(), name="asked to leave")
     try:
-        await asyncio.wait((guarding, asking), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        asking.cancel()
-
-
-async def _keep_agent(words: list[str], asked: asyncio.Event, guarding: asyncio.Task[None]) -> None:
-    """Keep an agent as a child until asked to leave; then let it leave the group first."""
-    over = asyncio.create_task(_first(guarding, asked), name="over")
-    try:
-        while not over.done():
+        while not asking.done():
             process = _start(words)
             ended = asyncio.create_task(_wait(process), name="agent's end")
-            await asyncio.wait((ended, over), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((ended, asking), return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
                 process.send_signal(signal.SIGTERM)
                 await asyncio.wait((ended,), timeout=LEAVE_S)
@@ -208,9 +181,9 @@ async def _keep_agent(words: list[str], asked: asyncio.Event, guarding: asyncio.
             if process.returncode == USAGE:
                 raise ConfigError("the agent refused its settings, see above")
             log.error("the agent ended with %s and is started again", process.returncode)
-            await asyncio.wait((over,), timeout=AGAIN_S)
+            await asyncio.wait((asking,), timeout=AGAIN_S)
     finally:
-        over.cancel()
+        asking.cancel()
 
 
 def _start(words: list[str]) -> subprocess.Popen[bytes]:

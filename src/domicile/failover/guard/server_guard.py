@@ -89,8 +89,11 @@ class ServerGuard:
                 group.create_task(self._keep_the_deadline(), name="deadline")
                 if self._process is not None:
                     group.create_task(self._keep_running(self._process), name="server")
+                try:
+                    await asyncio.get_running_loop().create_future()
+                finally:
+                    self._orders = None
         finally:
-            self._orders = None
             server.close()
             if self._agent is not None:
                 self._agent.close()
