@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -45,7 +45,7 @@ class StateFolder:
             )
 
     @contextmanager
-    def held(self, by: Literal["agent", "guard"]) -> Iterator[None]:
+    def held(self, by: Literal["agent", "guard"]) -> Generator[None, None, None]:
         """Be the only agent, or the only guard, of this server; `ConfigError` if there is one."""
         self.make()
         with (self.path / f"{by}.lock").open("a+") as file:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from domicile.failover.drivers.valkey.server import (
     ANSWER_S,
@@ -99,6 +99,6 @@ def fence_the_start(file: Path) -> None:
 async def listens_at(server: ValkeyServer) -> dict[str, Any] | None:
     """What a server that may be down tells about itself; None if it does not answer."""
     try:
-        return cast("dict[str, Any]", dict(await server.info()))
+        return dict(await server.info())
     except (OSError, TimeoutError):
         return None
