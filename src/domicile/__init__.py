@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Rejection,
         Unavailable,
     )
+    from domicile.failover.following import Group, Primary
     from domicile.manager import Manager
     from domicile.node import Node
     from domicile.persist.durable import Durable
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from domicile.persist.projections import Deleted, JournalEvent, Projection
     from domicile.projector import Projector
     from domicile.settings import Settings
-    from domicile.sync import SyncClient, SyncRef, connect_sync
+    from domicile.sync import SyncClient, SyncGroup, SyncRef, connect_sync
 
 __all__ = [
     "CallCycle",
@@ -57,6 +58,7 @@ __all__ = [
     "Fenced",
     "Forgettable",
     "Forgotten",
+    "Group",
     "HandlerFailed",
     "JournalEvent",
     "Manager",
@@ -64,6 +66,7 @@ __all__ = [
     "Node",
     "NotExecuted",
     "Overloaded",
+    "Primary",
     "Projection",
     "Projector",
     "Ref",
@@ -73,6 +76,7 @@ __all__ = [
     "Settings",
     "Situation",
     "SyncClient",
+    "SyncGroup",
     "SyncRef",
     "Unavailable",
     "blocking",
@@ -101,6 +105,7 @@ _MODULES = {
     "Fenced": "domicile.errors",
     "Forgettable": "domicile.persist.forgettable",
     "Forgotten": "domicile.persist.forgettable",
+    "Group": "domicile.failover.following",
     "HandlerFailed": "domicile.errors",
     "JournalEvent": "domicile.persist.projections",
     "Manager": "domicile.manager",
@@ -108,6 +113,7 @@ _MODULES = {
     "Node": "domicile.node",
     "NotExecuted": "domicile.errors",
     "Overloaded": "domicile.errors",
+    "Primary": "domicile.failover.following",
     "Projection": "domicile.persist.projections",
     "Projector": "domicile.projector",
     "Ref": "domicile.entity.model.ref",
@@ -117,6 +123,7 @@ _MODULES = {
     "Settings": "domicile.settings",
     "Situation": "domicile.core.placement.strategies",
     "SyncClient": "domicile.sync",
+    "SyncGroup": "domicile.sync",
     "SyncRef": "domicile.sync",
     "Unavailable": "domicile.errors",
     "blocking": "domicile.entity.model.handlers",

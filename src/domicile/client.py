@@ -11,6 +11,7 @@ from domicile.backends.wiring import check_urls, open_backends
 from domicile.entity.model.client import Client
 from domicile.entity.model.ref import Outbound
 from domicile.errors import ConfigError
+from domicile.failover.following import Group
 from domicile.incarnation.context import Identity
 from domicile.incarnation.supervisor import Supervisor
 from domicile.ports.meter import Meter
@@ -58,6 +59,10 @@ class ConnectedClient(Client):
     async def __aexit__(self, *exc: object) -> None:
         """Leave: wait for what is under way, then go (H14)."""
         await self._lives.stop()
+
+    def group(self, name: str, /) -> Group:
+        """A replica group in the same store and cluster. Nothing is read yet."""
+        return Group(name, self._lives.group_reach)
 
     @property
     def outbound(self) -> Outbound:

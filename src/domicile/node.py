@@ -17,6 +17,7 @@ from domicile.entity.model.client import Client
 from domicile.entity.model.entity import Entity, catalogue
 from domicile.entity.model.ref import Outbound
 from domicile.errors import ConfigError
+from domicile.failover.following import Group
 from domicile.incarnation.context import Backends, Identity
 from domicile.links.machine import PROTOCOLS
 from domicile.observe.readiness import ProbeAnswer
@@ -88,6 +89,10 @@ class Node(Process, Client):
             settings=settings, strategy=strategy, node_id=node_id, meter=meter, journal=journal,
             durable=durable, backends=backends,
         )  # fmt: skip
+
+    def group(self, name: str, /) -> Group:
+        """A replica group in the same store and cluster. Nothing is read yet."""
+        return Group(name, self._lives.group_reach)
 
     def readiness(self) -> ProbeAnswer:
         """Whether this node takes part in its cluster, and why not: what `/readyz` says."""

@@ -11,8 +11,9 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 
 from domicile import config
@@ -21,6 +22,7 @@ from domicile.client import ConnectedClient, connect
 from domicile.entity.model.entity import Entity, entity_type
 from domicile.entity.model.ref import Call, Outbound, Ref
 from domicile.errors import ConfigError, MaybeExecuted, Unavailable
+from domicile.failover.following import Group, Primary
 from domicile.ports.meter import Meter
 from domicile.ports.trace import Tracer
 from domicile.settings import Settings
@@ -54,6 +56,10 @@ class SyncClient:
         """The address of an entity. Nothing is sent, and the entity need not exist yet."""
         return SyncRef(Ref(entity_type(kind), id, self._way), self)
 
+    def group(self, name: str, /) -> SyncGroup:
+        """A replica group in the same store and cluster. Nothing is read yet."""
+        return SyncGroup(name, self)
+
     def __repr__(self) -> str:
         standing = "closed" if self._closed else "not connected"
         if self._portal is not None and not self._closed:
@@ -86,6 +92,10 @@ class SyncClient:
         """Have something done by the client's thread and wait for it; for refs."""
         limit_s = self._settings.ask_timeout_s if timeout_s is None else timeout_s
         return self._connected(limit_s).call(work)
+
+    def grouped(self, name: str) -> Group:
+        """The group of the connection that stands now; for `SyncGroup`."""
+        return self._connected(self._settings.ask_timeout_s).client.group(name)
 
     def _connected(self, limit_s: float) -> _Portal:
         _check_thread()
@@ -168,6 +178,35 @@ class SyncRef(Generic[E]):
         return f"Sync{self._ref!r}"
 
 
+class SyncGroup:
+    """One replica group, for plain threads. Made by `SyncClient.group`."""
+
+    def __init__(self, name: str, client: SyncClient) -> None:
+        self.name, self._client = name, client
+
+    def primary(self, *, wait_s: float | None = None) -> Primary:
+        """As `Group.primary`."""
+        group = self._client.grouped(self.name)
+        return self._client.call(None, lambda: group.primary(wait_s=wait_s))
+
+    def primaries(self) -> Iterator[Primary]:
+        """As `Group.primaries`: each step waits for the next one. Close it, or end the loop."""
+        found = self._client.grouped(self.name).primaries()
+
+        async def following() -> Primary:
+            return await anext(found)
+
+        try:
+            while True:
+                yield self._client.call(None, following)
+        finally:
+            with suppress(Unavailable):
+                self._client.call(None, found.aclose)
+
+    def __repr__(self) -> str:
+        return f"<SyncGroup {self.name!r}>"
+
+
 def connect_sync(
     store: str,
     *,
@@ -221,7 +260,7 @@ class _Portal:
     def __init__(self, store: str, client: ConnectedClient, way: _Way) -> None:
         self.pid = os.getpid()
         self.store = store
-        self._client, self._way = client, way
+        self.client, self._way = client, way
         self._up: Future[None] = Future()
         self._lock = threading.Lock()
         self._ended = False
@@ -312,8 +351,8 @@ class _Portal:
         self._main = asyncio.current_task()
         try:
             if not self._leave.is_set():
-                async with self._client:
-                    self._way.now = self._client.outbound
+                async with self.client:
+                    self._way.now = self.client.outbound
                     self._up.set_result(None)
                     await self._leave.wait()
         finally:

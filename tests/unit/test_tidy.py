@@ -28,6 +28,7 @@ PURE = (
     "failover/records.py",
     "failover/sync_set.py",
     "failover/tables.py",
+    "failover/view.py",
     "kube/admission.py",
     "kube/conventions.py",
     "kube/hashring.py",

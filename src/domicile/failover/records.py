@@ -7,6 +7,7 @@ Everything in `failover` uses these types; nothing here decides. A group's keys 
 - `server/<server id>/<agent incarnation>`: a member, under its agent's lease
 - `state`: who serves, or how far a change of primary is; no lease (S6), changed by CAS only
 - `receipt/<epoch>/<server id>`: what a server had beyond its new primary's history (F10)
+- `past/<epoch>`: who became primary of an epoch, when and why, for people; nothing is decided by it
 
 Primary, candidate and orchestrator are named by the *incarnation of their agent*, so that the
 absence of a record is final. Values are JSON with a format number: a reader refuses a newer format
@@ -186,12 +187,33 @@ class LossReceipt(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     format: int = FORMAT
 
 
+class PastPrimary(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Who became primary of an epoch, as an agent of the group saw it. For people only."""
+
+    epoch: int
+    server: str
+    at: str
+    """When an agent saw it, as a wall time."""
+    why: str = ""
+    """Why the change began."""
+    begin: int = 0
+    """The offset at which the epoch began."""
+    by: str = ""
+    """The server whose agent wrote this."""
+    format: int = FORMAT
+
+
 # keys
 
 
 def group_prefix(group: str) -> bytes:
     """The prefix of everything that a group stores."""
     return GROUPS + quote(group, safe="").encode() + b"/"
+
+
+def parse_group(key: bytes) -> str:
+    """The group of a key of a group."""
+    return unquote(key.removeprefix(GROUPS).partition(b"/")[0].decode())
 
 
 def config_key(group: str) -> bytes:
@@ -223,17 +245,36 @@ def parse_server_key(group: str, key: bytes) -> tuple[str, Incarnation]:
     return server, Incarnation(incarnation)
 
 
+def receipts_prefix(group: str) -> bytes:
+    """The prefix of a group's loss receipts."""
+    return group_prefix(group) + b"receipt/"
+
+
 def receipt_key(group: str, epoch: int, server: str) -> bytes:
     """The key of a loss receipt."""
-    return group_prefix(group) + f"receipt/{epoch}/{quote(server, safe='')}".encode()
+    return receipts_prefix(group) + f"{epoch}/{quote(server, safe='')}".encode()
+
+
+def past_prefix(group: str) -> bytes:
+    """The prefix of what is known of a group's past primaries."""
+    return group_prefix(group) + b"past/"
+
+
+def past_key(group: str, epoch: int) -> bytes:
+    """The key of what is known of the primary of one epoch."""
+    return past_prefix(group) + str(epoch).encode()
 
 
 # values
 
-GroupRecord = TypeVar("GroupRecord", GroupConfig, ServerRecord, GroupState, LossReceipt)
+GroupRecord = TypeVar(
+    "GroupRecord", GroupConfig, ServerRecord, GroupState, LossReceipt, PastPrimary
+)
 
 
-def encode_group_record(record: GroupConfig | ServerRecord | GroupState | LossReceipt) -> bytes:
+def encode_group_record(
+    record: GroupConfig | ServerRecord | GroupState | LossReceipt | PastPrimary,
+) -> bytes:
     """The stored form: JSON, so that people can read it in any store's own tools."""
     return msgspec.json.encode(record)
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, cast
 
 from domicile.entity.model.ref import Call
 from domicile.errors import ConfigError, StoreError, StoreRewound, Unavailable
+from domicile.failover.following import GroupReach
 from domicile.incarnation.context import Backends, Identity
 from domicile.incarnation.incarnation import RunningIncarnation
 from domicile.taglog import TaggedLog
@@ -53,6 +54,7 @@ class Supervisor:
         self.current: RunningIncarnation | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._stopping = False
+        self._reach: GroupReach | None = None
         self.joined = False
         """Whether any life of it was ever registered."""
 
@@ -80,6 +82,10 @@ class Supervisor:
         """Join; returns once the first life is registered."""
         loop = asyncio.get_running_loop()
         joined: asyncio.Future[None] = loop.create_future()
+        settings = plan.settings
+        self._reach = GroupReach(
+            backends.store, backends.clock, settings.op_timeout_s, settings.ask_timeout_s
+        )
         self._supervisor = loop.create_task(
             self._supervise(backends, plan, joined), name=f"domicile-{plan.node_id or 'client'}"
         )
@@ -121,6 +127,12 @@ class Supervisor:
         """For refs, as `ask`."""
         life = self.current
         return _raised(self._away()) if life is None else life.runtime.sending.tell(call)
+
+    def group_reach(self) -> GroupReach:
+        """What a replica group is followed with; it needs no incarnation, only the store."""
+        if self._reach is None:
+            raise self._away()
+        return self._reach
 
     @property
     def standing(self) -> str:
@@ -191,6 +203,7 @@ class Supervisor:
                 raise
             joined.set_exception(error)
         finally:
+            self._reach = None
             try:
                 await backends.close()
             finally:
