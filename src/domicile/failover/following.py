@@ -301,11 +301,11 @@ class Group:
             while True:
                 version = follower.version
                 found = follower.primary()
-                if found is not None and (found.epoch, found.address) != told:
-                    if told is None or found.epoch >= told[0]:
-                        told = (found.epoch, found.address)
-                        yield found
-                        continue
+                newer = told is None or (found is not None and found.epoch >= told[0])
+                if found is not None and newer and (found.epoch, found.address) != told:
+                    told = (found.epoch, found.address)
+                    yield found
+                    continue
                 await follower.after(version)
         finally:
             await _ended(running)

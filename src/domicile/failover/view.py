@@ -115,8 +115,8 @@ class GroupRecords:
         except ValueError as error:
             # It is there, which is what elections ask; but nobody knows what it has.
             self.members[incarnation] = ServerRecord(
-                server=server, incarnation=incarnation, address="", ttl_s=0.0, fit=False,
-                why=f"its record cannot be read: {error}",
+                server=server, incarnation=incarnation, address="", ttl_s=0.0, role="fenced",
+                fit=False, why=f"its record cannot be read: {error}",
             )  # fmt: skip
 
 
@@ -168,6 +168,8 @@ class ServerView:
     """primary, replica, candidate, or none."""
     state: str
     """What it does, in a few words."""
+    why: str
+    """Why it does not do more; empty if nothing is wrong."""
     healthy: bool
     """Whether it does what its group wants of it."""
     epoch: int
@@ -278,7 +280,8 @@ def _named(state: GroupState | None) -> list[str]:
 
 def _absent(server: str) -> ServerView:
     return ServerView(
-        server=server, address="", role="none", state="no agent is registered", healthy=False,
+        server=server, address="", role="none", state="no agent",
+        why="its agent is not registered: start it, domicile replica run", healthy=False,
         epoch=0, offset=0, lag=None, would_lose=None, ttl_s=None, seen="", incarnation="",
     )  # fmt: skip
 
@@ -286,12 +289,13 @@ def _absent(server: str) -> ServerView:
 def _server(records: GroupRecords, record: ServerRecord) -> ServerView:
     state = records.state
     role = _role(state, record)
-    text, healthy = _doing(records, record, role)
+    text, why, healthy = _doing(records, record, role)
     lag = _lag(records, record)
     chosen = record.fit and (state is None or not foreign(record, state))
     sync = records.config is not None and records.config.sync
     return ServerView(
-        server=record.server, address=record.address, role=role, state=text, healthy=healthy,
+        server=record.server, address=record.address, role=role, state=text, why=why,
+        healthy=healthy,
         epoch=record.position.epoch, offset=record.offset, lag=lag,
         would_lose=None if role == "primary" or not chosen or lag is None else 0 if sync else lag,
         ttl_s=record.ttl_s or None, seen=record.seen, incarnation=record.incarnation,
@@ -308,29 +312,31 @@ def _role(state: GroupState | None, record: ServerRecord) -> str:
     return "replica" if record.role == "replica" else "none"
 
 
-def _doing(records: GroupRecords, record: ServerRecord, role: str) -> tuple[str, bool]:
-    """What a server does, and whether that is what its group wants of it."""
+def _doing(records: GroupRecords, record: ServerRecord, role: str) -> tuple[str, str, bool]:
+    """What a server does, why not more, and whether that is what its group wants of it."""
     state = records.state
+    phase = GroupPhase.VACANT if state is None else state.phase
     if record.role == "down":
-        return record.why or "does not run", False
+        return "down", record.why or "it does not run", False
     if not record.fit:
-        return f"not fit: {record.why or 'its agent did not say why'}", False
+        return "not fit", record.why or "its agent did not say why", False
     if state is not None and foreign(record, state):
-        return "has data that is not of this group", False
+        why = "it has data that is not of this group: empty it, or remove it from the group"
+        return "foreign", why, False
     if role == "primary":
-        if state is not None and state.phase is GroupPhase.SWITCHING:
-            return "holds writes back for the switchover", True
-        return ("accepts writes", True) if record.role == "primary" else ("refuses writes", False)
-    if state is not None and state.phase is GroupPhase.ELECTING:
-        final = record.final == state.epoch
-        return ("waits for the election" if final else "gets ready for the election"), True
-    if role == "candidate":
-        return "becomes primary", True
+        if phase is GroupPhase.SWITCHING:
+            return "holds writes", "", True
+        open_now = record.role == "primary"
+        return ("accepts writes", "", True) if open_now else ("refuses writes", "", False)
+    if phase is GroupPhase.ELECTING:
+        ready = state is not None and record.final == state.epoch
+        return ("ready to elect" if ready else "stops following"), "", True
+    if role == "candidate" and phase is GroupPhase.CHOSEN:
+        return "is promoted", "", True
     if record.role == "replica":
-        primary = announced(records)
-        right = primary is not None and primary.server == record.follows
-        return f"follows {record.follows}", right
-    return "refuses writes, follows nobody", False
+        right = state is not None and record.follows == state.primary_server
+        return f"follows {record.follows}", "", right
+    return "follows nobody", "", phase is GroupPhase.CHOSEN
 
 
 def _lag(records: GroupRecords, record: ServerRecord) -> int | None:
@@ -340,7 +346,7 @@ def _lag(records: GroupRecords, record: ServerRecord) -> int | None:
         return None
     if primary.incarnation == record.incarnation:
         return 0
-    if foreign(record, state):
+    if not record.fit or foreign(record, state):
         return None
     return max(0, primary.offset - common_offset(record.chain, record.offset, primary.chain))
 
@@ -432,6 +438,9 @@ def _electing(
         if isinstance(waiting, NoChoice):
             return f"{waiting}; at most {config.freeze_s:g} s", "", False
         return f"{found.server} is being chosen", "", False
+    slow = [one for one in records.members.values() if one.final != state.epoch and one.fit]
+    if slow and found.obstacle is Obstacle.NOBODY:
+        return str(choose(state, config, records.members, patient=True)), "", False
     return str(found), *_obstacle_step(
         records.group, found.obstacle, state, config, records.members
     )

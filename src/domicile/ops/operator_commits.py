@@ -8,6 +8,7 @@ writes the map, which is the leader's: it is for a store that lost commits, whil
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -97,6 +98,10 @@ class StoreSnapshot:
         """The item stored under a key."""
         return self._items.get(key)
 
+    def under(self, prefix: bytes) -> list[Item]:
+        """The items whose keys begin so, in the order of their keys."""
+        return [item for key, item in sorted(self._items.items()) if key.startswith(prefix)]
+
     @property
     def target(self) -> str:
         """The version that operators want; empty if they have set none."""
@@ -107,14 +112,18 @@ class StoreSnapshot:
         """The keys of stored audit records, the oldest first."""
         return sorted(key for key in self._items if classify(key) is KeyFamily.AUDIT)
 
+    def audit_records(self) -> list[AuditRecord]:
+        """The stored audit records that can be read, the oldest first."""
+        found: list[AuditRecord] = []
+        for key in self.audits:
+            with suppress(msgspec.MsgspecError):
+                found.append(msgspec.json.decode(self._items[key].value, type=AuditRecord))
+        return found
+
     def last_audit(self) -> AuditRecord | None:
         """The newest record of an operator's command that can be read."""
-        for key in reversed(self.audits):
-            try:
-                return msgspec.json.decode(self._items[key].value, type=AuditRecord)
-            except msgspec.MsgspecError:
-                continue
-        return None
+        found = self.audit_records()
+        return found[-1] if found else None
 
     def shards(self, role: str) -> int:
         """How many shards a role has; raises `LookupError`."""

@@ -1,16 +1,419 @@
-"""The command group `domicile replica`: servers of replica groups."""
+"""The commands `domicile replica …`: what people and scripts see and change of replica groups.
+
+They read and write the store and ask no agent; agents heed what is written (F13). A command that
+changes a group leaves an audit record, in the same commit. `ops.group_commits` decides what is
+committed, `ops.show_groups` draws.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
 import typer
 
-from domicile.ops.replica_run import add_run
+from domicile.ops.console import (
+    AWAY,
+    FAILED,
+    App,
+    AsJson,
+    Cluster,
+    StoreOption,
+    answered,
+    examples,
+    fail,
+    print_json,
+    which,
+)
+from domicile.ops.operate import Why, Yes, confirm, run_operator, say_logged
+
+if TYPE_CHECKING:
+    from domicile.failover.view import GroupRecords, GroupView, LagClock
+    from domicile.ops.operator import Operator
+    from domicile.ops.operator_commits import AuditRecord, OperatorCommit, StoreSnapshot
+    from domicile.ports.store import Store
+
+T = TypeVar("T")
+
+REFRESH_S = 1.0
+
+AFTER_S = 5.0
+"""How long `switchover` waits for its end, beyond the time that a group gives one."""
+
+RUN = "domicile.ops.replica_run"
+"""The module with the command that runs an agent."""
+
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
 
 
 def add_replica_commands(app: typer.Typer) -> None:
     """Add these commands to the application."""
+    dev = "sqlite:///.domicile/dev.db"
     group = typer.Typer(
-        no_args_is_help=True, help="Keep one primary in a group of replicated databases."
+        no_args_is_help=True, help="Automatic failover of Valkey, Redis and PostgreSQL."
     )
-    add_run(group)
+    if find_spec(RUN) is not None:
+        import_module(RUN).add_run(group)
+    for name, command, shown in (
+        ("status", status, (f"status {dev}", f"status orders {dev} --watch")),
+        ("primary", primary, (f"primary orders {dev}", f"primary orders {dev} --wait 10")),
+        ("switchover", switchover, (f"switchover orders {dev} --to orders-2",)),
+        (
+            "failover",
+            failover,
+            (f"failover orders {dev} --force", f"failover orders {dev} --force --yes --why fire"),
+        ),
+        ("pause", pause, (f"pause orders {dev} --why 'new disks'",)),
+        ("resume", resume, (f"resume orders {dev}",)),
+        ("history", history, (f"history orders {dev}", f"history orders {dev} --json")),
+        ("remove", remove, (f"remove orders orders-3 {dev}",)),
+    ):
+        epilog = examples(*(f"domicile replica {example}" for example in shown))
+        group.command(name, epilog=epilog)(command)
     app.add_typer(group, name="replica")
+
+
+def status(
+    group: Annotated[
+        str | None, typer.Argument(metavar="[GROUP]", show_default=False, help="Else all groups.")
+    ] = None,
+    store: StoreOption = None,
+    app: App = None,
+    cluster: Cluster = None,
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every second.")] = False,
+) -> None:
+    """Show the servers of a group, what it waits for, and what a failover would lose now.
+
+    Positions are those of the agents' last reports. Exits with 0 if every group that is shown has a
+    primary that accepts writes, 3 if not; with --watch, Ctrl-C ends it with the code of what it
+    showed last.
+    """
+    from domicile.failover.view import LagClock, group_view
+    from domicile.ops.show import ViewPrinter
+    from domicile.ops.show_groups import groups_view
+
+    if group is not None and "://" in group and store is None:
+        group, store = None, group
+    url, name = which(store, app, cluster, "replica status", group)
+    clocks: dict[str, LagClock] = {}
+    last: list[list[GroupView]] = []
+
+    async def look(store: Store) -> None:
+        loop = asyncio.get_running_loop()
+        with ViewPrinter(watch and not as_json) as shown:
+            while True:
+                seen: list[GroupView] = []
+                for records in await _groups(store, group):
+                    clock = clocks.setdefault(records.group, LagClock())
+                    clock.note(records, loop.time())
+                    seen.append(_timed(group_view(records), clock, loop.time()))
+                last[:] = [seen]
+                if as_json:
+                    print_json(seen)
+                else:
+                    shown.show(groups_view(seen))
+                if not watch:
+                    return
+                await asyncio.sleep(REFRESH_S)
+
+    try:
+        _read(url, name, look)
+    except KeyboardInterrupt:
+        if not last:
+            raise
+    if not all(one.served for one in last[-1]):
+        raise typer.Exit(AWAY)
+
+
+def primary(
+    group: GroupName,
+    store: StoreOption = None,
+    app: App = None,
+    cluster: Cluster = None,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for a primary while there is none.")
+    ] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Print where a group's primary accepts connections, as host:port and nothing else.
+
+    For scripts: it exits with 0 if there is a primary, 3 if there is none or the store is away, 1
+    if there is no such group.
+    """
+    from domicile.failover.following import Group, GroupReach, Primary
+    from domicile.membership.clock import SystemClock
+    from domicile.ops.status import READ_S
+
+    url, name = which(store, app, cluster, "replica primary", group)
+
+    async def look(store: Store) -> Primary:
+        await _groups(store, group)
+        reach = GroupReach(store, SystemClock(), READ_S, wait)
+        return await Group(group, lambda: reach).primary()
+
+    found = _read(url, name, look)
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(found.address)
+
+
+def switchover(
+    group: GroupName,
+    store: StoreOption = None,
+    app: App = None,
+    cluster: Cluster = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SERVER", show_default=False, help="Else the most advanced server that is fit."
+        ),
+    ] = None,
+    why: Why = "",
+) -> None:
+    """Make another server the primary, without losing a write.
+
+    Writes wait meanwhile. If the new primary does not get everything in time, the old one serves
+    on. Exits with 0 once the new one serves, 1 if it does not.
+    """
+    from domicile.ops.group_commits import group_records, switch_commit
+
+    url, name = which(store, app, cluster, "replica switchover", group)
+
+    async def work(operator: Operator) -> tuple[tuple[bytes, AuditRecord], GroupView, float]:
+        loop = asyncio.get_running_loop()
+        agreed = switch_commit(group_records(await operator.look(), group), to).what
+
+        def make(picture: StoreSnapshot) -> OperatorCommit:
+            return switch_commit(group_records(picture, group), to)
+
+        began = loop.time()
+        logged = await operator.do("replica switchover", make, agreed, why)
+        return logged, await _settled(operator, group), loop.time() - began
+
+    logged, view, took_s = run_operator(url, name, work)
+    say_logged(*logged)
+    wanted = logged[1].what.partition(" to ")[2].partition(",")[0]
+    if view.primary == wanted:
+        typer.echo(f"{wanted} is the primary of {group}, epoch {view.epoch}, after {took_s:.1f} s")
+        return
+    if view.primary is not None:
+        fail(f"{wanted} did not become primary, {view.primary} serves on: {view.why}", FAILED)
+    fail(
+        f"the switchover to {wanted} goes on: {view.waits}; see `domicile replica status {group}`",
+        AWAY,
+    )
+
+
+def failover(
+    group: GroupName,
+    store: StoreOption = None,
+    app: App = None,
+    cluster: Cluster = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Accept the loss for which the election waits.")
+    ] = False,
+    yes: Yes = False,
+    why: Why = "",
+) -> None:
+    """End an election that waits because a failover might lose acknowledged writes.
+
+    Elections begin by themselves, and wait only where a write might be lost. Without --force it
+    says what would be lost, and changes nothing.
+    """
+    from domicile.ops.group_commits import force_commit, group_records
+
+    url, name = which(store, app, cluster, "replica failover", group)
+
+    async def look(operator: Operator) -> tuple[str, str]:
+        forcing = force_commit(group_records(await operator.look(), group))
+        return forcing.loss, forcing.commit.what
+
+    loss, agreed = run_operator(url, name, look)
+    if not force:
+        typer.echo(loss, err=True)
+        fail(f"nothing was done; to accept that: domicile replica failover {group} --force", FAILED)
+    confirm(loss, group, yes)
+
+    def make(picture: StoreSnapshot) -> OperatorCommit:
+        return force_commit(group_records(picture, group)).commit
+
+    async def work(operator: Operator) -> tuple[tuple[bytes, AuditRecord], GroupView]:
+        logged = await operator.do("replica failover --force", make, agreed, why)
+        return logged, await _settled(operator, group)
+
+    logged, view = run_operator(url, name, work)
+    say_logged(*logged)
+    if view.primary is None:
+        fail(f"the failover goes on: {view.waits}; see `domicile replica status {group}`", AWAY)
+    typer.echo(f"{view.primary} is the primary of {group}, epoch {view.epoch}")
+
+
+def pause(
+    group: GroupName,
+    store: StoreOption = None,
+    app: App = None,
+    cluster: Cluster = None,
+    why: Why = "",
+) -> None:
+    """Begin maintenance: no change of primary begins until `resume`.
+
+    A primary that stops or fails is not replaced meanwhile. A change that has begun is finished.
+    """
+    _pause(group, store, app, cluster, why, paused=True)
+    typer.echo(
+        f"{group} is paused: a primary that fails is not replaced until `domicile replica resume "
+        f"{group}`"
+    )
+
+
+def resume(
+    group: GroupName,
+    store: StoreOption = None,
+    app: App = None,
+    cluster: Cluster = None,
+    why: Why = "",
+) -> None:
+    """End maintenance: a primary that fails is replaced again."""
+    _pause(group, store, app, cluster, why, paused=False)
+    typer.echo(f"{group} is not paused any more")
+
+
+def _pause(
+    group: str, store: str | None, app: str | None, cluster: str | None, why: str, *, paused: bool
+) -> None:
+    from domicile.ops.group_commits import pause_commit
+
+    word = "pause" if paused else "resume"
+    url, name = which(store, app, cluster, f"replica {word}", group)
+
+    def make(picture: StoreSnapshot) -> OperatorCommit:
+        return pause_commit(picture, group, paused=paused)
+
+    async def work(operator: Operator) -> tuple[bytes, AuditRecord]:
+        return await operator.do(f"replica {word}", make, group, why)
+
+    say_logged(*run_operator(url, name, work))
+
+
+def history(
+    group: GroupName,
+    store: StoreOption = None,
+    app: App = None,
+    cluster: Cluster = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the epochs of a group with their primaries, what was lost, and operators' commands."""
+    from domicile.ops.group_commits import GroupHistory, group_history
+    from domicile.ops.show import ViewPrinter
+    from domicile.ops.show_groups import history_view
+
+    url, name = which(store, app, cluster, "replica history", group)
+
+    async def work(operator: Operator) -> GroupHistory:
+        return group_history(await operator.look(), group)
+
+    found = run_operator(url, name, work)
+    if as_json:
+        print_json(found)
+        return
+    with ViewPrinter(live=False) as shown:
+        shown.show(history_view(found))
+
+
+def remove(
+    group: GroupName,
+    server: Annotated[str, typer.Argument(metavar="SERVER", help="The server's id.")],
+    store: StoreOption = None,
+    app: App = None,
+    cluster: Cluster = None,
+    yes: Yes = False,
+    why: Why = "",
+) -> None:
+    """Forget a server that is gone for good: the receipts of what it lost are deleted.
+
+    Its record goes by itself with its agent's lease. It refuses while the server has an agent, and
+    while a write quorum lists it. The files with lost writes stay where they are.
+    """
+    from domicile.ops.group_commits import group_records, loss_text, remove_commit
+
+    url, name = which(store, app, cluster, "replica remove", group, server)
+
+    def make(picture: StoreSnapshot) -> OperatorCommit:
+        return remove_commit(group_records(picture, group), server)
+
+    async def look(operator: Operator) -> tuple[str, list[str]]:
+        picture = await operator.look()
+        records = group_records(picture, group)
+        lost = [loss_text(one) for one in records.receipts.values() if one.server == server]
+        return make(picture).what, lost
+
+    agreed, lost = run_operator(url, name, look)
+    confirm("These receipts of lost writes are forgotten:\n  " + "\n  ".join(lost), server, yes)
+
+    async def work(operator: Operator) -> tuple[bytes, AuditRecord]:
+        return await operator.do("replica remove", make, agreed, why)
+
+    say_logged(*run_operator(url, name, work))
+    typer.echo(f"{server} is forgotten in {group}")
+
+
+# inside
+
+
+def _read(url: str, cluster: str, look: Callable[[Store], Awaitable[T]]) -> T:
+    """Read a cluster's part of a store; every failure ends the process with what to do next."""
+    from domicile.ops.status import open_existing
+    from domicile.stores.namespace import Namespace
+
+    async def reading() -> T:
+        store = Namespace(open_existing(url, "replica", reads_only=True).store, cluster)
+        try:
+            return await look(store)
+        finally:
+            await store.close()
+
+    return answered(lambda: asyncio.run(reading()))
+
+
+async def _groups(store: Store, group: str | None) -> list[GroupRecords]:
+    """One group, or all; raises `LookupError` or `NoCluster`."""
+    from domicile.failover.records import GROUPS, group_prefix
+    from domicile.ops.group_commits import existing_groups, group_records
+    from domicile.ops.operator_commits import StoreSnapshot
+
+    prefix = GROUPS if group is None else group_prefix(group)
+    listing = await store.list(prefix)
+    if not listing.items and group is not None:
+        listing = await store.list(GROUPS)
+    picture = StoreSnapshot(listing)
+    return existing_groups(picture) if group is None else [group_records(picture, group)]
+
+
+def _timed(view: GroupView, clock: LagClock, now: float) -> GroupView:
+    """The same view with lags in seconds, as far as they were observed."""
+    servers = tuple(
+        replace(one, lag_s=clock.behind_s(one.offset, now)) if one.lag is not None else one
+        for one in view.servers
+    )
+    return replace(view, servers=servers)
+
+
+async def _settled(operator: Operator, group: str) -> GroupView:
+    """The group once a change of primary has ended, or when it takes too long."""
+    from domicile.failover.view import group_view
+    from domicile.ops.group_commits import group_records
+
+    loop = asyncio.get_running_loop()
+    records = group_records(await operator.look(), group)
+    limit_s = AFTER_S + (0.0 if records.config is None else records.config.switch_s)
+    until = loop.time() + limit_s
+    while (view := group_view(records)).primary is None and loop.time() < until:
+        await asyncio.sleep(0.05)
+        records = group_records(await operator.look(), group)
+    return view

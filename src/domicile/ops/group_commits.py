@@ -1,0 +1,317 @@
+"""What an operator's commands commit to a replica group, and what the store shows of it.
+
+Called by `ops.replica`. Every commit is decided from one listing and conditional on what was read
+(F5): a group that has moved on since refuses it. The rules for changes of the state are those of
+the group's machine; a group's agents heed what is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from domicile.core.state.txn import At, Delete, Listing, Put
+from domicile.failover.chains import BEFORE_THE_GROUP
+from domicile.failover.choice import FORCIBLE, Choice, NoChoice, choose
+from domicile.failover.machine import forced, switching
+from domicile.failover.records import (
+    GROUPS,
+    GroupPhase,
+    GroupState,
+    LossReceipt,
+    PastPrimary,
+    WriteQuorum,
+    config_key,
+    encode_group_record,
+    group_prefix,
+    state_key,
+)
+from domicile.failover.view import (
+    GroupRecords,
+    GroupView,
+    announced,
+    bytes_text,
+    forced_view,
+    group_names,
+    group_view,
+)
+from domicile.ops.operator_commits import AuditRecord, OperatorCommit, StoreSnapshot
+from domicile.ops.status import NoCluster
+
+MOST_REMOVED = 32
+"""S7: receipts that one commit deletes."""
+
+
+def group_records(picture: StoreSnapshot, group: str) -> GroupRecords:
+    """A group as stored; raises `LookupError` if there is none of that name."""
+    found = picture.under(group_prefix(group))
+    records = GroupRecords(group)
+    records.load(Listing(picture.members.revision, tuple(found)))
+    if not found:
+        names = group_names(picture.under(GROUPS))
+        known = f"groups there: {', '.join(names)}" if names else "there is none yet"
+        raise LookupError(
+            f"there is no group {group!r}; {known}. An agent founds one: domicile replica run"
+        )
+    return records
+
+
+def _state(records: GroupRecords) -> GroupState:
+    if records.state is None:
+        raise LookupError(
+            f"group {records.group!r} has no state yet: {group_view(records).waits}; "
+            f"look again: domicile replica status {records.group}"
+        )
+    return records.state
+
+
+def switch_commit(records: GroupRecords, to: str | None) -> OperatorCommit:
+    """F11: ask for a switchover to a server; None: to the most advanced one that is fit."""
+    state, config = _state(records), records.config
+    if config is not None and config.paused:
+        raise LookupError(
+            f"group {records.group!r} is paused, so no change of primary begins: domicile replica "
+            f"resume {records.group}"
+        )
+    if to is None:
+        to = _most_advanced(records)
+    elif to == state.primary_server and state.phase is GroupPhase.SERVING:
+        raise LookupError(f"{to} is the primary already")
+    try:
+        wanted = switching(state, records.members, to)
+    except ValueError as error:
+        raise LookupError(str(error)) from error
+    return OperatorCommit(
+        f"{records.group} from {state.primary_server} to {to}, epoch {state.epoch}",
+        (At(state_key(records.group), records.state_revision),),
+        (Put(state_key(records.group), encode_group_record(wanted)),),
+    )
+
+
+def _most_advanced(records: GroupRecords) -> str:
+    able = [one for one in group_view(records).servers if one.would_lose is not None]
+    if not able:
+        raise LookupError(
+            f"no server of group {records.group!r} could become primary now; see why: domicile "
+            f"replica status {records.group}"
+        )
+    return min(able, key=lambda one: (one.lag, one.server)).server
+
+
+@dataclass(frozen=True, slots=True)
+class Forcing:
+    """What `failover --force` would do."""
+
+    commit: OperatorCommit
+    loss: str
+    """What a person has to accept, in some lines."""
+
+
+def force_commit(records: GroupRecords) -> Forcing:
+    """F7, F8: accept the loss for which an election waits; raises `LookupError` if none does."""
+    state, config, group = _state(records), records.config, records.group
+    view = group_view(records)
+    if state.phase is not GroupPhase.ELECTING or config is None:
+        raise LookupError(_nothing_to_force(view))
+    found = choose(state, config, records.members, patient=False)
+    if isinstance(found, Choice):
+        raise LookupError(f"the election needs no force: {view.waits}")
+    accepted = choose(forced_view(state), config, records.members, patient=False)
+    if found.obstacle not in FORCIBLE or isinstance(accepted, NoChoice):
+        raise LookupError(
+            f"force would not help: the election waits, because {view.waits}. Next: "
+            f"{view.next_step}"
+        )
+    wanted = forced(state)
+    return Forcing(
+        OperatorCommit(
+            f"{group}, epoch {state.epoch}: {accepted.server} at {accepted.position}",
+            (At(state_key(group), records.state_revision),),
+            (Put(state_key(group), encode_group_record(wanted)),),
+        ),
+        _loss_of(state, found, accepted, sync=config.sync),
+    )
+
+
+def _loss_of(state: GroupState, found: NoChoice, accepted: Choice, *, sync: bool) -> str:
+    promised = " The group is synchronous, and this breaks its promise." if sync else ""
+    begin = next((one.begin for one in state.chain if one.epoch == state.served), 0)
+    epoch, offset = accepted.position
+    if epoch == state.served:
+        least = f"everything after byte {offset:,} of epoch {epoch}"
+    elif epoch == BEFORE_THE_GROUP:
+        least = "everything that the group has ever accepted"
+    else:
+        least = f"all of epoch {state.served}, which began at byte {begin:,}"
+    others = [
+        f"{one.server} at {one.epoch}:{one.offset}"
+        for one in accepted.positions
+        if one.server != accepted.server
+    ]
+    compared = f" Compared with {', '.join(others)}." if others else ""
+    return (
+        f"The election of epoch {state.epoch} waits: {found}.\n"
+        f"Forced, {accepted.server} becomes primary, at {accepted.position}.{compared}\n"
+        f"LOST is {least}: how much that is, only servers that are away know.{promised}\n"
+        "When one of them comes back, what it has beyond is saved, counted in a receipt, and given "
+        "up.\nIf its machine can be started, start it instead: then nothing may be lost."
+    )
+
+
+def _nothing_to_force(view: GroupView) -> str:
+    group = view.group
+    if view.phase == GroupPhase.SERVING.value and view.primary is not None:
+        if view.waits:
+            return f"nothing to force: {view.waits}. " + (
+                f"Next: {view.next_step}" if view.next_step else "An election begins by itself"
+            )
+        return (
+            f"group {group!r} serves: {view.primary} is its primary. To move it without loss: "
+            f"domicile replica switchover {group} --to SERVER. To replace a primary that hangs, "
+            "stop its agent: an election begins once its record is gone"
+        )
+    step = f". Next: {view.next_step}" if view.next_step else ""
+    return (
+        f"only an election can be forced; the group is {view.phase}, and waits: {view.waits}{step}"
+    )
+
+
+def pause_commit(picture: StoreSnapshot, group: str, *, paused: bool) -> OperatorCommit:
+    """Maintenance: no change of primary begins; or its end."""
+    records = group_records(picture, group)
+    item = picture.item(config_key(group))
+    if records.config is None or item is None:
+        raise LookupError(
+            f"group {group!r} has no configuration yet; an agent writes it: domicile replica run"
+        )
+    if records.config.paused == paused:
+        raise LookupError(f"group {group!r} is {'paused already' if paused else 'not paused'}")
+    wanted = msgspec.structs.replace(records.config, paused=paused)
+    return OperatorCommit(
+        group, (At(item.key, item.revision),), (Put(item.key, encode_group_record(wanted)),)
+    )
+
+
+def remove_commit(records: GroupRecords, server: str) -> OperatorCommit:
+    """Forget a server that is gone for good: its receipts. Raises `LookupError` if it may not be.
+
+    Its record went with its agent's lease, and write quorums are the primary's to change (F12).
+    """
+    state, group = records.state, records.group
+    if any(one.server == server for one in records.members.values()):
+        raise LookupError(
+            f"{server} has an agent that is registered, and would go on. Stop it (`domicile "
+            "replica run`); its record goes with its lease; then repeat this"
+        )
+    listed = [one for one in _quorums(state) if server in (one.primary, *one.members)]
+    if listed and state is not None:
+        raise LookupError(
+            f"{server} is in a write quorum that may hold acknowledged writes: {listed[0]}. The "
+            "primary drops it by itself once enough other replicas follow: add one, and wait. If "
+            f"the group waits for it in an election: domicile replica failover {group} --force"
+        )
+    if state is not None and state.primary_server == server:
+        raise LookupError(
+            f"{server} is the last primary of group {group!r}; wait until another one serves"
+        )
+    keys = [key for key, one in records.receipts.items() if one.server == server]
+    if not keys:
+        raise LookupError(
+            f"nothing of {server} is left in group {group!r}: its record went with its agent's "
+            "lease, and there is no receipt of a loss. Nothing needs to be removed"
+        )
+    some = sorted(keys)[:MOST_REMOVED]
+    return OperatorCommit(f"{group}/{server}: {len(keys)} receipts", (), tuple(map(Delete, some)))
+
+
+def _quorums(state: GroupState | None) -> tuple[WriteQuorum, ...]:
+    return () if state is None else state.quorums
+
+
+# history
+
+
+@dataclass(frozen=True, slots=True)
+class PastEpoch:
+    """One epoch of a group, as far as the store still tells."""
+
+    epoch: int
+    server: str
+    at: str
+    why: str
+    begin: int | None
+    lost: tuple[LossReceipt, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHistory:
+    """The epochs of a group and the operators' commands, the newest last."""
+
+    group: str
+    epochs: tuple[PastEpoch, ...]
+    commands: tuple[AuditRecord, ...]
+
+
+def group_history(picture: StoreSnapshot, group: str) -> GroupHistory:
+    """What the store still tells of a group's past."""
+    records = group_records(picture, group)
+    past = {one.epoch: one for one in records.past.values()}
+    begins: dict[int, int] = {}
+    state = records.state
+    if state is not None:
+        begins = {one.epoch: one.begin for one in state.chain if one.epoch != BEFORE_THE_GROUP}
+        if state.served and state.served not in past:
+            past[state.served] = PastPrimary(
+                epoch=state.served, server=state.primary_server, at="",
+                why=state.why if state.phase is GroupPhase.SERVING else "",
+            )  # fmt: skip
+    lost: dict[int, list[LossReceipt]] = {}
+    for receipt in records.receipts.values():
+        lost.setdefault(receipt.epoch, []).append(receipt)
+    epochs: list[PastEpoch] = []
+    for epoch in sorted({**past, **begins, **lost}):
+        known = past.get(epoch)
+        begin = begins.get(epoch) if known is None or not known.begin else known.begin
+        epochs.append(
+            PastEpoch(
+                epoch, "" if known is None else known.server, "" if known is None else known.at,
+                "" if known is None else known.why, begin, tuple(lost.get(epoch, ())),
+            )
+        )  # fmt: skip
+    return GroupHistory(group, tuple(epochs), tuple(_commands(picture, group)))
+
+
+def _commands(picture: StoreSnapshot, group: str) -> list[AuditRecord]:
+    found: list[AuditRecord] = []
+    for record in picture.audit_records():
+        named = record.what == group or record.what.startswith(
+            (f"{group} ", f"{group},", f"{group}/")
+        )
+        if record.command.startswith("replica ") and named:
+            found.append(record)
+    return found
+
+
+def loss_text(receipt: LossReceipt) -> str:
+    """A receipt in one line."""
+    counted = "" if receipt.writes < 0 else f" ({receipt.writes:,} writes)"
+    saved = f", saved at {receipt.saved}" if receipt.saved else ""
+    return f"{receipt.server}: {bytes_text(receipt.had - receipt.kept)}{counted}{saved}"
+
+
+def reached(records: GroupRecords, epoch: int) -> bool:
+    """Whether a primary of a later epoch is announced."""
+    state = records.state
+    return announced(records) is not None and state is not None and state.epoch > epoch
+
+
+def existing_groups(picture: StoreSnapshot) -> list[GroupRecords]:
+    """All groups of a cluster; raises `NoCluster` if there is none."""
+    names = group_names(picture.under(GROUPS))
+    if not names:
+        raise NoCluster(
+            "there is no replica group in this store and cluster yet; an agent founds one: "
+            "domicile replica run FILE.toml"
+        )
+    return [group_records(picture, name) for name in names]

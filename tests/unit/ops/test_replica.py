@@ -1,0 +1,388 @@
+"""Commands on replica groups: what they show, ask, commit and log, on a store's file."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cluster_lab import contents
+from groups_lab import CHAIN, electing, primary, records, server, serving, values, write
+from msgspec import structs
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from domicile.core.state.keys import AUDIT
+from domicile.core.state.txn import At, Committed, Put
+from domicile.failover.records import (
+    GroupConfig,
+    GroupPhase,
+    GroupState,
+    LossReceipt,
+    PastPrimary,
+    WriteQuorum,
+    config_key,
+    decode_group_record,
+    encode_group_record,
+    receipt_key,
+    state_key,
+)
+from domicile.failover.view import group_view
+from domicile.ops.cli import app
+from domicile.ops.show_groups import groups_view
+from domicile.stores.namespace import Namespace
+from domicile.stores.sqlite.store import SqliteStore
+
+WHOLE = values(serving(), primary(), server("s2", 1_900), server("s3", 1_950))
+STUCK = values(
+    electing(quorums=(WriteQuorum("s1", ("s2", "s3"), 1),)),
+    server("s2", role="fenced", final=4),
+    config=GroupConfig("valkey", mode="sync"),
+)
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("DOMICILE_STORE", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def replica(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ("replica", *arguments))
+
+
+def stored_state(path: Path) -> GroupState:
+    return decode_group_record(contents(path)[state_key("orders")], GroupState)
+
+
+def stored_config(path: Path) -> GroupConfig:
+    return decode_group_record(contents(path)[config_key("orders")], GroupConfig)
+
+
+def audits(path: Path) -> list[dict[str, str]]:
+    found = [item for item in sorted(contents(path).items()) if item[0].startswith(AUDIT)]
+    return [json.loads(value) for _, value in found]
+
+
+def _switching(state: GroupState) -> bool:
+    return state.phase is GroupPhase.SWITCHING
+
+
+def _electing(state: GroupState) -> bool:
+    return state.phase is GroupPhase.ELECTING
+
+
+class Stand:
+    """Stands for a group's agents: answers the first change of the state that is awaited."""
+
+    def __init__(
+        self, path: Path, awaited: Callable[[GroupState], bool], answer: GroupState
+    ) -> None:
+        self._path, self._awaited, self._answer = path, awaited, answer
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+
+    async def _run(self) -> None:
+        store = Namespace(SqliteStore(self._path, by="agents"), "domicile")
+        key = state_key("orders")
+        try:
+            while not self._done.is_set():
+                item = await store.get(key)
+                assert item is not None
+                if self._awaited(decode_group_record(item.value, GroupState)):
+                    wanted = [Put(key, encode_group_record(self._answer))]
+                    assert isinstance(
+                        await store.commit([At(key, item.revision)], wanted), Committed
+                    )
+                    return
+                await asyncio.sleep(0.01)
+        finally:
+            await store.close()
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+
+@pytest.mark.scenario("FO-17")
+def test_status_shows_a_group_in_one_table(tmp_path: Path) -> None:
+    url = write(tmp_path / "s.db", WHOLE)
+    result = replica("status", "orders", url)
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert "orders  valkey, async, serving epoch 3: s1 at 127.0.0.1:7001" in result.stdout
+    assert [
+        "s1",
+        "primary",
+        "accepts",
+        "writes",
+        "3:2,000",
+        "≤",
+        "3",
+        "s",
+        "127.0.0.1:7001",
+    ] in lines
+    assert [
+        "s2",
+        "replica",
+        "follows",
+        "s1",
+        "3:1,900",
+        "100",
+        "100",
+        "≤",
+        "3",
+        "s",
+        "127.0.0.1:7002",
+    ] in lines
+    assert "failing over now would choose s3 and lose 50 bytes" in result.stdout
+    assert replica("status", url).stdout == result.stdout
+
+
+def test_status_as_json_is_for_tools(tmp_path: Path) -> None:
+    url = write(tmp_path / "s.db", {**WHOLE, **values(serving("s2"), group="bills")})
+    result = replica("status", url, "--json")
+    assert result.exit_code == 3
+    bills, orders = json.loads(result.stdout)
+    assert (bills["group"], bills["served"], bills["primary"]) == ("bills", False, None)
+    assert (orders["group"], orders["loss_bytes"]) == ("orders", 50)
+    assert [one["would_lose"] for one in orders["servers"]] == [None, 100, 50]
+
+
+def test_a_group_that_waits_shows_the_next_step_and_exits_with_3(tmp_path: Path) -> None:
+    result = replica("status", write(tmp_path / "s.db", STUCK))
+    assert result.exit_code == 3
+    assert "electing epoch 4: no primary accepts writes" in result.stdout
+    assert "domicile replica failover orders --force" in result.stdout
+    assert "s3: its agent is not registered" in result.stdout
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_no_row_is_broken_on_a_narrow_terminal(columns: int) -> None:
+    console = Console(file=io.StringIO(), width=columns, highlight=False)
+    with console.capture() as captured:
+        console.print(groups_view([group_view(records(WHOLE)), group_view(records(STUCK))]))
+    lines = [line.rstrip() for line in captured.get().splitlines()]
+    assert max(map(len, lines)) <= columns
+    # Each server in one line, and the group that waits in its own.
+    assert len([line for line in lines if re.match(r" s\d ", line)]) == 6
+    assert any("follows s1" in line for line in lines)
+    assert any("127.0.0.1:7002" in line for line in lines[:8]) == (columns == 120)
+
+
+@pytest.mark.scenario("FO-17")
+def test_scripts_get_the_primary_and_an_exit_code(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    url = write(path, WHOLE)
+    result = replica("primary", "orders", url)
+    assert (result.exit_code, result.stdout) == (0, "127.0.0.1:7001\n")
+    found = json.loads(replica("primary", "orders", url, "--json").stdout)
+    assert (found["server"], found["epoch"]) == ("s1", 3)
+    assert found["known_until"].endswith("Z")
+    unknown = replica("primary", "bills", url)
+    assert (unknown.exit_code, unknown.stdout) == (1, "")
+    assert "groups there: orders" in unknown.stderr
+    missing = replica("primary", "orders", f"sqlite:///{tmp_path}/none.db")
+    assert (missing.exit_code, missing.stdout) == (3, "")
+    assert replica("primary", "orders").exit_code == 2
+
+
+def test_a_group_without_a_primary_has_no_answer_for_scripts(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    url = write(path, STUCK)
+    result = replica("primary", "orders", url)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "electing 4" in result.stderr
+    with Stand(path, _electing, serving("s2", 4)):
+        assert replica("primary", "orders", url, "--wait", "30").stdout == "127.0.0.1:7002\n"
+
+
+def test_a_switchover_is_asked_for_and_awaited(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    url = write(path, WHOLE)
+    with Stand(path, _switching, serving("s2", 4)):
+        result = replica("switchover", "orders", url, "--to", "s2", "--why", "new disks")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("s2 is the primary of orders, epoch 4, after ")
+    (record,) = audits(path)
+    assert record["command"] == "replica switchover"
+    assert record["what"] == "orders from s1 to s2, epoch 3"
+    assert record["why"] == "new disks"
+
+
+def test_a_switchover_that_reverts_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    url = write(path, WHOLE)
+    reverted = structs.replace(serving(), why="the switchover took too long")
+    with Stand(path, _switching, reverted):
+        result = replica("switchover", "orders", url)
+    assert result.exit_code == 1
+    # Without --to it is the most advanced one.
+    assert "s3 did not become primary, s1 serves on: the switchover took too long" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("found", "to", "says"),
+    [
+        (WHOLE, "s1", "s1 is the primary already"),
+        (WHOLE, "s9", "'s9' is not a live replica; choose one of s2, s3"),
+        (
+            values(serving(), primary(), server("s2", fit=False, why="being replaced")),
+            "s2",
+            "may not become primary: being replaced",
+        ),
+        (STUCK, "s2", "begins from serving, and the group is electing"),
+        (
+            values(serving(), primary(), server("s2"), config=GroupConfig("valkey", paused=True)),
+            "s2",
+            "domicile replica resume orders",
+        ),
+        (values(None, server("s2")), "s2", "has no state yet"),
+    ],
+)
+def test_a_switchover_that_cannot_be_says_why_and_changes_nothing(
+    tmp_path: Path, found: dict[bytes, bytes], to: str, says: str
+) -> None:
+    path = tmp_path / "s.db"
+    url = write(path, found)
+    before = contents(path)
+    result = replica("switchover", "orders", url, "--to", to)
+    assert result.exit_code == 1
+    assert says in result.stderr
+    assert contents(path) == before
+
+
+def test_a_forced_failover_states_the_loss_and_asks(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    url = write(path, STUCK)
+    looked = replica("failover", "orders", url)
+    assert looked.exit_code == 1
+    assert "s2 becomes primary, at 3:2000" in looked.stderr
+    assert "LOST is everything after byte 2,000 of epoch 3" in looked.stderr
+    assert "this breaks its promise" in looked.stderr
+    unanswered = replica("failover", "orders", url, "--force")
+    assert unanswered.exit_code == 2
+    assert not stored_state(path).force
+    with Stand(path, lambda state: state.force, serving("s2", 4)):
+        result = replica("failover", "orders", url, "--force", "--yes", "--why", "fire")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "s2 is the primary of orders, epoch 4\n"
+    assert "LOST is" in result.stderr
+    (record,) = audits(path)
+    assert record["command"] == "replica failover --force"
+    assert record["what"] == "orders, epoch 4: s2 at 3:2000"
+
+
+def test_what_an_epoch_lost_whole_is_stated(tmp_path: Path) -> None:
+    behind = server("s2", 900, chain=CHAIN[:2], role="fenced", final=4)
+    url = write(tmp_path / "s.db", values(electing(), behind))
+    result = replica("failover", "orders", url)
+    assert "LOST is all of epoch 3, which began at byte 1,000" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (WHOLE, "domicile replica switchover orders --to SERVER"),
+        (values(serving(), server("s2")), "the agent of s1 is gone; an election begins"),
+        (
+            values(electing(), server("s2", role="fenced", final=4)),
+            "the election needs no force: s2 is being chosen",
+        ),
+        (
+            values(electing(), server("s2", role="fenced", final=4, fit=False, why="broken")),
+            "force would not help",
+        ),
+    ],
+)
+def test_force_is_for_elections_that_wait_for_a_person(
+    tmp_path: Path, found: dict[bytes, bytes], says: str
+) -> None:
+    path = tmp_path / "s.db"
+    url = write(path, found)
+    before = contents(path)
+    result = replica("failover", "orders", url, "--force", "--yes")
+    assert result.exit_code == 1
+    assert says in result.stderr
+    assert contents(path) == before
+
+
+def test_a_group_is_paused_and_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    url = write(path, WHOLE)
+    result = replica("pause", "orders", url, "--why", "new disks")
+    assert result.exit_code == 0, result.output
+    assert "until `domicile replica resume orders`" in result.stdout
+    assert stored_config(path) == GroupConfig("valkey", paused=True)
+    assert "PAUSED" in replica("status", url).stdout
+    again = replica("pause", "orders", url)
+    assert (again.exit_code, "paused already" in again.stderr) == (1, True)
+    assert replica("resume", "orders", url).exit_code == 0
+    assert stored_config(path) == GroupConfig("valkey")
+    assert [one["command"] for one in audits(path)] == ["replica pause", "replica resume"]
+
+
+RECEIPT = LossReceipt(
+    server="s4", epoch=3, chain=CHAIN[:2], kept=1_000, had=1_250, writes=7, saved="/saved/1"
+)
+
+
+def test_history_tells_epochs_losses_and_commands(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    past = PastPrimary(
+        epoch=1, server="s4", at="2026-01-01T00:00:00+00:00", why="the group begins", by="s4"
+    )
+    found = values(serving(), primary(), server("s2"), receipts=[RECEIPT], past=[past])
+    url = write(path, found)
+    assert replica("pause", "orders", url).exit_code == 0
+    assert replica("resume", "orders", url).exit_code == 0
+    shown = replica("history", "orders", url).stdout
+    assert "lost s4: 250 bytes (7 writes), saved at /saved/1" in shown
+    assert "replica pause: orders" in shown
+    told = json.loads(replica("history", "orders", url, "--json").stdout)
+    assert [(one["epoch"], one["server"], one["begin"]) for one in told["epochs"]] == [
+        (1, "s4", 0), (3, "s1", 1_000),
+    ]  # fmt: skip
+    assert len(told["commands"]) == 2
+
+
+def test_a_server_that_is_gone_is_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    other = structs.replace(RECEIPT, server="s5")
+    url = write(path, values(serving(), primary(), server("s2"), receipts=[RECEIPT, other]))
+    asked = replica("remove", "orders", "s4", url)
+    assert asked.exit_code == 2
+    assert "s4: 250 bytes (7 writes), saved at /saved/1" in asked.stderr
+    assert replica("remove", "orders", "s4", url, "--yes").stdout == "s4 is forgotten in orders\n"
+    kept = [key for key in contents(path) if b"receipt" in key]
+    assert kept == [receipt_key("orders", 3, "s5")]
+    assert audits(path)[0]["what"] == "orders/s4: 1 receipts"
+
+
+@pytest.mark.parametrize(
+    ("found", "name", "says"),
+    [
+        (WHOLE, "s2", "s2 has an agent that is registered"),
+        (STUCK, "s3", "is in a write quorum that may hold acknowledged writes"),
+        (values(electing(), server("s2")), "s1", "s1 is the last primary of group 'orders'"),
+        (WHOLE, "s9", "Nothing needs to be removed"),
+    ],
+)
+def test_a_server_that_is_needed_is_not_removed(
+    tmp_path: Path, found: dict[bytes, bytes], name: str, says: str
+) -> None:
+    path = tmp_path / "s.db"
+    url = write(path, found)
+    before = contents(path)
+    result = replica("remove", "orders", name, url, "--yes")
+    assert result.exit_code == 1
+    assert says in result.stderr
+    assert contents(path) == before
