@@ -187,10 +187,10 @@ class SyncGroup:
     def primary(self, *, wait_s: float | None = None) -> Primary:
         """As `Group.primary`."""
         group = self._client.grouped(self.name)
-        return self._client.call(None, lambda: group.primary(wait_s=wait_s))
+        return self._asked(lambda: group.primary(wait_s=wait_s))
 
     def primaries(self) -> Iterator[Primary]:
-        """As `Group.primaries`: each step waits for the next one. Close it, or end the loop."""
+        """As `Group.primaries`: each step waits for the next one."""
         found = self._client.grouped(self.name).primaries()
 
         async def following() -> Primary:
@@ -198,10 +198,17 @@ class SyncGroup:
 
         try:
             while True:
-                yield self._client.call(None, following)
+                yield self._asked(following)
         finally:
             with suppress(Unavailable):
-                self._client.call(None, found.aclose)
+                self._asked(found.aclose)
+
+    def _asked(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        try:
+            return self._client.call(None, work)
+        except MaybeExecuted as error:
+            # Nothing but reading was done.
+            raise Unavailable("this client was closed; call connect_sync() again") from error
 
     def __repr__(self) -> str:
         return f"<SyncGroup {self.name!r}>"

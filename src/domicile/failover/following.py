@@ -292,9 +292,10 @@ class Group:
     async def primaries(self) -> AsyncGenerator[Primary]:
         """The primary now, then each one after it, with its epoch; never an older one again.
 
-        It ends with the client, or with the loop over it. While the store is away it waits.
+        While the store is away it waits. `Unavailable` once the client has left.
         """
-        follower = self._follower(self._reach())
+        reach = self._reach()
+        follower = self._follower(reach)
         running = asyncio.ensure_future(follower.run())
         told: tuple[int, str] | None = None
         try:
@@ -306,7 +307,11 @@ class Group:
                     told = (found.epoch, found.address)
                     yield found
                     continue
-                await follower.after(version)
+                try:
+                    await follower.after(version, reach.clock.now() + CONFIRM_S)
+                finally:
+                    # A client that has left has closed its store, which may raise anything.
+                    self._reach()
         finally:
             await _ended(running)
 
