@@ -59,25 +59,25 @@ def add_replica_commands(app: typer.Typer) -> None:
     if find_spec(RUN) is not None:
         import_module(RUN).add_run(group)
     for name, command, shown in (
-        ("status", status, (f"status {dev}", f"status orders {dev} --watch")),
-        ("primary", primary, (f"primary orders {dev}", f"primary orders {dev} --wait 10")),
-        ("switchover", switchover, (f"switchover orders {dev} --to orders-2",)),
+        ("status", show_groups, (f"status {dev}", f"status orders {dev} --watch")),
+        ("primary", print_primary, (f"primary orders {dev}", f"primary orders {dev} --wait 10")),
+        ("switchover", switch_over, (f"switchover orders {dev} --to orders-2",)),
         (
             "failover",
-            failover,
+            force_failover,
             (f"failover orders {dev} --force", f"failover orders {dev} --force --yes --why fire"),
         ),
-        ("pause", pause, (f"pause orders {dev} --why 'new disks'",)),
-        ("resume", resume, (f"resume orders {dev}",)),
-        ("history", history, (f"history orders {dev}", f"history orders {dev} --json")),
-        ("remove", remove, (f"remove orders orders-3 {dev}",)),
+        ("pause", pause_group, (f"pause orders {dev} --why 'new disks'",)),
+        ("resume", resume_group, (f"resume orders {dev}",)),
+        ("history", show_history, (f"history orders {dev}", f"history orders {dev} --json")),
+        ("remove", remove_server, (f"remove orders orders-3 {dev}",)),
     ):
         epilog = examples(*(f"domicile replica {example}" for example in shown))
         group.command(name, epilog=epilog)(command)
     app.add_typer(group, name="replica")
 
 
-def status(
+def show_groups(
     group: Annotated[
         str | None, typer.Argument(metavar="[GROUP]", show_default=False, help="Else all groups.")
     ] = None,
@@ -130,7 +130,7 @@ def status(
         raise typer.Exit(AWAY)
 
 
-def primary(
+def print_primary(
     group: GroupName,
     store: StoreOption = None,
     app: App = None,
@@ -163,7 +163,7 @@ def primary(
         typer.echo(found.address)
 
 
-def switchover(
+def switch_over(
     group: GroupName,
     store: StoreOption = None,
     app: App = None,
@@ -210,7 +210,7 @@ def switchover(
     )
 
 
-def failover(
+def force_failover(
     group: GroupName,
     store: StoreOption = None,
     app: App = None,
@@ -254,7 +254,7 @@ def failover(
     typer.echo(f"{view.primary} is the primary of {group}, epoch {view.epoch}")
 
 
-def pause(
+def pause_group(
     group: GroupName,
     store: StoreOption = None,
     app: App = None,
@@ -272,7 +272,7 @@ def pause(
     )
 
 
-def resume(
+def resume_group(
     group: GroupName,
     store: StoreOption = None,
     app: App = None,
@@ -301,7 +301,7 @@ def _pause(
     say_logged(*run_operator(url, name, work))
 
 
-def history(
+def show_history(
     group: GroupName,
     store: StoreOption = None,
     app: App = None,
@@ -326,7 +326,7 @@ def history(
         shown.show(history_view(found))
 
 
-def remove(
+def remove_server(
     group: GroupName,
     server: Annotated[str, typer.Argument(metavar="SERVER", help="The server's id.")],
     store: StoreOption = None,
