@@ -94,6 +94,10 @@ class GroupFollower:
 
     # what it knows
 
+    def now(self) -> float:
+        """The time on its clock, for `after`."""
+        return self._clock.now()
+
     @property
     def stale_s(self) -> float:
         """How old its knowledge may be: an agent that dies now has closed its server after that."""

@@ -30,6 +30,7 @@ from domicile.ops.console import (
     which,
 )
 from domicile.ops.operate import Why, Yes, confirm, run_operator, say_logged
+from domicile.ops.replica_serving import add_serving_commands
 
 if TYPE_CHECKING:
     from domicile.failover.view import GroupRecords, GroupView, LagClock
@@ -74,6 +75,7 @@ def add_replica_commands(app: typer.Typer) -> None:
     ):
         epilog = examples(*(f"domicile replica {example}" for example in shown))
         group.command(name, epilog=epilog)(command)
+    add_serving_commands(group)
     app.add_typer(group, name="replica")
 
 
