@@ -61,8 +61,8 @@ MACHINE_PATHS = tuple(f"/{folder}/" for folder in ("work", "root", "home"))
 COMPOSERS = ("incarnation", "backends", "process")
 """What puts a process together: each other room is known to them by its main module."""
 
-DRIVEN = ("core.coordinator.machine",)
-"""Machines of the core that have a room of their own and one driver in another."""
+DRIVEN = ("core.coordinator.machine", "failover.answers", "failover.proxy")
+"""Parts that have a room of their own, and one module in another that drives or serves them."""
 
 Rule = Callable[[str], list[str]]
 

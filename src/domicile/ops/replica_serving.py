@@ -42,7 +42,7 @@ READ_S = 2.0
 """How long one read of the store may take: less than a primary's ttl."""
 
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
-Pages = Annotated[
+PagesAt = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
@@ -76,7 +76,7 @@ def run_proxy(
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where clients connect to.")
     ] = "127.0.0.1:0",
-    http: Pages = None,
+    http: PagesAt = None,
     wait: Annotated[
         float, typer.Option(min=0.1, max=600, help="Seconds a new client waits for a primary.")
     ] = 10.0,
