@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
@@ -30,6 +28,7 @@ from domicile.ops.console import (
     which,
 )
 from domicile.ops.operate import Why, Yes, confirm, run_operator, say_logged
+from domicile.ops.replica_run import add_run
 from domicile.ops.replica_serving import add_serving_commands
 
 if TYPE_CHECKING:
@@ -45,9 +44,6 @@ REFRESH_S = 1.0
 AFTER_S = 5.0
 """How long `switchover` waits for its end, beyond the time that a group gives one."""
 
-RUN = "domicile.ops.replica_run"
-"""The module with the command that runs an agent."""
-
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
 
 
@@ -55,10 +51,9 @@ def add_replica_commands(app: typer.Typer) -> None:
     """Add these commands to the application."""
     dev = "sqlite:///.domicile/dev.db"
     group = typer.Typer(
-        no_args_is_help=True, help="Automatic failover of Valkey, Redis and PostgreSQL."
+        no_args_is_help=True, help="Automatic failover of Valkey and Redis."
     )
-    if find_spec(RUN) is not None:
-        import_module(RUN).add_run(group)
+    add_run(group)
     for name, command, shown in (
         ("status", show_groups, (f"status {dev}", f"status orders {dev} --watch")),
         ("primary", print_primary, (f"primary orders {dev}", f"primary orders {dev} --wait 10")),
