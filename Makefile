@@ -172,7 +172,7 @@ lock: setup ## compile the requirement files anew
 	$(COMPILE) 3.11 requirements/uv.in -o requirements/uv.txt
 	$(COMPILE) 3.11 requirements/base.in -o requirements/base.txt
 	$(COMPILE) 3.11 requirements/cli.in -o requirements/cli.txt
-	for extra in etcd kubernetes postgres redis; do \
+	for extra in etcd kopf kubernetes postgres redis; do \
 		$(COMPILE) 3.11 requirements/$$extra.in -o requirements/$$extra.txt || exit 1; \
 	done
 	$(COMPILE) 3.11 requirements/dev.in -o requirements/dev.txt

@@ -122,6 +122,17 @@ class KubeLeaseHolder:
         )
         log.info("%s holds the Lease %s/%s", self.identity, self.namespace, self.lease_name)
 
+    async def abandon(self) -> None:
+        """Renew no longer, and give nothing back: work goes on that nobody can stop. Others wait
+        until the Lease has run out."""
+        keeping, self._keeping = self._keeping, None
+        if keeping is not None:
+            keeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await keeping
+        self.reason = self.reason or "it was abandoned"
+        self._lost.set()
+
     async def leave(self) -> None:
         """Give the Lease back, after all work has ended. Objects move to others at once."""
         keeping, self._keeping = self._keeping, None
