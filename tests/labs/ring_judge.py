@@ -1,0 +1,113 @@
+"""Judges a run of a ring by the audit log of its API server, and by what instances noted.
+
+Writes are put in order by the resourceVersion that each of them made, so the log tells what the
+object and the Leases were at each moment. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SHARD = "shard.alpha.sharding.timebertt.dev/websites"
+DRAIN = "drain.alpha.sharding.timebertt.dev/websites"
+TAKEN = "shardlease-controller"
+
+Entry = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was seen, so that a test can tell that there was something to judge."""
+
+    writes: int = 0
+    acts: int = 0
+    drains: int = 0
+    let_go: int = 0
+    moved: int = 0
+    assigned: int = 0
+    takes: int = 0
+    owners: dict[str, str] = field(default_factory=dict[str, str])
+    """Which instance each object has in the end."""
+    wrong: list[str] = field(default_factory=list[str])
+
+
+def judge_audit(entries: Iterable[Entry], instances: Iterable[str]) -> Verdict:
+    """Every write to the objects and Leases of a ring, in their order."""
+    verdict, names = Verdict(), frozenset(instances)
+    labels: dict[str, dict[str, str]] = {}
+    holders: dict[str, str] = {}
+    for version, entry in sorted(_writes(entries), key=lambda one: one[0]):
+        made: Entry = entry["responseObject"]
+        name, user = made["metadata"]["name"], entry["user"]["username"]
+        if entry["objectRef"]["resource"] == "leases":
+            holder = (made.get("spec") or {}).get("holderIdentity") or ""
+            if holder == TAKEN and holders.get(name) != TAKEN:
+                verdict.takes += 1
+            holders[name] = "" if entry["verb"] == "delete" else holder
+            continue
+        verdict.writes += 1
+        if entry["verb"] == "delete":
+            labels.pop(name, None)
+            continue
+        before, after = labels.get(name), made["metadata"].get("labels") or {}
+        labels[name] = after
+        if before is None:
+            verdict.assigned += SHARD in after
+            continue
+        shown = f"{name} at {version}, by {user}"
+        former, now = before.get(SHARD, ""), after.get(SHARD, "")
+        if user in names:
+            verdict.acts += 1
+            if former != user:
+                verdict.wrong.append(f"{shown}: it belonged to {former or 'nobody'}")
+            if now != former:
+                verdict.let_go += 1
+                if DRAIN not in before:
+                    verdict.wrong.append(f"{shown}: let go without being asked")
+        elif now != former:
+            if not former:
+                verdict.assigned += 1
+            elif holders.get(former) == former:
+                verdict.wrong.append(f"{shown}: taken from {former}, which held its Lease")
+            else:
+                verdict.moved += 1
+        elif DRAIN in after and DRAIN not in before:
+            verdict.drains += 1
+    verdict.owners = {name: found.get(SHARD, "") for name, found in labels.items()}
+    return verdict
+
+
+def _writes(entries: Iterable[Entry]) -> Iterable[tuple[int, Entry]]:
+    for entry in entries:
+        where = entry.get("objectRef", {})
+        ours = where.get("apiGroup") == "example.com" and where.get("resource") == "websites"
+        lease = where.get("resource") == "leases" and where.get("namespace") == "default"
+        wrote = entry["verb"] in ("create", "update", "patch", "delete")
+        if not (wrote and (ours or lease)) or entry["responseStatus"]["code"] >= 300:
+            continue
+        version = entry["responseObject"].get("metadata", {}).get("resourceVersion", "")
+        if version:
+            yield int(version), entry
+
+
+def judge_acts(lines: Iterable[Entry]) -> tuple[int, list[str]]:
+    """Runs of two instances on one object that overlap in time, and how many runs there were."""
+    runs: dict[tuple[str, str, str], tuple[float, float]] = {}
+    for line in lines:
+        key = (line["object"], line["instance"], line["run"])
+        first, last = runs.get(key, (line["at"], line["at"]))
+        runs[key] = min(first, line["at"]), max(last, line["at"])
+    by_object: dict[str, list[tuple[float, float, str]]] = {}
+    for (name, instance, _), (first, last) in runs.items():
+        by_object.setdefault(name, []).append((first, last, instance))
+    wrong: list[str] = []
+    for name, found in by_object.items():
+        latest: dict[str, float] = {}
+        for first, last, instance in sorted(found):
+            for other, ended in latest.items():
+                if other != instance and ended > first:
+                    wrong.append(f"{other} and {instance} at {name}, for {ended - first:.3f} s")
+            latest[instance] = max(latest.get(instance, 0.0), last)
+    return len(runs), wrong
