@@ -22,6 +22,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import yaml
@@ -32,6 +33,7 @@ from domicile.kube.certificates import made_certificates
 from domicile.kubeapi.client import KubeClient
 from domicile.kubeapi.credentials import find_credentials
 from domicile.kubeapi.errors import KubeRefused
+from domicile.kubeapi.exchange import ApiRequest, BrokenExchange
 from domicile.kubeapi.http_exchange import HttpExchange
 from domicile.kubeapi.kinds import RINGS, ApiKind
 from domicile.kubeapi.objects import PartialObject
@@ -160,8 +162,6 @@ class ApiServer:
             self._processes.append(subprocess.Popen(command, stdout=log, stderr=log))
 
     async def _wait(self) -> None:
-        from domicile.kubeapi.exchange import ApiRequest, BrokenExchange
-
         ends = time.monotonic() + READY_S
         exchange = HttpExchange(find_credentials(str(self.kubeconfig)))
         try:
@@ -195,6 +195,15 @@ class ApiServer:
         found = find_credentials(str(self.kubeconfig))
         async with KubeClient(HttpExchange(found), timeout_s=60.0) as client:
             yield client
+
+    async def text(self, path: str) -> str:
+        """What the server shows at a path of its own."""
+        exchange = HttpExchange(find_credentials(str(self.kubeconfig)))
+        try:
+            async with exchange.open(ApiRequest("GET", path)) as answer:
+                return b"".join([piece async for piece in answer.chunks()]).decode()
+        finally:
+            await exchange.close()
 
     def audited(self) -> list[dict[str, Any]]:
         """What was asked of the server, in the order of the answers."""
@@ -236,6 +245,12 @@ class SharderProcess:
         environment = {**os.environ, "POD_NAME": name}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+    def metrics(self) -> str:
+        """What a scraper reads."""
+        with urlopen(f"http://{self.http}/metrics", timeout=30) as answer:
+            shown: bytes = answer.read()
+        return shown.decode()
 
     def stop(self) -> int:
         """SIGTERM, then its exit code."""
