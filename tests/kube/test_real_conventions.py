@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from domicile.kube.hashring import HashRing, object_key
 from domicile.kube.member import Ring
 from domicile.kubeapi.client import KubeClient
 from domicile.kubeapi.errors import KubeNotFound, KubeRefused
-from domicile.kubeapi.kinds import CONFIG_MAPS, EVENTS, LEASES, NAMESPACES, RINGS
+from domicile.kubeapi.kinds import CONFIG_MAPS, EVENTS, LEASES, NAMESPACES, RINGS, WEBHOOKS
 from domicile.kubeapi.objects import micro_time
 from domicile.ops.ring import look_at_ring
 
@@ -56,12 +56,22 @@ async def ring_of(
             "spec": {"resources": resources, **spec},
         }
         await client.create(RINGS, body)
-        stack.push_async_callback(client.delete, RINGS, name)
+        stack.push_async_callback(forget, client, name)
         sharder = SharderProcess(server, home, "sharder-1", *more, user="sharder-1")
         stack.callback(sharder.stop)
         yield client, sharder
         for one in (await client.list(SITES)).items:
             await client.delete(SITES, one.metadata.name, one.metadata.namespace)
+
+
+async def forget(client: KubeClient, ring: str) -> None:
+    """Delete a ring, and what the garbage collector would delete: none runs here."""
+    await client.delete(RINGS, ring)
+    with suppress(KubeNotFound):
+        await client.delete(WEBHOOKS, f"controllerring-{ring}")
+    for one in (await client.list(LEASES, "default", labels=f"{PREFIX}controllerring")).items:
+        with suppress(KubeNotFound):
+            await client.delete(LEASES, one.metadata.name, "default")
 
 
 async def announce(client: KubeClient, ring: str, name: str, **spec: Any) -> None:
@@ -99,12 +109,11 @@ def test_a_ring_is_validated_and_reports(server: ApiServer, tmp_path: Path) -> N
             {"metadata": {"name": "r" * 64}, "spec": {"resources": [one]}},
             {"metadata": {"name": "twice"}, "spec": {"resources": [one, one]}},
             {"metadata": {"name": "nothing"}, "spec": {"resources": [{"group": GROUP}]}},
-            {"metadata": {"name": "no-spec"}},
         ]
         async with server.client() as client:
-            for bad in wrong[:3]:
+            for refused in wrong:
                 with pytest.raises(KubeRefused):
-                    await client.create(RINGS, bad)
+                    await client.create(RINGS, refused)
         async with ring_of(server, tmp_path, "first") as (client, _):
 
             async def shown(shards: int, available: int, ready: str) -> bool:
@@ -118,14 +127,14 @@ def test_a_ring_is_validated_and_reports(server: ApiServer, tmp_path: Path) -> N
             await until(lambda: shown(2, 1, good), "two instances, one of them gone")
             generation = (await client.get(RINGS, "first")).metadata.generation
             assert (await client.get(RINGS, "first")).status.observed_generation == generation
-            missing = {"spec": {"resources": [{"group": "example.com", "resource": "planets"}]}}
+            missing: dict[str, Any] = {
+                "spec": {"resources": [{"group": "example.com", "resource": "planets"}]}
+            }
             await client.patch(RINGS, "first", merge=missing)
             bad = "False ReconciliationFailed"
             await until(lambda: shown(2, 1, bad), "a resource that nobody serves is told")
             await client.patch(RINGS, "first", merge={"spec": {"resources": [one]}})
             await until(lambda: shown(2, 1, good), "it is well again")
-            for name in ("x1", "x2"):
-                await client.delete(LEASES, name, "default")
 
     asyncio.run(body())
 
@@ -178,12 +187,12 @@ def test_an_instance_by_conventions_alone_lives_and_dies(server: ApiServer, tmp_
             assert owners == {"stays"}
             taken = [
                 one for one in server.audited()
-                if one["objectRef"].get("name") == "silent" and one["verb"] == "patch"
+                if one.get("objectRef", {}).get("name") == "silent" and one["verb"] == "patch"
                 and "shardlease-controller" in str(one.get("requestObject", {}).get("spec"))
             ]  # fmt: skip
             moved = [
                 one for one in server.audited()
-                if one["objectRef"].get("resource") == "websites" and one["verb"] == "patch"
+                if one.get("objectRef", {}).get("resource") == "websites" and one["verb"] == "patch"
                 and one["user"]["username"] == "sharder-1"
             ]  # fmt: skip
             assert taken
@@ -209,8 +218,6 @@ def test_an_instance_by_conventions_alone_lives_and_dies(server: ApiServer, tmp_
                     resource_version=one.metadata.resource_version,
                 )
                 assert after.metadata.label(label) == "third"
-            for name in ("stays", "third"):
-                await client.delete(LEASES, name, "default")
 
     async def both(client: KubeClient) -> bool:
         seen = await look_at_ring(client, "bare")
@@ -259,7 +266,6 @@ def test_the_webhook_is_called_for_nothing_else(server: ApiServer, tmp_path: Pat
             await called(1, "the removal of its instance")
             await client.delete(SITES, "one", "default")
             await called(0, "a deletion")
-            await client.delete(LEASES, "only", "default")
 
     asyncio.run(body())
 
@@ -286,7 +292,6 @@ def test_namespaces_are_selected_by_their_labels(server: ApiServer, tmp_path: Pa
             merge = {"metadata": {"labels": {"shared": "yes"}}}
             await client.patch(NAMESPACES, "outside", merge=merge)
             await until(lambda: assigned("outside", "before"), "a namespace that is chosen now")
-            await client.delete(LEASES, "only", "default")
 
     asyncio.run(body())
 
@@ -366,7 +371,5 @@ def test_an_object_that_is_kept_is_told_in_an_event(server: ApiServer, tmp_path:
                 'controller_sharding_controllerring_status_shards{controllerring="kept"} 2',
             ):
                 assert name in shown
-            for name in ("keeps", "waits"):
-                await client.delete(LEASES, name, "default")
 
     asyncio.run(body())
