@@ -14,7 +14,9 @@ from typing import Any
 
 from domicile.errors import Fenced
 from domicile.kube.conventions import WEBHOOK_PATH
-from domicile.kube.member import Ring, RingMember
+from domicile.kube.holding import KubeLeaseHolder
+from domicile.kube.member import Reconcile, Ring, RingMember
+from domicile.kube.ranges import HashRange
 from domicile.kube.sharding import Sharder
 from domicile.kubeapi.client import KubeClient
 from domicile.kubeapi.exchange import ApiRequest
@@ -54,6 +56,7 @@ class Process:
     exchange: FakeExchange
     member: RingMember | None = None
     sharder: Sharder | None = None
+    ranges: dict[int, HashRange] = field(default_factory=dict[int, HashRange])
     stop: asyncio.Event | None = None
     ended: bool = False
 
@@ -154,14 +157,15 @@ class Rings:
 
         return self._start(name, main)
 
-    def instance(self, name: str) -> Process:
+    def instance(self, name: str, *, by_range: bool = False) -> Process:
         """Start an instance of the ring; one that loses its Lease begins anew, as a pod does."""
+        life = self._one_life_by_range if by_range else self._one_life
 
         async def main(process: Process, random: Random) -> None:
             assert process.stop is not None
             stopped = asyncio.ensure_future(process.stop.wait())
             while not process.stop.is_set():
-                work = asyncio.ensure_future(self._one_life(process, random))
+                work = asyncio.ensure_future(life(process, random))
                 await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
                 work.cancel()
                 await asyncio.wait((work,))
@@ -179,7 +183,22 @@ class Rings:
             client, instance=process.name, namespace="default", clock=clock, random=random
         )
         process.member = member
+        async with member:
+            work = self._acting(process, member, random)
+            await member.run(work, GROUP, "websites", workers=20)
 
+    async def _one_life_by_range(self, process: Process, random: Random) -> None:
+        clock = SimClock(self.world, process.loop)
+        client = KubeClient(process.exchange, random=random)
+        member = Ring(RING).ranges(
+            client, instance=process.name, namespace="default", clock=clock, random=random, count=16
+        )
+        async with member:
+            process.ranges = member.held
+            work = self._acting(process, member, random)
+            await member.run(work, GROUP, "websites", workers=20)
+
+    def _acting(self, process: Process, member: KubeLeaseHolder, random: Random) -> Reconcile:
         async def reconcile(_: KubeClient, one: Any) -> float | None:
             act = Act(process.name, one.metadata.name, self.world.now, self.world.now)
             self.acts.append(act)
@@ -191,8 +210,12 @@ class Rings:
                 act.ended = self.world.now
             return self.again_s
 
-        async with member:
-            await member.run(reconcile, GROUP, "websites", workers=20)
+        return reconcile
+
+    def shared_by_range(self, *names: str) -> bool:
+        """Whether these instances hold all ranges, each one some, and no range twice."""
+        held = [self.processes[name].ranges for name in names]
+        return all(held) and sorted(one for each in held for one in each) == list(range(16))
 
     def kill(self, name: str) -> None:
         """End a process at once, as SIGKILL does."""

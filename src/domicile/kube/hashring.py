@@ -104,6 +104,10 @@ class BoundedRing:
         """As `Instances.owner`."""
         return self._slots[hashed(key) % len(self._slots)] if self._slots else ""
 
+    def slots(self) -> tuple[str, ...]:
+        """The instance of each slot; empty if there are no instances."""
+        return tuple(self._slots)
+
     def load(self) -> dict[str, int]:
         """How many slots each instance has."""
         counts = dict.fromkeys(self.instances, 0)

@@ -16,16 +16,20 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from domicile.errors import ConfigError
 from domicile.kube.conventions import DEFAULT_DURATION_S, RING_LABEL, drain_label, shard_label
 from domicile.kube.holding import KubeLeaseHolder
+from domicile.kube.ranges import RANGES
 from domicile.kubeapi.client import KubeClient
 from domicile.kubeapi.errors import KubeConflict, KubeNotFound
 from domicile.kubeapi.kinds import ApiKind
 from domicile.kubeapi.objects import ObjectMeta, is_object_name
 from domicile.ports.clock import Clock
+
+if TYPE_CHECKING:
+    from domicile.kube.range_member import RangeMember
 
 Reconcile = Callable[[KubeClient, Any], Awaitable["float | None"]]
 """What a controller does with an object. It returns the seconds after which it wants to see the
@@ -76,6 +80,40 @@ class Ring:
             client,
             instance or os.environ.get("POD_NAME") or socket.gethostname().lower(),
             namespace or "default",
+            duration_s=duration_s,
+            clock=clock,
+            random=random,
+            closes=owned,
+        )
+
+    def ranges(
+        self,
+        client: KubeClient | None = None,
+        *,
+        instance: str | None = None,
+        namespace: str | None = None,
+        count: int = RANGES,
+        duration_s: int = DEFAULT_DURATION_S,
+        clock: Clock | None = None,
+        random: Random | None = None,
+    ) -> RangeMember:
+        """An instance that shares objects by ranges of their uids' hashes, not by labels (K8): no
+        sharder, no write for an object. The API server has to filter by `shardSelector`. All
+        instances need the same `count` and the same namespace."""
+        from domicile.kube.range_member import RangeMember
+
+        owned = client is None
+        if client is None:
+            from domicile.kubeapi.http_exchange import connect_to_kubernetes
+
+            client, credentials = connect_to_kubernetes()
+            namespace = namespace or credentials.namespace
+        return RangeMember(
+            self,
+            client,
+            instance or os.environ.get("POD_NAME") or socket.gethostname().lower(),
+            namespace or "default",
+            count=count,
             duration_s=duration_s,
             clock=clock,
             random=random,

@@ -55,6 +55,7 @@ async def follow(
     namespace: str = "",
     *,
     labels: str = "",
+    shard: str = "",
     seconds: int = 240,
     random: Random | None = None,
     on_trouble: Callable[[KubeError], None] | None = None,
@@ -66,12 +67,17 @@ async def follow(
     while True:
         try:
             if not version:
-                page = await client.list(kind, namespace, labels=labels)
+                page = await client.list(kind, namespace, labels=labels, shard=shard)
                 version = page.resource_version
                 yield ObjectsListed(page.items)
             lasting = int(seconds * random.uniform(0.8, 1.0)) or 1
             watch = client.watch(
-                kind, namespace, resource_version=version, labels=labels, seconds=lasting
+                kind,
+                namespace,
+                resource_version=version,
+                labels=labels,
+                shard=shard,
+                seconds=lasting,
             )
             async with aclosing(watch) as notices:
                 async for notice in notices:

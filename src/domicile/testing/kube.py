@@ -15,6 +15,7 @@ import asyncio
 import base64
 import copy
 import json
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from enum import Enum
 from random import Random
 from typing import Any, cast
 
+from domicile.kube.ranges import fnv1a
 from domicile.kubeapi.exchange import ApiAnswer, ApiRequest, BrokenExchange
 
 Json = dict[str, Any]
@@ -115,6 +117,9 @@ class FakeApiServer:
     webhook: Webhook | None = None
     """What answers for all MutatingWebhookConfigurations."""
     log: list[ApiWrite] = field(default_factory=list[ApiWrite])
+    filters_shards: bool = True
+    """Whether lists and watches follow `shardSelector`, as behind ShardedListAndWatch. A server
+    without that ignores it."""
     webhook_calls: int = 0
     requests: list[tuple[str, ApiRequest]] = field(default_factory=list[tuple[str, ApiRequest]])
     keep_requests: int = 10_000
@@ -259,7 +264,7 @@ class FakeApiServer:
         return found
 
     def _list(self, served: ServedKind, namespace: str, request: ApiRequest) -> FakeAnswer:
-        wanted = _selector(request.query.get("labelSelector", ""))
+        wanted = self._wanted(request)
         items = [
             obj
             for (kind, where, _), obj in sorted(self._objects.items(), key=lambda one: one[0][1:])
@@ -269,20 +274,28 @@ class FakeApiServer:
         if "PartialObjectMetadata" in request.headers.get("Accept", ""):
             kind = "PartialObjectMetadataList"
             items = [{"metadata": obj["metadata"]} for obj in items]
-        listed = {
-            "kind": kind,
-            "metadata": {"resourceVersion": str(self._version)},
-            "items": items,
-        }
+        metadata: Json = {"resourceVersion": str(self._version)}
+        shard = request.query.get("shardSelector", "")
+        if shard and self.filters_shards:
+            metadata["shardInfo"] = {"selector": shard}
+        listed = {"kind": kind, "metadata": metadata, "items": items}
         return FakeAnswer(200, _body(listed))
 
     def _watch(self, served: ServedKind, namespace: str, request: ApiRequest) -> FakeAnswer:
         since = int(request.query.get("resourceVersion") or 0)
         if since < self._compacted:
             raise _Refusal(410, "Expired", f"too old resource version: {since}")
-        wanted = _selector(request.query.get("labelSelector", ""))
+        wanted = self._wanted(request)
         lasting_s = float(request.query.get("timeoutSeconds", "300"))
         return FakeAnswer(200, self._events(served, namespace, since, wanted, lasting_s))
+
+    def _wanted(self, request: ApiRequest) -> Callable[[Json], bool]:
+        by_labels = _selector(request.query.get("labelSelector", ""))
+        shard = request.query.get("shardSelector", "")
+        if not shard or not self.filters_shards:
+            return by_labels
+        within = _shard_selector(shard)
+        return lambda obj: by_labels(obj) and within(obj)
 
     async def _events(
         self,
@@ -604,6 +617,19 @@ def _seen_as(change: _Change, wanted: Callable[[Json], bool]) -> str:
     if is_now:
         return "MODIFIED" if was else "ADDED"
     return "DELETED" if was else ""
+
+
+def _shard_selector(text: str) -> Callable[[Json], bool]:
+    found = re.findall(r"shardRange\(object\.metadata\.uid, '0x(\w+)', '0x(\w+)'\)", text)
+    if not found:
+        raise _Refusal(400, "BadRequest", f"invalid shard selector: {text}")
+    parts = [(int(begin, 16), int(end, 16)) for begin, end in found]
+
+    def within(obj: Json) -> bool:
+        value = fnv1a(str(obj["metadata"].get("uid", "")))
+        return any(begin <= value < end for begin, end in parts)
+
+    return within
 
 
 def _labels(obj: Json) -> dict[str, str]:
