@@ -119,7 +119,7 @@ class FakeApiServer:
     log: list[ApiWrite] = field(default_factory=list[ApiWrite])
     filters_shards: bool = True
     """Whether lists and watches follow `shardSelector`, as behind ShardedListAndWatch. A server
-    without that ignores it."""
+    without that ignores it. One with it says so, but not of custom resources."""
     webhook_calls: int = 0
     requests: list[tuple[str, ApiRequest]] = field(default_factory=list[tuple[str, ApiRequest]])
     keep_requests: int = 10_000
@@ -276,7 +276,7 @@ class FakeApiServer:
             items = [{"metadata": obj["metadata"]} for obj in items]
         metadata: Json = {"resourceVersion": str(self._version)}
         shard = request.query.get("shardSelector", "")
-        if shard and self.filters_shards:
+        if shard and self.filters_shards and served in SERVED:
             metadata["shardInfo"] = {"selector": shard}
         listed = {"kind": kind, "metadata": metadata, "items": items}
         return FakeAnswer(200, _body(listed))
