@@ -121,7 +121,7 @@ class DropInstance:
     resource_version: str
 
 
-Step = TakeRange | GiveRange | EndInstance | DropInstance
+RangeStep = TakeRange | GiveRange | EndInstance | DropInstance
 
 
 @dataclass(slots=True)
@@ -223,7 +223,7 @@ class RangeView:
             return instance.made_at + longest_s
         return inf
 
-    def steps(self, held: Collection[int], now: float) -> list[Step]:
+    def steps(self, held: Collection[int], now: float) -> list[RangeStep]:
         """What to do now. The same step comes again only after a pause."""
         if not self._known:
             return []
@@ -231,7 +231,7 @@ class RangeView:
             holder = lease.spec.holder_identity or ""
             if holder and holder not in self.instances:
                 self._absent.setdefault(holder, now)
-        found: list[Step] = []
+        found: list[RangeStep] = []
         for name, one in self.instances.items():
             state = one.seen.state(now)
             version = one.seen.resource_version
