@@ -15,16 +15,19 @@ from domicile.testing.suites.byte_proxy import ByteProxy
 from proving.chaos.faults import Chaos, Fault, insistent
 from proving.etcd_server import EtcdServer, NoEtcd
 from proving.postgres_server import NoPostgres, PostgresServer
+from proving.redis_server import NoRedis, RedisProcess
 
-StoreServer = PostgresServer | EtcdServer
-SERVERS: dict[str, Callable[[], StoreServer]] = {"postgresql": PostgresServer, "etcd": EtcdServer}
+StoreServer = PostgresServer | EtcdServer | RedisProcess
+SERVERS: dict[str, Callable[[], StoreServer]] = {
+    "postgresql": PostgresServer, "etcd": EtcdServer, "redis": RedisProcess,
+}  # fmt: skip
 """The servers that a run or a demo can start, by the name for `--store`."""
 
-JUDGED = ("postgresql",)
+JUDGED = ("postgresql", "redis")
 """Those whose log says when a commit happened. etcd's does not, and a commit that waits while the
 server stands still happens long after it was sent: checkers of times would judge wrongly."""
 
-NO_SERVER = (NoPostgres, NoEtcd)
+NO_SERVER = (NoPostgres, NoEtcd, NoRedis)
 """What is raised where a server can't be started."""
 
 EMBEDDED = (

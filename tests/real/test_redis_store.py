@@ -12,16 +12,18 @@ from pathlib import Path
 
 import pytest
 from redis.asyncio.connection import Connection
-from redis_lab import RedisProcess, RedisStores, free_port, lab, programs, server, shared
+from redis_lab import RedisStores, free_port, lab, server, shared
 
-from domicile.backends.registry import shown_url
+from domicile.backends.registry import OpenOptions, shown_url, store_backend
 from domicile.core.state.txn import Absent, Committed, Delete, Item, Put, Unknown
 from domicile.errors import ConfigError, StoreError, StoreRewound, StoreUnavailable, WatchCompacted
+from domicile.membership.clock import SystemClock
 from domicile.ports.store import Store
 from domicile.stores.redis.calls import READS, WRITES
 from domicile.stores.redis.server import RedisAddress
 from domicile.stores.redis.store import RedisStore
 from domicile.testing.suites.store import StoreContract, after, put
+from proving.redis_server import RedisProcess, redis_programs
 
 PATIENCE_S = 120.0
 
@@ -40,13 +42,13 @@ class TestRedisStore(StoreContract):
             yield stores
 
 
-@pytest.mark.skipif("redis" not in programs(), reason="no redis-server is installed")
+@pytest.mark.skipif("redis" not in redis_programs(), reason="no redis-server is installed")
 class TestStoreOnRedis(TestRedisStore):
     """The same on Redis itself, where it is installed."""
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[RedisStores]:
-        with server(of=programs()["redis"]) as process:
+        with server(of=redis_programs()["redis"]) as process:
             async with lab(process) as stores:
                 yield stores
 
@@ -525,3 +527,49 @@ def test_the_users_of_the_page_can_do_what_it_says(process: RedisProcess) -> Non
             await store.close()
 
     asyncio.run(scenario())
+
+
+def test_the_log_of_commits_says_who_wrote_what_and_when(process: RedisProcess) -> None:
+    now = SystemClock().now
+
+    async def scenario() -> tuple[str, float, float]:
+        url = process.new_database()
+        backend = store_backend(url)
+        store = backend.open_store(url, OpenOptions("writer"))
+        try:
+            await store.grant("lease", 60.0)
+            began = now()
+            await store.commit([], [Put(b"kept", b"1"), Put(b"held", b"2", "lease")])
+            await store.commit([], [Delete(b"kept")])
+            ended = now()
+            await store.revoke("lease")
+            for number in range(300):
+                await store.commit([], [Put(b"many", b"%d" % number)])
+            return url, began, ended
+        finally:
+            await store.close()
+
+    url, began, ended = asyncio.run(scenario())
+    backend = store_backend(url)
+    found = backend.commits(url, 0)
+    assert found is not None
+    assert [commit.revision for commit in found] == list(range(1, 304))
+    first, second, third = found[:3]
+    assert first.puts == [(b"kept", b"1", None), (b"held", b"2", "lease")]
+    assert (second.puts, second.deletes, second.by) == ([], [b"kept"], "writer")
+    assert (third.deletes, third.expiry) == ([b"held"], False)
+    # The server's clock counts microseconds, ours may be set a little apart from it.
+    assert began - 0.1 <= first.at <= second.at <= ended + 0.1
+    more = backend.commits(url, 300)
+    assert more is not None
+    assert [commit.puts[0][1] for commit in more] == [b"297", b"298", b"299"]
+
+    async def forget() -> None:
+        store = store_at(url)
+        await store.compact(302)
+        await store.close()
+
+    asyncio.run(forget())
+    left = backend.commits(url, 0)
+    assert left is not None
+    assert [commit.revision for commit in left] == [303]

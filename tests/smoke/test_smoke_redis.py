@@ -10,4 +10,4 @@ from smoke_lab import a_process_is_killed
 
 def test_a_killed_process_is_replaced() -> None:
     with server() as process:
-        asyncio.run(a_process_is_killed(process.url))
+        asyncio.run(a_process_is_killed(process.url, judged=True))

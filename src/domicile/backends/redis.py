@@ -8,7 +8,9 @@ one.
 from __future__ import annotations
 
 from domicile.backends.registry import Backend, OpenOptions, shown_url
+from domicile.membership.clock import SystemClock
 from domicile.ports.store import Store
+from domicile.stores.commit_log import QueuedCommit
 
 
 class RedisBackend(Backend):
@@ -35,6 +37,13 @@ class RedisBackend(Backend):
             RedisAddress.parse(url, shown_url(url)), by=options.by, meter=options.meter,
             op_timeout_s=options.op_timeout_s, reads_only=options.reads_only,
         )  # fmt: skip
+
+    def commits(self, url: str, after: int) -> list[QueuedCommit] | None:
+        """As `Backend.commits`."""
+        from domicile.stores.redis.commits import redis_commits  # late, as above
+        from domicile.stores.redis.server import RedisAddress
+
+        return redis_commits(RedisAddress.parse(url, shown_url(url)), after, SystemClock().now)
 
 
 class RedissBackend(RedisBackend):

@@ -294,6 +294,12 @@ def item_of(key: bytes, raw: bytes) -> Item:
     return Item(key, value, int(created), int(revision))
 
 
+def _lease_of(raw: bytes) -> str | None:
+    """The lease of an item as the script stores it."""
+    _, _, length, rest = raw.split(b" ", 3)
+    return None if length == b"-" else rest[: int(length)].decode()
+
+
 class LogEntry(NamedTuple):
     """One revision as the log keeps it."""
 
@@ -306,21 +312,27 @@ class LogEntry(NamedTuple):
     by: str
     expiry: bool
     size_bytes: int
+    wall_s: float = 0.0
+    """The server's clock."""
+    leases: tuple[str | None, ...] = ()
+    """That of each change."""
 
 
 def entry_of(id: bytes, fields: Sequence[bytes]) -> LogEntry:
     """An entry of the stream."""
     revision = int(id.partition(b"-")[0])
-    _, before, _, tag, _, at, _, _, _, _, _, expiry, _, by, _, blob = fields
+    _, before, _, tag, _, at, _, _, _, wall, _, expiry, _, by, _, blob = fields
     changes: list[Change] = []
+    leases: list[str | None] = []
     place = 0
     while place < len(blob):
         key, place = _piece(blob, place)
         raw, place = _piece(blob, place)
         changes.append(Change(key, item_of(key, raw) if raw else None))
+        leases.append(_lease_of(raw) if raw else None)
     return LogEntry(
         Changes(revision, tuple(changes)), before.decode(), tag.decode(), int(at) / US,
-        by.decode(), expiry == b"1", len(blob),
+        by.decode(), expiry == b"1", len(blob), int(wall) / US, tuple(leases),
     )  # fmt: skip
 
 
