@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
-import json
 import os
 import platform
 import sys
@@ -35,10 +34,10 @@ from proving.benchmarks.command import count, positive, run
 from proving.benchmarks.durable_peers import restate
 from proving.benchmarks.durable_report import CELLS, chosen, missing, table
 from proving.benchmarks.environments import Missing
-from proving.benchmarks.processes import ROOT, Part, PartFailed, cpu_s
+from proving.benchmarks.kept import CACHE, Kept, Measured, tell
+from proving.benchmarks.processes import Part, PartFailed, cpu_s
 from proving.postgres_server import NoPostgres, PostgresServer, family
 
-CACHE = ROOT / ".bench"
 PARTS = "proving.benchmarks.durable_parts"
 PEERS = "proving.benchmarks.durable_peers"
 PROBE_BYTES = 4_096
@@ -74,8 +73,6 @@ QUICK = Scale(
     rounds=1, seconds=0.2, warm_s=0.0, entities=20, depth=20, callers=5, long=4, short=20,
     known=20, sized=100, probes=5,
 )  # fmt: skip
-
-Measured = dict[str, Any]
 
 
 def fdatasync_s(directory: Path, times: int) -> float:
@@ -299,39 +296,6 @@ def measure(key: str, scale: Scale, cache: Path, parent: Path | None) -> Measure
         return {**told, "fsync_after_s": after, "load": os.getloadavg()[0], "at": time.time()}
 
 
-class Kept:
-    """The rounds that were measured so far, in a file that always holds all of them."""
-
-    def __init__(self, path: Path, scale: Scale) -> None:
-        self._path, self._scale = path, asdict(scale)
-        self.cells: dict[str, list[Measured]] = {}
-        if path.exists():
-            found = json.loads(path.read_text(encoding="utf-8"))
-            same = {**found["scale"], "rounds": 0} == {**self._scale, "rounds": 0}
-            if same:
-                self.cells = found["cells"]
-            else:
-                tell(f"{path} was measured at another scale and begins anew")
-
-    def forget(self, key: str) -> None:
-        """Have a cell measured anew."""
-        self.cells.pop(key, None)
-
-    def add(self, key: str, told: Measured) -> None:
-        """Keep a round."""
-        self.cells.setdefault(key, []).append(told)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"scale": self._scale, "cells": self.cells}, indent=2) + "\n"
-        written = self._path.with_suffix(".new")
-        written.write_text(text, encoding="utf-8")
-        written.replace(self._path)
-
-
-def tell(text: str) -> None:
-    """Say something beside the table."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -366,7 +330,7 @@ def main(given: Sequence[str] | None = None) -> int:
         scale, rounds=options.rounds or scale.rounds, seconds=options.seconds or scale.seconds
     )
     name = "durable-quick.json" if options.quick else "durable.json"
-    kept, absent = Kept(options.cache / name, scale), dict[str, str]()
+    kept, absent = Kept(options.cache / name, asdict(scale)), dict[str, str]()
     if options.again:
         for key in keys:
             kept.forget(key)

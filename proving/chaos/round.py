@@ -289,7 +289,9 @@ class _Round:
                     )
                 self.chaos.start_again(node.index)
             self.count()
-            if asyncio.get_running_loop().time() - collected > COLLECT_S:
+            # Not from a server that stands still: this would wait for it, and nothing thaw it.
+            away = self.store is not None and self.chaos.disk.locked()
+            if asyncio.get_running_loop().time() - collected > COLLECT_S and not away:
                 collected = asyncio.get_running_loop().time()
                 # A server that is away is asked again the next time.
                 with suppress(StoreError):
@@ -310,6 +312,8 @@ class _Round:
         """Judge what there is, again and again, and stop at the first violation."""
         while self.plan.eager and not self.stop.is_set():
             await asyncio.sleep(EAGER_S)
+            if self.store is not None and self.chaos.disk.locked():
+                continue  # a server that stands still has nothing to say
             so_far = before(self.cluster.history(), UNWRITTEN_S)
             self.early = await asyncio.to_thread(judged, so_far)
             if self.early:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from proving.benchmarks import durable
 from proving.benchmarks.durable_parts import FILLING, Notebook, Noted
 from proving.benchmarks.durable_report import CELLS, chosen, missing, table, verdict
+from proving.benchmarks.kept import Kept
 
 
 def measured(value: float, fsync_s: float = 0.000_1, **more: Any) -> dict[str, Any]:
@@ -66,14 +68,14 @@ def test_what_is_absent_has_its_reason() -> None:
 
 def test_rounds_are_kept_and_gone_on_with(tmp_path: Path) -> None:
     path = tmp_path / "cache" / "durable.json"
-    kept = durable.Kept(path, durable.QUICK)
+    kept = Kept(path, asdict(durable.QUICK))
     kept.add("wire-sqlite", measured(1.0))
     kept.add("wire-sqlite", measured(2.0))
-    again = durable.Kept(path, durable.QUICK)
+    again = Kept(path, asdict(durable.QUICK))
     assert [one["value"] for one in again.cells["wire-sqlite"]] == [1.0, 2.0]
     again.forget("wire-sqlite")
     assert again.cells == {}
-    assert durable.Kept(path, durable.Scale()).cells == {}, "another scale begins anew"
+    assert Kept(path, asdict(durable.Scale())).cells == {}, "another scale begins anew"
 
 
 def test_the_disk_is_probed_where_the_journal_lies(tmp_path: Path) -> None:
