@@ -10,7 +10,7 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
@@ -29,7 +29,10 @@ CLIENT = -1
 
 
 class Fleet(Processes):
-    """Real node processes without histories, in numbers that change."""
+    """Real node processes without histories, in numbers that change.
+
+    Without a `store` they share an embedded one.
+    """
 
     def __init__(
         self,
@@ -41,8 +44,13 @@ class Fleet(Processes):
         loop: str = "asyncio",
         network: bool = False,
         directory: Path | None = None,
+        store: str | None = None,
+        store_at: Callable[[int], str] | None = None,
     ) -> None:
-        more: dict[str, Any] = {"network": "auto"} if network else {}
+        # A namespace does not reach a server at a loopback address.
+        kind = "auto" if store is None else "loopback"
+        more: dict[str, Any] = {"network": kind} if network else {}
+        more |= {"store": store, "store_at": store_at}
         super().__init__(
             entities, nodes=nodes, settings=settings, record=False, directory=directory,
             loop=cast("Literal['asyncio', 'uvloop']", loop), **more,

@@ -31,6 +31,9 @@ ABSENT = (
 )
 """Why it has no rows for the other faults."""
 
+FAILURES = (Missing, PartFailed)
+"""What is raised where it cannot be measured."""
+
 
 def measure(runs: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """What was found, and what could not be measured and why."""
@@ -45,9 +48,15 @@ def measure(runs: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
                 {"fault": f"peer-{name}", "title": title, "ttl_s": None, "answered": answers,
                  "served": []}
             )  # fmt: skip
-    except (Missing, PartFailed) as error:
+    except FAILURES as error:
         return found, {"casty": str(error)}
     return found, {}
+
+
+def one(name: str) -> float:
+    """One run of a fault."""
+    peer = next(one for one in PEERS if one.name == "casty")
+    return _one(environment(peer, CACHE).python, FAULTS[name][1])
 
 
 def _one(python: str, kind: signal.Signals) -> float:
