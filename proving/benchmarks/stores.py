@@ -57,13 +57,15 @@ class Scale:
     idle_s: float = 30.0
     calm_s: float = 5.0
     """So long nothing may have been committed before a cluster counts as idle."""
+    late_s: float = 11.0
+    """Sessions of PostgreSQL tell what they did up to 10 s late."""
     stamps: int = 500
     gap_s: float = 0.02
     probes: int = 100
 
 
 QUICK = Scale(
-    rounds=1, seconds=0.2, idle_s=1.0, calm_s=0.5, stamps=5, gap_s=0.001, probes=3
+    rounds=1, seconds=0.2, idle_s=1.0, calm_s=0.5, late_s=0.0, stamps=5, gap_s=0.001, probes=3
 )  # fmt: skip
 
 
@@ -91,6 +93,7 @@ class Measuring:
                 one.ready()
             parts += started
         asyncio.run(self._calm(nodes))
+        time.sleep(self.scale.late_s)
 
         def asked() -> int:
             told = self.place.asked()

@@ -19,9 +19,11 @@ from domicile.core.state.txn import Absent, Committed, Delete, Item, Put, Unknow
 from domicile.errors import ConfigError, StoreError, StoreRewound, StoreUnavailable, WatchCompacted
 from domicile.membership.clock import SystemClock
 from domicile.ports.store import Store
+from domicile.stores.redis import store as redis_store
 from domicile.stores.redis.calls import READS, WRITES
 from domicile.stores.redis.server import RedisAddress
 from domicile.stores.redis.store import RedisStore
+from domicile.stores.redis.ticks import STALE_S
 from domicile.testing.suites.store import StoreContract, after, put
 from proving.redis_server import RedisProcess, redis_programs
 
@@ -573,3 +575,54 @@ def test_the_log_of_commits_says_who_wrote_what_and_when(process: RedisProcess) 
     left = backend.commits(url, 0)
     assert left is not None
     assert [commit.revision for commit in left] == [303]
+
+
+# what a renewal tells the store, while its wait for the log goes on for ever
+
+
+def test_a_renewal_shows_that_nobody_ticks(
+    process: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "BLOCK_S", 1_000.0)
+
+    async def scenario(stores: RedisStores) -> None:
+        leader, other = stores.client("leader"), stores.client("other")
+        await leader.grant("dead", 1.0)
+        await leader.grant("mine", 600.0)
+        await leader.commit([], [Put(b"held", b"", "dead")])
+        seen = (await other.list(b"")).revision
+        watch = other.watch(b"held", seen)
+        waiting = asyncio.ensure_future(anext(watch))
+        await stores.settled()
+        await leader.close()
+        await asyncio.sleep(2 * STALE_S)
+        # This renewal moves store time by one tick; to end the lease it takes four.
+        beside = other.beside()
+        await asyncio.wrap_future(beside.keep("mine", b"held"))
+        assert (await waiting).changes[0].item is None
+
+    run(process, scenario)
+
+
+def test_a_renewal_that_meets_a_rewind_ends_the_watches(
+    process: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "BLOCK_S", 1_000.0)
+
+    async def scenario(stores: RedisStores) -> None:
+        store = stores.client("one")
+        await store.grant("mine", 600.0)
+        backup = await stores.snapshot()
+        await store.commit([], [Put(b"later", b"")])
+        beside = store.beside()
+        waiting = asyncio.ensure_future(
+            anext(store.watch(b"later", (await store.list(b"")).revision))
+        )
+        await stores.settled()
+        await stores.rewind(backup)
+        with pytest.raises(StoreRewound):
+            await asyncio.wrap_future(beside.keep("mine", b"later"))
+        with pytest.raises(StoreRewound):
+            await waiting
+
+    run(process, scenario)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from math import isfinite
 from random import Random
@@ -51,9 +52,9 @@ from domicile.stores.threaded import LoopThreadedStore
 
 log = logging.getLogger("domicile")
 
-BLOCK_S = 2.0
+BLOCK_S = 10.0
 """Seconds that the server keeps the question for new commits open. Then the store's history is
-compared, which also shows whether store time advances."""
+compared. A process that renews a lease learns sooner of a rewind, and that store time stands."""
 
 PAGE = 64
 """Commits that are read at once."""
@@ -102,6 +103,7 @@ class RedisStore:
         self._tail = LogTail()
         self._sides: dict[bytes, tuple[int, LoopThreadedStore]] = {}
         """The thread sides by prefix, with the number of rewinds that were known to each."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
     async def get(self, key: bytes) -> Item | None:
@@ -177,9 +179,12 @@ class RedisStore:
             return before[1]
         if before is not None:
             before[1].close()
+        self._loop = asyncio.get_running_loop()
         make = partial(
-            RedisLeaseClient, self.address, self._by, self._op_timeout_s, self._calls.known
-        )
+            RedisLeaseClient, self.address, self._by, self._op_timeout_s, self._calls.known,
+            seen=lambda answer: self._soon(lambda: self._saw(answer)),
+            rewound=lambda error: self._soon(self._look_back),
+        )  # fmt: skip
         made = LoopThreadedStore(make, prefix, f"domicile-redis {self._by}")
         self._sides[prefix] = generation, made
         return made
@@ -211,6 +216,27 @@ class RedisStore:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreUnavailable(f"the store {self.address.shown} is closed; make another one")
+
+    # what the thread side has learned
+
+    def _soon(self, callback: Callable[[], None]) -> None:
+        """Do something on the store's loop; called in the thread that renews."""
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+    def _look_back(self) -> None:
+        """The thread side saw a rewind: see whether it concerns what is known here, too (S5)."""
+        if not self._closed:
+            self._tasks.spawn(self._compare())
+
+    async def _compare(self) -> None:
+        # What is wrong is told to the watches.
+        with suppress(StoreError, ConfigError):
+            await self.state()
 
     # store time
 
