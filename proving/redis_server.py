@@ -21,6 +21,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError as NotConnected
 from redis.exceptions import RedisError, ResponseError
 
+from domicile.stores.redis.server import RedisAddress
 from proving.freezing import freeze
 
 READY_S = 60.0
@@ -78,6 +79,11 @@ class RedisProcess:
     def behind(self, url: str, port: int) -> str:
         """The URL by which a proxy at a port is asked for a store."""
         return url.replace(f":{self.port}/", f":{port}/")
+
+    def step_wall(self, url: str, by_s: float) -> None:
+        """As if the machine's clock had been stepped since a store's last reading."""
+        meta = RedisAddress.parse(url, url).keys[0]
+        self.ask("HINCRBY", meta, "wall", round(-by_s * US))
 
     def start(self) -> None:
         """Start it, and wait until it has loaded what it finds."""

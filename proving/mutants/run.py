@@ -17,8 +17,8 @@ checker's verdict on a seed that is clean without the patch; a crash or a hang d
 Several patches run side by side, one process each. Exit code 0 if all are found.
 
 What only a real server or file has, as the SQL of a journal, is no part of a simulation. Patches in
-`suites` say `Suite: tests/unit/...` instead of a profile: they are found if a test there fails, and
-none does without the patch.
+`suites` say `Suite: tests/...`, a file or one test, instead of a profile: they are found if a test
+there fails, and none does without the patch.
 
 With `--chaos` the patch meets real processes instead: minutes of chaos (`--minutes`, or what the
 patch says as `Chaos-Minutes`), one seed after the other, until a checker objects; `--only`, or
@@ -167,7 +167,9 @@ def suite(tree: Path, tests: str) -> tuple[bool, list[str]]:
         ran = subprocess.run(
             [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", tests],
             cwd=ROOT, capture_output=True, text=True, check=False, timeout=HANG_S,
-            env={**_environment(tree), "PYTHONDONTWRITEBYTECODE": "1"},
+            env={
+                **_environment(tree), "PYTHONDONTWRITEBYTECODE": "1", "DOMICILE_TEST_STORES": "all",
+            },
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return False, [f"no verdict within {HANG_S:.0f} s"]

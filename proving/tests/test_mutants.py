@@ -33,7 +33,10 @@ HEAD = re.compile(
     r"Rule: (?P<rule>[A-Z]\d*)\nProfile: (?P<profile>\w+)\nChaos: (?P<chaos>yes|no, .{10,})\n"
     r"(Chaos-Minutes: (?P<minutes>\d+)\n)?(Chaos-Only: (?P<only>.+)\n)?\n@@ "
 )
-SUITE_HEAD = re.compile(r"Rule: [A-Z]\d*\nSuite: (?P<suite>tests/(unit|real)/\S+\.py)\n\n@@ ")
+SUITE_HEAD = re.compile(
+    r"Rule: [A-Z]\d*\n"
+    r"Suite: (?P<suite>(?P<file>tests/(unit|real)/\S+\.py)(::(?P<test>\w+)\S*)?)\n\n@@ "
+)
 
 
 def head(patch: Path) -> re.Match[str]:
@@ -63,7 +66,8 @@ def test_a_patch_for_a_suite_names_its_tests(patch: Path) -> None:
     found = SUITE_HEAD.match(patch.read_text(encoding="utf-8"))
     assert found, f"{patch.name} must begin with Rule: and Suite:, then a hunk"
     assert run.head_of(patch).suite == found["suite"]
-    assert (ROOT / found["suite"]).is_file()
+    text = (ROOT / found["file"]).read_text(encoding="utf-8")
+    assert f"def {found['test'] or 'test_'}" in text or "(StoreContract)" in text
     assert patch in run.patches_of(chaotic=False)
     assert patch not in run.patches_of(chaotic=True)
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from etcd_lab import scenario_server
 from postgres_lab import shared_server
+from redis_lab import shared as scenario_redis
 
 
 class StoreServer(Protocol):
@@ -47,6 +48,7 @@ class StoreServer(Protocol):
 SERVERS: dict[str, Callable[[], StoreServer]] = {
     "postgresql": shared_server,
     "etcd": scenario_server,
+    "redis": scenario_redis,
 }
 """The server of each store, started at its first use; a call skips the test where there is none."""
 

@@ -593,6 +593,22 @@ def test_leases_whose_hashes_are_equal_are_kept_apart(monkeypatch: pytest.Monkey
     run(main)
 
 
+def test_a_lease_of_the_same_name_in_another_root_hides_none() -> None:
+    async def main() -> None:
+        async with etcd_lab() as elsewhere, etcd_lab() as stores:
+            await elsewhere.client("a").grant("same", 30.0)
+            ttl_s = await stores.client("a").grant("same", 30.0)
+            # Other processes know only the name.
+            await put(stores.client("b"), b"k", b"", "same")
+            assert await stores.client("c").renew("same") == ttl_s
+            await stores.client("d").revoke("same")
+            assert (await stores.client("e").list(b"")).items == ()
+            for lab in (elsewhere, stores):
+                await lab.client("z").revoke("same")
+
+    run(main)
+
+
 def test_the_real_ttl_is_answered() -> None:
     async def main() -> None:
         # Its least ttl is one and a half election timeouts, in whole seconds.

@@ -29,11 +29,15 @@ FAILED = "lease.unacknowledged"
 HOUR_S = 3_600.0
 LIMIT_S = 120.0
 
-OUTAGES = [True, False] if os.environ.get("DOMICILE_TEST_STORES") == "all" else [True]
-"""How the server is away: it dies, or stands still, too, which `make test-stores` plays."""
+ALL = os.environ.get("DOMICILE_TEST_STORES") == "all"
+"""Whether everything is played, as `make test-stores` does."""
+
+STORES = list(SERVERS) if ALL else ["postgresql", "etcd"]
+OUTAGES = [True, False] if ALL else [True]
+"""How the server is away: it dies, or stands still, too."""
 
 
-@pytest.fixture(params=list(SERVERS))
+@pytest.fixture(params=STORES)
 def server(request: pytest.FixtureRequest) -> StoreServer:
     """A server of each store."""
     return SERVERS[request.param]()

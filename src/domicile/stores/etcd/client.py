@@ -416,9 +416,8 @@ class EtcdClient:
             number = lease_number(lease, attempt)
             request = pb.RangeRequest(key=self._binding(number))
             reply = await self.connections.ask(RANGE, request, until, repeatable=True)
-            if not reply.kvs:
-                return None
-            if reply.kvs[0].value == lease.encode():
+            # Without a key here the number may be another root's: then the lease has the next one.
+            if reply.kvs and reply.kvs[0].value == lease.encode():
                 self._numbers.keep(lease, number)
                 return number
         return None

@@ -17,7 +17,7 @@ from domicile.errors import DomicileError
 TICK_S = 0.2
 """Seconds between two ticks; less than `MAX_TICK_S`, so that store time keeps pace."""
 
-STALE_S = 0.6
+STALE_S = 0.4
 """Seconds without a tick after which a client ticks too."""
 
 LED_S = 1.0

@@ -46,7 +46,8 @@ from domicile.core.state.txn import (
     Write,
 )
 from domicile.errors import StoreRewound, StoreUnavailable, WatchCompacted
-from domicile.ports.store import Kept, OffersThreads, Store, ThreadedStore
+from domicile.ports.store import Kept, NeedsTicks, OffersThreads, Store, ThreadedStore
+from domicile.settings import MAX_TICK_S
 
 T = TypeVar("T")
 
@@ -760,6 +761,36 @@ class StoreContract(ABC):
             # S4: while the server is away, no time passes.
             assert b"leased" in found
             assert await returned(lambda: holder.renew("l")) == ttl_s
+
+        self.run(scenario)
+
+    def test_a_renewal_that_was_acknowledged_survives_the_death_of_the_server(self) -> None:
+        """S4: a tick may be forgotten by a crash, a renewal never."""
+
+        async def scenario(stores: Stores) -> None:
+            if not isinstance(stores, Crashes):
+                without("kill and revive")
+            holder, other = stores.client("holder"), stores.client("other")
+            ttl_s = await holder.grant("l", self.ttl_s)
+            await put(other, b"leased", b"", "l")
+            await stores.advance(ttl_s * 0.7)
+            assert await holder.renew("l") == ttl_s
+            await stores.kill()
+            await stores.revive()
+            await stores.advance(ttl_s * 0.6)
+            assert await returned(lambda: other.get(b"leased")) is not None
+            assert await returned(lambda: holder.renew("l")) == ttl_s
+
+        self.run(scenario)
+
+    def test_time_that_is_ticked_keeps_pace(self) -> None:
+        """S4: a tick adds at most `MAX_TICK_S`, so ticks must come more often."""
+
+        async def scenario(stores: Stores) -> None:
+            store = stores.client("a")
+            if not isinstance(store, NeedsTicks) or not store.tick_s:
+                without("ticks")
+            assert 0 < store.tick_s < MAX_TICK_S
 
         self.run(scenario)
 
