@@ -36,7 +36,7 @@ ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
 endif
 
-.PHONY: help setup check format test test-real test-stores test-kube kube-apiserver test-docs prove golden sim sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable compare planner idle overload recovery rolling crowd soak docs etcd-rpc lock clean
+.PHONY: help setup check format test test-real test-stores test-kube kube-apiserver test-docs prove golden sim sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable bench-stores compare planner idle overload recovery recovery-stores rolling crowd soak docs etcd-rpc lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -136,6 +136,9 @@ bench: setup ## the benchmarks, with peers in the same run (ARGS=--quick, ARGS="
 bench-durable: setup ## durable entities on both journals, with peers (ARGS="--only lone", ARGS=--quick)
 	$(PY) -m proving.benchmarks.durable $(ARGS)
 
+bench-stores: setup ## what each store costs: idle requests, commits, watches (ARGS=--next, ARGS="--only etcd")
+	$(PY) -m proving.benchmarks.stores $(ARGS)
+
 compare: setup ## CPU per message of another checkout and of this one, interleaved: OLD=path
 	@test -n "$(OLD)" || { echo "usage: make compare OLD=path/to/checkout" >&2; exit 2; }
 	$(PY) -m proving.benchmarks.compare $(OLD) . $(ARGS)
@@ -152,8 +155,11 @@ overload: setup ## what a node does at half, once and three times its capacity
 recovery: setup ## how long shards are without a home when nodes are lost (DX-04; ARGS="--runs N --peer")
 	$(PY) -m proving.benchmarks.recovery $(ARGS)
 
-rolling: setup ## what callers feel of rolling updates, drains and scaling (RG-27, SM-14)
-	$(PY) -m proving.benchmarks.rolling $(ARGS)
+recovery-stores: setup ## the same on each store that has a server, run by run (ARGS=--next)
+	$(PY) -m proving.benchmarks.recovery_stores $(ARGS)
+
+rolling: setup ## what callers feel of rolling updates, drains and scaling (RG-27, SM-14; STORE=etcd)
+	$(PY) -m proving.benchmarks.rolling --store $(STORE) $(ARGS)
 
 crowd: setup ## 50 nodes start and stop at once, 200 clients come and go
 	$(PY) -m proving.benchmarks.crowd $(ARGS)

@@ -46,6 +46,7 @@ from proving.benchmarks import recovery_peer
 from proving.benchmarks.command import count, run
 from proving.benchmarks.fleet import Fleet
 from proving.benchmarks.kept import CACHE, Kept, Measured, tell
+from proving.benchmarks.processes import ROOT
 from proving.benchmarks.recovery import (
     AT_ONCE_S,
     NODES,
@@ -59,12 +60,13 @@ from proving.benchmarks.recovery import (
 )
 from proving.benchmarks.recovery import FAULTS as EMBEDDED
 from proving.benchmarks.recovery import Fault as Lost
-from proving.benchmarks.report import grid
+from proving.benchmarks.report import fill, grid
 from proving.benchmarks.store_servers import ABSENT, TITLES, StorePlace, store_place
 from proving.benchmarks.stores_report import busy
 from proving.chaos.server import SERVERS
 from proving.workload import Room
 
+PAGE = ROOT / "docs" / "explanation" / "performance.md"
 FLOORS_S = {2.0: 3.0, Settings().ttl_s: 10.0}
 RUNS = {2.0: 10, Settings().ttl_s: 30}
 LIMIT_S = 120.0
@@ -284,11 +286,20 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     add("--again", action="store_true", help="measure the chosen cells anew")
     add("--list", action="store_true", help="the names of the cells")
     add("--table", action="store_true", help="the table of what is kept; measure nothing")
+    add("--write-docs", action="store_true", help="the table also goes to the page of figures")
     add("--cache", type=Path, default=CACHE, help="where results are kept")
     options = parser.parse_args(given)
     if not chosen(options.only):
         parser.error(f"no cell has {options.only} in its name: see --list")
     return options
+
+
+def _facts() -> str:
+    return (
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs, Python "
+        f"{platform.python_version()}; {NODES} nodes, {SHARDS} shards. Seconds after the loss. "
+        "Load: the highest before a run; where it says busy, other programs had the machine, too."
+    )
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -324,14 +335,13 @@ def main(given: Sequence[str] | None = None) -> int:
             absent[key] = str(error)
             tell(f"{key}: {error}")
     found = {key: kept.cells.get(key, []) for key in keys}
-    print(page(found))
+    text = f"{page(found)}\n\n{_facts()}"
+    print(text)
     for key, why in absent.items():
         print(f"\n{key}: not measured: {why}")
-    print(
-        f"\n{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs, Python "
-        f"{platform.python_version()}; {NODES} nodes, {SHARDS} shards. Seconds after the loss. "
-        "Load: the highest before a run; where it says busy, other programs had the machine, too."
-    )
+    if options.write_docs:
+        filled = fill(PAGE.read_text(encoding="utf-8"), "recovery-stores", text)
+        PAGE.write_text(filled, encoding="utf-8")
     return 1 if any(CELLS[key].ttl_s is not None for key in absent) else 0
 
 

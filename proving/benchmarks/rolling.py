@@ -6,9 +6,10 @@
     proving.benchmarks.rolling --write-docs        also into docs/explanation/performance.md python
     -m proving.benchmarks.rolling --from FILE         the table of an earlier run
 
-Real node processes on one embedded store, and a load in a process of its own. The capacity of the
-cluster is what a closed loop reaches in the same run; then a quarter of it is asked for at a fixed
-rate, whatever becomes of the answers, and an ask's time counts from the moment at which it was due.
+Real node processes on one store (`--store NAME`, else the embedded one), and a load in a process of
+its own. The capacity of the cluster is what a closed loop reaches in the same run; then a quarter
+of it is asked for at a fixed rate, whatever becomes of the answers, and an ask's time counts from
+the moment at which it was due.
 
 - **rolling**: five nodes are replaced one by one: a process of the next version joins, then an old
   one is asked to leave by SIGTERM. Each shard should move once (SM-14).
@@ -35,6 +36,7 @@ import platform
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,7 @@ from proving.benchmarks.fleet import Driver, Fleet, Stopwatch, moves
 from proving.benchmarks.openloop import Clerk
 from proving.benchmarks.processes import ROOT
 from proving.benchmarks.report import fill, grid, number
+from proving.benchmarks.store_servers import ABSENT, STORES, TITLES, store_place
 
 PAGE = ROOT / "docs" / "explanation" / "performance.md"
 PICTURE = ROOT / "docs" / "pictures" / "rolling.svg"
@@ -53,9 +56,11 @@ GOAL_S = 0.1
 """What a planned change may add to the p99 of asks."""
 
 IMPORTS = (
-    "import domicile.node, domicile.stores.sqlite.store, domicile.transports.tcp, "
+    "import domicile.node, domicile.stores.{}.store, domicile.transports.tcp, "
     "proving.benchmarks.openloop"
 )
+PACKAGES = {"postgresql": "postgres"}
+"""Where the package of a store is not called as the store is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,7 @@ class Scale:
     quiet_s: float = 8.0
     loop: str = "asyncio"
     goal_s: float = GOAL_S
+    store: str = "sqlite"
 
 
 QUICK = Scale(
@@ -88,6 +94,7 @@ class Experiment:
     def __init__(self, fleet: Fleet, driver: Driver, scale: Scale) -> None:
         self.fleet, self.driver, self.scale = fleet, driver, scale
         self.phases: list[Stopwatch] = []
+        self._imports = IMPORTS.format(PACKAGES.get(scale.store, scale.store))
 
     def phase(self, name: str) -> Stopwatch:
         """The next one; use it as a context manager."""
@@ -115,7 +122,7 @@ class Experiment:
         with self.phase("decoys"):
             for _ in range(count):
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-P", "-c", IMPORTS, cwd=ROOT,
+                    sys.executable, "-P", "-c", self._imports, cwd=ROOT,
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
                 )  # fmt: skip
                 if await process.wait():
@@ -150,12 +157,17 @@ async def under_load(
     body: Callable[[Experiment], Awaitable[dict[str, Any]]],
 ) -> dict[str, Any]:  # fmt: skip
     """A cluster and its load around one experiment."""
-    async with Fleet(
-        [Clerk], nodes=nodes, settings=settings(shards), version=version, loop=scale.loop
-    ) as fleet:
+    async with AsyncExitStack() as stack:
+        place = stack.enter_context(store_place(scale.store))
+        fleet = await stack.enter_async_context(
+            Fleet(
+                [Clerk], nodes=nodes, settings=settings(shards), version=version, loop=scale.loop,
+                store=None if place.server is None else place.url,
+            )
+        )  # fmt: skip
         await fleet.wait_until(fleet.balanced, timeout_s=60)
-        async with Driver(fleet, entities=entities, work_s=scale.work_s, loop=scale.loop) as driver:
-            return await body(Experiment(fleet, driver, scale))
+        driver = Driver(fleet, entities=entities, work_s=scale.work_s, loop=scale.loop)
+        return await body(Experiment(fleet, await stack.enter_async_context(driver), scale))
 
 
 async def rolling(scale: Scale) -> dict[str, Any]:
@@ -315,7 +327,8 @@ def page(report: dict[str, Any]) -> str:
     )
     facts = (
         f"{report['system']}, {report['cpus']} CPUs, Python {report['python']}, {report['loop']}, "
-        f"load {report['load']:.1f} at the start. {asked}. Each ask computes for "
+        f"load {report['load']:.1f} at the start, on {TITLES[report.get('store', 'sqlite')]}. "
+        f"{asked}. Each ask computes for "
         f"{1e3 * report['work_s']:g} ms; latency counts from when an ask was due."
     )
     listed = "\n".join(f"- {line}" for line in lines)
@@ -364,6 +377,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m proving.benchmarks.rolling", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--only", choices=list(EXPERIMENTS), action="append")
+    parser.add_argument("--store", choices=STORES, default="sqlite", help="its server is started")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--work-us", type=command.positive, default=1e6 * Scale().work_s)
     parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
@@ -373,19 +387,22 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(given)
     if options.quick and options.write_docs:
         parser.error("--write-docs wants figures that mean something, not those of --quick")
+    if options.store != "sqlite" and options.write_docs:
+        parser.error("--write-docs is for the embedded store")
     return options
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """All that is wanted."""
     scale = replace(
-        QUICK if options.quick else Scale(), work_s=options.work_us / 1e6, loop=options.loop
-    )
+        QUICK if options.quick else Scale(), work_s=options.work_us / 1e6, loop=options.loop,
+        store=options.store,
+    )  # fmt: skip
     began = time.monotonic()
     report: dict[str, Any] = {
         "system": f"{platform.system()} {platform.machine()}", "cpus": os.cpu_count(),
         "python": platform.python_version(), "load": os.getloadavg()[0], "quick": options.quick,
-        "work_s": scale.work_s, "loop": scale.loop, "found": [],
+        "work_s": scale.work_s, "loop": scale.loop, "store": scale.store, "found": [],
     }  # fmt: skip
     for name in options.only or EXPERIMENTS:
         found = asyncio.run(EXPERIMENTS[name](scale))
@@ -400,7 +417,11 @@ def main(given: Sequence[str] | None = None) -> int:
     if options.earlier is not None:
         report: dict[str, Any] = json.loads(options.earlier.read_text(encoding="utf-8"))
     else:
-        report = run(options)
+        try:
+            report = run(options)
+        except ABSENT as error:
+            print(error, file=sys.stderr)
+            return 2
     print(page(report), end="")
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

@@ -21,7 +21,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -34,12 +34,14 @@ from domicile.core.state.keys import NODES as NODE_KEYS
 from proving.benchmarks.command import count, positive, run
 from proving.benchmarks.durable import fdatasync_s
 from proving.benchmarks.kept import CACHE, Kept, Measured, tell
-from proving.benchmarks.processes import Part, PartFailed, cpu_s
+from proving.benchmarks.processes import ROOT, Part, PartFailed, cpu_s
+from proving.benchmarks.report import fill
 from proving.benchmarks.store_servers import ABSENT, StorePlace, store_place
 from proving.benchmarks.stores_report import CELLS, Cell, chosen, page
 
 PARTS = "proving.benchmarks.stores_parts"
 CLUSTER = b"domicile/"
+PAGE = ROOT / "docs" / "explanation" / "performance.md"
 SETTLE_S = 240.0
 AT_ONCE = 10
 """Nodes that start at a time."""
@@ -193,18 +195,31 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     add("--again", action="store_true", help="measure the chosen cells anew")
     add("--list", action="store_true", help="the names of the cells")
     add("--table", action="store_true", help="the tables of what is kept; measure nothing")
+    add("--write-docs", action="store_true", help="the tables also go to the page of figures")
     add("--cache", type=Path, default=CACHE, help="where results are kept")
     add("--directory", type=Path, help="on which disk SQLite writes; default: that of temporary "
         "files, where servers write, too")  # fmt: skip
     options = parser.parse_args(given)
     if not chosen(options.only):
         parser.error(f"no cell has {options.only} in its name: see --list")
+    if options.quick and options.write_docs:
+        parser.error("--write-docs wants figures that mean something, not those of --quick")
     return options
 
 
 def wanted_rounds(cell: Cell, scale: Scale) -> int:
     """How many rounds a cell has."""
     return 1 if cell.kind == "idle" else scale.rounds
+
+
+def _facts(found: Mapping[str, Sequence[Measured]], scale: Scale) -> str:
+    left = sum(max(0, wanted_rounds(CELLS[key], scale) - len(found[key])) for key in found)
+    missing = f"{left} rounds are missing. " if left else ""
+    return (
+        f"{missing}{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs, Python "
+        f"{platform.python_version()}. Load: the highest before a round; where it says busy, other "
+        "programs had the machine, too."
+    )
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -237,17 +252,13 @@ def main(given: Sequence[str] | None = None) -> int:
         except (*ABSENT, PartFailed, TimeoutError) as error:
             absent[key] = str(error) or "the cluster did not come to rest"
         tell(f"{number + 1} of {len(todo)}: {key} {absent.get(key, '')}".rstrip())
-    print(page({key: kept.cells.get(key, []) for key in keys}))
+    found = {key: kept.cells.get(key, []) for key in keys}
+    text = f"{page(found)}\n\n{_facts(found, scale)}"
+    print(text)
     for key, why in absent.items():
         print(f"\n{key}: not measured: {why}")
-    left = sum(
-        max(0, wanted_rounds(CELLS[key], scale) - len(kept.cells.get(key, []))) for key in keys
-    )
-    print(
-        f"\n{left} rounds are missing. {platform.system()} {platform.machine()}, "
-        f"{os.cpu_count()} CPUs, Python {platform.python_version()}. Load: that before a round; "
-        "where it says busy, other programs had the machine, too."
-    )
+    if options.write_docs:
+        PAGE.write_text(fill(PAGE.read_text(encoding="utf-8"), "stores", text), encoding="utf-8")
     if options.quick:
         print("These are figures of a smoke test: they mean nothing.")
     return 1 if absent else 0

@@ -239,9 +239,10 @@ def try_mutant(
             found = seed is not None
         elif head.suite:
             found, said = suite(tree, head.suite)
-            if found and suite(ROOT, head.suite)[0]:
+            fails, of_today = suite(ROOT, head.suite) if found else (False, [])
+            if fails:
                 found = False
-                said.append("a test fails without the patch too: this proves nothing")
+                said.append(f"without the patch, too: {of_today[-1]}; this proves nothing")
         else:
             found, said = probe(tree, seeds, jobs, profile)
         if found and not chaotic and not head.suite:

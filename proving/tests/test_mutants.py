@@ -107,7 +107,9 @@ def test_the_page_says_of_each_mutant_what_the_patch_says() -> None:
     section = page.partition("## Mutants")[2].partition("\n## ")[0]
     told = dict(re.findall(r"^\| `([\w-]+)` \| [^|]+ \| (\w+) \|", section, re.MULTILINE))
     assert told == {patch.stem: head(patch)["profile"] for patch in PATCHES}
-    told = dict(re.findall(r"^\| `([\w-]+)` \| [^|]+ \| `([\w./]+)` \|", section, re.MULTILINE))
+    told = dict(
+        re.findall(r"^\| `([\w-]+)` \| [^|]+ \| `([\w./:\[\]]+)` \|", section, re.MULTILINE)
+    )
     assert told == {patch.stem: run.head_of(patch).suite for patch in SUITES}
 
 
