@@ -16,6 +16,7 @@ import time
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
+from typing import cast
 
 from redis import Redis
 from redis.exceptions import ConnectionError as NotConnected
@@ -111,7 +112,7 @@ class RedisProcess:
     def ask(self, *command: object) -> object:
         """One command, on a connection of its own."""
         with Redis(port=self.port, protocol=2) as client:
-            return client.execute_command(*command)
+            return cast("object", client.execute_command(*command))  # pyright: ignore[reportUnknownMemberType]
 
     def freeze(self) -> None:
         """SIGSTOP; returns once it stands still."""
