@@ -21,7 +21,7 @@ from domicile.membership.clock import SystemClock
 from domicile.ports.store import Store
 from domicile.stores.redis import store as redis_store
 from domicile.stores.redis.calls import READS, WRITES
-from domicile.stores.redis.server import RedisAddress
+from domicile.stores.redis.server import CONNECTIONS, RedisAddress
 from domicile.stores.redis.store import RedisStore
 from domicile.stores.redis.ticks import STALE_S
 from domicile.testing.suites.store import StoreContract, after, put
@@ -575,6 +575,25 @@ def test_the_log_of_commits_says_who_wrote_what_and_when(process: RedisProcess) 
     left = backend.commits(url, 0)
     assert left is not None
     assert [commit.revision for commit in left] == [303]
+
+
+def test_calls_get_a_connection_in_their_order() -> None:
+    callers, rounds = 8 * CONNECTIONS, 20
+    done = [0] * callers
+
+    async def scenario(stores: RedisStores) -> None:
+        store = stores.client("a")
+        await store.list(b"")
+
+        async def call(number: int) -> None:
+            while sum(done) < callers * rounds:
+                await store.get(b"k")
+                done[number] += 1
+
+        await asyncio.gather(*[call(number) for number in range(callers)])
+
+    run(shared(), scenario)
+    assert min(done) > rounds / 2, f"some were passed again and again: {sorted(done)}"
 
 
 # what a renewal tells the store, while its wait for the log goes on for ever

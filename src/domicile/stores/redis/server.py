@@ -194,6 +194,7 @@ class RedisServer:
         self._address = address
         self._op_timeout_s = op_timeout_s
         self._pool: Any = None
+        self._turns = asyncio.Semaphore(CONNECTIONS)
         self._checked = False
         self._check = asyncio.Lock()
         self._readers: dict[Any, asyncio.StreamReader | None] = {}
@@ -295,26 +296,28 @@ class RedisServer:
     @asynccontextmanager
     async def _connection(self) -> AsyncGenerator[Any, None]:
         pool = self._connections()
-        connection = await pool.get_connection()
-        try:
-            if _ended(connection):
-                await connection.disconnect(nowait=True)
-                await connection.connect()
-            reader = _reader(connection)
-            if self._readers.setdefault(connection, reader) is not reader:
-                # The library has connected again; the server may be another one.
-                self._readers[connection], self._checked = reader, False
-            if self._closed:
-                # While it connected; nothing would close it later.
-                raise self._closed_error()
-            yield connection
-        except BaseException as error:
-            # An answer that nobody waits for must not be taken for the next call's.
-            if not (isinstance(error, Exception) and _answered(error)):
-                await connection.disconnect(nowait=True)
-            raise
-        finally:
-            await pool.release(connection)
+        # In the order of the calls: of its own the pool lets a new call pass those that wait.
+        async with self._turns:
+            connection = await pool.get_connection()
+            try:
+                if _ended(connection):
+                    await connection.disconnect(nowait=True)
+                    await connection.connect()
+                reader = _reader(connection)
+                if self._readers.setdefault(connection, reader) is not reader:
+                    # The library has connected again; the server may be another one.
+                    self._readers[connection], self._checked = reader, False
+                if self._closed:
+                    # While it connected; nothing would close it later.
+                    raise self._closed_error()
+                yield connection
+            except BaseException as error:
+                # An answer that nobody waits for must not be taken for the next call's.
+                if not (isinstance(error, Exception) and _answered(error)):
+                    await connection.disconnect(nowait=True)
+                raise
+            finally:
+                await pool.release(connection)
 
     def _closed_error(self) -> StoreUnavailable:
         return StoreUnavailable(f"the store {self.shown} is closed; make another one")
