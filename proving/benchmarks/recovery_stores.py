@@ -340,7 +340,7 @@ def main(given: Sequence[str] | None = None) -> int:
     for key, why in absent.items():
         print(f"\n{key}: not measured: {why}")
     if options.write_docs:
-        filled = fill(PAGE.read_text(encoding="utf-8"), "recovery-stores", text)
+        filled = fill(PAGE.read_text(encoding="utf-8"), "recovery-stores", f"{text}\n")
         PAGE.write_text(filled, encoding="utf-8")
     return 1 if any(CELLS[key].ttl_s is not None for key in absent) else 0
 

@@ -258,7 +258,8 @@ def main(given: Sequence[str] | None = None) -> int:
     for key, why in absent.items():
         print(f"\n{key}: not measured: {why}")
     if options.write_docs:
-        PAGE.write_text(fill(PAGE.read_text(encoding="utf-8"), "stores", text), encoding="utf-8")
+        filled = fill(PAGE.read_text(encoding="utf-8"), "stores", f"{text}\n")
+        PAGE.write_text(filled, encoding="utf-8")
     if options.quick:
         print("These are figures of a smoke test: they mean nothing.")
     return 1 if absent else 0
