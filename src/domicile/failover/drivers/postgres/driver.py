@@ -1,0 +1,580 @@
+"""The driver of PostgreSQL, for the agent's process. Implements `ReplicaDriver`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from domicile.failover.database_kinds import Mode, ServerPlace
+from domicile.failover.driver import ReplicaDriver, SavedLoss, ServerFacts
+from domicile.failover.drivers.postgres.config_files import (
+    FollowState,
+    GateState,
+    conninfo,
+    slot_name,
+)
+from domicile.failover.drivers.postgres.gate import RUN
+from domicile.failover.drivers.postgres.local_server import (
+    ANSWER_S,
+    CATCHING_UP,
+    POLL_S,
+    LocalServer,
+    Login,
+    ServerRefused,
+    answered,
+    read_state,
+    sync_folder,
+)
+from domicile.failover.drivers.postgres.lost_log import save_log
+from domicile.failover.drivers.postgres.timelines import (
+    Approach,
+    Lineage,
+    approach,
+    is_segment,
+    lineage,
+    lsn_of,
+    segment_number,
+)
+from domicile.failover.sync_set import InUse
+
+if TYPE_CHECKING:
+    from domicile.failover.drivers.postgres.local_server import Session
+
+log = logging.getLogger("domicile")
+
+BACK_S = 30.0
+"""How long a server that was stopped may take to be started again by its guard."""
+
+STREAMS_S = 10.0
+"""How long a follower may take to begin streaming before its log is looked at again."""
+
+WORK_S = 60.0
+"""How long one statement of the driver may take."""
+
+KEPT_MARKS = 100
+"""I6: older marks of promotions are deleted."""
+
+MAKE_MARKS = """
+CREATE SCHEMA IF NOT EXISTS domicile_failover;
+CREATE TABLE IF NOT EXISTS domicile_failover.history (
+    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    epoch bigint NOT NULL, timeline bigint NOT NULL, token text NOT NULL
+);
+"""
+
+LOOK = f"""
+SELECT pg_is_in_recovery() AS recovering, {RUN} AS run,
+    (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+        ELSE pg_current_wal_flush_lsn() END)::text AS place,
+    (SELECT system_identifier::text FROM pg_control_system()) AS system,
+    CASE WHEN pg_is_in_recovery() THEN 0
+        ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint
+        END AS timeline,
+    current_setting('domicile.gate', true) AS gate,
+    current_setting('domicile.follows', true) AS follows,
+    current_setting('recovery_min_apply_delay') AS delay,
+    to_regclass('domicile_failover.history') IS NOT NULL AS marked
+"""
+
+
+PROGRESS = """
+SELECT pg_last_wal_replay_lsn()::text AS place,
+    EXISTS (SELECT FROM pg_stat_wal_receiver WHERE status = 'streaming') AS streams
+"""
+
+
+class PostgresDriver(ReplicaDriver):
+    """One server on this machine. Its process belongs to the guard."""
+
+    def __init__(self, place: ServerPlace, mode: Mode) -> None:
+        self._server = LocalServer(place)
+        self._mode = mode
+        self._eye: Session | None = None
+
+    # the port
+
+    async def look(self) -> ServerFacts:
+        """As `ReplicaDriver.look`."""
+        try:
+            try:
+                return await self._look()
+            except ServerRefused as refused:
+                if refused.starting:
+                    raise
+                # The session may have ended with the server, and the server be back.
+                return await self._look()
+        except (OSError, TimeoutError) as error:
+            return self._without_answer(error)
+
+    async def stand(self) -> None:
+        """As `ReplicaDriver.stand`. A server that was open comes back in recovery."""
+        self._server.prepare()
+        if await self._hollow():
+            self._server.write_follow(FollowState())
+            self._server.reload()
+            return
+        now = await self._tell()
+        if not now.recovering:
+            if now.gate.run == now.run and not now.gate.epoch:
+                await self._server.shut("agent", now.gate)
+                return
+            await self._server.stop_now()
+            now = await self._back(now.run)
+        await self._stop_streaming()
+        await self._server.shut("agent", GateState())
+        await self._applied()
+
+    async def drain(self) -> None:
+        """As `ReplicaDriver.drain`. Sessions end, and clients are refused until it is over."""
+        now = await self._tell()
+        if now.recovering:
+            return
+        if now.gate.run != now.run:
+            raise ConnectionError("the server was opened by nobody; it is not drained")
+        await self._server.shut("agent", msgspec.structs.replace(now.gate, epoch=0))
+
+    async def save(self, kept: int) -> SavedLoss:
+        """As `ReplicaDriver.save`: the files of the log that reach beyond, and what they hold."""
+        now = await self._tell()
+        return await save_log(self._server, await self._server.lineage(now.place), kept, now.place)
+
+    async def follow(self, address: str, kept: int) -> None:
+        """As `ReplicaDriver.follow`."""
+        self._server.prepare()
+        primary = await self._primary(address)
+        if not await self._streams_from(address):
+            await self._approach(address, primary, kept)
+        await self._caught_up(primary.goal)
+        self._server.answers_again()
+        self._server.write_rules(shut=False)
+        self._server.reload()
+
+    async def promote(self, epoch: int) -> None:
+        """As `ReplicaDriver.promote`."""
+        now = await self._tell()
+        if not now.recovering and (now.gate.run != now.run or now.gate.epoch):
+            raise ConnectionError("the server is out of recovery and open: it must stand first")
+        if now.recovering:
+            await self._stop_streaming()
+        # Shut for this run, and nobody's word makes a commit count (F12).
+        await self._server.shut("agent", GateState(run=now.run, nobody=True))
+        async with self._server.session("agent") as session:
+            if now.recovering:
+                done = await session.fetchval(
+                    "SELECT pg_promote(true, $1)", int(WORK_S), timeout=2 * WORK_S
+                )
+                if not done:
+                    raise ConnectionError(f"the promotion was not done after {WORK_S:.0f} s")
+            self._server.fence_start()
+            await self._mark(session, epoch)
+
+    async def close(self) -> None:
+        """As `ReplicaDriver.close`."""
+        eye, self._eye = self._eye, None
+        if eye is not None:
+            eye.terminate()
+
+    # what it is
+
+    async def _look(self) -> ServerFacts:
+        eye, self._eye = self._eye, None
+        if eye is None or eye.is_closed():
+            eye = await self._server.connect("agent")
+        try:
+            async with answered("the server"), asyncio.timeout(ANSWER_S):
+                facts = await self._facts(eye)
+        except BaseException:
+            eye.terminate()
+            raise
+        self._eye = eye
+        return facts
+
+    async def _facts(self, session: Session) -> ServerFacts:
+        row = await session.fetchrow(LOOK)
+        assert row is not None
+        self._server.answers_again()
+        mark = None
+        if row["marked"]:
+            mark = await session.fetchrow(
+                "SELECT token, timeline FROM domicile_failover.history ORDER BY number DESC LIMIT 1"
+            )
+        recovering, run = row["recovering"], row["run"]
+        native = f"{row['system']}:{'' if mark is None else mark['token']}"
+        if not recovering and mark is not None and mark["timeline"] != row["timeline"]:
+            # Somebody else has promoted it, or its mark is not written yet.
+            native = f"{native}+{row['timeline']}"
+        gate = read_state(row["gate"], GateState)
+        here = gate.run == run
+        open_epoch = 0
+        in_use: InUse | None = None
+        acknowledged: dict[str, int] = {}
+        if not recovering:
+            # Out of recovery, and not by this run's guard and driver: nobody's epoch.
+            open_epoch = gate.epoch if here else -1
+            if here and gate.quorum is not None and not gate.nobody:
+                in_use = InUse(gate.quorum, gate.since)
+            acknowledged = await _followers(session)
+        why = ""
+        if recovering and row["delay"] != "0":
+            why = "it applies what it receives later: recovery_min_apply_delay must be 0"
+        return ServerFacts(
+            up=True, run=run, open_epoch=open_epoch,
+            follows=(row["follows"] or "") if recovering else "",
+            offset=lsn_of(row["place"] or "0/0"), native=native, fit=not why, why=why,
+            in_use=in_use, acknowledged=acknowledged,
+        )  # fmt: skip
+
+    def _without_answer(self, error: Exception) -> ServerFacts:
+        if self._broken:
+            empty = not self._server.has_data
+            why = "it has no data yet" if empty else "its data is being replaced"
+            return ServerFacts(
+                up=True, empty=empty, fit=False, why=f"{why}; it copies the primary's first"
+            )
+        if isinstance(error, ServerRefused) and error.forbidden:
+            return ServerFacts(up=False, why=str(error))
+        return ServerFacts(up=False, why="it does not answer")
+
+    @property
+    def _broken(self) -> bool:
+        return not self._server.has_data or self._server.replacing.exists()
+
+    async def _hollow(self) -> bool:
+        """Whether there is nothing to ask: no data, or data that is not whole yet."""
+        if self._broken and self._server.may_start:
+            with suppress(OSError):
+                await self._tell()
+        return self._broken
+
+    async def _tell(self) -> _Now:
+        async with self._server.session("agent") as session:
+            row = await session.fetchrow(LOOK)
+            assert row is not None
+            self._server.answers_again()
+            return _Now(
+                row["recovering"], row["run"], lsn_of(row["place"] or "0/0"), row["system"],
+                read_state(row["gate"], GateState), row["follows"] or "",
+            )  # fmt: skip
+
+    # to stand
+
+    async def _back(self, before: str) -> _Now:
+        """Wait for the next run of a server that was stopped. Its guard starts it."""
+        try:
+            async with asyncio.timeout(BACK_S):
+                while True:
+                    try:
+                        now = await self._tell()
+                        if now.run != before:
+                            return now
+                    except OSError:
+                        pass
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise ConnectionError(
+                f"the server was stopped to be fenced, and did not answer again in {BACK_S:.0f} s: "
+                "look at its log, and whether its guard runs"
+            ) from None
+
+    async def _stop_streaming(self) -> None:
+        """Follow nobody. It is durable before it takes effect: no restart undoes it (F6)."""
+        state = self._server.write_follow(FollowState())
+        self._server.reload()
+        session = await self._server.loaded("agent", "domicile.follow_stamp", state.stamp)
+        try:
+            async with answered("the server"), asyncio.timeout(WORK_S):
+                while await session.fetchval(  # noqa: ASYNC110
+                    "SELECT count(*) FROM pg_stat_wal_receiver"
+                ):
+                    await asyncio.sleep(POLL_S)
+        finally:
+            session.terminate()
+
+    async def _applied(self) -> None:
+        """Wait until all that was received is applied. The log may end with part of an entry."""
+        async with self._server.session("agent") as session, asyncio.timeout(WORK_S):
+            while True:
+                row = await session.fetchrow(
+                    "SELECT pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn() AS level,"
+                    " pg_is_wal_replay_paused() AS paused,"
+                    " EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'startup'"
+                    "  AND wait_event = 'RecoveryRetrieveRetryInterval') AS waits"
+                )
+                assert row is not None
+                if row["paused"]:
+                    await session.execute("SELECT pg_wal_replay_resume()")
+                elif row["level"] or row["waits"]:
+                    return
+                await asyncio.sleep(POLL_S)
+
+    # to follow
+
+    async def _primary(self, address: str) -> _Primary:
+        host, _, port = address.rpartition(":")
+        login = self._server.login._replace(host=host.strip("[]"), port=int(port))
+        async with self._server.session("agent", login=login) as session:
+            row = await session.fetchrow(
+                "SELECT pg_is_in_recovery() AS recovering,"
+                " (SELECT system_identifier::text FROM pg_control_system()) AS system"
+            )
+            assert row is not None
+            if row["recovering"]:
+                raise ConnectionError(f"{address} is in recovery: nobody can follow it yet")
+            place = await session.fetchrow(
+                "SELECT pg_current_wal_flush_lsn()::text AS place,"
+                " ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint"
+                " AS timeline,"
+                " (SELECT setting::bigint FROM pg_settings WHERE name = 'wal_segment_size') AS size"
+            )
+            assert place is not None
+            timeline, goal = int(place["timeline"]), lsn_of(place["place"])
+            history = ""
+            if timeline > 1:
+                history = await session.fetchval(
+                    "SELECT pg_read_file($1)", f"pg_wal/{timeline:08X}.history"
+                )
+            names = await session.fetch("SELECT name FROM pg_ls_waldir()")
+            oldest = min(
+                (
+                    segment_number(one["name"], int(place["size"])) * int(place["size"])
+                    for one in names
+                    if is_segment(one["name"])
+                ),
+                default=goal,
+            )
+            slot = slot_name(self._server.name)
+            # One that fell too far behind can't be used any more.
+            await session.execute(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+                " WHERE slot_name = $1 AND wal_status = 'lost' AND NOT active", slot,
+            )  # fmt: skip
+            await session.execute(
+                "SELECT pg_create_physical_replication_slot($1, true) WHERE NOT EXISTS"
+                " (SELECT FROM pg_replication_slots WHERE slot_name = $1)", slot,
+            )  # fmt: skip
+            return _Primary(login, row["system"], goal, lineage(history, timeline, goal), oldest)
+
+    async def _streams_from(self, address: str) -> bool:
+        """Whether it follows this primary already."""
+        try:
+            async with self._server.session("agent") as session:
+                return bool(
+                    await session.fetchval(
+                        "SELECT pg_is_in_recovery() AND current_setting('domicile.follows', true)"
+                        " = $1 AND EXISTS (SELECT FROM pg_stat_wal_receiver"
+                        "  WHERE status = 'streaming')",
+                        address,
+                    )
+                )
+        except OSError:
+            return False
+
+    async def _approach(self, address: str, primary: _Primary, kept: int) -> None:
+        """Make the server one that can follow, and have it follow."""
+        how = Approach.COPY
+        if not await self._hollow():
+            now = await self._tell()
+            if not now.recovering:
+                # Shut, so nobody loses an answer. It ends its log in order and comes back fenced.
+                self._server.fence_start()
+                await self._server.stop_cleanly()
+                now = await self._back(now.run)
+            if now.system == primary.system:
+                how = approach(
+                    await self._server.lineage(now.place), primary.lineage, kept=kept,
+                    oldest=primary.oldest,
+                )  # fmt: skip
+        if how is Approach.REWIND and not await self._rewind(address, primary):
+            how = Approach.COPY
+        if how is Approach.COPY:
+            await self._copy(address, primary)
+        self._server.write_follow(FollowState(address=address))
+        self._server.reload()
+        await self._drop_slots()
+
+    async def _rewind(self, address: str, primary: _Primary) -> bool:
+        """False: what it needs of the log is gone, or it broke off. `replacing` says so then."""
+        server = self._server
+        async with server.session("agent", login=primary.login) as session:
+            # pg_rewind reads the timeline from the last checkpoint.
+            await session.execute("CHECKPOINT", timeout=WORK_S)
+        kept = _own_texts(server)
+        with server.hold_data() as lock:
+            server.write("replacing", "pg_rewind\n")
+            await server.stop_cleanly()
+            try:
+                await server.run(
+                    "pg_rewind", "--target-pgdata", str(server.data), "--source-server",
+                    _source(server, primary.login), keep=(lock,),
+                )  # fmt: skip
+            except ConnectionError as error:
+                log.warning("everything is copied, because %s", error)
+                return False
+            _put_back(server, kept)
+            self._started(address)
+            return True
+
+    async def _copy(self, address: str, primary: _Primary) -> None:
+        server = self._server
+        with server.hold_data() as lock:
+            if server.replaced.exists() and not server.has_data:
+                # The copy was about to take its place.
+                server.replaced.rename(server.data)
+            await self._clear_away()
+            await server.run(
+                "pg_basebackup", "--pgdata", str(server.copied), "--dbname",
+                _source(server, primary.login._replace(
+                    user=server.feed.user, database="", sslmode=server.feed.sslmode
+                )),
+                "--wal-method=stream", "--checkpoint=fast", "--no-password", keep=(lock,),
+            )  # fmt: skip
+            kept = _own_texts(server)
+            server.write("replacing", "pg_basebackup\n")
+            await server.stop_now()
+            if server.data.exists():
+                server.data.rename(server.replaced)
+            server.copied.rename(server.data)
+            sync_folder(server.data.parent)
+            _put_back(server, kept)
+            self._started(address)
+        await self._clear_away()
+
+    async def _clear_away(self) -> None:
+        """Delete what is left of copies. By way of other names: a thread outlives its caller."""
+        server = self._server
+        for stale in (server.copied, server.replaced):
+            if stale.exists():
+                stale.rename(stale.with_name(f"{server.data.name}.gone-{secrets.token_hex(4)}"))
+        for gone in server.data.parent.glob(f"{server.data.name}.gone-*"):
+            await asyncio.to_thread(shutil.rmtree, gone, ignore_errors=True)
+
+    def _started(self, address: str) -> None:
+        """Let the server be started again; it needs its primary's log before it answers."""
+        self._server.fence_start()
+        self._server.write_follow(FollowState(address=address))
+        self._server.write("replacing", CATCHING_UP)
+
+    async def _drop_slots(self) -> None:
+        """A replica holds no log for others; a slot that nobody uses would keep it for ever."""
+        try:
+            async with self._server.session("agent") as session:
+                await session.execute(
+                    "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+                    " WHERE slot_name LIKE 'domicile\\_%' AND slot_type = 'physical'"
+                    " AND NOT active AND pg_is_in_recovery()"
+                )
+        except OSError:
+            # It does not answer before it has caught up; it has none of its own then.
+            return
+
+    async def _caught_up(self, goal: int) -> None:
+        """FO-02: it has all that the primary had when this began."""
+        loop = asyncio.get_running_loop()
+        patience, seen = loop.time() + STREAMS_S, -1
+        while True:
+            with suppress(OSError):
+                async with self._server.session("agent") as session:
+                    while loop.time() < patience:
+                        row = await session.fetchrow(PROGRESS)
+                        assert row is not None
+                        place = lsn_of(row["place"] or "0/0")
+                        if row["streams"] and place >= goal:
+                            return
+                        if row["streams"] or place > seen:
+                            seen, patience = place, loop.time() + STREAMS_S
+                        await asyncio.sleep(POLL_S)
+            if loop.time() > patience:
+                raise ConnectionError(
+                    f"the server has not begun to stream within {STREAMS_S:.0f} s; its log says why"
+                )
+            await asyncio.sleep(POLL_S)
+
+    # to promote
+
+    async def _mark(self, session: Session, epoch: int) -> None:
+        timeline = await session.fetchval(
+            "SELECT ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint"
+        )
+        async with session.transaction():
+            # Tells it from clients' writes, for those who count what is lost.
+            await session.execute(
+                "SELECT pg_logical_emit_message(true, 'domicile', $1)", str(epoch)
+            )
+            await session.execute(MAKE_MARKS)
+            last = await session.fetchrow(
+                "SELECT epoch, timeline FROM domicile_failover.history ORDER BY number DESC LIMIT 1"
+            )
+            if last is not None and (last["epoch"], last["timeline"]) == (epoch, timeline):
+                return
+            await session.execute(
+                "INSERT INTO domicile_failover.history (epoch, timeline, token)"
+                " VALUES ($1, $2, $3)",
+                epoch, timeline, secrets.token_hex(8),
+            )  # fmt: skip
+            await session.execute(
+                "DELETE FROM domicile_failover.history WHERE number <="
+                " (SELECT max(number) FROM domicile_failover.history) - $1",
+                KEPT_MARKS,
+            )
+
+
+class _Now(NamedTuple):
+    recovering: bool
+    run: str
+    place: int
+    system: str
+    gate: GateState
+    follows: str
+
+
+class _Primary(NamedTuple):
+    login: Login
+    system: str
+    goal: int
+    lineage: Lineage
+    oldest: int
+
+
+OWN_FILES = ("postgresql.conf", "postgresql.auto.conf", "pg_hba.conf", "pg_ident.conf")
+"""What pg_rewind and pg_basebackup would take from the primary, and is each server's own."""
+
+
+def _own_texts(server: LocalServer) -> dict[str, bytes]:
+    """The operator's own files in the data directory; kept beside it until they are back."""
+    beside = server.files / "own"
+    beside.mkdir(exist_ok=True)
+    for name in OWN_FILES:
+        if (server.data / name).exists() and not server.replacing.exists():
+            shutil.copy2(server.data / name, beside / name)
+    return {name: (beside / name).read_bytes() for name in OWN_FILES if (beside / name).exists()}
+
+
+def _put_back(server: LocalServer, kept: Mapping[str, bytes]) -> None:
+    for name, text in kept.items():
+        # In place: the file keeps its owner.
+        with (server.data / name).open("wb") as file:
+            file.write(text)
+    for slot in (server.data / "pg_replslot").glob("domicile_*"):
+        shutil.rmtree(slot)
+
+
+def _source(server: LocalServer, login: Login) -> str:
+    return conninfo(
+        host=login.host, port=str(login.port), user=login.user, dbname=login.database,
+        sslmode=login.sslmode, application_name=server.name, connect_timeout="5",
+    )  # fmt: skip
+
+
+async def _followers(session: Session) -> dict[str, int]:
+    rows: list[Any] = await session.fetch(
+        "SELECT application_name AS name, flush_lsn::text AS place FROM pg_stat_replication"
+        " WHERE state = 'streaming' AND flush_lsn IS NOT NULL"
+    )
+    return {row["name"]: lsn_of(row["place"]) for row in rows}

@@ -1,0 +1,127 @@
+"""How a guard opens and closes a PostgreSQL server. Implements `ServerGate`.
+
+It runs in the guard's process. An open server is closed by an immediate stop, and so is a server
+that does not show what it is in time. Only a server that is known to be in recovery, or was never
+opened in this run, is left running, shut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from domicile.failover.database_kinds import ServerPlace
+from domicile.failover.driver import ServerGate
+from domicile.failover.drivers.postgres.config_files import GateState
+from domicile.failover.drivers.postgres.local_server import (
+    LOADED_S,
+    POLL_S,
+    LocalServer,
+    answered,
+    read_state,
+)
+from domicile.failover.drivers.postgres.timelines import lsn_of
+from domicile.failover.records import WriteQuorum
+
+TELL_S = 0.5
+"""How long a server may take to say what it is before it is stopped instead."""
+
+RUN = "(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint::text"
+"""SQL for the id of a run of the server."""
+
+
+class PostgresGate(ServerGate):
+    """One server on this machine."""
+
+    def __init__(self, place: ServerPlace) -> None:
+        self._server = LocalServer(place)
+
+    async def unlock(self, epoch: int, run: str, quorum: WriteQuorum | None) -> None:
+        """As `ServerGate.unlock`."""
+        now = await self._tell()
+        if now.recovering:
+            raise ConnectionError("the server is in recovery; it is not opened")
+        if now.run != run:
+            raise ConnectionError(f"the server restarted: its run is {now.run}, not {run}")
+        state = now.gate if now.gate.run == run else GateState(run=run, nobody=True)
+        if quorum is None:
+            state = msgspec.structs.replace(state, quorum=None, nobody=False)
+        elif state.quorum != quorum or state.nobody:
+            state = await self._use(state, quorum)
+        opened = msgspec.structs.replace(state, epoch=epoch)
+        if opened != now.gate:
+            self._server.write_rules(shut=False)
+            opened = self._server.write_gate(opened)
+            self._server.reload()
+            await self._loaded(opened)
+
+    async def lock(self) -> None:
+        """As `ServerGate.lock`."""
+        server = self._server
+        if server.postmaster() is None:
+            return
+        try:
+            async with asyncio.timeout(TELL_S):
+                now = await self._tell()
+            if now.recovering:
+                # It refuses writes by itself. Before it ever takes any it is shut, by `promote`.
+                return
+            if now.gate.run == now.run and not now.gate.epoch:
+                async with asyncio.timeout(TELL_S):
+                    await server.shut("guard", now.gate)
+                return
+        except (OSError, TimeoutError):
+            pass
+        await server.stop_now()
+
+    async def close(self) -> None:
+        """Nothing is held between calls."""
+
+    async def _loaded(self, state: GateState) -> None:
+        (await self._server.loaded("guard", "domicile.gate_stamp", state.stamp)).terminate()
+
+    async def _use(self, state: GateState, quorum: WriteQuorum) -> GateState:
+        """Have commits wait for another quorum (F12).
+
+        First for nobody. A walsender that still had the set of before might acknowledge by it; each
+        of them shows, by not being synchronous any more, that it has taken nobody over.
+        """
+        server = self._server
+        if not state.nobody:
+            state = server.write_gate(msgspec.structs.replace(state, nobody=True))
+            server.reload()
+        session = await server.loaded("guard", "domicile.gate_stamp", state.stamp)
+        try:
+            async with answered("the server"), asyncio.timeout(LOADED_S):
+                while await session.fetchval(  # noqa: ASYNC110
+                    "SELECT count(*) FROM pg_stat_replication WHERE sync_state <> 'async'"
+                ):
+                    await asyncio.sleep(POLL_S)
+                since = await session.fetchval("SELECT pg_current_wal_insert_lsn()::text")
+        finally:
+            session.terminate()
+        state = server.write_gate(
+            msgspec.structs.replace(state, quorum=quorum, since=lsn_of(since), nobody=False)
+        )
+        server.reload()
+        await self._loaded(state)
+        return state
+
+    async def _tell(self) -> _Now:
+        async with self._server.session("guard") as session:
+            row = await session.fetchrow(
+                f"SELECT pg_is_in_recovery() AS recovering, {RUN} AS run,"
+                " current_setting('domicile.gate', true) AS gate"
+            )
+            assert row is not None
+            return _Now(
+                recovering=row["recovering"], run=row["run"],
+                gate=read_state(row["gate"], GateState),
+            )  # fmt: skip
+
+
+class _Now(msgspec.Struct, frozen=True):
+    recovering: bool
+    run: str
+    gate: GateState

@@ -1,0 +1,164 @@
+"""PostgreSQL as a kind of database. Implements `DatabaseKind`."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import ClassVar
+
+from domicile.errors import ConfigError
+from domicile.failover.database_kinds import Mode, ServerPlace
+from domicile.failover.driver import ReplicaDriver, ServerGate, ServerProcess
+from domicile.failover.drivers.postgres.config_files import LONGEST_NAME
+from domicile.failover.drivers.postgres.driver import PostgresDriver
+from domicile.failover.drivers.postgres.gate import PostgresGate
+from domicile.failover.drivers.postgres.local_server import LocalServer, ServerRefused
+from domicile.failover.drivers.postgres.process import PostgresProcess
+
+PROVED = (15, 18)
+"""The major versions on which the contract of drivers runs."""
+
+OLDEST = 13
+"""Older ones can't change their primary without a restart."""
+
+
+class PostgresKind:
+    """PostgreSQL, started by Domicile, with streaming replication."""
+
+    name: ClassVar[str] = "postgresql"
+    modes: ClassVar[tuple[Mode, ...]] = ("async", "sync")
+
+    async def check(self, place: ServerPlace, mode: Mode) -> tuple[str, ...]:
+        """As `DatabaseKind.check`."""
+        if sys.platform != "linux":
+            raise ConfigError(
+                "a PostgreSQL server is guarded on Linux only: the guard must find and end all of "
+                "its processes"
+            )
+        server = LocalServer(place)
+        _check_places(server, mode)
+        said = await server.run("postgres", "--version")
+        found = re.search(r"(\d+)(?:\.\d+)?", said)
+        version = int(found[1]) if found else 0
+        if version < OLDEST:
+            raise ConfigError(
+                f"PostgreSQL {version} changes its primary by a restart only: take {OLDEST} or "
+                f"later; proved are {PROVED[0]} and {PROVED[1]}"
+            )
+        warnings: list[str] = []
+        if version not in PROVED:
+            warnings.append(
+                f"the server is PostgreSQL {version}; this driver is proved on {PROVED[0]} and "
+                f"{PROVED[1]} only"
+            )
+        if not server.has_data:
+            return (*warnings, f"{server.data} is empty: it gets a copy of the primary's data")
+        server.prepare()
+        warnings += await _check_settings(server, mode)
+        await _check_login(server)
+        return tuple(warnings)
+
+    def driver(self, place: ServerPlace, mode: Mode) -> ReplicaDriver:
+        """As `DatabaseKind.driver`."""
+        return PostgresDriver(place, mode)
+
+    def gate(self, place: ServerPlace, mode: Mode) -> ServerGate:
+        """As `DatabaseKind.gate`."""
+        return PostgresGate(place)
+
+    def process(self, place: ServerPlace) -> ServerProcess | None:
+        """As `DatabaseKind.process`. Domicile starts every server of this kind."""
+        return PostgresProcess(place)
+
+
+def _check_places(server: LocalServer, mode: Mode) -> None:
+    server.owner()
+    if os.path.ismount(server.data):
+        raise ConfigError(
+            f"{server.data} is a mount point, so a copy can't take its place by renaming: put the "
+            "data one folder below it"
+        )
+    if not os.access(server.data.parent, os.W_OK):
+        raise ConfigError(
+            f"{server.data.parent} is not writable for this user: a copy of the primary's data is "
+            "made there, beside the old data"
+        )
+    if not server.name.isascii() or len(server.name) > LONGEST_NAME:
+        raise ConfigError(
+            f"the server id {server.name!r} can't be the name of a follower: take at most "
+            f"{LONGEST_NAME} plain letters, digits and signs"
+        )
+
+
+async def _check_settings(server: LocalServer, mode: Mode) -> list[str]:
+    """What the server would start with, asked of its own program: it may be down."""
+
+    async def setting(name: str) -> str:
+        said = await server.run(
+            "postgres", "-D", str(server.data), "-c", f"config_file={server.files}/server.conf",
+            "-C", name,
+        )  # fmt: skip
+        return said.strip()
+
+    where = f"write it into {server.own_config()}"
+
+    def refuse(name: str, found: str, needed: str, why: str) -> ConfigError:
+        return ConfigError(f"{name} is {found}: {why}. {where}: {name} = {needed}")
+
+    level = await setting("wal_level")
+    if level not in ("replica", "logical"):
+        raise refuse("wal_level", level, "replica", "nobody could follow this server")
+    for name, least in (("max_wal_senders", 3), ("max_replication_slots", 2)):
+        value = await setting(name)
+        if int(value) < least:
+            raise refuse(
+                name, value, "10", f"each follower and each copy needs one, {least} is few"
+            )
+    standby = await setting("hot_standby")
+    if standby != "on":
+        raise refuse("hot_standby", standby, "on", "a replica could not be asked how far it is")
+    hints = await setting("wal_log_hints")
+    if hints != "on" and (await server.control())["Data page checksum version"] == "0":
+        raise refuse("wal_log_hints", hints, "on", "pg_rewind could not bring an old primary back")
+    warnings: list[str] = []
+    for name in ("fsync", "full_page_writes"):
+        value = await setting(name)
+        if value != "on":
+            raise refuse(name, value, "on", "a crash would leave data that nobody may follow")
+    commit = await setting("synchronous_commit")
+    if commit in ("off", "local", "remote_write"):
+        if mode == "sync":
+            raise refuse(
+                "synchronous_commit", commit, "on",
+                "clients would get an answer before a replica has their write",
+            )  # fmt: skip
+        if commit == "off":
+            warnings.append(
+                "synchronous_commit is off: a crash of the primary loses what it has acknowledged "
+                "within the last moments, and no receipt can count that"
+            )
+    return warnings
+
+
+async def _check_login(server: LocalServer) -> None:
+    """If the server runs: whether it takes the role, and whether the role may do what it must."""
+    if server.postmaster() is None:
+        return
+    try:
+        async with server.session("agent") as session:
+            able = await session.fetchval("SELECT rolsuper FROM pg_roles WHERE rolname = user")
+    except ServerRefused as refused:
+        if refused.forbidden:
+            raise ConfigError(
+                f"the server refuses the role {server.login.user!r} of its url: {refused}; look at "
+                "the password and at pg_hba.conf"
+            ) from refused
+        return
+    except (OSError, TimeoutError):
+        return
+    if not able:
+        raise ConfigError(
+            f"the role {server.login.user!r} may not promote, rewind and end sessions: "
+            f'ALTER ROLE "{server.login.user}" SUPERUSER, and let nobody else use it'
+        )
