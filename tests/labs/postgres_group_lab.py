@@ -13,7 +13,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import cache
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import pytest
 
 from domicile.failover.database_kinds import Mode, ServerPlace
 from domicile.failover.drivers.postgres import PostgresDriver, PostgresGate, PostgresProcess
@@ -241,3 +242,58 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+FOUND = versions()
+
+
+def needs(version: int) -> pytest.MarkDecorator:
+    """Skips a test by name where a version is missing."""
+    return pytest.mark.skipif(version not in FOUND, reason=f"no PostgreSQL {version} is installed")
+
+
+def run_on(
+    version: int,
+    scenario: Callable[[PostgresServers], Awaitable[None]],
+    count: int = 2,
+    mode: Mode = "async",
+    empty: int = 0,
+) -> None:
+    """Run one scenario on new servers."""
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(300.0),
+            open_group_servers(FOUND[version], count, mode, empty=empty) as servers,
+        ):
+            await scenario(servers)
+
+    asyncio.run(main())
+
+
+async def level(servers: PostgresServers, one: int = 0, other: int = 1) -> int:
+    """Wait until both servers have the same; the offset."""
+    while True:
+        first, second = await servers.driver(one).look(), await servers.driver(other).look()
+        if first.up and first.offset == second.offset:
+            return first.offset
+        await asyncio.sleep(0.05)
+
+
+async def serve(
+    servers: PostgresServers, *followers: int, quorum: WriteQuorum | None = None
+) -> None:
+    """The first server serves epoch 1, others follow it."""
+    first = servers.driver(0)
+    await first.stand()
+    await first.promote(1)
+    for number in followers:
+        await servers.driver(number).stand()
+        await servers.driver(number).follow(servers.address(0), 0)
+    await servers.unlock(0, 1, quorum)
+
+
+async def wait_until(holds: Callable[[], bool]) -> None:
+    """Poll what the test itself sees."""
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(0.005)

@@ -1,34 +1,203 @@
-"""The driver of PostgreSQL on real servers: the contract of all drivers, and its own part."""
+"""A replica group's PostgreSQL in short: followed, fenced, promoted, rewound. What settings do.
+
+The contract of drivers and the driver's own points are in `tests/replica`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from postgres_group_lab import PostgresServers, open_group_servers, versions
+from postgres_group_lab import (
+    FOUND,
+    PostgresServers,
+    level,
+    needs,
+    run_on,
+    serve,
+    template,
+    with_options,
+)
 
-from domicile.testing.suites.replica_driver import ReplicaDriverContract
+from domicile.errors import ConfigError
+from domicile.failover.database_kinds import Mode, ServerPlace, database_kind
+from domicile.failover.drivers.postgres import PostgresKind
+from domicile.failover.drivers.postgres.local_server import LocalServer
 
-FOUND = versions()
-
-
-def needs(version: int) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(version not in FOUND, reason=f"no PostgreSQL {version} is installed")
-
-
-@needs(15)
-class TestPostgres15Driver(ReplicaDriverContract):
-    patience_s = 300.0
-
-    def open(self) -> AbstractAsyncContextManager[PostgresServers]:
-        return open_group_servers(FOUND[15], 2)
+NEWEST = max(FOUND, default=18)
 
 
-@needs(18)
-class TestPostgres18Driver(ReplicaDriverContract):
-    patience_s = 300.0
+@needs(NEWEST)
+def test_a_primary_is_replaced_and_comes_back_as_a_replica() -> None:
+    async def scenario(servers: PostgresServers) -> None:
+        await serve(servers, 1)
+        first, second = servers.driver(0), servers.driver(1)
+        assert await servers.write(0, "common")
+        kept = await level(servers)
+        await second.stand()
+        session = await servers.session(0)
+        assert await servers.write_in(session, "lost")
+        await servers.lock(0)
+        assert not await servers.write_in(session, "refused")
+        await first.stand()
+        await second.promote(2)
+        assert not await servers.write(1, "early")
+        await servers.unlock(1, 2)
+        assert await servers.write(1, "next")
+        assert (await first.save(kept)).writes == 1
+        await first.follow(servers.address(1), kept)
+        await level(servers, 1, 0)
+        assert await servers.values(0) == ["common", "next"]
 
-    def open(self) -> AbstractAsyncContextManager[PostgresServers]:
-        return open_group_servers(FOUND[18], 2)
+    run_on(NEWEST, scenario)
+
+
+def checked(place: ServerPlace, mode: Mode = "async") -> tuple[str, ...]:
+    return asyncio.run(database_kind("postgresql").check(place, mode))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> ServerPlace:
+    """A place with data, whose server does not run."""
+    if NEWEST not in FOUND:
+        pytest.skip("no PostgreSQL is installed")
+    home = tmp_path_factory.mktemp("place")
+    for one in (home, *home.parents):
+        if not os.getuid() and not one.stat().st_mode & 0o001 and one != Path("/"):
+            one.chmod(one.stat().st_mode | 0o011)
+    if not os.getuid():
+        shutil.chown(home, "nobody", "nogroup")
+    subprocess.run(["cp", "-a", template(FOUND[NEWEST], 0), home / "data"], check=True)
+    with (home / "data" / "postgresql.conf").open("a") as file:
+        file.write("fsync = on\n")
+    return ServerPlace(
+        url="postgresql://domicile@127.0.0.1:1/postgres", folder=home / "agent",
+        data=home / "data", options={"binaries": str(FOUND[NEWEST])},
+    )  # fmt: skip
+
+
+@needs(NEWEST)
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("wal_level = minimal\nmax_wal_senders = 0", "wal_level = replica"),
+        ("max_wal_senders = 1", "max_wal_senders = 10"),
+        ("max_replication_slots = 1", "max_replication_slots = 10"),
+        ("full_page_writes = off", "full_page_writes = on"),
+        ("fsync = off", "fsync = on"),
+        ("synchronous_commit = local", "synchronous_commit = on"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_remedy(made: ServerPlace, line: str, fix: str) -> None:
+    assert made.data is not None
+    path = made.data / "postgresql.conf"
+    before = path.read_text()
+    try:
+        path.write_text(f"{before}\n{line}\n")
+        with pytest.raises(ConfigError, match=fix):
+            checked(made, "sync")
+    finally:
+        path.write_text(before)
+
+
+@needs(NEWEST)
+def test_a_server_that_is_down_and_in_order_passes(made: ServerPlace) -> None:
+    assert checked(made, "sync") == ()
+
+
+@needs(NEWEST)
+def test_hints_are_needed_where_there_are_no_checksums(made: ServerPlace) -> None:
+    assert made.data is not None
+    path = made.data / "postgresql.conf"
+    before = path.read_text()
+    said = asyncio.run(_control(made))
+    try:
+        path.write_text(f"{before}\nwal_log_hints = off\n")
+        if said == "0":
+            with pytest.raises(ConfigError, match="wal_log_hints = on"):
+                checked(made)
+        else:
+            assert checked(made) == ()
+    finally:
+        path.write_text(before)
+
+
+async def _control(place: ServerPlace) -> str:
+    return (await LocalServer(place).control())["Data page checksum version"]
+
+
+@needs(NEWEST)
+def test_another_version_is_taken_with_a_warning(made: ServerPlace, tmp_path: Path) -> None:
+    assert made.data is not None
+    real = Path(made.options["binaries"])
+    folder = made.data.parent / "sixteen"
+    folder.mkdir()
+    for program in real.iterdir():
+        (folder / program.name).symlink_to(program)
+    (folder / "postgres").unlink()
+    (folder / "postgres").write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exec echo "postgres (PostgreSQL) 16.2"\n'
+        f'exec {real}/postgres "$@"\n'
+    )
+    (folder / "postgres").chmod(0o755)
+    (warning,) = checked(with_options(made, binaries=str(folder)))
+    assert "PostgreSQL 16" in warning
+    assert "15 and 18" in warning
+
+
+@needs(NEWEST)
+def test_a_wrong_password_is_said_without_the_password() -> None:
+    async def scenario(servers: PostgresServers) -> None:
+        await servers.driver(0).stand()
+        await servers.driver(0).promote(1)
+        rules = servers.local[0].own_hba()
+        asks = "host all keeper 127.0.0.1/32 scram-sha-256\n"
+        rules.write_text(asks + rules.read_text())
+        with servers.local[0].own_config().open("a") as file:
+            file.write("fsync = on\n")
+        await servers.unlock(0, 1)
+        admin = await servers.session(0, "domicile")
+        await admin.execute("CREATE ROLE keeper SUPERUSER LOGIN PASSWORD 'right'")
+        url = f"postgresql://keeper:wrong@127.0.0.1:{servers.ports[0]}/postgres"
+        place = replace(servers.places[0], url=url, folder=servers.home / "other")
+        with pytest.raises(ConfigError, match="refuses the role 'keeper'") as caught:
+            await PostgresKind().check(place, "async")
+        assert "wrong" not in str(caught.value)
+        facts = await PostgresKind().driver(place, "async").look()
+        assert (facts.up, "wrong" in facts.why) == (False, False)
+        right = replace(place, url=url.replace("wrong", "right"))
+        assert await PostgresKind().check(right, "async") == ()
+        await admin.execute("ALTER ROLE keeper NOSUPERUSER")
+        with pytest.raises(ConfigError, match='ALTER ROLE "keeper" SUPERUSER'):
+            await PostgresKind().check(right, "async")
+
+    run_on(NEWEST, scenario, count=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"url": "mysql://h/db"}, "postgresql://user:password@host"),
+        ({"url": "postgresql://h:1/db"}, "names no user"),
+        ({"url": "postgresql://u@h:1/db?target_session_attrs=any"}, "sslmode"),
+        ({"data": None}, "needs `data`"),
+        ({"options": {"slots": "yes"}}, "no option 'slots'"),
+        ({"options": {"binaries": "/nowhere"}}, "look at `binaries`"),
+    ],
+)
+def test_a_place_that_can_never_serve_is_refused(
+    tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    place = ServerPlace(
+        url="postgresql://u:secret@127.0.0.1:1/db", folder=tmp_path, data=tmp_path / "data"
+    )
+    if not os.getuid():
+        shutil.chown(tmp_path, "nobody", "nogroup")
+    with pytest.raises(ConfigError, match=said) as caught:
+        checked(replace(place, **change))  # type: ignore[arg-type]
+    assert "secret" not in str(caught.value)

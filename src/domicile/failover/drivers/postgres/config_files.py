@@ -65,6 +65,11 @@ def quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
+def unquoted_value(text: str) -> str:
+    """The text of a value as `quoted` writes it."""
+    return text[1:-1].replace("''", "'").replace("\\\\", "\\")
+
+
 def standby_names(state: GateState) -> str:
     """The value of `synchronous_standby_names`."""
     if state.nobody:

@@ -1,13 +1,13 @@
 """How a guard opens and closes a PostgreSQL server. Implements `ServerGate`.
 
-It runs in the guard's process. An open server is closed by an immediate stop, and so is a server
-that does not show what it is in time. Only a server that is known to be in recovery, or was never
-opened in this run, is left running, shut.
+It runs in the guard's process. An open server is closed by an immediate stop; nothing is asked of
+it. Only a server that is in recovery, or that was not opened since it was shut, is left running.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import msgspec
 
@@ -24,8 +24,8 @@ from domicile.failover.drivers.postgres.local_server import (
 from domicile.failover.drivers.postgres.timelines import lsn_of
 from domicile.failover.records import WriteQuorum
 
-TELL_S = 0.5
-"""How long a server may take to say what it is before it is stopped instead."""
+SHUT_S = 0.4
+"""How long a server that was never opened may take to be shut before it is stopped instead."""
 
 RUN = "(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint::text"
 """SQL for the id of a run of the server."""
@@ -59,20 +59,16 @@ class PostgresGate(ServerGate):
     async def lock(self) -> None:
         """As `ServerGate.lock`."""
         server = self._server
-        if server.postmaster() is None:
+        if server.postmaster() is None or not server.in_production():
+            # In recovery it refuses writes by itself. Before it ever takes any it is shut.
             return
-        try:
-            async with asyncio.timeout(TELL_S):
-                now = await self._tell()
-            if now.recovering:
-                # It refuses writes by itself. Before it ever takes any it is shut, by `promote`.
-                return
-            if now.gate.run == now.run and not now.gate.epoch:
-                async with asyncio.timeout(TELL_S):
-                    await server.shut("guard", now.gate)
-                return
-        except (OSError, TimeoutError):
-            pass
+        with suppress(OSError, TimeoutError):
+            written = server.written_gate()
+            if not written.epoch:
+                # Promoted, or drained; perhaps only half way.
+                async with asyncio.timeout(SHUT_S):
+                    await server.shut("guard", written)
+                    return
         await server.stop_now()
 
     async def close(self) -> None:

@@ -101,7 +101,7 @@ async def _check_settings(server: LocalServer, mode: Mode) -> list[str]:
         )  # fmt: skip
         return said.strip()
 
-    where = f"write it into {server.own_config()}"
+    where = f"Write it into {server.own_config()}"
 
     def refuse(name: str, found: str, needed: str, why: str) -> ConfigError:
         return ConfigError(f"{name} is {found}: {why}. {where}: {name} = {needed}")

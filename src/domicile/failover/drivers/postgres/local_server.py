@@ -38,6 +38,7 @@ from domicile.failover.drivers.postgres.config_files import (
     passfile,
     server_conf,
     slot_name,
+    unquoted_value,
 )
 from domicile.failover.drivers.postgres.timelines import (
     Lineage,
@@ -60,7 +61,7 @@ ANSWER_S = 1.0
 
 POLL_S = 0.02
 
-IMMEDIATE_S = 0.5
+IMMEDIATE_S = 0.3
 """How long a postmaster may take to end its sessions by itself before all are killed."""
 
 LOADED_S = 5.0
@@ -73,6 +74,12 @@ CATCHING_UP = "catching up\n"
 """In the note `replacing`: the server may run, and needs its primary's log before it answers."""
 
 OPTIONS = ("binaries", "replication", "name")
+
+STATE_AT = 16
+"""Where the state of a server stands in its control file, in every version so far."""
+
+IN_PRODUCTION = 6
+"""That state of a server that takes writes."""
 
 HELPERS = re.compile(
     rb"startup|checkpointer|background writer|walwriter|walreceiver|archiver|logger|launcher"
@@ -256,6 +263,9 @@ class LocalServer:
         """Have all files that the server is started with. Blocks for a moment."""
         self.files.mkdir(parents=True, exist_ok=True)
         self._own(self.files)
+        if self.owner() is not None:
+            # The server itself reads its settings there.
+            self.folder.chmod(self.folder.stat().st_mode | 0o011)
         if self.feed.password:
             text = passfile("*", self.feed.user, self.feed.password)
             if self.login.password and self.login.user != self.feed.user:
@@ -317,6 +327,20 @@ class LocalServer:
         state = msgspec.structs.replace(state, stamp=secrets.token_hex(8))
         self.write("gate.conf", gate_conf(state))
         return state
+
+    def written_gate(self) -> GateState:
+        """What was last written of the gate, whether the server has loaded it or not."""
+        for line in (self.files / "gate.conf").read_text().splitlines():
+            name, _, value = line.partition(" = ")
+            if name == "domicile.gate":
+                return read_state(unquoted_value(value), GateState)
+        return GateState()
+
+    def in_production(self) -> bool:
+        """Whether a running server is out of recovery, by its control file; nothing is asked."""
+        with (self.data / "global" / "pg_control").open("rb") as file:
+            head = file.read(STATE_AT + 4)
+        return int.from_bytes(head[STATE_AT:], sys.byteorder) == IN_PRODUCTION
 
     def write_follow(self, state: FollowState) -> FollowState:
         """Write whom the server follows."""

@@ -43,6 +43,12 @@ class PostgresProcess(ChildProcess):
                 return
         await super().start()
 
+    async def stop(self, *, immediate: bool) -> None:
+        """As `ServerProcess.stop`. At once means with all sessions: they outlive a postmaster."""
+        if immediate:
+            await self._server.stop_now()
+        await super().stop(immediate=immediate)
+
     async def _answers(self) -> bool:
         try:
             (await self._server.connect("guard")).terminate()

@@ -1,0 +1,415 @@
+"""What the driver of PostgreSQL promises beyond the contract, on real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from postgres_group_lab import (
+    FOUND,
+    PostgresServers,
+    level,
+    needs,
+    run_on,
+    serve,
+    wait_until,
+)
+
+from domicile.failover.drivers.postgres.config_files import slot_name
+from domicile.failover.drivers.postgres.local_server import children
+from domicile.failover.records import WriteQuorum
+
+VERSIONS = [pytest.param(version, marks=needs(version)) for version in (15, 18)]
+NEWEST = max(FOUND, default=18)
+
+
+def directory(servers: PostgresServers, number: int) -> int:
+    """Which directory a server's data is: a copy makes another one."""
+    data = servers.places[number].data
+    assert data is not None
+    return data.stat().st_ino
+
+
+async def diverge(servers: PostgresServers, writes: int) -> int:
+    """The first server goes on alone, the second serves epoch 2; up to where they agree."""
+    assert await servers.write(0, "common")
+    kept = await level(servers)
+    await servers.driver(1).stand()
+    for number in range(writes):
+        assert await servers.write(0, f"alone-{number}")
+    await servers.lock(0)
+    await servers.driver(1).promote(2)
+    await servers.unlock(1, 2)
+    assert await servers.write(1, "next")
+    return kept
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_old_primary_is_rewound_and_not_copied(version: int) -> None:
+    async def scenario(servers: PostgresServers) -> None:
+        await serve(servers, 1)
+        kept = await diverge(servers, 3)
+        before = directory(servers, 0)
+        first = servers.driver(0)
+        await first.stand()
+        await first.follow(servers.address(1), kept)
+        await level(servers, 1, 0)
+        assert directory(servers, 0) == before
+        assert await servers.values(0) == ["common", "next"]
+        # It keeps its own port, and is a full replica: it could be promoted.
+        assert (await first.look()).follows == servers.address(1)
+
+    run_on(version, scenario)
+
+
+@needs(NEWEST)
+def test_two_timelines_with_one_number_are_not_taken_for_one() -> None:
+    """Both servers begin timeline 2 or 3 at the same place, and neither knows of the other."""
+
+    async def scenario(servers: PostgresServers) -> None:
+        await serve(servers, 1)
+        assert await servers.write(0, "common")
+        kept = await level(servers)
+        first, second = servers.driver(0), servers.driver(1)
+        await second.stand()
+        await servers.lock(0)
+        await first.stand()
+        for epoch, driver, number in ((2, first, 0), (3, second, 1)):
+            await driver.promote(epoch)
+            await servers.unlock(number, epoch)
+            for each in range(3):
+                assert await servers.write(number, f"epoch-{epoch}-{each}")
+        mine, theirs = (
+            await servers.local[0].lineage(1 << 62),
+            await servers.local[1].lineage(1 << 62),
+        )
+        assert mine[-1].timeline == theirs[-1].timeline
+        await servers.lock(0)
+        await first.stand()
+        await first.follow(servers.address(1), kept)
+        await level(servers, 1, 0)
+        assert await servers.values(0) == ["common", *[f"epoch-3-{each}" for each in range(3)]]
+        assert await servers.values(0) == await servers.values(1)
+
+    run_on(NEWEST, scenario)
+
+
+@needs(NEWEST)
+def test_a_follower_has_a_slot_and_a_replica_keeps_none() -> None:
+    async def slots(servers: PostgresServers, number: int) -> dict[str, bool]:
+        session = await servers.session(number, "domicile")
+        rows = await session.fetch("SELECT slot_name, active FROM pg_replication_slots")
+        return {row["slot_name"]: row["active"] for row in rows}
+
+    async def scenario(servers: PostgresServers) -> None:
+        await serve(servers, 1)
+        assert await slots(servers, 0) == {slot_name("server-1"): True}
+        kept = await diverge(servers, 1)
+        await servers.driver(0).stand()
+        await servers.driver(0).follow(servers.address(1), kept)
+        assert await slots(servers, 1) == {slot_name("server-0"): True}
+        assert await slots(servers, 0) == {}
+
+    run_on(NEWEST, scenario)
+
+
+@needs(NEWEST)
+def test_a_server_without_data_gets_a_copy_also_if_the_first_one_broke_off() -> None:
+    async def scenario(servers: PostgresServers) -> None:
+        await serve(servers)
+        assert await servers.write(0, "kept")
+        new = servers.driver(1)
+        facts = await new.look()
+        assert (facts.up, facts.empty, facts.fit) == (True, True, False)
+        await new.stand()
+        copied = servers.local[1].copied
+        begun = asyncio.create_task(new.follow(servers.address(0), 0))
+        await wait_until(copied.exists)
+        begun.cancel()
+        with suppress(asyncio.CancelledError):
+            await begun
+        assert not servers.local[1].has_data
+        assert (await new.look()).empty
+        await new.follow(servers.address(0), 0)
+        await level(servers)
+        assert await servers.has(1, "kept")
+        assert not servers.local[1].replacing.exists()
+        assert not copied.exists()
+        facts = await new.look()
+        assert (facts.fit, facts.empty) == (True, False)
+
+    run_on(NEWEST, scenario, empty=1)
+
+
+@needs(NEWEST)
+def test_data_that_is_half_replaced_is_never_started() -> None:
+    """As after a crash of the agent in the middle of pg_rewind."""
+
+    async def scenario(servers: PostgresServers) -> None:
+        await serve(servers, 1)
+        second = servers.driver(1)
+        await second.stand()
+        servers.local[1].write("replacing", "pg_rewind\n")
+        await servers.processes[1].stop(immediate=True)
+        await servers.processes[1].start()
+        assert not await servers.processes[1].running()
+        facts = await second.look()
+        assert (facts.up, facts.fit, facts.why[:23]) == (True, False, "its data is being repla")
+        await second.stand()
+        before = directory(servers, 1)
+        await second.follow(servers.address(0), 0)
+        await level(servers)
+        assert directory(servers, 1) != before
+
+    run_on(NEWEST, scenario)
+
+
+@needs(NEWEST)
+def test_a_copy_that_was_about_to_take_its_place_is_made_anew() -> None:
+    async def scenario(servers: PostgresServers) -> None:
+        await serve(servers, 1)
+        local = servers.local[1]
+        await servers.driver(1).stand()
+        local.write("replacing", "pg_basebackup\n")
+        await servers.processes[1].stop(immediate=True)
+        local.data.rename(local.replaced)
+        assert (await servers.driver(1).look()).empty
+        await servers.driver(1).follow(servers.address(0), 0)
+        await level(servers)
+        assert not local.replaced.exists()
+
+    run_on(NEWEST, scenario)
+
+
+@needs(NEWEST)
+def test_what_a_follower_has_not_confirmed_is_seen() -> None:
+    async def scenario(servers: PostgresServers) -> None:
+        await serve(servers, 1)
+        await level(servers)
+        family = [servers.local[1].postmaster() or 0]
+        family += children(family[0])
+        for pid in family:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            for number in range(20):
+                assert await servers.write(0, f"ahead-{number}")
+            facts = await servers.driver(0).look()
+            assert 0 < facts.acknowledged["server-1"] < facts.offset
+        finally:
+            for pid in family:
+                os.kill(pid, signal.SIGCONT)
+        offset = await level(servers)
+        while (await servers.driver(0).look()).acknowledged["server-1"] < offset:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    run_on(NEWEST, scenario)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_quorum_holds_writes_back_and_changes_without_a_gap(version: int) -> None:
+    """F12: the set in use, and from which place on."""
+
+    async def scenario(servers: PostgresServers) -> None:
+        first = servers.driver(0)
+        one = WriteQuorum("server-0", ("server-1",), 1)
+        both = WriteQuorum("server-0", ("server-1", "server-2"), 2)
+        await serve(servers, 1, 2, quorum=one)
+        facts = await first.look()
+        assert facts.in_use is not None
+        assert facts.in_use.quorum == one
+        assert await servers.write(0, "acknowledged")
+        began = (await first.look()).offset
+        await servers.unlock(0, 1, both)
+        facts = await first.look()
+        assert facts.in_use is not None
+        assert facts.in_use.quorum == both
+        assert began <= facts.in_use.since <= facts.offset
+        since = facts.in_use.since
+        await servers.unlock(0, 1, both)
+        facts = await first.look()
+        assert facts.in_use is not None
+        assert facts.in_use.since == since
+        assert await servers.write(0, "both")
+        await servers.driver(2).stand()
+        assert not await servers.write(0, "held back", 1.0)
+        await servers.unlock(0, 1, one)
+        assert await servers.write(0, "one")
+
+    run_on(version, scenario, count=3, mode="sync")
+
+
+@needs(NEWEST)
+def test_a_primary_that_froze_acknowledges_nothing_when_it_wakes() -> None:
+    """FO-10 in synchronous mode, without any help of a guard."""
+
+    async def scenario(servers: PostgresServers) -> None:
+        await serve(servers, 1, quorum=WriteQuorum("server-0", ("server-1",), 1))
+        session = await servers.session(0)
+        assert await servers.write_in(session, "before")
+        family = [servers.local[0].postmaster() or 0]
+        family += children(family[0])
+        for pid in family:
+            os.kill(pid, signal.SIGSTOP)
+        await servers.driver(1).stand()
+        await servers.driver(1).promote(2)
+        for pid in family:
+            os.kill(pid, signal.SIGCONT)
+        assert not await servers.write_in(session, "after", 2.0)
+        assert not await servers.write(0, "new session", 2.0)
+        await servers.lock(0)
+        await servers.unlock(1, 2)
+        assert await servers.values(1) == ["before"]
+
+    run_on(NEWEST, scenario, mode="sync")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_is_saved_is_what_an_independent_writer_finds_missing(version: int) -> None:
+    """FO-19: eight writers, some of whose transactions roll back, and statistics besides."""
+
+    async def scenario(servers: PostgresServers) -> None:
+        await serve(servers, 1)
+        acknowledged: list[str] = []
+        done = asyncio.Event()
+
+        async def keep_writing(name: int) -> None:
+            session = await servers.session(0)
+            number = 0
+            while not done.is_set():
+                number += 1
+                value = f"{name}-{number}"
+                if number % 5 == 0:
+                    with suppress(Exception):
+                        async with session.transaction():
+                            await session.execute("INSERT INTO public.kept VALUES ('rolled back')")
+                            raise RuntimeError
+                if await servers.write_in(session, value):
+                    acknowledged.append(value)
+                await asyncio.sleep(0)
+
+        writers = [asyncio.create_task(keep_writing(name)) for name in range(8)]
+        await wait_until(lambda: len(acknowledged) >= 50)
+        await servers.driver(1).stand()
+        stood = len(acknowledged)
+        kept = (await servers.driver(1).look()).offset
+        admin = await servers.session(0, "domicile")
+        await admin.execute("ANALYZE public.kept")
+        await wait_until(lambda: len(acknowledged) >= stood + 50)
+        done.set()
+        await asyncio.gather(*writers)
+        await servers.lock(0)
+        await servers.driver(0).stand()
+        saved = await servers.driver(0).save(kept)
+        await servers.driver(1).promote(2)
+        await servers.unlock(1, 2)
+        there = await servers.values(1)
+        missing = [value for value in acknowledged if value not in there]
+        assert len(missing) >= 50
+        assert saved.writes == len(missing)
+        assert any(Path(saved.where).iterdir())  # noqa: ASYNC240
+
+    run_on(version, scenario)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_no_session_from_before_a_promotion_writes_after_it(version: int) -> None:
+    """FO-20 at the new primary, also for a connection that had not said yet who it is."""
+
+    async def scenario(servers: PostgresServers) -> None:
+        await serve(servers, 1)
+        reader = await servers.session(1)
+        assert await reader.fetchval("SELECT 1") == 1
+        half = [await asyncio.open_connection("127.0.0.1", servers.ports[1]) for _ in range(3)]
+        await asyncio.sleep(0.2)
+        await servers.driver(1).stand()
+        await servers.driver(1).promote(2)
+        assert not await servers.write_in(reader, "old session")
+        words = b"user\0app\0database\0postgres\0\0"
+        for source, sink in half:
+            with suppress(OSError):
+                sink.write(struct.pack("!ii", 8 + len(words), 196608) + words)
+                query = b"INSERT INTO public.kept VALUES ('half open')\0"
+                sink.write(b"Q" + struct.pack("!i", 4 + len(query)) + query)
+                await sink.drain()
+                assert b"INSERT" not in await asyncio.wait_for(source.read(), 30)
+            sink.close()
+        assert not await servers.write(1, "new session")
+        assert await servers.values(1) == []
+        await servers.unlock(1, 2)
+        assert await servers.write(1, "served")
+
+    run_on(version, scenario)
+
+
+@needs(NEWEST)
+def test_whoever_starts_a_primary_again_finds_it_in_recovery() -> None:
+    """F3: also by hand, without any of the group's files."""
+
+    async def scenario(servers: PostgresServers) -> None:
+        await serve(servers)
+        await servers.crash(0)
+        local = servers.local[0]
+        by_hand = await asyncio.create_subprocess_exec(
+            *local.as_owner([local.program("postgres"), "-D", str(local.data), "-p",
+                             str(servers.ports[0])]),
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, cwd="/",
+        )  # fmt: skip
+        try:
+            session = None
+            while session is None:
+                session = await servers.session(0)
+            assert await session.fetchval("SELECT pg_is_in_recovery()")
+            assert not await servers.write_in(session, "refused")
+            session.terminate()
+        finally:
+            await local.stop_now()
+            await by_hand.wait()
+
+    run_on(NEWEST, scenario)
+
+
+@needs(NEWEST)
+def test_a_lock_stops_what_was_open_and_leaves_what_was_not() -> None:
+    async def scenario(servers: PostgresServers) -> None:
+        await serve(servers, 1)
+        primary, replica = (servers.local[number].postmaster() for number in (0, 1))
+        await servers.gates[1].lock()
+        await servers.gates[0].lock()
+        assert servers.local[1].postmaster() == replica
+        assert servers.local[0].postmaster() != primary
+        await servers.answers(0)
+        await servers.driver(0).stand()
+        await servers.driver(0).promote(2)
+        before = servers.local[0].postmaster()
+        await servers.gates[0].lock()
+        assert servers.local[0].postmaster() == before
+        assert not await servers.write(0, "refused")
+
+    run_on(NEWEST, scenario)
+
+
+@needs(NEWEST)
+def test_a_frozen_server_is_locked_in_time() -> None:
+    """FO-21: the guard does not wait for what the server would say."""
+
+    async def scenario(servers: PostgresServers) -> None:
+        await serve(servers)
+        session = await servers.session(0)
+        servers.kept[0] = False
+        family = [servers.local[0].postmaster() or 0]
+        family += children(family[0])
+        for pid in family:
+            os.kill(pid, signal.SIGSTOP)
+        await servers.gates[0].lock()
+        assert servers.local[0].postmaster() is None
+        assert not await servers.write_in(session, "late")
+        for pid in family:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    run_on(NEWEST, scenario)
