@@ -28,8 +28,8 @@ from domicile.failover.drivers.postgres.local_server import (
     LocalServer,
     Login,
     ServerRefused,
-    answered,
     read_state,
+    server_answered,
     sync_folder,
 )
 from domicile.failover.drivers.postgres.lost_log import save_log
@@ -188,7 +188,7 @@ class PostgresDriver(ReplicaDriver):
         if eye is None or eye.is_closed():
             eye = await self._server.connect("agent")
         try:
-            async with answered("the server"), asyncio.timeout(ANSWER_S):
+            async with server_answered("the server"), asyncio.timeout(ANSWER_S):
                 facts = await self._facts(eye)
         except BaseException:
             eye.terminate()
@@ -289,7 +289,7 @@ class PostgresDriver(ReplicaDriver):
         self._server.reload()
         session = await self._server.loaded("agent", "domicile.follow_stamp", state.stamp)
         try:
-            async with answered("the server"), asyncio.timeout(WORK_S):
+            async with server_answered("the server"), asyncio.timeout(WORK_S):
                 while await session.fetchval(  # noqa: ASYNC110
                     "SELECT count(*) FROM pg_stat_wal_receiver"
                 ):

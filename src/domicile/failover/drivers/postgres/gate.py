@@ -18,8 +18,8 @@ from domicile.failover.drivers.postgres.local_server import (
     LOADED_S,
     POLL_S,
     LocalServer,
-    answered,
     read_state,
+    server_answered,
 )
 from domicile.failover.drivers.postgres.timelines import lsn_of
 from domicile.failover.records import WriteQuorum
@@ -89,7 +89,7 @@ class PostgresGate(ServerGate):
             server.reload()
         session = await server.loaded("guard", "domicile.gate_stamp", state.stamp)
         try:
-            async with answered("the server"), asyncio.timeout(LOADED_S):
+            async with server_answered("the server"), asyncio.timeout(LOADED_S):
                 while await session.fetchval(  # noqa: ASYNC110
                     "SELECT count(*) FROM pg_stat_replication WHERE sync_state <> 'async'"
                 ):

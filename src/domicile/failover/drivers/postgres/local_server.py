@@ -8,9 +8,7 @@ keep the guard from closing the server. No text from here may have a password.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
-import pwd
 import re
 import secrets
 import shutil
@@ -45,6 +43,10 @@ from domicile.failover.drivers.postgres.timelines import (
     lineage,
     newest_timeline,
 )
+
+if sys.platform != "win32":
+    import fcntl
+    import pwd
 
 try:
     import asyncpg
@@ -495,7 +497,7 @@ class LocalServer:
     ) -> Session:
         """A session of this server, or of another one by its login; `OSError` if there is none."""
         at = login or self.login
-        async with answered(f"{at.host}:{at.port}"), asyncio.timeout(2 * answer_s):
+        async with server_answered(f"{at.host}:{at.port}"), asyncio.timeout(2 * answer_s):
             return await asyncpg.connect(
                 host=at.host, port=at.port, user=at.user, password=at.password or None,
                 database=at.database, timeout=answer_s, command_timeout=None,
@@ -518,7 +520,7 @@ class LocalServer:
         at = login or self.login
         session = await self.connect(name, login=login, answer_s=answer_s)
         try:
-            async with answered(f"{at.host}:{at.port}"):
+            async with server_answered(f"{at.host}:{at.port}"):
                 yield session
         finally:
             session.terminate()
@@ -533,7 +535,7 @@ class LocalServer:
             while True:
                 session = await self.connect(name)
                 try:
-                    async with answered("the server"):
+                    async with server_answered("the server"):
                         found = await session.fetchval("SELECT current_setting($1, true)", setting)
                         wrong = await session.fetchval(
                             "SELECT error FROM pg_hba_file_rules WHERE error IS NOT NULL LIMIT 1"
@@ -557,7 +559,7 @@ class LocalServer:
         self.reload()
         session = await self.loaded(name, "domicile.gate_stamp", state.stamp)
         try:
-            async with answered("the server"):
+            async with server_answered("the server"):
                 await self.end_sessions(session)
         finally:
             session.terminate()
@@ -659,7 +661,7 @@ async def _gone(pids: list[int]) -> None:
 
 
 @asynccontextmanager
-async def answered(where: str) -> AsyncGenerator[None, None]:
+async def server_answered(where: str) -> AsyncGenerator[None, None]:
     """What the client library raises becomes what the ports know."""
     try:
         yield
