@@ -23,6 +23,7 @@ GROUP = "domicile.failover"
 Mode = Literal["async", "sync"]
 
 BUILT_IN = {
+    "postgresql": "domicile.failover.drivers.postgres:PostgresKind",
     "redis": "domicile.failover.drivers.valkey:ValkeyKind",
     "valkey": "domicile.failover.drivers.valkey:ValkeyKind",
 }
