@@ -50,7 +50,9 @@ GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group's nam
 def add_replica_commands(app: typer.Typer) -> None:
     """Add these commands to the application."""
     dev = "sqlite:///.domicile/dev.db"
-    group = typer.Typer(no_args_is_help=True, help="Automatic failover of Valkey, Redis and PostgreSQL.")
+    group = typer.Typer(
+        no_args_is_help=True, help="Automatic failover of Valkey, Redis and PostgreSQL."
+    )
     add_run(group)
     for name, command, shown in (
         ("status", show_groups, (f"status {dev}", f"status orders {dev} --watch")),
