@@ -1,4 +1,4 @@
-"""A process that stands still in the middle of a write to the SQLite journal (J3, DX-29)."""
+"""A journal that stalls, and a process that stands still in the middle of a write (J3, DX-29)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import apsw
+import asyncpg
 import pytest
+from postgres_lab import shared_server
 
-from domicile.core.ids import Incarnation
+from domicile import Entity, EventSourced, Node, Settings, handler
+from domicile.core.hashing import shard_of
+from domicile.core.ids import EntityKey, Incarnation
 from domicile.journals.sqlite.journal import SqliteJournal
 from domicile.ports.journal import Claim, JournalUnknown, Written
 from domicile.testing.suites.journal import BOB, ENTITY, OLD, OTHER, B, batch, events_of, write
@@ -101,3 +107,102 @@ def test_a_stopped_writer_with_a_record_is_left_alone(tmp_path: Path) -> None:
         assert "stayed locked" in str(outcome)
         assert asked
         assert process.poll() is None
+
+
+@dataclass(frozen=True)
+class Paid:
+    amount: int
+
+
+class Purse(EventSourced[int, Paid], name="stalled.purse"):
+    @staticmethod
+    def initial(id: str, /) -> int:
+        return 0
+
+    @staticmethod
+    def apply(state: int, event: Paid, /) -> int:
+        return state + event.amount
+
+    @handler
+    async def pay(self, amount: int) -> int:
+        return await self.persist(Paid(amount))
+
+
+class Bell(Entity, name="stalled.bell"):
+    """Stores nothing."""
+
+    rung = 0
+
+    @handler
+    async def ring(self) -> int:
+        self.rung += 1
+        return self.rung
+
+
+SHARDS = 4
+
+
+def purse_in(shard: int) -> str:
+    return next(
+        f"p{n}"
+        for n in range(100)
+        if shard_of(EntityKey("stalled.purse", f"p{n}"), SHARDS) == shard
+    )
+
+
+async def held_up(node: Node, stalled: AbstractAsyncContextManager[None], *, others: bool) -> None:
+    """While the journal is stalled for shard 0: what waits for it waits, and nothing else does."""
+    purse, other = node.ref(Purse, purse_in(0)), node.ref(Purse, purse_in(1))
+    bell = node.ref(Bell, "b")
+    assert [await one.ask(Purse.pay, 1) for one in (purse, other)] == [1, 1]
+    async with stalled:
+        # The first two go in one batch.
+        waiting = asyncio.create_task(purse.ask(Purse.pay, 1))
+        beside = asyncio.create_task(other.ask(Purse.pay, 1)) if others else None
+        for number in range(1, 21):
+            assert await bell.ask(Bell.ring) == number
+            if beside is not None:
+                assert await beside == number + 1
+                beside = asyncio.create_task(other.ask(Purse.pay, 1))
+        assert not waiting.done()
+        if beside is not None:
+            await beside
+    assert await waiting == 2
+
+
+@pytest.mark.scenario("DX-29")
+def test_a_stalled_journal_holds_up_only_those_that_wait_for_it(tmp_path: Path) -> None:
+    """SQLite: another process has the lock of the file. PostgreSQL: another session has one row.
+    And a stopped writer to a file is ended."""
+    file, url = tmp_path / "x.db.journal", shared_server().new_database()
+    settings = Settings(shards=SHARDS, ask_timeout_s=60.0)
+
+    @asynccontextmanager
+    async def locked_file() -> AsyncIterator[None]:
+        raw = apsw.Connection(str(file))
+        raw.execute("BEGIN IMMEDIATE")
+        yield
+        raw.execute("ROLLBACK")
+        raw.close()
+
+    @asynccontextmanager
+    async def locked_row() -> AsyncIterator[None]:
+        raw = await asyncpg.connect(url)
+        async with raw.transaction():
+            await raw.execute("SELECT 1 FROM domicile_journal.fence WHERE shard = 0 FOR UPDATE")
+            yield
+        await raw.close()
+
+    async def scenario() -> None:
+        kinds = [Purse, Bell]
+        store = f"sqlite:///{tmp_path / 'x.db'}"
+        async with Node(store, entities=kinds, settings=settings) as node:
+            await held_up(node, locked_file(), others=False)
+        async with Node("memory://dx29", entities=kinds, journal=url, settings=settings) as node:
+            await held_up(node, locked_row(), others=True)
+
+    asyncio.run(scenario())
+    with a_stopped_writer(tmp_path / "y.journal") as process:
+        _, outcome = written_beside(tmp_path / "y.journal", gone=True)
+        assert outcome == Written(1, 1)
+        assert process.wait(60) == -signal.SIGKILL
