@@ -6,7 +6,14 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from domicile.failover.replica_settings import SERVER, ReplicaSettings, replica_settings
+from domicile.failover.replica_settings import (
+    SERVER,
+    ReplicaSettings,
+    kind_options,
+    replica_settings,
+)
+
+KINDS = ("postgresql", "valkey")
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "run-a-replica-group.md"
 
@@ -27,7 +34,9 @@ def test_the_table_has_every_setting_and_its_default() -> None:
     known = {
         (f"server.{one.name}" if one.name in SERVER else one.name): one.default
         for one in fields(ReplicaSettings)
+        if one.name != "options"
     }
+    known |= {f"server.{name}": "" for kind in KINDS for name in kind_options(kind)}
     assert sorted(name for name, _ in rows) == sorted(known)
     for name, shown in rows:
         if isinstance(known[name], float | int):

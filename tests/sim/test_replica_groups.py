@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 
 import pytest
 
-from domicile.failover.records import GroupConfig, GroupPhase, GroupState
+from domicile.failover.records import (
+    GroupConfig,
+    GroupPhase,
+    GroupState,
+    ServerRecord,
+    decode_group_record,
+    servers_prefix,
+)
 from domicile.testing.checkers.verdict import Violation
 from domicile.testing.groups.checkers import (
     check_contents,
@@ -16,7 +23,7 @@ from domicile.testing.groups.checkers import (
     states,
 )
 from domicile.testing.groups.group import GroupMachineHost, SimGroup
-from domicile.testing.groups.servers import Accepted, GroupLog, LogEntry
+from domicile.testing.groups.servers import Accepted, GroupLog, LogEntry, SimNoteBook
 
 SYNC, ASYNC = GroupConfig("sim", mode="sync"), GroupConfig("sim")
 
@@ -53,6 +60,14 @@ def play(scenario: Scenario, config: GroupConfig = SYNC, seed: int = 1) -> SimGr
     assert group.world.errors == []
     assert len(group.record.acknowledged) > 20
     return group
+
+
+def run_whole(group: SimGroup, scenario: Coroutine[None, None, None]) -> None:
+    try:
+        group.world.run(scenario, group.world.process("test"))
+    finally:
+        group.world.close()
+    assert group.world.errors == []
 
 
 async def whole(group: SimGroup) -> None:
@@ -236,6 +251,53 @@ def test_an_asynchronous_loss_is_receipted() -> None:
     group = play(scenario, ASYNC)
     assert group.record.given_up
     assert sum(len(writes) for _, _, writes in group.record.given_up) > 0
+
+
+def test_a_second_server_of_one_id_stays_out_until_the_first_is_gone() -> None:
+    """Taken for the first one it would count for its writes, and end its agent's record (F1)."""
+    group = SimGroup(1, SYNC, servers=4)
+    first, *others, second = group.machines
+    second.notes = SimNoteBook(first.name, "another folder")
+
+    async def named() -> list[str]:
+        listing = await group.backend.list(servers_prefix("g"))
+        records = [decode_group_record(item.value, ServerRecord) for item in listing.items]
+        return sorted(one.address for one in records if one.server == first.name)
+
+    async def main() -> None:
+        for machine in (first, *others):
+            machine.start_agent()
+        async with asyncio.timeout(20.0):
+            while (await group.state())[0] is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        await next_epoch(group, 1)
+        second.start_agent()
+        for _ in range(50):
+            await asyncio.sleep(0.1)
+            assert await named() == [first.name]
+        first.kill_agent()
+        async with asyncio.timeout(20.0):
+            while await named() != [second.name]:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+
+    run_whole(group, main())
+
+
+def test_of_two_servers_of_one_id_that_begin_together_one_stays() -> None:
+    group = SimGroup(1, SYNC, servers=2)
+    first, second = group.machines
+    second.notes = SimNoteBook(first.name, "another folder")
+
+    async def main() -> None:
+        group.start()
+        async with asyncio.timeout(20.0):
+            while len(await group.members()) != 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(5.0)
+        listing = await group.backend.list(servers_prefix("g"))
+        assert len(listing.items) == 1
+
+    run_whole(group, main())
 
 
 def test_a_run_repeats() -> None:

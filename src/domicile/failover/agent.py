@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from random import Random
 from typing import Any
 
@@ -27,12 +27,21 @@ from domicile.core.coordinator.events import (
     Reread,
     Tick,
 )
-from domicile.core.ids import Incarnation, new_incarnation
+from domicile.core.ids import NOBODY, Incarnation, new_incarnation
 from domicile.core.machines import Arm
 from domicile.core.state.cluster_view import ViewChange
-from domicile.core.state.txn import Absent, Changes, Committed, Conflict, Listing, Put, Unknown
+from domicile.core.state.txn import (
+    Absent,
+    Changes,
+    Committed,
+    Conflict,
+    Item,
+    Listing,
+    Put,
+    Unknown,
+)
 from domicile.errors import ConfigError, StoreError
-from domicile.failover.chains import common_offset, next_chain, own_chain, position_of
+from domicile.failover.chains import Chain, common_offset, next_chain, own_chain, position_of
 from domicile.failover.driver import (
     Guard,
     NoteBook,
@@ -74,6 +83,10 @@ LOOK_S = 0.1
 
 RETRY_S = 0.1
 """How soon a call to the server or the store that failed is made again."""
+
+
+NAMESAKE_S = 1.0
+"""How often it is looked whether another server still has the own id."""
 
 
 class ServerKind(RecordKind[ServerRecord]):
@@ -141,8 +154,8 @@ class Agent:
         self._notes, self._probe_s = notes.load(), probe_s
         self.incarnation = new_incarnation(random)
         record = ServerRecord(
-            server=self._notes.server, incarnation=self.incarnation, address=address,
-            ttl_s=settings.ttl_s, fit=False, why="its agent has just started",
+            server=self._notes.server, folder=self._notes.folder, incarnation=self.incarnation,
+            address=address, ttl_s=settings.ttl_s, fit=False, why="its agent has just started",
         )  # fmt: skip
         self.member: Member[ServerRecord] = Member(
             store=store,
@@ -183,10 +196,14 @@ class Agent:
         """Join, then keep the server as the group wants it, until fenced or cancelled."""
         # F3: whatever the server was before, and whoever started it.
         await self._closed_first()
+        await self._alone()
         if not await self.member.join():
             return
         try:
             await self._agree()
+            if not await self._first_of_its_id():
+                self.reason = "another server took the same id at the same time"
+                return
             async with asyncio.TaskGroup() as group:
                 tasks: TaskSet[None] = TaskSet(f"agent {self.group}", group)
                 self._tasks = tasks
@@ -215,6 +232,45 @@ class Agent:
                 self._meter.count("server.unanswered")
                 log.warning("group %s: the guard does not answer: %s", self.group, error)
             await asyncio.sleep(RETRY_S)
+
+    async def _alone(self) -> None:
+        """Wait while another server has this id: two of one id would be taken for one (F1)."""
+        said = False
+        while True:
+            try:
+                others = await self._namesakes()
+            except StoreError:
+                await asyncio.sleep(RETRY_S)
+                continue
+            if not others:
+                return
+            if not said:
+                said = True
+                log.error(
+                    "group %s: another server, at %s, has the id %r: this one stays closed. Stop "
+                    "the other one, or give this one an id and a state folder of its own",
+                    self.group, _addresses(others), self._notes.server,
+                )  # fmt: skip
+            await asyncio.sleep(NAMESAKE_S)
+
+    async def _first_of_its_id(self) -> bool:
+        """Whether no server with the same id has registered before, at the same time as this."""
+        own_key = server_key(self.group, self._notes.server, self.incarnation)
+        while self.member.guard():
+            try:
+                own = await self._calls.bounded(self._store.get(own_key))
+                others = await self._namesakes()
+            except StoreError:
+                await asyncio.sleep(RETRY_S)
+                continue
+            return own is not None and not any(each.created < own.created for each in others)
+        return False
+
+    async def _namesakes(self) -> list[Item]:
+        """Records of other servers with this id."""
+        prefix = server_key(self.group, self._notes.server, NOBODY)
+        listing = await self._calls.bounded(self._store.list(prefix))
+        return [item for item in listing.items if _folder(item) != self._notes.folder]
 
     async def _shut(self) -> bool:
         try:
@@ -340,7 +396,10 @@ class Agent:
     def _told(self, before: ServerRecord) -> ServerRecord:
         assert self._record is not None
         return msgspec.structs.replace(
-            self._record, ttl_s=before.ttl_s, seen=self._clock.wall().isoformat(timespec="seconds")
+            self._record,
+            folder=before.folder,
+            ttl_s=before.ttl_s,
+            seen=self._clock.wall().isoformat(timespec="seconds"),
         )
 
     # the own server
@@ -460,7 +519,7 @@ class Agent:
         # F9: before the promotion, or a crash in between leaves entries of an unknown history.
         self._promoting = True
         try:
-            await self._note(ServerNotes(notes.server, want.origin, chain, "", facts.native))
+            await self._note(self._new_notes(want, chain, was=facts.native))
             await self._driver.promote(want.epoch)
             after = await self._facts()
             await self._note(msgspec.structs.replace(self._notes, native=after.native, was=""))
@@ -480,7 +539,7 @@ class Agent:
         facts = await self._facts()
         if facts.native != want.native:
             raise OSError(f"it follows history {facts.native}, and {want.native} is wanted")
-        await self._note(ServerNotes(self._notes.server, want.origin, want.chain, want.native))
+        await self._note(self._new_notes(want, want.chain, native=want.native))
 
     async def _agreed(self, want: Want, facts: ServerFacts) -> int:
         """Up to where the data stays; what is beyond is saved, told and given up (F10)."""
@@ -492,9 +551,17 @@ class Agent:
             await self._receipt(want, kept, facts.offset)
         whole = known and facts.offset == kept
         await self._note(
-            ServerNotes(notes.server, want.origin, want.chain, want.native, facts.native, whole)
+            self._new_notes(want, want.chain, native=want.native, was=facts.native, whole=whole)
         )
         return kept
+
+    def _new_notes(
+        self, want: Want, chain: Chain, *, native: str = "", was: str = "", whole: bool = True
+    ) -> ServerNotes:
+        return ServerNotes(
+            self._notes.server, folder=self._notes.folder, origin=want.origin, chain=chain,
+            native=native, was=was, whole=whole,
+        )  # fmt: skip
 
     async def _facts(self) -> ServerFacts:
         facts = await self._driver.look()
@@ -522,3 +589,21 @@ class Agent:
                 return
             assert isinstance(outcome, Unknown | Conflict)
             await asyncio.sleep(RETRY_S)
+
+
+def _folder(item: Item) -> str | None:
+    """The state folder of a record's agent; None if a later version wrote the record."""
+    try:
+        return decode_group_record(item.value, ServerRecord).folder
+    except ValueError:
+        return None
+
+
+def _addresses(items: Sequence[Item]) -> str:
+    found: dict[str, None] = {}
+    for item in items:
+        try:
+            found[decode_group_record(item.value, ServerRecord).address] = None
+        except ValueError:
+            found["an address that can't be read"] = None
+    return ", ".join(found)

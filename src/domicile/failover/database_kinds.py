@@ -50,6 +50,8 @@ class DatabaseKind(Protocol):
 
     name: ClassVar[str]
     modes: ClassVar[tuple[Mode, ...]]
+    options: ClassVar[tuple[str, ...]]
+    """Names of the table `[server]` that only this kind has; they come in `ServerPlace.options`."""
 
     async def check(self, place: ServerPlace, mode: Mode) -> tuple[str, ...]:
         """Warnings about a server that may be down yet; `ConfigError` if it can never serve."""

@@ -150,6 +150,8 @@ class ServerNotes(msgspec.Struct, frozen=True, omit_defaults=True):
 
     server: str
     """The server's id, for ever (FO-01)."""
+    folder: str = ""
+    """Random, made with the folder that has these notes: two servers of one id differ in it."""
     origin: str = ""
     """The group whose data the server has."""
     chain: Chain = ORIGIN

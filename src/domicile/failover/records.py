@@ -94,6 +94,8 @@ class ServerRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
 
     server: str
     """The server's id, which persists over restarts (FO-01)."""
+    folder: str = ""
+    """Of its state folder: who has the same id and another one is another server."""
     incarnation: Incarnation
     """Of the agent."""
     address: str

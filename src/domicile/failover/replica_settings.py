@@ -24,8 +24,8 @@ from domicile.settings import Settings
 PREFIX = "DOMICILE_REPLICA_"
 IN_SERVER = "SERVER_"
 
-SERVER = ("url", "password_file", "command", "address", "data", "options")
-"""The names of the table `[server]`; all others stand at the top."""
+SERVER = ("url", "password_file", "command", "address", "data")
+"""The names of the table `[server]` that all kinds have; some kinds have more."""
 
 PORTS = {"postgres": 5432, "postgresql": 5432, "redis": 6379, "rediss": 6379, "valkey": 6379}
 """The ports that URLs of databases leave out."""
@@ -44,10 +44,10 @@ class ReplicaSettings:
     """The kind of the database: `valkey`, `redis`, `postgresql`, or one of another package."""
     url: str
     """How agent and guard reach the server."""
-    id: str
-    """The server's id, for ever. Choose one per server: `orders-1`."""
     state: Path
     """A folder beside the server's data: its id, its chain, locks, what is saved of lost writes."""
+    id: str = ""
+    """The server's id, for ever: one per server. Else the name of the folder `state`."""
     mode: Mode = "async"
     cluster: str = "domicile"
     """Under which name the group lies in a store that several clusters share."""
@@ -59,6 +59,7 @@ class ReplicaSettings:
     """host:port where the other servers and the clients reach the server; else that of `url`."""
     data: Path | None = None
     options: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+    """What only this kind of database knows, as `binaries` for PostgreSQL."""
     ttl_s: float = 3.0
     """The lease: a primary whose agent is gone is replaced after this time."""
     probe_s: float = 1.0
@@ -73,6 +74,8 @@ class ReplicaSettings:
     """In mode `sync`: how many replicas must have a write before it is acknowledged."""
 
     def __post_init__(self) -> None:
+        if not self.id and isinstance(self.state, Path):
+            object.__setattr__(self, "id", self.state.absolute().name)
         for name in ("store", "group", "driver", "url", "id"):
             if not getattr(self, name) or not isinstance(getattr(self, name), str):
                 raise ConfigError(f"{_shown(name)} must be a text, it is {getattr(self, name)!r}")
@@ -153,7 +156,9 @@ def replica_settings(
 ) -> ReplicaSettings:
     """Settings from keywords, else from the environment, else from a TOML file."""
     values = {} if file is None else _from_toml(file)
-    values |= _from_environment(os.environ if environ is None else environ)
+    values |= _from_environment(
+        os.environ if environ is None else environ, values.get("driver"), values.get("options", {})
+    )
     values |= given
     for name in ("state", "data", "password_file"):
         if isinstance(values.get(name), str):
@@ -184,14 +189,19 @@ def _from_toml(file: Path) -> dict[str, Any]:
     if not isinstance(server, dict):
         raise ConfigError(f"settings file {file}: `server` must be a table")
     inner = cast("dict[str, Any]", server)
-    top = [one.name for one in fields(ReplicaSettings) if one.name not in SERVER]
-    for names, known, table in ((whole, top, ""), (inner, list(SERVER), "[server] ")):
+    top = [one.name for one in fields(ReplicaSettings) if one.name not in (*SERVER, "options")]
+    # A wrong driver is told when the kind is needed, with the kinds that there are.
+    special = set(inner) - set(SERVER)
+    more = kind_options(whole.get("driver")) if special else ()
+    for names, known, table in ((whole, top, ""), (inner, [*SERVER, *more], "[server] ")):
         for name in names:
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
                 hint = f"; did you mean {close[0]!r}?" if close else ""
                 raise ConfigError(f"settings file {file} has an unknown name {table}{name!r}{hint}")
-    values = {**whole, **inner}
+    values = {**whole, **{name: value for name, value in inner.items() if name in SERVER}}
+    if special:
+        values["options"] = {name: str(inner[name]) for name in inner if name in special}
     if "command" in values:
         command = values["command"]
         if not isinstance(command, list) or not all(
@@ -202,18 +212,30 @@ def _from_toml(file: Path) -> dict[str, Any]:
                 '"valkey.conf"]'
             )
         values["command"] = tuple(cast("list[str]", command))
-    if "options" in values:
-        options = values["options"]
-        if not isinstance(options, dict):
-            raise ConfigError(f"settings file {file}: `server.options` must be a table")
-        values["options"] = {
-            name: str(value) for name, value in cast("dict[str, object]", options).items()
-        }
     return values
 
 
-def _from_environment(source: Mapping[str, str]) -> dict[str, Any]:
+def kind_options(driver: object) -> tuple[str, ...]:
+    """The names of the table `[server]` that only this kind of database has."""
+    try:
+        return database_kind(str(driver)).options
+    except ConfigError:
+        return ()
+
+
+def _from_environment(
+    source: Mapping[str, str], driver: object, options: Mapping[str, str]
+) -> dict[str, Any]:
     values: dict[str, Any] = {}
+    known = {f"{PREFIX}{IN_SERVER}{name.upper()}" for name in SERVER}
+    more = [name for name in source if name.startswith(PREFIX + IN_SERVER) and name not in known]
+    special = {
+        name: source[variable]
+        for name in (kind_options(source.get(f"{PREFIX}DRIVER", driver)) if more else ())
+        if (variable := f"{PREFIX}{IN_SERVER}{name.upper()}") in more
+    }
+    if special:
+        values["options"] = {**options, **special}
     for one in fields(ReplicaSettings):
         if one.name == "options":
             continue

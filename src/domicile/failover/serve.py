@@ -25,7 +25,7 @@ from domicile.failover.driver import ReplicaDriver
 from domicile.failover.guard.kernel_timer import NoTimer, kernel_timer
 from domicile.failover.guard.line import GuardLine
 from domicile.failover.guard.server_guard import ServerGuard
-from domicile.failover.records import parse_server_key, server_key
+from domicile.failover.records import ServerRecord, decode_group_record, server_key
 from domicile.failover.replica_settings import ReplicaSettings
 from domicile.failover.state_folder import NoteFile, StateFolder
 from domicile.membership.clock import SystemClock
@@ -160,16 +160,19 @@ async def _incarnation(
         probe_s=settings.probe_s,
     )
     reading = asyncio.create_task(line.keep_reading(), name="guard's answers")
-    log.info("%s: incarnation %s joins group %s", settings.id, agent.incarnation, settings.group)
+    server = notes.load().server
+    log.info("%s: incarnation %s joins group %s", server, agent.incarnation, settings.group)
     living = asyncio.create_task(agent.run(), name="agent")
     clearing = asyncio.create_task(
-        _end_predecessors(agent, settings.id, store, StoreCalls(store, lease.op_timeout_s)),
+        _end_predecessors(
+            agent, server, notes.load().folder, store, StoreCalls(store, lease.op_timeout_s)
+        ),
         name="earlier agents",
     )
     try:
         await asyncio.wait((reading, living), return_when=asyncio.FIRST_COMPLETED)
         if not living.done():
-            log.warning("%s: the guard is gone, so this incarnation is over", settings.id)
+            log.warning("%s: the guard is gone, so this incarnation is over", server)
     finally:
         living.cancel()
         clearing.cancel()
@@ -179,10 +182,12 @@ async def _incarnation(
         await asyncio.wait((reading,))
     if not living.cancelled():
         living.result()
-        log.warning("%s: this incarnation is over: %s", settings.id, agent.reason or "fenced")
+        log.warning("%s: this incarnation is over: %s", server, agent.reason or "fenced")
 
 
-async def _end_predecessors(agent: Agent, server: str, store: Store, calls: StoreCalls) -> None:
+async def _end_predecessors(
+    agent: Agent, server: str, folder: str, store: Store, calls: StoreCalls
+) -> None:
     """Remove the records of this server's earlier agents, once this one has joined.
 
     After it has joined, or others would elect without it. And only when the state does not name
@@ -203,8 +208,9 @@ async def _end_predecessors(agent: Agent, server: str, store: Store, calls: Stor
         try:
             listing = await calls.bounded(store.list(prefix))
             for item in listing.items:
-                _, incarnation = parse_server_key(agent.group, item.key)
-                if incarnation != machine.me:
+                record = decode_group_record(item.value, ServerRecord)
+                # Of another folder: another server with this id by mistake, and it lives.
+                if record.incarnation != machine.me and record.folder == folder:
                     log.info("%s: the record of its earlier agent is removed", server)
                     await calls.try_commit([At(item.key, item.revision)], [Delete(item.key)])
         except (StoreError, ValueError) as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -81,7 +82,7 @@ class StateFolder:
         try:
             found = msgspec.json.decode(file.read_bytes(), type=ServerNotes)
         except FileNotFoundError:
-            found = ServerNotes(server)
+            found = ServerNotes(server, folder=secrets.token_hex(8))
             _replace(file, found)
         except (OSError, msgspec.MsgspecError) as error:
             raise ConfigError(
@@ -93,6 +94,9 @@ class StateFolder:
                 f"the folder {self.path} belongs to server {found.server!r}, and the settings "
                 f"name {server!r}: an id is for ever. Name {found.server!r}, or another folder"
             )
+        if not found.folder:
+            found = msgspec.structs.replace(found, folder=secrets.token_hex(8))
+            _replace(file, found)
         return NoteFile(file, found)
 
 

@@ -77,7 +77,7 @@ def test_a_password_comes_from_a_file(tmp_path: Path) -> None:
         ({"switch_s": "x"}, "switch_s must be a number"),
         ({"mode": "maybe"}, "mode"),
         ({"group": "a/b"}, "group"),
-        ({"id": ""}, "id"),
+        ({"id": "a/b"}, "id"),
         ({"sync_count": 0}, "sync_count"),
         ({"store": "redis://localhost:6379/0"}, "F14"),
         ({"url": "redis://"}, "host"),
@@ -97,7 +97,8 @@ def test_a_store_on_another_port_is_no_part_of_the_group() -> None:
     [
         (FILE.replace("group", "grop"), "did you mean 'group'"),
         (FILE.replace("url", "ulr"), r"\[server\] 'ulr'; did you mean 'url'"),
-        (FILE.replace('id = "orders-1"', ""), "must say id"),
+        (FILE.replace('group = "orders"', ""), "must say group"),
+        (FILE + 'binaries = "auto"\n', r"\[server\] 'binaries'"),
         (FILE.replace('["valkey-server", "valkey.conf"]', '"valkey-server"'), "list of texts"),
         ("x = ", "not TOML"),
         ("server = 1", "table"),
@@ -118,3 +119,25 @@ def test_a_wrong_variable_is_named() -> None:
 def test_a_mode_that_the_database_lacks_is_refused() -> None:
     with pytest.raises(ConfigError, match="async"):
         replica_settings(None, {}, **WHOLE, mode="sync").kind()
+
+
+def test_an_id_may_be_left_out_and_a_kind_has_settings_of_its_own(tmp_path: Path) -> None:
+    text = """
+store = "etcd://127.0.0.1:2379"
+group = "ledger"
+driver = "postgresql"
+mode = "sync"
+state = ".domicile/ledger-1"
+
+[server]
+url = "postgresql://agent@127.0.0.1:5432/postgres"
+data = "data/ledger-1"
+binaries = "auto"
+replication = "postgresql://replicator@127.0.0.1:5432"
+"""
+    found = replica_settings(written(tmp_path, text), {"DOMICILE_REPLICA_SERVER_BINARIES": "/b"})
+    assert found.id == "ledger-1"
+    assert found.options == {
+        "binaries": "/b",
+        "replication": "postgresql://replicator@127.0.0.1:5432",
+    }

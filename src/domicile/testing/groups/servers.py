@@ -403,8 +403,8 @@ class SimReplicaDriver:
 class SimNoteBook:
     """Implements `NoteBook`: notes on a machine's disk."""
 
-    def __init__(self, server: str) -> None:
-        self._notes = ServerNotes(server)
+    def __init__(self, server: str, folder: str = "") -> None:
+        self._notes = ServerNotes(server, folder=folder)
 
     def load(self) -> ServerNotes:
         """As `NoteBook.load`."""

@@ -28,6 +28,7 @@ class PostgresKind:
 
     name: ClassVar[str] = "postgresql"
     modes: ClassVar[tuple[Mode, ...]] = ("async", "sync")
+    options: ClassVar[tuple[str, ...]] = ("binaries", "replication")
 
     async def check(self, place: ServerPlace, mode: Mode) -> tuple[str, ...]:
         """As `DatabaseKind.check`."""

@@ -22,6 +22,7 @@ class ValkeyKind:
 
     name: ClassVar[str] = "valkey"
     modes: ClassVar[tuple[Mode, ...]] = ("async",)
+    options: ClassVar[tuple[str, ...]] = ()
 
     async def check(self, place: ServerPlace, mode: Mode) -> tuple[str, ...]:
         """As `DatabaseKind.check`."""
@@ -32,8 +33,7 @@ class ValkeyKind:
             )
         if place.options:
             raise ConfigError(
-                f"the kind {self.name!r} has no option {next(iter(place.options))!r}: remove the "
-                "table [server.options]"
+                f"the kind {self.name!r} has no option {next(iter(place.options))!r}: remove it"
             )
         if place.data is not None:
             raise ConfigError(
