@@ -196,9 +196,11 @@ def test_a_port_in_use_is_one_line(place: Path) -> None:
         )
         with running(place, "run", "portapp:node", "--log-level", "warning") as node:
             assert node.ended() == 1
-            assert len(node.said) == 1
-            assert node.said[0].startswith("error: ")
-            assert str(port) in node.said[0]
+            # A busy machine may make it wait for its store first.
+            *waited, said = node.said
+            assert all("not joined yet" in line for line in waited)
+            assert said.startswith("error: ")
+            assert str(port) in said
 
 
 @pytest.mark.parametrize(
