@@ -18,18 +18,18 @@ from rich.console import Console
 from run_lab import running
 
 from domicile import Node, Settings
-from domicile.ops.demo import DemoOptions, late_replies, victims
-from domicile.ops.demo_bank import Account, Booked, bookings_in, journal_of
-from domicile.ops.demo_ledger import BankAudit
-from domicile.ops.demo_view import DemoMoment, DemoPicture, Lines
-from domicile.ops.report import Recovery, Report, own_fonts, report_view, write_svg
+from domicile.ops.demo.bank import Account, Booked, bookings_in, journal_of
+from domicile.ops.demo.ledger import BankAudit
+from domicile.ops.demo.report import Recovery, Report, own_fonts, report_view, write_svg
+from domicile.ops.demo.run import DemoOptions, late_replies, victims
+from domicile.ops.demo.view import DemoMoment, DemoPicture, Lines
 from domicile.testing import Event
 from domicile.testing.processes.history import RealHistory
 
 PLANTED = """
 import sys
 from pathlib import Path
-from domicile.ops import demo
+from domicile.ops.demo import run as demo
 from domicile.testing.checkers.verdict import Violation
 
 demo.check = lambda history: [Violation("I5", at, "planted") for at in range(5)]
@@ -38,9 +38,9 @@ sys.exit(demo.run_demo(demo.DemoOptions(seconds=1, plain=True)))
 
 WRONG_BOOKS = """
 import sys
-from domicile.ops import demo
-from domicile.ops.demo_bank import Account
-from domicile.ops.demo_load import Load
+from domicile.ops.demo import run as demo
+from domicile.ops.demo.bank import Account
+from domicile.ops.demo.load import Load
 
 opened, bank_audit = Load.open_accounts, demo.bank_audit
 

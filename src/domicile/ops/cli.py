@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from domicile.errors import DomicileError
-from domicile.ops import doctor, journal, operate, replica, ring, store, stuck
+from domicile.ops import doctor, operate, replica, ring
 from domicile.ops.console import (
     AWAY,
     FAILED,
@@ -44,6 +44,9 @@ from domicile.ops.console import (
     which,
     writable,
 )
+from domicile.ops.journal.commands import add_journal_commands
+from domicile.ops.store.commands import add_store_commands
+from domicile.ops.stuck.commands import add_stuck_commands
 
 if TYPE_CHECKING:
     from domicile.ops.status import ClusterReader, ClusterStatus, EntityPlace
@@ -307,7 +310,7 @@ def demo(
 
     All files are in a temporary directory. Exits with 0 only if every promise was kept.
     """
-    from domicile.ops.demo import DemoOptions, run_demo
+    from domicile.ops.demo.run import DemoOptions, run_demo
 
     if svg is not None:
         writable("--svg", svg)
@@ -315,9 +318,9 @@ def demo(
 
 
 operate.add_operator_commands(app)
-stuck.add_stuck_commands(app)
-journal.add_journal_commands(app)
-store.add_store_commands(app)
+add_stuck_commands(app)
+add_journal_commands(app)
+add_store_commands(app)
 doctor.add_doctor_command(app)
 ring.add_ring_commands(app)
 replica.add_replica_commands(app)

@@ -11,9 +11,9 @@ import pytest
 
 from domicile import HandlerFailed, MaybeExecuted, NotExecuted, Settings
 from domicile.entity.model.client import Client
-from domicile.ops.demo_bank import Booked, Slip
-from domicile.ops.demo_ledger import Ledger, Order, bank_audit
-from domicile.ops.demo_load import ACCOUNTS, OPENING, Load
+from domicile.ops.demo.bank import Booked, Slip
+from domicile.ops.demo.ledger import Ledger, Order, bank_audit
+from domicile.ops.demo.load import ACCOUNTS, OPENING, Load
 
 Books = tuple[Ledger, dict[str, int], dict[str, list[Booked]]]
 

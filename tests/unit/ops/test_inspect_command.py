@@ -32,11 +32,11 @@ from domicile.diagnose.records import (
     encode_stuck,
 )
 from domicile.membership.clock import SystemClock
-from domicile.ops import stuck
 from domicile.ops.cli import app
-from domicile.ops.inspecting import ranges
 from domicile.ops.show import count, stuck_view
-from domicile.ops.stuck import told
+from domicile.ops.stuck import commands as stuck
+from domicile.ops.stuck.commands import told
+from domicile.ops.stuck.inspecting import ranges
 from domicile.ops.stuck_seen import StuckSeen
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite.store import SqliteStore

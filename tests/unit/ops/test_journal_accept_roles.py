@@ -14,7 +14,7 @@ from domicile.core.state.records import ConfigRecord, encode_record
 from domicile.core.state.txn import Item, Listing
 from domicile.errors import ConfigError
 from domicile.journals.sqlite.journal import SqliteJournal
-from domicile.ops.journal_accept import Acceptance, look_at_journal
+from domicile.ops.journal.accept import Acceptance, look_at_journal
 from domicile.ops.operator_commits import StoreSnapshot
 from domicile.ports.journal import Batch, Claim, JournalWrite
 from domicile.testing.suites.journal import A

@@ -43,9 +43,9 @@ from domicile.core.state.txn import (
     check_limits,
 )
 from domicile.errors import StoreUnavailable
-from domicile.ops import store_copy
 from domicile.ops.cli import app
-from domicile.ops.store_copy import ClusterCopy, CopyRefused, batches, planned, reopen
+from domicile.ops.store import copy as store_copy
+from domicile.ops.store.copy import ClusterCopy, CopyRefused, batches, planned, reopen
 from domicile.ports.store import Store
 from domicile.stores.memory.store import MemoryStore
 from domicile.stores.namespace import Namespace

@@ -1,4 +1,4 @@
-"""How `domicile inspect` looks on a terminal. It draws what `ops.inspecting` found and reads
+"""How `domicile inspect` looks on a terminal. It draws what `ops.stuck.inspecting` found and reads
 nothing."""
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from domicile.ops.inspecting import EntityInspected, NodeInspected, ranges
 from domicile.ops.show import age_text, count, place_view, stuck_view
+from domicile.ops.stuck.inspecting import EntityInspected, NodeInspected, ranges
 
 
 def inspected_view(seen: NodeInspected | EntityInspected) -> RenderableType:

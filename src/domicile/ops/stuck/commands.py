@@ -1,6 +1,7 @@
 """Commands for handlers that do not end: `inspect` shows them, `kick` ends them (DX-09).
 
-The command line adds them. They parse and print; `ops.inspecting` and `ops.operator` do the work.
+The command line adds them. They parse and print; `ops.stuck.inspecting` and `ops.operator` do the
+work.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from domicile.ops.operate import PROGRESS_S, Why, run_operator, say_logged
 
 if TYPE_CHECKING:
     from domicile.diagnose.records import KickOutcome
-    from domicile.ops.inspecting import EntityInspected, NodeInspected
     from domicile.ops.operator import Kicking, Operator
     from domicile.ops.operator_commits import AuditRecord
     from domicile.ops.status import ClusterReader
+    from domicile.ops.stuck.inspecting import EntityInspected, NodeInspected
 
 WAIT_S = 15.0
 """Seconds that `kick` waits for the owner's answer."""
@@ -78,7 +79,7 @@ def inspect(
     url, label = which(store, app, cluster, "inspect", name, id)
 
     async def look(reader: ClusterReader) -> NodeInspected | EntityInspected:
-        from domicile.ops.inspecting import inspect_entity, inspect_node
+        from domicile.ops.stuck.inspecting import inspect_entity, inspect_node
 
         if id is None:
             return await inspect_node(reader, name)
@@ -89,7 +90,7 @@ def inspect(
         print_json(seen)
     else:
         from domicile.ops.show import ViewPrinter
-        from domicile.ops.show_inspected import inspected_view
+        from domicile.ops.stuck.show import inspected_view
 
         with ViewPrinter(live=False) as shown:
             shown.show(inspected_view(seen))

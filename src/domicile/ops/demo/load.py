@@ -1,7 +1,7 @@
 """The load on the demo's bank: senders that transfer coins and read balances.
 
-`ops.demo` runs it in its own process. Each ask is repeated until it is answered: those that book
-carry a key, so that a repeat books nothing twice. The senders' ledger never asks the bank.
+`ops.demo.run` runs it in its own process. Each ask is repeated until it is answered: those that
+book carry a key, so that a repeat books nothing twice. The senders' ledger never asks the bank.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 from domicile.client import ConnectedClient, connect
 from domicile.entity.model.client import Client
 from domicile.errors import DomicileError, MaybeExecuted, NotExecuted
-from domicile.ops.demo_bank import Account, Slip
-from domicile.ops.demo_ledger import Ledger, Order
+from domicile.ops.demo.bank import Account, Slip
+from domicile.ops.demo.ledger import Ledger, Order
 from domicile.settings import Settings
 from domicile.testing.processes.recorder import FileRecorder
 

@@ -1,6 +1,6 @@
 """The demo while it runs: lines, or a picture that changes in place.
 
-`ops.demo` calls it. It shows what it is given and decides nothing. The bars count shards as the
+`ops.demo.run` calls it. It shows what it is given and decides nothing. The bars count shards as the
 store has them.
 """
 

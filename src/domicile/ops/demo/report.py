@@ -1,6 +1,6 @@
 """What the demo found, whether it keeps the promises, and how it looks on a terminal and in a file.
 
-`ops.demo` calls it. It takes numbers and draws; it runs nothing.
+`ops.demo.run` calls it. It takes numbers and draws; it runs nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
 
-from domicile.ops.demo_ledger import BankAudit
+from domicile.ops.demo.ledger import BankAudit
 
 WIDTH = 80
 """Columns of the picture."""

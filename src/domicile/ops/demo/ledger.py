@@ -1,7 +1,7 @@
 """The ledger that the demo's senders keep outside the cluster, and what it says of the bank.
 
-`ops.demo_load` fills it and `ops.demo` has it judged. Pure: what was ordered and answered comes in,
-and so do the balances and the bookings. It knows nothing of nodes.
+`ops.demo.load` fills it and `ops.demo.run` has it judged. Pure: what was ordered and answered
+comes in, and so do the balances and the bookings. It knows nothing of nodes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from domicile.ops.demo_bank import Booked
+from domicile.ops.demo.bank import Booked
 
 
 @dataclass(slots=True)

@@ -28,12 +28,12 @@ from domicile.backends.registry import shown_url
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.errors import DomicileError
 from domicile.journals.sqlite.lock_holder import find_holder
-from domicile.ops.demo_bank import Account, bookings_in, journal_file, journal_of
-from domicile.ops.demo_ledger import BankAudit, bank_audit
-from domicile.ops.demo_load import ACCOUNTS, SENDERS, Load, balance_of
-from domicile.ops.demo_view import DemoMoment, DemoPicture, Lines, Screen
+from domicile.ops.demo.bank import Account, bookings_in, journal_file, journal_of
+from domicile.ops.demo.ledger import BankAudit, bank_audit
+from domicile.ops.demo.load import ACCOUNTS, SENDERS, Load, balance_of
+from domicile.ops.demo.report import Recovery, Report, report_view, write_svg
+from domicile.ops.demo.view import DemoMoment, DemoPicture, Lines, Screen
 from domicile.ops.logs import TextFormatter
-from domicile.ops.report import Recovery, Report, report_view, write_svg
 from domicile.settings import Settings
 from domicile.testing.checkers import check
 from domicile.testing.checkers.deadlines import check_deadlines

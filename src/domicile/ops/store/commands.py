@@ -1,6 +1,6 @@
 """Commands for whole stores: copy the clusters of one to another, and open an old one again.
 
-Used by `cli` only. `store_copy` does the work; this module asks, tells and ends with an exit code.
+Used by `cli` only. `copy` does the work; this module asks, tells and ends with an exit code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from domicile.ops.operate import Progress, Why, Yes, confirm
 
 if TYPE_CHECKING:
     from domicile.backends.wiring import WholeStore
-    from domicile.ops.store_copy import CopyDone
+    from domicile.ops.store.copy import CopyDone
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ def copy_clusters(
     and may be repeated.
     """
     from domicile.backends.registry import shown_url
-    from domicile.ops.store_copy import ClusterCopy, clusters_in
+    from domicile.ops.store.copy import ClusterCopy, clusters_in
 
     if cluster is not None and every:
         fail("say --cluster or --all, not both", USAGE)
@@ -134,7 +134,7 @@ def reopen_cluster(
     with --replace.
     """
     from domicile.backends.registry import shown_url
-    from domicile.ops import store_copy
+    from domicile.ops.store.copy import reopen
 
     url, name = which(store, None, cluster, "store reopen")
     confirm(
@@ -144,7 +144,7 @@ def reopen_cluster(
         name,
         yes,
     )
-    mark = _working([url], lambda stores: store_copy.reopen(stores[0], name, why))
+    mark = _working([url], lambda stores: reopen(stores[0], name, why))
     typer.echo(f"{name}: open again; it had been moved to {mark.store}")
 
 
@@ -153,7 +153,7 @@ def _working(urls: list[str], work: Callable[[list[WholeStore]], Awaitable[T]]) 
     from domicile.backends.registry import store_backend
     from domicile.backends.wiring import open_whole_store
     from domicile.ops.status import existing
-    from domicile.ops.store_copy import CopyRefused
+    from domicile.ops.store.copy import CopyRefused
 
     async def working() -> T:
         existing(store_backend(urls[0]), urls[0])

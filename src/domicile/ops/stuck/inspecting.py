@@ -1,7 +1,7 @@
 """What `domicile inspect` shows of one node or one entity, from the store alone.
 
-Called by `ops.stuck`. It must ask no node and write nothing. Of what runs inside a node it knows
-only what the node has reported: handlers that have run for too long (DX-09).
+Called by `ops.stuck.commands`. It must ask no node and write nothing. Of what runs inside a node
+it knows only what the node has reported: handlers that have run for too long (DX-09).
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from domicile.ops.console import (
 from domicile.ops.operate import Why, Yes
 
 if TYPE_CHECKING:
-    from domicile.ops.journal_accept import AcceptableJournal, Acceptance
+    from domicile.ops.journal.accept import AcceptableJournal, Acceptance
     from domicile.ops.operator import Operator
     from domicile.ops.operator_commits import AuditRecord
     from domicile.ports.journal import (
@@ -298,7 +298,7 @@ def export(
 
     `domicile journal import` takes them, also into a journal of another kind.
     """
-    from domicile.ops.journal_lines import VERSION, FirstLine, write_lines
+    from domicile.ops.journal.lines import VERSION, FirstLine, write_lines
     from domicile.ports.journal_rows import TransferableJournal
 
     url, name = _which(store, app, cluster, journal, "export", file)
@@ -333,7 +333,7 @@ def import_lines(
 
     All of it is imported, or nothing. Without --cluster the cluster keeps its name.
     """
-    from domicile.ops.journal_lines import ReadLines
+    from domicile.ops.journal.lines import ReadLines
     from domicile.ports.journal_rows import TransferableJournal
 
     url, name = _which(store, app, cluster, journal, "import", file, may_be_new=True)
@@ -461,7 +461,7 @@ def accept(
     put the journal in its place, check it with `domicile journal verify`, then run this.
     """
     from domicile.backends.registry import shown_url
-    from domicile.ops import journal_accept
+    from domicile.ops.journal.accept import accept_journal, look_at_journal
     from domicile.ops.operate import Progress, confirm, run_operator, say_logged
     from domicile.ops.operator_commits import title
 
@@ -474,7 +474,7 @@ def accept(
         there = [title(members, one) for one in sorted(members.nodes) if members.nodes[one].roles]
 
         async def found(opened: AcceptableJournal) -> Acceptance:
-            return await journal_accept.look_at_journal(picture, opened, role or ())
+            return await look_at_journal(picture, opened, role or ())
 
         return there, await _with_journal(place, name, found)
 
@@ -494,7 +494,7 @@ def accept(
 
     async def work(operator: Operator) -> tuple[bytes, AuditRecord]:
         async def done(opened: AcceptableJournal) -> tuple[bytes, AuditRecord]:
-            return await journal_accept.accept_journal(operator, opened, seen, why, progress.told)
+            return await accept_journal(operator, opened, seen, why, progress.told)
 
         return await _with_journal(place, name, done)
 

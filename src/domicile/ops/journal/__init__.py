@@ -1,0 +1,1 @@
+"""What can operators see and change of a journal? `domicile journal`: commands above the work."""
