@@ -118,7 +118,7 @@ class _Round:
 
     def decide(self) -> Slices[Plan]:
         yield from self._ask_strategy()
-        suspicions, away = judge(self._part, self._homeless, self._settings)
+        suspicions, away = yield from judge(self._part, self._homeless, self._settings)
         quarantines = [Quarantine(ShardKey(self._role, shard), one) for shard, one in away.items()]
         yield len(self._homeless)
         owns = yield from self._place(suspicions)
@@ -128,7 +128,7 @@ class _Round:
         reverts = self._take_back()
         if self._view.balance and not (self._homeless or self._mixed or self._part.undecided):
             yield len(self._part.entries)
-            moves += self._balance({move.shard.shard: None for move in moves})
+            moves += yield from self._balance({move.shard.shard: None for move in moves})
         return Plan(tuple(owns), tuple(moves), tuple(reverts), tuple(quarantines))
 
     def situation(self) -> Situation:
@@ -422,7 +422,7 @@ class _Round:
         unwished = self._part.wished.get(shard) == entry.epoch and shard not in self._part.wishes
         return unwished or entry.to not in self._willing
 
-    def _balance(self, decided: Mapping[int, None]) -> list[Move]:
+    def _balance(self, decided: Mapping[int, None]) -> Slices[list[Move]]:
         """A limited number of moves towards balance, between heard nodes only."""
         entries, settings = self._part.entries, self._settings
         limit = round_limit(len(entries), settings.balance_limit, settings.balance_shards)
@@ -433,15 +433,21 @@ class _Round:
                 if entries[shard].to in room:
                     room[entries[shard].to] -= 1
         spare: dict[Incarnation, list[int]] = {node: [] for node in self._receivers}
-        for shard in self._serving:
+        for done, shard in enumerate(self._serving, 1):
+            if not done % PAUSE:
+                yield PAUSE
             owner = entries[shard].owner
             if owner in spare and shard not in decided and not self._fixed(shard):
                 spare[owner].append(shard)
         if self._part.advice is None and self._view.strategy not in strategies.PLACES:
             return self._level(spare, room, limit)
         moves: list[Move] = []
+        done = 0
         for owner, shards in spare.items():
             for shard in shards:
+                done += 1
+                if not done % PAUSE:
+                    yield PAUSE
                 to = self._wanted(shard)
                 if to is not None and to != owner and room[to] > 0 and limit > 0:
                     room[to], limit = room[to] - 1, limit - 1

@@ -64,6 +64,9 @@ MOST_POINTS = 16_384
 
 Seats = tuple[tuple[str, float], ...]
 
+SORT_BITS = 8
+"""The points of a ring are sorted in two to the power of so many parts."""
+
 KEPT = 8
 """I6: answers of named strategies that are kept."""
 
@@ -121,8 +124,9 @@ def _ring(role: str, shards: int, seats: Seats) -> Slices[tuple[str, ...]]:
     room = {node: _room(shards * capacity / units) for node, capacity in seats}
     digest = xxhash.xxh3_64_intdigest
     owner: dict[int, str] = {}
-    points: list[int] = []
-    new: list[int] = []
+    # By their first bits, so that they are sorted in parts, with pauses.
+    parts: list[list[int]] = [[] for _ in range(1 << SORT_BITS)]
+    new = 0
     for node, capacity in sorted(seats):
         count = max(1, min(MOST_POINTS, round(capacity * POINTS)))
         prefix = b"node\x00%b\x00" % node.encode()
@@ -130,13 +134,18 @@ def _ring(role: str, shards: int, seats: Seats) -> Slices[tuple[str, ...]]:
             point = digest(prefix + b"%d" % number)
             if point not in owner:
                 owner[point] = node
-                new.append(point)
-        if len(new) >= PAUSE:
-            # Sorted in parts, so that the last sort only merges.
-            points += sorted(new)
-            yield len(new)
-            new = []
-    points = sorted(points + new)
+                parts[point >> (64 - SORT_BITS)].append(point)
+        new += count
+        if new >= PAUSE:
+            yield new
+            new = 0
+    points: list[int] = []
+    sorted_before = 0
+    for part in parts:
+        points += sorted(part)
+        if len(points) - sorted_before >= PAUSE:
+            yield len(points) - sorted_before
+            sorted_before = len(points)
     last, prefix = len(points), b"shard\x00%b\x00" % role.encode()
     found: list[str] = []
     for shard in range(shards):

@@ -28,6 +28,7 @@ from collections.abc import Mapping, Sequence
 
 from domicile.core.ids import EntityKey, Incarnation
 from domicile.core.placement.model import RoleInput, ShardTrials, fallen
+from domicile.core.placement.slices import PAUSE, Slices
 from domicile.core.state.shardmap import (
     INNOCENT,
     MOST_BARRED,
@@ -87,17 +88,20 @@ def faded(old: Suspicion, recent_deaths: int) -> Suspicion:
 
 def judge(
     part: RoleInput, homeless: Sequence[int], settings: Settings
-) -> tuple[dict[int, Suspicion], dict[int, Suspicion]]:
+) -> Slices[tuple[dict[int, Suspicion], dict[int, Suspicion]]]:
     """By shard without a home: what then speaks against it. First the shards that may get a home,
     then those that are put away."""
     homes: dict[int, Suspicion] = {}
     away: dict[int, Suspicion] = {}
     fell = fallen(part, homeless)
+    yield len(homeless)
     most = settings.poison_deaths
     together = len(dict.fromkeys(fell.values())) > 1
     enough = TOGETHER * most if together else most
     lasting = _lasting(part.named, fell)
-    for shard in homeless:
+    for done, shard in enumerate(homeless, 1):
+        if not done % PAUSE:
+            yield PAUSE
         entry = part.entries[shard]
         if entry.state == "quarantined":
             cleared = shard in part.cleared

@@ -21,12 +21,26 @@ from plan_lab import (
 )
 
 from domicile.core.ids import NOBODY, Incarnation
+from domicile.core.placement import strategies
 from domicile.core.placement.model import Plan
-from domicile.core.placement.plan import situation
+from domicile.core.placement.plan import plan_in_slices, situation
+from domicile.core.placement.slices import PAUSE
 from domicile.core.placement.strategies import Seat, Situation
 from domicile.core.state.records import NodeRecord
 from domicile.core.state.shardmap import FREE, Entry
 from domicile.settings import Settings
+
+
+@pytest.mark.parametrize("strategy", ["least_shards", "consistent_ring"])
+def test_many_shards_are_balanced_in_slices(strategy: str) -> None:
+    def pauses(balance: bool) -> int:
+        view = seen([serving(A)] * 20_000, node(A), node(B), balance=balance, strategy=strategy)
+        strategies.forget()
+        return len(list(plan_in_slices(view, NOW, SETTINGS)))
+
+    passes = 1 if strategy == "least_shards" else 2
+    assert pauses(True) - pauses(False) >= passes * (20_000 // PAUSE)
+
 
 # owners
 

@@ -195,6 +195,8 @@ def test_places_of_many_shards_are_found_in_slices(name: str) -> None:
     slices = list(wanted(name, "slices", 10_000, nodes))
     if name == "consistent_ring":
         assert len(slices) >= (10_000 + 200 * POINTS) // (2 * PAUSE)
+        done = 10_000 + 2 * 200 * POINTS
+        assert sum(slices) >= done - 3 * PAUSE, "points are made, sorted, and looked up"
     assert all(handled <= 2 * PAUSE for handled in slices)
     assert list(wanted(name, "slices", 10_000, nodes)) == [], "the answer is kept"
 

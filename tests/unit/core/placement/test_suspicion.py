@@ -10,6 +10,7 @@ from plan_lab import C, D, serving
 
 from domicile.core.ids import EntityKey
 from domicile.core.placement.model import RoleInput, ShardTrials
+from domicile.core.placement.slices import PAUSE, at_once
 from domicile.core.placement.suspicion import (
     LONGEST_PAUSE_S,
     blames_needed,
@@ -47,6 +48,12 @@ def suspect(*suspicion: object) -> Entry:
     return replace(serving(D, 7), **dict(zip(Suspicion._fields, suspicion, strict=False)))
 
 
+def test_many_shards_are_judged_in_slices() -> None:
+    part = RoleInput((serving(D, 7),) * 20_000)
+    slices = list(judge(part, range(20_000), SETTINGS))
+    assert len(slices) >= 20_000 // PAUSE
+
+
 def verdict(
     entry: Entry,
     named: ShardTrials | None = None,
@@ -60,7 +67,7 @@ def verdict(
         recent_deaths={0: deaths} if deaths else {},
         named={} if named is None else {0: named},
     )
-    homes, away = judge(part, [0], settings)
+    homes, away = at_once(judge(part, [0], settings))
     assert away == {}
     return homes[0]
 
@@ -163,7 +170,7 @@ def test_two_shards_of_one_owner_that_run_for_long_hide_each_other(
 ) -> None:
     entries = (suspect(5, 4), suspect(2, 0))
     part = RoleInput(entries, recent_deaths={0: 5, 1: 2}, named={0: long(MINE), 1: other})
-    homes, _ = judge(part, [0, 1], SETTINGS)
+    homes, _ = at_once(judge(part, [0, 1], SETTINGS))
     assert homes[0].barred == barred
 
 
@@ -174,12 +181,12 @@ def test_what_dies_together_says_less() -> None:
     named = {0: alone(), 1: alone()}
     both = (suspect(2, 1, 0, (), (MINE,)), replace(serving(C, 7), deaths=2, blamed=1))
     part = RoleInput(both, recent_deaths={0: 2, 1: 2}, named=named)
-    homes, away = judge(part, [0, 1], SETTINGS)
+    homes, away = at_once(judge(part, [0, 1], SETTINGS))
     kept = Suspicion(3, 2, suspects=(MINE,))
     assert (homes, away) == ({0: kept, 1: kept}, {})
     entries = (suspect(5, 1, 0, (), (MINE,)), both[1])
     part = RoleInput(entries, recent_deaths={0: 5, 1: 2}, named=named)
-    homes, _ = judge(part, [0, 1], SETTINGS)
+    homes, _ = at_once(judge(part, [0, 1], SETTINGS))
     assert homes[0] == Suspicion(6, 0, 1, (MINE,))
 
 
@@ -195,7 +202,7 @@ def test_the_whole_shard_is_put_away_if_the_entity_can_not_be(
 ) -> None:
     entry = suspect(2, 1, 3, barred, (named,))
     part = RoleInput((entry,), recent_deaths={0: 2}, named={0: alone(named)})
-    homes, away = judge(part, [0], SETTINGS)
+    homes, away = at_once(judge(part, [0], SETTINGS))
     assert (homes, away) == ({}, {0: Suspicion(3, 0, 4, barred, (named,))})
     again = tried_again(away[0], SETTINGS.poison_deaths)
     assert again == Suspicion(3, 1, 4, suspects=(named, *barred)[:MOST_SUSPECTS])
