@@ -172,6 +172,7 @@ class _Round:
             seed=plan.stream("gates").getrandbits(32),
             store=None if self.store is None else self.store.url,
             store_at=None if self.store is None else self.store.at,
+            feels_starving=False,  # it feels that by itself, also by the work of its own checkers
         )  # fmt: skip
         scale = min(1.0, plan.faulty_s / LONG_S)
         self.load = Load(self.cluster, tally, plan.stream("load"), plan.rate)

@@ -21,7 +21,9 @@ from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.state.keys import MAP
 from domicile.stores.sqlite.store import QueuedCommit
 from domicile.testing import Event, HarnessError, Processes, check
-from domicile.testing.processes.history import RealHistory, merge
+from domicile.testing.checkers.reading import STARVED
+from domicile.testing.history import History
+from domicile.testing.processes.history import SLACK_S, RealHistory, merge
 from domicile.testing.processes.member_process import ImportPath, import_class, import_path
 from domicile.testing.processes.member_signals import standing_still
 from domicile.testing.processes.recorder import read_records
@@ -53,6 +55,11 @@ def alive(pid: int) -> bool:
 
 def pids(cluster: Processes) -> list[int]:
     return [node.process.pid for node in cluster.nodes if node.process is not None]
+
+
+def done_to(history: History) -> list[Event]:
+    """The faults that the test brought; a busy machine may have starved it, too."""
+    return [event for event in history.of("fault") if event.fields["fault"] != STARVED]
 
 
 def id_at(cluster: Processes, node: int) -> str:
@@ -188,10 +195,10 @@ def test_a_history_is_in_order_and_holds_everything(told: Told) -> None:
 
 
 def test_faults_name_what_they_were_done_to(told: Told) -> None:
-    faults = [(event.fields["fault"], event.fields["inc"]) for event in told.during.of("fault")]
+    faults = [(event.fields["fault"], event.fields["inc"]) for event in done_to(told.during)]
     frozen, crashed = told.done["frozen"], told.done["crashed"]
     assert faults == [("freeze", frozen), ("thaw", frozen), ("crash", crashed)]
-    _, _, _, last, *killed = [event.fields["fault"] for event in told.history.of("fault")]
+    _, _, _, last, *killed = [event.fields["fault"] for event in done_to(told.history)]
     assert last == "shutdown"
     assert {*killed} <= {"crash"}, "processes that a busy machine lets leave too slowly"
 
@@ -498,7 +505,7 @@ def test_a_body_that_raises_leaves_logs_and_records(
     recorded = list(read_records(cluster.directory / "node-0.1.events"))
     assert {event.kind for event in recorded} >= {"life", "renewed", "open"}
     assert [pid for pid in pids(cluster) if alive(pid)] == []
-    faults = [event.fields["fault"] for event in cluster.history().of("fault")]
+    faults = [event.fields["fault"] for event in done_to(cluster.history())]
     assert faults == ["freeze", "shutdown", "crash"]
 
 
@@ -520,7 +527,7 @@ def test_without_records_the_verbs_still_work(tmp_path: Path) -> None:
             assert cluster.counts(1) == {}
             kinds = {event.kind for event in cluster.history().events}
             assert kinds == {"commit", "expire", "fault"} or kinds == {"commit", "fault"}
-            [crash] = cluster.history().of("fault")
+            [crash] = done_to(cluster.history())
             assert crash.fields == {"fault": "crash", "node": 0, "inc": victim}
             # Releases are in the records, so nobody can tell here whether there was one (C4).
             found = [one for one in check(cluster.history()) if "(C4)" not in one.message]
@@ -529,6 +536,26 @@ def test_without_records_the_verbs_still_work(tmp_path: Path) -> None:
     asyncio.run(scenario())
     assert not list(tmp_path.glob("*.events"))
     assert (tmp_path / "store.db").exists(), "a given directory is the caller's"
+
+
+def test_a_history_says_when_the_machine_did_not_let_the_test_run(tmp_path: Path) -> None:
+    """A client of the test may lose its lease by that, and no checker may blame it."""
+    cluster = Processes([Bell], nodes=1, settings=Settings(shards=2), directory=tmp_path)
+
+    def felt(since: float, until: float) -> bool:
+        faults = cluster.history().of("fault")
+        spans = [(one.at, one.fields["until"]) for one in faults if one.fields["fault"] == STARVED]
+        return any(start < until and since < end for start, end in spans)
+
+    async def scenario() -> None:
+        async with cluster:
+            since = cluster.now()
+            time.sleep(2 * SLACK_S)  # noqa: ASYNC251
+            until = cluster.now()
+            await cluster.wait_until(lambda: felt(since, until))
+            assert check(cluster.history()) == []
+
+    asyncio.run(scenario())
 
 
 PARENT = """

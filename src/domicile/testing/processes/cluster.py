@@ -44,6 +44,7 @@ from domicile.settings import Settings
 from domicile.stores.commit_log import QueuedCommit
 from domicile.stores.namespace import Namespace
 from domicile.testing.actions import LENIENT
+from domicile.testing.checkers.reading import STARVED
 from domicile.testing.history import Event, History
 from domicile.testing.processes.environment import Network, Surroundings
 from domicile.testing.processes.faults import REAP_S, RealFaults
@@ -56,6 +57,7 @@ from domicile.testing.processes.member_process import (
     loop_factory,
 )
 from domicile.testing.processes.node_process import HarnessError, NodeProcess
+from domicile.testing.processes.pulse import feel
 from domicile.testing.processes.recorder import FileRecorder, RecordReader
 from domicile.testing.processes.store_view import StoreView
 from domicile.testing.processes.switches import Levers
@@ -89,6 +91,9 @@ class Processes(RealFaults):
     cluster has an embedded one of its own. `history` needs a store with a log of its commits. A
     store that is no SQLite file can't be stalled, cut off, slowed down or filled from here. With
     `store_at` each node has a URL of its own, so that a test can put a proxy in its way to `store`.
+
+    The history also says when the machine did not let the test's process run, so that the checkers
+    blame nobody for leases that were lost by that; not with `feels_starving=False`.
     """
 
     def __init__(
@@ -108,6 +113,7 @@ class Processes(RealFaults):
         seed: int = 0,
         store: str | None = None,
         store_at: Callable[[int], str] | None = None,
+        feels_starving: bool = True,
     ) -> None:
         if nodes < 1:
             raise ConfigError(f"nodes={nodes} must be at least 1")
@@ -138,6 +144,8 @@ class Processes(RealFaults):
         self._stalling: apsw.Connection | None = None
         self._now = SystemClock().now
         self._lives = Supervisor()
+        self._feels_starving = feels_starving
+        self._feeling: asyncio.Task[None] | None = None
         self._client_recorder: FileRecorder | None = None
         self._operator: Store | None = None
         self._view: StoreView | None = None
@@ -183,6 +191,10 @@ class Processes(RealFaults):
             wired = open_backends(
                 self.store, cluster=CLUSTER, settings=self.settings, meter=self._client_recorder
             )
+            if self._feels_starving:
+                self._feeling = asyncio.create_task(
+                    feel(self._now, time.process_time, self._starved), name="domicile-pulse"
+                )
             plan = Identity(CLUSTER, "", {}, {}, self.settings, False, token=token_of(None))
             await self._lives.start(wired, plan)
             await self.wait_until(self._stands, timeout_s=START_S)
@@ -502,6 +514,7 @@ class Processes(RealFaults):
             for process in self.nodes:
                 if process.up:
                     self._kill(process)
+            await self._feel_no_more()
             await self._let_go()
         self._collect()
         # If the test failed, an error of a broken store must not hide that failure.
@@ -513,6 +526,14 @@ class Processes(RealFaults):
             error.add_note(f"logs, records and the store of the processes are in {self.directory}")
         elif self._given is None:
             await asyncio.to_thread(shutil.rmtree, self.directory)
+
+    def _starved(self, since: float, until: float) -> None:
+        self.note_fault(STARVED, at=since, until=until)
+
+    async def _feel_no_more(self) -> None:
+        if self._feeling is not None:
+            self._feeling.cancel()
+            await asyncio.wait([self._feeling])
 
     def _abandon(self, *, keep: bool) -> None:
         """Leave the cluster's environment; a disk of its own is removed, but its files may stay."""
