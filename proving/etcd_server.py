@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
+from domicile.testing.processes.environment import StoreHost
 from proving.freezing import freeze
 
 READY_S = 120.0
@@ -79,6 +80,12 @@ class EtcdServer:
         self.port, self.peer_port, self.metrics_port = free_ports(3)
         self.cluster = f"{name}=http://127.0.0.1:{self.peer_port}"
         self._process: subprocess.Popen[bytes] | None = None
+        self.address = f"127.0.0.1:{self.port}"
+        self._enter: tuple[str, ...] = ()
+
+    def live_in(self, host: StoreHost) -> None:
+        """Be started in a host of its own, a network namespace."""
+        self.port, self.address, self._enter = host.port, host.address, host.enter
 
     @property
     def data(self) -> Path:
@@ -88,7 +95,7 @@ class EtcdServer:
     def launch(self) -> None:
         """Start it, without waiting for it."""
         command = [
-            str(self.bin / "etcd"), "--name", self.name, "--data-dir", str(self.data),
+            *self._enter, str(self.bin / "etcd"), "--name", self.name, "--data-dir", str(self.data),
             "--listen-client-urls", f"{self._scheme}://127.0.0.1:{self.port}",
             "--advertise-client-urls", f"{self._scheme}://127.0.0.1:{self.port}",
             "--listen-peer-urls", f"http://127.0.0.1:{self.peer_port}",
@@ -151,7 +158,7 @@ class EtcdServer:
 
     def url(self, root: str = "") -> str:
         """The URL of the store in this server."""
-        return f"etcd://127.0.0.1:{self.port}/{root}"
+        return f"etcd://{self.address}/{root}"
 
     def new_database(self) -> str:
         """The URL of an empty store, which keeps a log of its commits."""
@@ -168,7 +175,7 @@ class EtcdServer:
         """What `etcdctl` says."""
         done = subprocess.run(
             [
-                str(self.bin / "etcdctl"), "--endpoints",
+                *self._enter, str(self.bin / "etcdctl"), "--endpoints",
                 f"{self._scheme}://127.0.0.1:{self.port}", *arguments,
             ],
             capture_output=True, text=True, check=False,
@@ -182,6 +189,10 @@ class EtcdServer:
         return int(said["header"]["revision"])
 
     def _healthy(self) -> bool:
+        if self._enter:
+            with suppress(AssertionError):
+                return bool(self.ctl("endpoint", "health"))
+            return False
         url = f"http://127.0.0.1:{self.metrics_port}/health"
         with suppress(OSError, ValueError), urllib.request.urlopen(url, timeout=5) as answer:
             return bool(json.load(answer)["health"] == "true")

@@ -17,6 +17,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+from domicile.testing.processes.environment import StoreHost
 from proving.freezing import freeze
 
 READY_S = 120.0
@@ -37,12 +38,18 @@ class PostgresServer:
         """The directory that holds its data, on the disk that it writes to."""
         self._process: subprocess.Popen[bytes] | None = None
         self.port = _free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self._enter: tuple[str, ...] = ()
         self._databases = 0
         self._as: list[str] = []
         if os.getuid() == 0:
             # PostgreSQL refuses to run as root.
             self._as = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
             shutil.chown(self.home, "nobody", "nogroup")
+
+    def live_in(self, host: StoreHost) -> None:
+        """Be started in a host of its own, a network namespace."""
+        self.port, self.address, self._enter = host.port, host.address, host.enter
 
     @property
     def log(self) -> Path:
@@ -54,7 +61,7 @@ class PostgresServer:
         self._databases += 1
         name = f"d{self._databases}"
         self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "domicile", name)
-        return f"postgresql://domicile@127.0.0.1:{self.port}/{name}"
+        return f"postgresql://domicile@{self.address}/{name}"
 
     def start(self) -> None:
         """Start it, with a new data directory at the first time, and wait until it answers."""
@@ -67,8 +74,9 @@ class PostgresServer:
         with self.log.open("ab") as written:
             self._process = subprocess.Popen(
                 [
-                    *self._as, str(self._bin / "postgres"), "-D", str(data), "-p", str(self.port),
-                    "-h", "127.0.0.1", "-k", str(self.home), "-c", f"max_connections={CONNECTIONS}",
+                    *self._enter, *self._as, str(self._bin / "postgres"), "-D", str(data),
+                    "-p", str(self.port), "-h", "127.0.0.1", "-k", str(self.home),
+                    "-c", f"max_connections={CONNECTIONS}",
                 ],
                 stdout=subprocess.DEVNULL, stderr=written, cwd="/",
             )  # fmt: skip
@@ -138,13 +146,13 @@ class PostgresServer:
     def _answers(self) -> bool:
         asked = ["-h", "127.0.0.1", "-p", str(self.port), "-U", "domicile", "-d", "postgres"]
         ran = subprocess.run(
-            [str(self._bin / "pg_isready"), *asked], capture_output=True, check=False
+            [*self._enter, str(self._bin / "pg_isready"), *asked], capture_output=True, check=False
         )
         return ran.returncode == 0
 
     def _run(self, program: str, *args: str) -> None:
         ran = subprocess.run(
-            [*self._as, str(self._bin / program), *args],
+            [*self._enter, *self._as, str(self._bin / program), *args],
             capture_output=True, text=True, cwd="/", check=False,
         )  # fmt: skip
         if ran.returncode:

@@ -23,6 +23,7 @@ from redis.exceptions import ConnectionError as NotConnected
 from redis.exceptions import RedisError, ResponseError
 
 from domicile.stores.redis.server import RedisAddress
+from domicile.testing.processes.environment import StoreHost
 from proving.freezing import freeze
 
 READY_S = 60.0
@@ -67,11 +68,17 @@ class RedisProcess:
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
             self.port = int(one.getsockname()[1])
+        self.address = f"127.0.0.1:{self.port}"
+        self._enter: tuple[str, ...] = ()
+
+    def live_in(self, host: StoreHost) -> None:
+        """Be started in a host of its own, a network namespace."""
+        self.port, self.address, self._enter = host.port, host.address, host.enter
 
     @property
     def url(self) -> str:
         """The URL of the store without a prefix."""
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"redis://{self.address}/0"
 
     def new_database(self) -> str:
         """The URL of an empty store."""
@@ -91,8 +98,9 @@ class RedisProcess:
         with (self.home / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    str(self._program), "--port", str(self.port), "--bind", "127.0.0.1",
-                    "--dir", str(self.home), "--save", "", "--appendonly", "yes",
+                    *self._enter, str(self._program), "--port", str(self.port),
+                    "--bind", "127.0.0.1", "--dir", str(self.home),
+                    "--save", "", "--appendonly", "yes",
                     "--appendfsync", "always", "--enable-debug-command", "local",
                     *self._settings,
                 ],
@@ -111,7 +119,8 @@ class RedisProcess:
 
     def ask(self, *command: object) -> object:
         """One command, on a connection of its own."""
-        with Redis(port=self.port, protocol=2) as client:
+        host, _, port = self.address.rpartition(":")
+        with Redis(host=host, port=int(port), protocol=2) as client:
             return cast("object", client.execute_command(*command))  # pyright: ignore[reportUnknownMemberType]
 
     def freeze(self) -> None:

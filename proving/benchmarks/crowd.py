@@ -267,7 +267,7 @@ class Watched:
 
     def __init__(self, database: Path) -> None:
         self._store = Namespace(SqliteStore(database, by="operator"), CLUSTER)
-        self.view = StoreView(self._store)
+        self.view = StoreView(self._store, time.monotonic)
 
     async def __aenter__(self) -> Watched:
         await self.view.start()

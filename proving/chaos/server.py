@@ -23,10 +23,6 @@ SERVERS: dict[str, Callable[[], StoreServer]] = {
 }  # fmt: skip
 """The servers that a run or a demo can start, by the name for `--store`."""
 
-JUDGED = ("postgresql", "redis")
-"""Those whose log says when a commit happened. etcd's does not, and a commit that waits while the
-server stands still happens long after it was sent: checkers of times would judge wrongly."""
-
 NO_SERVER = (NoPostgres, NoEtcd, NoRedis)
 """What is raised where a server can't be started."""
 

@@ -21,10 +21,20 @@ from typing import Any, TypeVar
 
 import pytest
 
-from domicile import Client, DomicileError, Entity, connect, handler
+from domicile import (
+    Client,
+    DomicileError,
+    Entity,
+    MaybeExecuted,
+    NotExecuted,
+    connect,
+    handler,
+)
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.state.keys import MAP
+from domicile.core.state.shardmap import Entry
 from domicile.testing import Event, History, Processes, check
+from domicile.testing.checkers.reading import read
 from domicile.testing.processes.member_process import die_with
 from domicile.testing.processes.recorder import FileRecorder
 from proving.chaos.round import felt
@@ -171,6 +181,25 @@ def balanced(cluster: Processes) -> bool:
     return cluster.settled() and max(homes) - min(homes) <= 1
 
 
+def entries(cluster: Processes) -> dict[int, Entry]:
+    """What the store says of every shard."""
+    return {
+        number: cluster.entry(ShardKey(ROLE, number)) for number in range(cluster.settings.shards)
+    }
+
+
+def id_at(cluster: Processes, node: int) -> str:
+    """A diary whose home is a node now."""
+    return next(id for n in range(1_000) if cluster.owner(Diary, id := f"d{n}") == node)
+
+
+async def written(cluster: Processes, id: str, line: str) -> int:
+    """Write until there is an answer: a link that breaks under way leaves it open what ran."""
+    while True:
+        with suppress(MaybeExecuted, NotExecuted):
+            return await cluster.ref(Diary, id).ask(Diary.write, line)
+
+
 # readers of a history
 
 
@@ -190,6 +219,29 @@ def deadline(history: History, incarnation: str) -> float:
     return max(
         event.fields["sent_at"] + event.fields["ttl"] - event.fields["margin"]
         for event in of(history, incarnation, "renewed")
+    )
+
+
+def fenced(cluster: Processes, incarnation: str) -> bool:
+    """Whether an incarnation has ended itself."""
+    return any(
+        event.kind == "fenced" and event.fields["inc"] == incarnation for event in cluster.recorded
+    )
+
+
+def acted_late(history: History, incarnation: str) -> bool:
+    """Whether an incarnation did anything past the deadline of its lease (L1).
+
+    A reply is noted after it was written: SIGSTOP may come in between. What the last guard before
+    a pause let pass counts as of then.
+    """
+    until, guarded_at = deadline(history, incarnation), read(history).rest_of_turn
+    deeds = ("start", "resume", "reply", "accept", "released", "told")
+    return any(
+        event.kind in deeds
+        and event.fields["inc"] == incarnation
+        and guarded_at.get(position, event.at) >= until
+        for position, event in enumerate(history.events)
     )
 
 

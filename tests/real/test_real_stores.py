@@ -8,19 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 
 import pytest
 from backends_lab import SERVERS, StoreServer
-from real_lab import Diary, balanced, deadline, judge, mine, of, run
+from real_lab import (
+    Diary,
+    acted_late,
+    balanced,
+    deadline,
+    entries,
+    fenced,
+    id_at,
+    judge,
+    mine,
+    of,
+    run,
+    written,
+)
 
-from domicile import MaybeExecuted, NotExecuted, Settings
+from domicile import Settings
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.state.keys import NODES
 from domicile.core.state.records import NodeRecord, decode_record
-from domicile.core.state.shardmap import Entry
 from domicile.testing import History, Processes
-from domicile.testing.checkers.reading import read
 from domicile.testing.suites.byte_proxy import ByteProxy
 
 ROLE = "default"
@@ -41,48 +52,6 @@ OUTAGES = [True, False] if ALL else [True]
 def server(request: pytest.FixtureRequest) -> StoreServer:
     """A server of each store."""
     return SERVERS[request.param]()
-
-
-def entries(cluster: Processes) -> dict[int, Entry]:
-    """What the store says of every shard."""
-    return {
-        number: cluster.entry(ShardKey(ROLE, number)) for number in range(cluster.settings.shards)
-    }
-
-
-def id_at(cluster: Processes, node: int) -> str:
-    """A diary whose home is a node now."""
-    return next(id for n in range(1_000) if cluster.owner(Diary, id := f"d{n}") == node)
-
-
-async def written(cluster: Processes, id: str, line: str) -> int:
-    """Write until there is an answer: a link that breaks under way leaves it open what ran."""
-    while True:
-        with suppress(MaybeExecuted, NotExecuted):
-            return await cluster.ref(Diary, id).ask(Diary.write, line)
-
-
-def fenced(cluster: Processes, incarnation: str) -> bool:
-    """Whether an incarnation has ended itself."""
-    return any(
-        event.kind == "fenced" and event.fields["inc"] == incarnation for event in cluster.recorded
-    )
-
-
-def acted_late(history: History, incarnation: str) -> bool:
-    """Whether an incarnation did anything past the deadline of its lease (L1).
-
-    A reply is noted after it was written: SIGSTOP may come in between. What the last guard before
-    a pause let pass counts as of then.
-    """
-    until, guarded_at = deadline(history, incarnation), read(history).rest_of_turn
-    deeds = ("start", "resume", "reply", "accept", "released", "told")
-    return any(
-        event.kind in deeds
-        and event.fields["inc"] == incarnation
-        and guarded_at.get(position, event.at) >= until
-        for position, event in enumerate(history.events)
-    )
 
 
 def evicted(history: History) -> list[str]:

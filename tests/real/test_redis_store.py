@@ -396,6 +396,39 @@ def test_what_a_wrong_user_is_told(process: RedisProcess) -> None:
         assert "ACL SETUSER" in said
 
 
+def test_a_password_is_read_from_a_file_for_each_connection(
+    process: RedisProcess, tmp_path: Path
+) -> None:
+    file = tmp_path / "password"
+    url = f"redis://app@127.0.0.1:{process.port}/0?password_file={file}"
+    process.ask("ACL", "SETUSER", "app", "on", ">first", "~*", "&*", "+@all")
+    said = asyncio.run(refused(url))
+    assert said.startswith("ConfigError: ")
+    assert f"the password file {file} can't be read" in said
+    file.write_text("secret\n", encoding="utf-8")
+    assert "user or password are wrong or missing" in asyncio.run(refused(url))
+    file.write_text("first\n", encoding="utf-8")
+
+    async def scenario() -> None:
+        store = store_at(url)
+        await put(store, b"k", b"1")
+        # Another password, and every connection ends: the next one reads it anew.
+        process.ask("ACL", "SETUSER", "app", "resetpass", ">second")
+        file.write_text("second\n", encoding="utf-8")
+        process.ask("CLIENT", "KILL", "USER", "app")
+        until = asyncio.get_running_loop().time() + 30
+        while True:
+            try:
+                await store.get(b"k")
+            except StoreUnavailable:
+                assert asyncio.get_running_loop().time() < until
+            else:
+                break
+        await store.close()
+
+    asyncio.run(scenario())
+
+
 def test_what_a_replica_and_a_cluster_node_tell(process: RedisProcess) -> None:
     with server("--replicaof", f"127.0.0.1 {process.port}") as replica:
         said = asyncio.run(refused(replica.url))

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class QueuedCommit:
-    """Who committed what, and when by the clock of this machine; `expiry`: it ended leases."""
+    """Who committed what, and when by the clock of this machine; `expiry`: it ended leases.
+
+    `guessed`: the log has no time of it, and `at` is that of the next one that has.
+    """
 
     revision: int
     at: float
@@ -15,3 +18,4 @@ class QueuedCommit:
     puts: list[tuple[bytes, bytes, str | None]]
     deletes: list[bytes]
     expiry: bool
+    guessed: bool = False

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -83,7 +84,9 @@ def test_nothing_happens_before_the_first_call() -> None:
     asyncio.run(main())
 
 
-def test_what_is_wrong_with_a_database_is_told() -> None:
+def test_what_is_wrong_with_a_database_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(stores: PostgresStores) -> None:
         url = stores.server.url
         async with admin() as raw:
@@ -97,6 +100,19 @@ def test_what_is_wrong_with_a_database_is_told() -> None:
                 told = await refused(url.replace("domicile@", f"{GUARDED}:right@"))
                 assert 'must own the schema "domicile_store"' in told
                 assert "USAGE" in told
+                # A password need not stand in the URL.
+                bare = url.replace("domicile@", f"{GUARDED}@")
+                file = tmp_path / "pgpass"
+                file.write_text(f"*:*:*:{GUARDED}:right\n", encoding="utf-8")
+                file.chmod(0o600)
+                assert "must own the schema" in await refused(f"{bare}?passfile={file}")
+                monkeypatch.setenv("PGPASSFILE", str(file))
+                assert "must own the schema" in await refused(bare)
+                monkeypatch.delenv("PGPASSFILE")
+                monkeypatch.setenv("PGPASSWORD", "right")
+                assert "must own the schema" in await refused(bare)
+                monkeypatch.setenv("PGPASSWORD", "wrong")
+                assert "refuses this user" in await refused(bare)
             finally:
                 await raw.execute(f"DROP ROLE {GUARDED}")
             told = await refused(url.replace("/postgres", "/nowhere"))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from domicile.core.state.keys import NODES
 from domicile.stores.sqlite.store import QueuedCommit
 from domicile.testing.checkers import check
 from domicile.testing.history import Event, History
@@ -30,6 +31,23 @@ def test_commits_that_waited_for_one_lock_are_told_in_the_order_of_their_revisio
         (4.0, "commit", 3),
     ]
     assert [event.at for event in before(history, 1.0).events] == [2.0, 3.0, 3.0]
+
+
+def test_a_record_that_its_own_node_removed_did_not_go_before_that_node_ended() -> None:
+    """As on etcd, whose log has no time of that: the next commit may have been sent before."""
+
+    def told(seen_at: float) -> list[float]:
+        log = [
+            QueuedCommit(1, 1.0, "node-0", [], [b"one/a"], False),
+            QueuedCommit(2, 1.9, "", [], [b"one/" + NODES + b"x"], True, guessed=True),
+            QueuedCommit(3, 1.9, "node-1", [], [b"one/d"], False),
+        ]
+        ended = Event(2.0, "ended", {"inc": "x"})
+        history = merge(log, [ended], Counter(), "one", 5.0, {2: seen_at})
+        return [event.at for event in history.of("commit", "expire")]
+
+    assert told(2.1) == [1.0, 2.0, 2.0]
+    assert told(1.95) == [1.0, 1.9, 1.9], "it was gone before the node ended: checkers shall see it"
 
 
 # what a pause may leave: one deed, begun before it

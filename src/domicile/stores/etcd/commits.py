@@ -55,8 +55,8 @@ def _timed(commits: list[QueuedCommit]) -> Iterator[QueuedCommit]:
     """From the newest to the oldest, each with a time.
 
     What has none is taken to have happened when the next that has one was sent. If there is no next
-    one yet, it is left out: it comes with a later read. The times are wrong for what happens while
-    commits wait for a server that stands still.
+    one yet, it is left out: it comes with a later read. The times are too early for commits that
+    wait, as for a server that stands still.
     """
     at = 0.0
     for commit in reversed(commits):
@@ -87,7 +87,8 @@ def _commit(
             else:
                 lease = leases.get(kv.lease, f"{kv.lease:016x}") if kv.lease else None
                 found.puts.append((key, kv.value, lease))
-    return QueuedCommit(revision, at, by, found.puts, found.deletes, ends and bool(found.deletes))
+    expiry = ends and bool(found.deletes)
+    return QueuedCommit(revision, at, by, found.puts, found.deletes, expiry, guessed=not at)
 
 
 async def _read(address: EtcdAddress, after: int) -> list[pb.Event]:

@@ -14,6 +14,7 @@ import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -25,6 +26,7 @@ from redis.asyncio.connection import (
 )
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
@@ -49,7 +51,7 @@ PREFIX = "domicile"
 OLDEST = (7, 0)
 """The oldest Redis whose scripts can say that they write; Valkey begins after it."""
 
-_OPTIONS = ("prefix", "db", "ca", "cert", "key")
+_OPTIONS = ("prefix", "db", "ca", "cert", "key", "password_file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class RedisAddress:
     db: int = 0
     user: str | None = field(default=None, repr=False)
     password: str | None = field(default=None, repr=False)
+    password_file: str = ""
+    """A file with the password, read for each new connection."""
     tls: bool = False
     ca: str | None = None
     cert: str | None = None
@@ -93,10 +97,14 @@ class RedisAddress:
             raise ConfigError(
                 f"{shown!r} has prefix={prefix!r}; write printable characters without braces"
             )
+        password_file = options.get("password_file", "")
+        if password_file and parts.password:
+            raise ConfigError(f"{shown!r} has a password and a password_file; give it one of them")
         return cls(
             shown=shown, host=parts.hostname or "", port=port or PORT, path=path, db=int(db),
             user=unquote(parts.username) if parts.username else None,
             password=unquote(parts.password) if parts.password else None,
+            password_file=password_file,
             tls=parts.scheme == "rediss", ca=options.get("ca"), cert=options.get("cert"),
             key=options.get("key"), prefix=prefix,
         )  # fmt: skip
@@ -399,10 +407,13 @@ class RedisServer:
 def _wrong_setup(error: BaseException) -> str | None:
     """What somebody must set up in another way; None for a fault that may pass."""
     text = str(error)
+    if isinstance(error, _UnreadPassword):
+        return text
     if isinstance(error, AuthenticationError):
         return (
             "user or password are wrong or missing; write them as "
-            "redis://user:password@host:6379/0, in DOMICILE_STORE for example"
+            "redis://user:password@host:6379/0, in DOMICILE_STORE for example, or as "
+            "redis://user@host:6379/0?password_file=FILE"
         )
     if isinstance(error, NoPermissionError) or text.startswith("NOPERM"):
         return f"{text}; give its user what the page about Redis lists for ACL SETUSER"
@@ -482,14 +493,43 @@ async def _asked(connection: Any, *command: str) -> Any:
     return await connection.read_response()
 
 
+class _UnreadPassword(AuthenticationError):
+    """The file with the password can't be read."""
+
+
+class _PasswordFile(CredentialProvider):
+    """The login of each new connection: a password that was changed needs no restart."""
+
+    def __init__(self, user: str | None, path: str) -> None:
+        self._user, self._path = user, path
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """Read the file."""
+        try:
+            password = Path(self._path).read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise _UnreadPassword(
+                f"the password file {self._path} can't be read: {error}"
+            ) from error
+        return (password,) if self._user is None else (self._user, password)
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        """As `get_credentials`, in a thread."""
+        return await asyncio.to_thread(self.get_credentials)
+
+
 def _pool(address: RedisAddress, op_timeout_s: float) -> Any:
     # Without a retry: a commit that is sent a second time is a second commit.
     settings: dict[str, Any] = {
-        "db": address.db, "username": address.user, "password": address.password,
+        "db": address.db,
         # Callers have deadlines. Its own would use `wait_for`, which may swallow a cancellation.
         "socket_timeout": None, "socket_connect_timeout": op_timeout_s,
         "retry": Retry(NoBackoff(), 0), "protocol": 2, "driver_info": None,
     }  # fmt: skip
+    if address.password_file:
+        settings["credential_provider"] = _PasswordFile(address.user, address.password_file)
+    else:
+        settings |= {"username": address.user, "password": address.password}
     kind: type[Any] = Connection
     if address.path:
         kind = UnixDomainSocketConnection

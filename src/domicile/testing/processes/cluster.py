@@ -46,7 +46,7 @@ from domicile.stores.namespace import Namespace
 from domicile.testing.actions import LENIENT
 from domicile.testing.checkers.reading import STARVED
 from domicile.testing.history import Event, History
-from domicile.testing.processes.environment import Network, Surroundings
+from domicile.testing.processes.environment import Network, StoreHost, Surroundings
 from domicile.testing.processes.faults import REAP_S, RealFaults
 from domicile.testing.processes.history import merge
 from domicile.testing.processes.member_process import (
@@ -91,6 +91,8 @@ class Processes(RealFaults):
     cluster has an embedded one of its own. `history` needs a store with a log of its commits. A
     store that is no SQLite file can't be stalled, cut off, slowed down or filled from here. With
     `store_at` each node has a URL of its own, so that a test can put a proxy in its way to `store`.
+    As root, `store` may be a function: it starts a server in the host that it is given, a network
+    namespace, and returns the URL; `partition` and its kin then know that host as -2.
 
     The history also says when the machine did not let the test's process run, so that the checkers
     blame nobody for leases that were lost by that; not with `feels_starving=False`.
@@ -111,7 +113,7 @@ class Processes(RealFaults):
         disk_bytes: int = 0,
         journal: str | None = None,
         seed: int = 0,
-        store: str | None = None,
+        store: str | Callable[[StoreHost], str] | None = None,
         store_at: Callable[[int], str] | None = None,
         feels_starving: bool = True,
     ) -> None:
@@ -119,8 +121,12 @@ class Processes(RealFaults):
             raise ConfigError(f"nodes={nodes} must be at least 1")
         if managers < 0:
             raise ConfigError(f"managers={managers} must not be negative")
-        if store is not None:
+        if isinstance(store, str):
             _check_given(store, disk_bytes)
+        elif store is not None and network not in ("auto", "namespaces"):
+            raise ConfigError(
+                'a store in a host of its own needs network namespaces: say network="auto"'
+            )
         catalogue(entities)
         loop_factory(loop)
         self._entities = list(entities)
@@ -132,7 +138,9 @@ class Processes(RealFaults):
         ]
         self.nodes += [NodeProcess(nodes + n, True, manager=True) for n in range(managers)]
         self._loop_name = loop
-        self._given, self._given_store = directory, store
+        self._given = directory
+        self._given_store = store if isinstance(store, str) else None
+        self._starts_store = None if isinstance(store, str) else store
         self._store_at = store_at
         self._record = record
         self._directory: Path | None = None
@@ -184,7 +192,7 @@ class Processes(RealFaults):
             for node in self.nodes:
                 self._launch(node)
             self._operator = Namespace(open_whole_store(self.store, by="operator").store, CLUSTER)
-            self._view = StoreView(self._operator)
+            self._view = StoreView(self._operator, self._now)
             await self._view.start()
             if self._record:
                 self._client_recorder = FileRecorder(self.directory / "client.events")
@@ -339,7 +347,8 @@ class Processes(RealFaults):
                 "the store has forgotten some of its commits before they were collected: call "
                 "collect() every few thousand moves"
             )
-        return merge(ordered, self._events, totals, CLUSTER, until)
+        seen = {} if self._view is None else self._view.seen
+        return merge(ordered, self._events, totals, CLUSTER, until, seen)
 
     # inside
 
@@ -365,8 +374,13 @@ class Processes(RealFaults):
         self._surroundings = Surroundings(
             self.directory, len(self.nodes),
             network=self._network, disk_bytes=self._disk_bytes, seed=self._seed,
+            store=self._starts_store is not None,
         )  # fmt: skip
         await asyncio.to_thread(self._surroundings.start)
+        host = self._surroundings.store
+        if self._starts_store is not None and host is not None:
+            self._given_store = await asyncio.to_thread(self._starts_store, host)
+            _check_given(self._given_store, self._disk_bytes)
 
     def _looked(self) -> StoreView:
         if self._view is None:

@@ -15,13 +15,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from domicile.testing.processes.environment_process import Done, Layout, Order, Ready
-from domicile.testing.processes.fault_proxy import CLIENT, Rule, Way
+from domicile.testing.processes.fault_proxy import CLIENT, STORE, Rule, Way
 from domicile.testing.processes.member_process import Place
 from domicile.testing.processes.node_process import HarnessError
 
@@ -62,6 +63,18 @@ def _subnets() -> list[str]:
     return [f"198.{18 + number // 256}.{number % 256}" for number in numbers]
 
 
+@dataclass(frozen=True, slots=True)
+class StoreHost:
+    """A host of its own for the server of a store, in the network of a cluster."""
+
+    enter: tuple[str, ...]
+    """What to write before a command so that it runs there."""
+    port: int
+    """The port of 127.0.0.1 at which the server has to listen, in there."""
+    address: str
+    """`host:port` by which everyone reaches it."""
+
+
 class Surroundings:
     """A running network, and the current rules of its paths."""
 
@@ -73,15 +86,20 @@ class Surroundings:
         network: Network = "auto",
         disk_bytes: int = 0,
         seed: int = 0,
+        store: bool = False,
     ) -> None:
         self._directory, self._nodes, self._seed = directory, nodes, seed
         self._disk_bytes = disk_bytes
-        self._wanted: Network = network
+        # Loopback addresses do not tell a server of a store which node asks it.
+        self._wanted: Network = "namespaces" if store and network == "auto" else network
+        self._has_store = store
         self._process: subprocess.Popen[bytes] | None = None
         self._held: socket.socket | None = None
         self.kind = ""
         """`namespaces` or `loopback`."""
         self.places: list[Place] = []
+        self.store: StoreHost | None = None
+        """Where the server of the store is to run; None if it has no host here."""
         self.disk: Path | None = None
         """The path of the small disk; None if there is none."""
         self.rules: dict[Way, Rule] = {}
@@ -108,7 +126,7 @@ class Surroundings:
         small = namespaces and self._disk_bytes
         layout = Layout(
             self._nodes, namespaces, subnet, self._seed,
-            str(self._directory / "disk") if small else "", self._disk_bytes,
+            str(self._directory / "disk") if small else "", self._disk_bytes, self._has_store,
         )  # fmt: skip
         path = [entry or str(Path.cwd()) for entry in sys.path]
         with (self._directory / "surroundings.log").open("ab") as log:
@@ -126,6 +144,10 @@ class Surroundings:
             return ready.error
         self.kind = "namespaces" if namespaces else "loopback"
         self.places = ready.places
+        if (place := ready.store) is not None:
+            enter = ("nsenter", f"--net={place.namespace}", "--")
+            port = int(place.listen.rpartition(":")[2])
+            self.store = StoreHost(enter, port, place.advertise)
         self.disk = Path(ready.disk) if ready.disk else None
         return ""
 
@@ -145,8 +167,8 @@ class Surroundings:
         return self._order(Order(broken=(one, other))).connections
 
     def everyone(self) -> range:
-        """All ends of paths: the nodes, and the client."""
-        return range(CLIENT, self._nodes)
+        """All ends of paths: the nodes, the client, and the store if it has a host."""
+        return range(CLIENT if self.store is None else STORE, self._nodes)
 
     def close(self) -> None:
         """End it, and remove everything that it holds."""

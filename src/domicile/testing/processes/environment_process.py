@@ -24,13 +24,13 @@ from pathlib import Path
 
 import msgspec
 
-from domicile.testing.processes.fault_proxy import CLIENT, Gates, Rule, Way
+from domicile.testing.processes.fault_proxy import CLIENT, STORE, Gates, Rule, Way
 from domicile.testing.processes.member_process import NEW_NETWORK, Place, system_call
 
 GATE_PORT = 7_000
 NODE_PORT = 7_001
 FIRST_HOST = 10
-"""The last part of node 0's address; the test's own client has 1."""
+"""The last part of node 0's address; the test's own client has 1, the server of a store 2."""
 
 IP_S = 10.0
 _MNT_DETACH = 2
@@ -47,6 +47,13 @@ class Layout(msgspec.Struct, frozen=True):
     seed: int
     disk: str = ""
     disk_bytes: int = 0
+    store: bool = False
+    """Whether the server of a store has a namespace, too."""
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """The nodes, and the server of a store if it has a host."""
+        return (*range(self.nodes), *((STORE,) if self.store else ()))
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -55,6 +62,7 @@ class Ready(msgspec.Struct, frozen=True):
     places: list[Place] = []
     disk: str = ""
     error: str = ""
+    store: Place | None = None
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -77,32 +85,32 @@ def _set_namespace(descriptor: int) -> None:
 
 
 class _Namespaces:
-    """One namespace per node, one for the bridge, and a cable into that of the test itself."""
+    """One namespace per host, one for the bridge, and a cable into that of the test itself."""
 
     def __init__(self, layout: Layout) -> None:
         self._subnet = layout.subnet
-        self._count = layout.nodes
+        self._hosts = layout.hosts
+        self._ends = (CLIENT, *layout.hosts)
         self._home = _here()
         system_call("unshare", NEW_NETWORK)
         self._hub = _here()
-        self._nodes: list[int] = []
+        self._spaces: dict[int, int] = {}
         self._cut: dict[Way, None] = {}
         self._cable = f"dom{os.getpid()}"
 
     def build(self) -> None:
         """Make everything; raises `OSError` if that is not allowed."""
         _ip("link set lo up", "link add br0 type bridge", "link set br0 up")
-        members = range(self._count)
-        for node in members:
+        for number, node in enumerate(self._hosts):
             system_call("unshare", NEW_NETWORK)
-            self._nodes.append(_here())
-            self._plug(node, "eth0", f"port{node}")
+            self._spaces[node] = _here()
+            self._plug(node, "eth0", f"port{number}")
             _ip("link set lo up")
         _set_namespace(self._home)
         self._plug(CLIENT, self._cable, "client")
-        for node in (CLIENT, *members):
+        for node in self._ends:
             with self._inside(node):
-                _ip(*(self._neighbour(node, to, cut=False) for to in (CLIENT, *members)))
+                _ip(*(self._neighbour(node, to, cut=False) for to in self._ends))
 
     def _plug(self, node: int, name: str, port: str) -> None:
         """A virtual cable from this process's current namespace to the bridge."""
@@ -127,7 +135,7 @@ class _Namespaces:
 
     @contextlib.contextmanager
     def _inside(self, node: int) -> Generator[None]:
-        _set_namespace(self._home if node == CLIENT else self._nodes[node])
+        _set_namespace(self._home if node == CLIENT else self._spaces[node])
         try:
             yield
         finally:
@@ -135,14 +143,14 @@ class _Namespaces:
 
     def host(self, node: int) -> str:
         """A node's address."""
-        return f"{self._subnet}.{1 if node == CLIENT else FIRST_HOST + node}"
+        return _address(self._subnet, node)
 
     def place(self, node: int) -> Place:
         """A node's addresses and namespace."""
         return Place(
             f"127.0.0.1:{NODE_PORT}",
             f"{self.host(node)}:{GATE_PORT}",
-            namespace=f"/proc/{os.getpid()}/fd/{self._nodes[node]}",
+            namespace=f"/proc/{os.getpid()}/fd/{self._spaces[node]}",
         )
 
     def gate(self, node: int) -> socket.socket:
@@ -160,10 +168,10 @@ class _Namespaces:
     def obey(self, rules: dict[Way, Rule]) -> dict[Way, Rule]:
         """Cut paths in the kernel; returns the rules that are left to the proxies."""
         cut = {way: None for way, rule in rules.items() if rule.cut}
-        for node in (CLIENT, *range(self._count)):
+        for node in self._ends:
             lines = [
                 self._neighbour(node, to, cut=(node, to) in cut)
-                for to in (CLIENT, *range(self._count))
+                for to in self._ends
                 if ((node, to) in cut) != ((node, to) in self._cut)
             ]
             if lines:
@@ -184,7 +192,7 @@ class _Loopback:
 
     def host(self, node: int) -> str:
         """A node's address."""
-        return f"{self._subnet}.{1 if node == CLIENT else FIRST_HOST + node}"
+        return _address(self._subnet, node)
 
     def place(self, node: int) -> Place:
         """A node's addresses and namespace."""
@@ -208,6 +216,11 @@ class _Loopback:
 
 def _here() -> int:
     return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _address(subnet: str, node: int) -> str:
+    last = {CLIENT: 1, STORE: 2}.get(node, FIRST_HOST + node)
+    return f"{subnet}.{last}"
 
 
 def _hardware(node: int) -> str:
@@ -252,9 +265,9 @@ async def _serve(layout: Layout) -> None:
     try:
         net = _Namespaces(layout) if layout.namespaces else _Loopback(layout)
         net.build()
-        hosts = {net.host(node): node for node in range(layout.nodes)}
+        hosts = {net.host(node): node for node in layout.hosts}
         gates = Gates(layout.seed, lambda host: hosts.get(host, CLIENT), net.dial)
-        for node in range(layout.nodes):
+        for node in layout.hosts:
             await gates.stand(node, net.gate(node))
         if layout.disk:
             _mount(layout)
@@ -270,7 +283,8 @@ async def _serve(layout: Layout) -> None:
 
 async def _obey(layout: Layout, net: _Namespaces | _Loopback, gates: Gates) -> None:
     """Carry out orders until stdin ends."""
-    _say(Ready([net.place(node) for node in range(layout.nodes)], layout.disk))
+    places = [net.place(node) for node in range(layout.nodes)]
+    _say(Ready(places, layout.disk, store=net.place(STORE) if layout.store else None))
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin

@@ -4,8 +4,8 @@
 order, later or not at all, as TCP does on a bad network. It must never pass a byte out of order or
 twice.
 
-Paths (`Way`) are named by node numbers, `(from, to)`; -1 is every process that is no node. What
-passes a path obeys its rule:
+Paths (`Way`) are named by node numbers, `(from, to)`; -1 is every process that is no node, -2 the
+server of a store that has a host of its own. What passes a path obeys its rule:
 
 - `cut`: nothing arrives. Bytes wait, as if sent again and again, until the path is open; a new
   connection opens, but gets no answer.
@@ -33,6 +33,7 @@ AWAY_S = (0.3, 2.0)
 """Seconds, at least and at most, for which a loss stalls a piece, and keeps new connections out."""
 
 CLIENT = -1
+STORE = -2
 
 
 class Rule(msgspec.Struct, frozen=True, omit_defaults=True):

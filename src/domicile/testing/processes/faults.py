@@ -22,7 +22,7 @@ from domicile.core.ids import Incarnation
 from domicile.testing.actions import Verbs
 from domicile.testing.history import Event
 from domicile.testing.processes.environment import Surroundings
-from domicile.testing.processes.fault_proxy import CLIENT, OPEN, Rule, Way
+from domicile.testing.processes.fault_proxy import CLIENT, OPEN, STORE, Rule, Way
 from domicile.testing.processes.member_signals import pause, resume
 from domicile.testing.processes.node_process import HarnessError, NodeProcess
 from domicile.testing.processes.switches import Levers
@@ -36,7 +36,8 @@ Side = int | Sequence[int]
 
 
 class RealFaults(Verbs):
-    """Faults. Nodes are numbered from 0; -1 is the test's own client, if that makes sense."""
+    """Faults. Nodes are numbered from 0; -1 is the test's own client, -2 the server of a store that
+    has a host of its own, if that makes sense."""
 
     nodes: list[NodeProcess]
     _events: list[Event]
@@ -77,7 +78,8 @@ class RealFaults(Verbs):
     # the network
 
     def partition(self, *sides: Side, one_way: bool = False) -> None:
-        """Processes of different sides cannot reach each other; all reach the store.
+        """Processes of different sides cannot reach each other; all reach the store, unless it is
+        on a side (-2).
 
         Packets are lost silently, also those of open connections. With `one_way` there are two
         sides, and nothing passes from the first to the second.
@@ -85,8 +87,7 @@ class RealFaults(Verbs):
         groups = [[side] if isinstance(side, int) else list(side) for side in sides]
         if len(groups) < 2 or (one_way and len(groups) != 2):
             raise HarnessError("a partition has two sides or more, in one direction exactly two")
-        for index in (index for group in groups for index in group if index != CLIENT):
-            self._slot(index)
+        self._check_ends([index for group in groups for index in group])
         ways = [
             (one, other)
             for n, group in enumerate(groups)
@@ -273,15 +274,25 @@ class RealFaults(Verbs):
         net = self._net()
         # Effects may show before all paths are changed, so the fault is noted first.
         self.note_fault(fault)
+        for index in dict.fromkeys(end for way in ways if STORE in way for end in way if end >= 0):
+            self.note_fault("outage", self._slot(index))
         net.set({way: change(net.rules.get(way, OPEN)) for way in ways})
 
     def _ways(self, node: int, to: int | None) -> list[Way]:
         ends = self._net().everyone() if to is None else (to,)
-        for index in (node, *ends):
-            if index != CLIENT:
-                self._slot(index)
+        self._check_ends([node, *ends])
         pairs = [(node, other) for other in ends if other != node]
         return [*pairs, *((other, one) for one, other in pairs)]
+
+    def _check_ends(self, ends: Sequence[int]) -> None:
+        for index in ends:
+            if index == STORE and self._net().store is None:
+                raise HarnessError(
+                    "the store has no host of its own: give store= a function that starts its "
+                    "server in one"
+                )
+            if index not in (CLIENT, STORE):
+                self._slot(index)
 
     def _net(self) -> Surroundings:
         if self._surroundings is None or not self._surroundings.kind:

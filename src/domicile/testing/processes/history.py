@@ -8,8 +8,10 @@ its statement is handed to the store. So no cause is stamped later than its effe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from math import inf
 
+from domicile.core.state.keys import NODES
 from domicile.stores.commit_log import QueuedCommit
 from domicile.testing.history import Event, History
 
@@ -47,22 +49,44 @@ def merge(
     counts: Counter[str],
     cluster: str,
     until: float,
+    seen: Mapping[int, float] | None = None,
 ) -> RealHistory:
     """All events up to a time, in the order of their times; of equal times, commits come first.
 
     A cut by time contains every cause of each event in it. Commits come in the order of their
     revisions: of those that waited for one lock, the first in line need not have got it first.
+    `seen` says when the harness saw them, for what a log has no time of.
     """
+    recorded = list(recorded)
+    ended = {event.fields["inc"]: event.at for event in recorded if event.kind == "ended"}
+    seen = {} if seen is None else seen
     prefix = f"{cluster}/".encode()
     found: list[Event] = []
     at = float("-inf")
     for commit in commits:
-        at = max(at, commit.at) if at - commit.at < WAIT_S else commit.at
+        when = commit.at
+        if commit.guessed:
+            when = _not_before_its_end(commit, prefix, ended, seen.get(commit.revision, when))
+        at = max(at, when) if at - when < WAIT_S else when
         found.append(_stored(commit, prefix)._replace(at=at))
     found += recorded
     events = [event for event in found if event.at <= until]
     events.sort(key=lambda event: event.at)
     return RealHistory(events, counts)
+
+
+def _not_before_its_end(
+    commit: QueuedCommit, prefix: bytes, ended: Mapping[str, float], seen_at: float
+) -> float:
+    """When the records of incarnations went, of which each may have let go of its own by itself.
+
+    The next commit may have been sent before that one. An incarnation whose record went while it
+    ran ends later than that was seen.
+    """
+    own = prefix + NODES
+    names = [key.removeprefix(own).decode() for key in commit.deletes if key.startswith(own)]
+    ends = [ended[name] for name in names if ended.get(name, inf) <= seen_at]
+    return max([commit.at, *ends])
 
 
 def _stored(commit: QueuedCommit, prefix: bytes) -> Event:
