@@ -98,11 +98,14 @@ def renewals(cluster: Processes) -> Counter[str]:
 
 async def all_renew(cluster: Processes, times: int) -> None:
     """Every node renews its lease some times more."""
-    before, nodes = renewals(cluster), [mine(cluster, node.index) for node in cluster.nodes]
-    await cluster.wait_until(
-        lambda: all(renewals(cluster)[one] >= before[one] + times for one in nodes),
-        timeout_s=LIMIT_S,
-    )
+    before = renewals(cluster)
+
+    def renewed() -> bool:
+        now = renewals(cluster)
+        lives = [cluster.incarnation(node.index) for node in cluster.nodes]
+        return all(one is not None and now[one] >= before[one] + times for one in lives)
+
+    await cluster.wait_until(renewed, timeout_s=LIMIT_S)
 
 
 WAYS = ("both ways", "no answers", "no requests", "the leader")

@@ -92,7 +92,8 @@ class Processes(RealFaults):
     store that is no SQLite file can't be stalled, cut off, slowed down or filled from here. With
     `store_at` each node has a URL of its own, so that a test can put a proxy in its way to `store`.
     As root, `store` may be a function: it starts a server in the host that it is given, a network
-    namespace, and returns the URL; `partition` and its kin then know that host as -2.
+    namespace, and returns the URL; `partition` and its kin then know that host as -2. As root,
+    nodes may see the file `hosts` as their /etc/hosts; write to it, but do not replace it.
 
     The history also says when the machine did not let the test's process run, so that the checkers
     blame nobody for leases that were lost by that; not with `feels_starving=False`.
@@ -115,6 +116,7 @@ class Processes(RealFaults):
         seed: int = 0,
         store: str | Callable[[StoreHost], str] | None = None,
         store_at: Callable[[int], str] | None = None,
+        hosts: Path | None = None,
         feels_starving: bool = True,
     ) -> None:
         if nodes < 1:
@@ -141,7 +143,7 @@ class Processes(RealFaults):
         self._given = directory
         self._given_store = store if isinstance(store, str) else None
         self._starts_store = None if isinstance(store, str) else store
-        self._store_at = store_at
+        self._store_at, self._hosts = store_at, hosts
         self._record = record
         self._directory: Path | None = None
         self._network: Network | None = network
@@ -468,6 +470,7 @@ class Processes(RealFaults):
             version=process.version,
             journal=self._journal,
             levers=str(self.directory / "levers"),
+            hosts="" if self._hosts is None else str(self._hosts.absolute()),
         )
         planned = self.directory / f"{run}.json"
         planned.write_bytes(msgspec.json.encode(plan))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from math import inf
+from math import inf, nextafter
 
 from domicile.core.state.keys import NODES
 from domicile.stores.commit_log import QueuedCommit
@@ -58,7 +58,9 @@ def merge(
     `seen` says when the harness saw them, for what a log has no time of.
     """
     recorded = list(recorded)
-    ended = {event.fields["inc"]: event.at for event in recorded if event.kind == "ended"}
+    stops = {
+        event.fields["inc"]: event.at for event in recorded if event.kind in ("fenced", "ended")
+    }
     seen = {} if seen is None else seen
     prefix = f"{cluster}/".encode()
     found: list[Event] = []
@@ -66,7 +68,7 @@ def merge(
     for commit in commits:
         when = commit.at
         if commit.guessed:
-            when = _not_before_its_end(commit, prefix, ended, seen.get(commit.revision, when))
+            when = _not_before_its_end(commit, prefix, stops, seen.get(commit.revision, inf))
         at = max(at, when) if at - when < WAIT_S else when
         found.append(_stored(commit, prefix)._replace(at=at))
     found += recorded
@@ -76,17 +78,17 @@ def merge(
 
 
 def _not_before_its_end(
-    commit: QueuedCommit, prefix: bytes, ended: Mapping[str, float], seen_at: float
+    commit: QueuedCommit, prefix: bytes, stops: Mapping[str, float], seen_at: float
 ) -> float:
     """When the records of incarnations went, of which each may have let go of its own by itself.
 
     The next commit may have been sent before that one. An incarnation whose record went while it
-    ran ends later than that was seen.
+    ran stops later than that was seen. What the harness did not see as it happened proves nothing.
     """
     own = prefix + NODES
     names = [key.removeprefix(own).decode() for key in commit.deletes if key.startswith(own)]
-    ends = [ended[name] for name in names if ended.get(name, inf) <= seen_at]
-    return max([commit.at, *ends])
+    before = [stops[name] for name in names if stops.get(name, inf) <= seen_at]
+    return max([commit.at, *(nextafter(at, inf) for at in before)])
 
 
 def _stored(commit: QueuedCommit, prefix: bytes) -> Event:

@@ -38,6 +38,8 @@ from domicile.transports.tcp import prepare
 
 _PR_SET_PDEATHSIG = 1
 NEW_NETWORK = 0x40000000
+_NEW_MOUNTS = 0x00020000
+_BIND, _PRIVATE = 0x1000, 0x44000
 
 
 class ImportPath(msgspec.Struct, frozen=True):
@@ -84,6 +86,8 @@ class MemberPlan(msgspec.Struct, frozen=True):
     version: str
     journal: str | None
     levers: str
+    hosts: str = ""
+    """A file that this process shall see as /etc/hosts."""
 
 
 def import_path(kind: type[Entity]) -> ImportPath:
@@ -191,6 +195,13 @@ def enter_namespace(path: str) -> None:
         os.close(descriptor)
 
 
+def see_hosts(path: str) -> None:
+    """Let this process, and what it starts, see a file as /etc/hosts. As root, on Linux."""
+    system_call("unshare", _NEW_MOUNTS)
+    system_call("mount", b"none", b"/", None, _PRIVATE, None)
+    system_call("mount", path.encode(), b"/etc/hosts", None, _BIND, None)
+
+
 def system_call(name: str, *arguments: object) -> None:
     """Call a function of the C library that Python does not offer everywhere; raises `OSError`."""
     library = ctypes.CDLL(None, use_errno=True)
@@ -218,6 +229,8 @@ def main() -> None:
     die_with(plan.parent)
     if plan.place.namespace:
         enter_namespace(plan.place.namespace)
+    if plan.hosts:
+        see_hosts(plan.hosts)
     if plan.place.source:
         _dial_from(plan.place.source)
     install(Levers(Path(plan.levers)), plan.index)

@@ -38,13 +38,15 @@ class _Passage:
 
 
 class ByteProxy:
-    """Passes connections on to `host:port`. Use it with `async with`; `port` is where it listens.
+    """Passes connections on to `host:port`. Use it with `async with`; `port` is where it listens,
+    any of `listen[0]` unless one is named.
 
     All verbs may be called from any event loop and return once they hold.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, listen: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self._target = host, port
+        self._listen = listen
         self._thread = LoopThread("byte-proxy")
         self._server: asyncio.Server | None = None
         self._passages: dict[_Passage, None] = {}
@@ -53,7 +55,7 @@ class ByteProxy:
         self._loses: bytes | None = None
         self._refuses = False
         self.port = 0
-        """The port on 127.0.0.1 at which the proxy listens."""
+        """The port at which the proxy listens, of 127.0.0.1 if nothing else was said."""
         self.lost = 0
         """How many answers were lost."""
 
@@ -141,7 +143,7 @@ class ByteProxy:
     async def _start(self) -> None:
         self._open = asyncio.Event()
         self._open.set()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, *self._listen)
         self.port = int(self._server.sockets[0].getsockname()[1])
 
     async def _stop(self) -> None:
