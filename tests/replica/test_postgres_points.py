@@ -187,6 +187,31 @@ def test_a_copy_that_was_about_to_take_its_place_is_made_anew() -> None:
 
 
 @needs(NEWEST)
+def test_a_server_that_is_just_starting_is_left_to_it() -> None:
+    """Its control file says for a while what it was when it crashed: that it was open."""
+
+    async def scenario(servers: PostgresServers) -> None:
+        await serve(servers)
+        assert await servers.write(0, "kept")
+        go, local = servers.home / "go", servers.local[0]
+        with local.own_config().open("a") as file:
+            file.write(f"restore_command = 'until test -e {go}; do sleep 0.02; done; false'\n")
+        await servers.crash(0)
+        servers.kept[0] = True
+        await wait_until(lambda: local.postmaster() is not None)
+        before = local.postmaster()
+        await servers.gates[0].lock()
+        assert local.in_production()
+        assert local.postmaster() == before
+        go.touch()
+        await servers.answers(0)
+        assert local.postmaster() == before
+        assert not await servers.write(0, "refused")
+
+    run_on(NEWEST, scenario, count=1)
+
+
+@needs(NEWEST)
 def test_what_a_follower_has_not_confirmed_is_seen() -> None:
     async def scenario(servers: PostgresServers) -> None:
         await serve(servers, 1)

@@ -62,6 +62,9 @@ class PostgresGate(ServerGate):
         if server.postmaster() is None or not server.in_production():
             # In recovery it refuses writes by itself. Before it ever takes any it is shut.
             return
+        if server.starts_fenced():
+            # Stopped now, it would begin anew, and perhaps never get any further.
+            return
         with suppress(OSError, TimeoutError):
             written = server.written_gate()
             if not written.epoch:

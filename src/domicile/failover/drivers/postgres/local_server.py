@@ -344,6 +344,19 @@ class LocalServer:
             head = file.read(STATE_AT + 4)
         return int.from_bytes(head[STATE_AT:], sys.byteorder) == IN_PRODUCTION
 
+    def starts_fenced(self) -> bool:
+        """Whether a running server takes nobody yet, and will come up in recovery.
+
+        Until its startup process has read the last checkpoint, its control file still says what it
+        was before. Its main process says by itself how far it is, on the eighth line of its file.
+        """
+        try:
+            said = (self.data / "postmaster.pid").read_text().split("\n")
+        except OSError:
+            return False
+        status = said[7].strip() if len(said) > 7 else ""
+        return status in ("", "starting") and (self.data / "standby.signal").exists()
+
     def write_follow(self, state: FollowState) -> FollowState:
         """Write whom the server follows."""
         state = msgspec.structs.replace(state, stamp=secrets.token_hex(8))
