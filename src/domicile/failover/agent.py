@@ -475,12 +475,16 @@ class Agent:
             under_way = self._tasks.spawn(self._make(want))
 
     async def _make(self, want: Want) -> None:
+        said = ""
         while self.member.guard():
             try:
                 await self._try_to_make(want)
             except (OSError, TimeoutError, StoreError) as error:
                 self._meter.count("server.unanswered")
-                log.info("group %s: %s is repeated: %s", self.group, want.wish.name, error)
+                what = str(error) or type(error).__name__
+                if what != said:
+                    log.info("group %s: %s is repeated: %s", self.group, want.wish.name, what)
+                said = what
                 await asyncio.sleep(RETRY_S)
             else:
                 self._done = want.number

@@ -224,11 +224,15 @@ class ServerGuard:
     # the server's process
 
     async def _keep_running(self, process: ServerProcess) -> None:
-        pause_s = LOOK_S
+        pause_s, said = LOOK_S, False
         while True:
             try:
-                if not await process.running():
+                down = not await process.running()
+                if down and not said:
                     log.info("the server is started")
+                said = down
+                if down:
+                    # Does nothing while the server must stay down, as during a repair.
                     await process.start()
                 pause_s = LOOK_S
             except (OSError, TimeoutError) as error:
