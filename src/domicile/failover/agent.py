@@ -35,6 +35,7 @@ from domicile.core.state.txn import (
     Changes,
     Committed,
     Conflict,
+    Delete,
     Item,
     Listing,
     Put,
@@ -59,11 +60,15 @@ from domicile.failover.machine import (
 )
 from domicile.failover.records import (
     GroupConfig,
+    GroupPhase,
+    GroupState,
     LossReceipt,
+    PastPrimary,
     ServerRecord,
     config_key,
     decode_group_record,
     encode_group_record,
+    past_key,
     receipt_key,
     server_key,
 )
@@ -80,6 +85,12 @@ log = logging.getLogger("domicile")
 
 LOOK_S = 0.1
 """How often an agent looks at its server."""
+
+KEPT_EPOCHS = 100
+"""I6: of so many epochs it stays known who became primary."""
+
+SKIPPED_EPOCHS = 10
+"""So many elections in a row may end without a primary, and none of the old records stays."""
 
 RETRY_S = 0.1
 """How soon a call to the server or the store that failed is made again."""
@@ -187,6 +198,7 @@ class Agent:
         self._wanted = asyncio.Event()
         self._look_now = asyncio.Event()
         self._said = ""
+        self._remembered = 0
         self._record: ServerRecord | None = None
         self._to_publish = asyncio.Event()
 
@@ -349,6 +361,7 @@ class Agent:
         finally:
             self._stepping = False
         self._say()
+        self._remember()
 
     def _say(self) -> None:
         """Log what the group does, once for each change."""
@@ -358,8 +371,38 @@ class Agent:
             self._said = said
             log.info("group %s: %s", self.group, said)
 
+    def _remember(self) -> None:
+        """For people: a primary's agent writes down each epoch that it serves."""
+        state = self.machine.state
+        if state is None or state.phase is not GroupPhase.SERVING:
+            return
+        if state.primary == self.incarnation and state.served != self._remembered:
+            self._remembered = state.served
+            self._spawn(self._write_past(state))
+
+    async def _write_past(self, state: GroupState) -> None:
+        key = past_key(self.group, state.served)
+        past = PastPrimary(
+            epoch=state.served, server=state.primary_server, why=state.why,
+            at=self._clock.wall().isoformat(timespec="seconds"), begin=state.chain[-1].begin,
+            by=self._notes.server,
+        )  # fmt: skip
+        last = state.served - KEPT_EPOCHS
+        old = [
+            Delete(past_key(self.group, epoch))
+            for epoch in range(max(1, last - SKIPPED_EPOCHS), last + 1)
+        ]
+        while self.member.guard():
+            # An agent that took the epoch over finds the record of its predecessor.
+            outcome = await self._calls.try_commit(
+                [Absent(key)], [Put(key, encode_group_record(past)), *old]
+            )
+            if not isinstance(outcome, Unknown):
+                return
+            await asyncio.sleep(RETRY_S)
+
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        # Bounded: the machine has one commit or read under way.
+        # Bounded: the machine has one commit or read under way, and an epoch one record.
         if self._tasks is None or self._over:
             work.close()
         else:

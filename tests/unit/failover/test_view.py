@@ -266,3 +266,9 @@ def test_a_simulated_group_that_lost_its_primary_is_shown_whole_again(mode: str)
     assert [one.healthy for one in view.servers] == [True] * 3
     assert [one.role for one in view.servers].count("replica") == 2
     assert view.loss_bytes == 0
+    # What `history` shows: each primary wrote down when and why it became one.
+    past = sorted(records(found, "g").past.values(), key=lambda one: one.epoch)
+    assert (past[0].epoch, past[0].why) == (1, "the group begins")
+    assert (past[-1].epoch, past[-1].server) == (view.epoch, view.primary)
+    assert all(one.at and one.by == one.server for one in past)
+    assert past[-1].begin > past[0].begin
