@@ -15,12 +15,12 @@ import multiprocessing
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from domicile.failover.records import GroupConfig
+from domicile.failover.records import GroupConfig, GroupPhase, GroupState
 from domicile.testing.groups.checkers import (
     check_contents,
     check_kept,
@@ -112,6 +112,137 @@ STRIKES: tuple[Strike, ...] = (
     _laggard, _laggard,
 )  # fmt: skip
 
+# Plots: several faults, each at the moment that the state tells. What they break is too rare else.
+
+PLOT_WAIT_S = 6.0
+"""How long a plot waits for its next moment before it gives up."""
+
+AWAY_S = 9.0
+"""How long a plot takes a machine away, if it does not bring it back before."""
+
+Plot = Callable[[SimGroup, GroupState, Random], Awaitable[None]]
+
+
+def _cast(
+    group: SimGroup, state: GroupState, random: Random
+) -> tuple[GroupMachineHost, GroupMachineHost, GroupMachineHost]:
+    """The primary, and the two others in any order."""
+    primary = next(one for one in group.machines if one.name == state.primary_server)
+    one, other = random.sample([one for one in group.machines if one is not primary], 2)
+    return primary, one, other
+
+
+async def _until(group: SimGroup, ready: Callable[[GroupState], bool]) -> GroupState | None:
+    """The state once it is as wanted, seen at once; None if it takes too long."""
+    end = group.world.now + PLOT_WAIT_S
+    while group.world.now < end:
+        state, _ = await group.state()
+        if state is not None and ready(state):
+            return state
+        await asyncio.sleep(0.003)
+    return None
+
+
+async def _two_fall(group: SimGroup, state: GroupState, random: Random) -> None:
+    """The primary falls, its successor falls too, and the first one comes back before it.
+
+    Either the first primary has a long tail that nobody else has, or one replica lacks much and
+    follows the successor without having got an entry from it (F7, F8, F12).
+    """
+    primary, one, lagging = _cast(group, state, random)
+    if random.random() < 0.5:
+        group.partition(primary, one, AWAY_S)
+        group.partition(primary, lagging, AWAY_S)
+        group.burst(primary, 40)
+    else:
+        group.partition(lagging, primary, 2 * AWAY_S)
+        group.partition(lagging, one, 2 * AWAY_S)
+    await asyncio.sleep(random.uniform(0.2, 0.6))
+    group.lose_machine(primary, 2 * AWAY_S)
+    epoch = state.epoch
+
+    def succeeded(now: GroupState) -> bool:
+        follower = [other for other in group.machines if other.name != now.primary_server]
+        follows = any(other.database.follows == now.primary_server for other in follower)
+        return now.phase is GroupPhase.SERVING and now.epoch > epoch and follows
+
+    after = await _until(group, succeeded)
+    if after is not None:
+        await asyncio.sleep(random.choice((0.0, 0.05, 0.2)))
+        successor, _, _ = _cast(group, after, random)
+        group.lose_machine(successor, AWAY_S)
+        served = after.epoch
+        await _until(group, lambda now: now.phase is GroupPhase.ELECTING and now.epoch > served)
+        await asyncio.sleep(random.choice((0.0, 0.0, 2.0)))
+    primary.database.start()
+    primary.start_agent()
+
+
+async def _set_shrinks(group: SimGroup, state: GroupState, random: Random) -> None:
+    """The primary falls just after a member without its data became its only quorum (F12)."""
+    primary, gone, lagging = _cast(group, state, random)
+    group.kill_agent(gone, AWAY_S)
+    await asyncio.sleep(random.uniform(1.5, 2.5))
+    group.partition(primary, lagging, PLOT_WAIT_S)
+    before = state.quorums
+    if await _until(group, lambda now: now.quorums != before) is not None:
+        await asyncio.sleep(random.choice((0.02, 0.05, 0.2)))
+        group.lose_machine(primary, AWAY_S)
+
+
+async def _set_grows(group: SimGroup, state: GroupState, random: Random) -> None:
+    """A member comes back, the state cannot be changed, and all but another member falls (F12)."""
+    primary, back, other = _cast(group, state, random)
+    group.kill_agent(back, 2 * AWAY_S)
+    before = state.quorums
+    if await _until(group, lambda now: now.quorums != before) is None:
+        return
+    await asyncio.sleep(0.5)
+    back.start_agent()
+    at = group.world.now
+    while (  # noqa: ASYNC110
+        back.name not in await group.members() and group.world.now < at + PLOT_WAIT_S
+    ):
+        await asyncio.sleep(0.003)
+    group.deafen_store(primary, 2.0)
+    group.partition(primary, other, 2.0)
+    await asyncio.sleep(random.uniform(0.5, 1.5))
+    group.lose_machine(primary, AWAY_S)
+    group.lose_machine(back, AWAY_S)
+
+
+async def _switch_to_a_laggard(group: SimGroup, state: GroupState, random: Random) -> None:
+    """An operator asks for a server that lacks the newest entries, and cannot get them (F11)."""
+    primary, lagging, _ = _cast(group, state, random)
+    group.partition(primary, lagging, random.choice((1.0, PLOT_WAIT_S)))
+    await asyncio.sleep(random.uniform(0.1, 0.5))
+    await group.switch_over(lagging.name)
+    await asyncio.sleep(random.uniform(0.5, 2.0))
+
+
+async def _server_blinks(group: SimGroup, state: GroupState, random: Random) -> None:
+    """The primary's server restarts within a moment, with less than a replica has (F4)."""
+    primary, ahead, _ = _cast(group, state, random)
+    group.crash_server(primary, random.choice((0.01, 0.05)), random.choice((5, 15)))
+    group.partition(primary, ahead, 1.0)
+    await asyncio.sleep(1.0)
+
+
+async def _wakes_among_electors(group: SimGroup, state: GroupState, random: Random) -> None:
+    """A frozen primary takes the writes that waited for it while the others elect (F2, F6)."""
+    primary, _, _ = _cast(group, state, random)
+    if not primary.database.frozen:
+        waking = asyncio.get_running_loop().create_task(group.wake_in_election(primary))
+        await asyncio.sleep(0.1)
+        group.burst(primary, 5)
+        await waking
+
+
+PLOTS: tuple[Plot, ...] = (
+    _two_fall, _two_fall, _set_shrinks, _set_grows, _switch_to_a_laggard, _server_blinks,
+    _wakes_among_electors,
+)  # fmt: skip
+
 
 @dataclass
 class GroupResult:
@@ -146,9 +277,12 @@ async def _faults(group: SimGroup, random: Random, until: float) -> None:
         for _ in range(random.choice((1, 1, 2))):
             pool = random.choice((group.machines, primary, candidate)) or group.machines
             dice = random.random()
-            if dice < 0.2:
+            if dice < 0.15 and state is not None and state.phase is GroupPhase.SERVING:
+                await random.choice(PLOTS)(group, state, random)
+                break
+            if dice < 0.3:
                 await group.switch_over(random.choice(group.machines).name)
-            elif dice < 0.3 and primary and not primary[0].database.frozen:
+            elif dice < 0.35 and primary and not primary[0].database.frozen:
                 waking.append(loop.create_task(group.wake_in_election(primary[0])))
             else:
                 random.choice(STRIKES)(group, random.choice(pool), random)

@@ -118,6 +118,7 @@ class SimGroup:
         self.machines = [GroupMachineHost(self, f"s{n}") for n in range(1, servers + 1)]
         for machine in self.machines:
             self.databases[machine.name] = machine.database
+        self._random = self.world.stream("group")
         self.writes = 0
         self.faults: list[tuple[float, str]] = []
         self.forced = 0
@@ -170,7 +171,8 @@ class SimGroup:
         machine.database.thaw(GUARD_S)
         self.after(GUARD_S * 0.9, machine.guard.run_late)
         if loop is not None:
-            loop.thaw()
+            # The processes of a machine that wakes run in any order.
+            self.after(self._random.choice((0.0, GUARD_S)), loop.thaw)
 
     async def wake_in_election(self, machine: GroupMachineHost, longest_s: float = 6.0) -> None:
         """A machine stands still, and wakes when the others have just begun to elect (F2, F6)."""
@@ -225,6 +227,12 @@ class SimGroup:
         self.note(f"{machine.name} cut from the store for {seconds:.1f} s")
         machine.faults.cut = True
         self.after(seconds, partial(setattr, machine.faults, "cut", False))
+
+    def deafen_store(self, machine: GroupMachineHost, seconds: float) -> None:
+        """What an agent asks of the store gets lost; what it watches still arrives."""
+        self.note(f"requests of {machine.name} to the store lost for {seconds:.1f} s")
+        machine.faults.lost_request = 1.0
+        self.after(seconds, partial(setattr, machine.faults, "lost_request", 0.0))
 
     def outage(self, seconds: float) -> None:
         """Nobody reaches the store."""
@@ -303,6 +311,14 @@ class SimGroup:
 
     # clients
 
+    def burst(self, machine: GroupMachineHost, writes: int) -> None:
+        """One client sends many writes at once, without waiting for answers."""
+        self.note(f"{writes} writes at once to {machine.name}")
+        for _ in range(writes):
+            self.writes += 1
+            if machine.database.up:
+                machine.database.soon(partial(machine.database.write, self.writes, _unheard))
+
     async def keep_writing(self, name: str, until: float) -> None:
         """Write numbered entries to whatever accepts them; also on sessions that are old."""
         random = self.world.stream(f"client {name}")
@@ -359,3 +375,7 @@ class SimGroup:
                 line += f", {agent.machine.doing}, {agent.machine.waits or ''}, {want}, {seen}"
             lines.append(line)
         return lines
+
+
+def _unheard(taken: bool) -> None:
+    """An answer that nobody waits for."""
