@@ -1,0 +1,119 @@
+"""A real journal whose calls get no answer when a test wants it, in the processes of its nodes.
+
+A node opens it by a URL with `failing-` in front. What shall fail stands in a file, whose name
+travels in the environment; so does what has failed. Nodes read, and only the test changes the wish.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from domicile.backends import Backend, OpenOptions, register
+from domicile.backends.registry import journal_backend
+from domicile.ports.journal import Journal, JournalUnknown
+
+PREFIX = "failing-"
+FAULTS = "DOMICILE_TEST_JOURNAL_FAULTS"
+CALLS = ("claim", "write", "settle", "recover", "inbox", "remembered")
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """Which calls fail, how often in each process, and whether the journal does them anyway."""
+
+    number: int = 0
+    times: Mapping[str, int] = {}
+    is_done: bool = False
+
+
+class Faults:
+    """The two files, as the test sees them."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._wish = directory / "wish"
+        self._felt = _felt(self._wish)
+        self._number = 0
+        self._felt.touch()
+        self.want({})
+        monkeypatch.setenv(FAULTS, str(self._wish))
+
+    def want(self, times: Mapping[str, int], *, is_done: bool = False) -> None:
+        """From now on these calls fail, so often in each process."""
+        self._number += 1
+        new = self._wish.with_suffix(".new")
+        new.write_bytes(msgspec.json.encode(Wish(self._number, times, is_done)))
+        new.replace(self._wish)
+
+    def felt(self) -> set[str]:
+        """Calls that failed since the last `want`."""
+        lines = [line.split() for line in self._felt.read_text(encoding="utf-8").splitlines()]
+        return {call for number, call in lines if int(number) == self._number}
+
+
+class FailingJournal:
+    """What it does not know, it leaves to the real journal."""
+
+    def __init__(self, journal: Journal, wish: Path) -> None:
+        self._journal, self._path = journal, wish
+        self._wish = Wish()
+        self._left: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._journal, name)
+        if name not in CALLS:
+            return found
+
+        async def call(*args: Any) -> Any:
+            if not self._fails(name):
+                return await found(*args)
+            if self._wish.is_done:
+                await found(*args)
+            raise JournalUnknown(f"{name} got no answer: a test wants it so")
+
+        return call
+
+    def _fails(self, call: str) -> bool:
+        wish = msgspec.json.decode(self._path.read_bytes(), type=Wish)
+        if wish.number != self._wish.number:
+            self._wish, self._left = wish, dict(wish.times)
+        if not self._left.get(call):
+            return False
+        self._left[call] -= 1
+        file = os.open(_felt(self._path), os.O_WRONLY | os.O_APPEND)
+        try:
+            os.write(file, f"{wish.number} {call}\n".encode())
+        finally:
+            os.close(file)
+        return True
+
+
+class _Failing(Backend):
+    def open_journal(self, url: str, options: OpenOptions) -> Journal:
+        inner = url.removeprefix(PREFIX)
+        opened = journal_backend(inner).open_journal(inner, options)
+        return cast(Journal, FailingJournal(opened, Path(os.environ[FAULTS])))
+
+
+class _FailingSqlite(_Failing):
+    scheme = f"{PREFIX}sqlite"
+    journals = f"{PREFIX}sqlite:///path/to/file (for tests)"
+
+
+class _FailingPostgres(_Failing):
+    scheme = f"{PREFIX}postgresql"
+    journals = f"{PREFIX}postgresql://user@host/database (for tests)"
+
+
+def install() -> None:
+    """Make these journals known in this process."""
+    for backend in (_FailingSqlite(), _FailingPostgres()):
+        register(backend)
+
+
+def _felt(wish: Path) -> Path:
+    return wish.with_suffix(".felt")
