@@ -22,6 +22,7 @@ from random import Random
 from typing import Any
 
 from domicile import DomicileError
+from domicile.core.ids import NOBODY, Incarnation
 from domicile.testing import Processes
 from domicile.testing.processes.member_signals import standing_still
 from domicile.testing.processes.node_process import HarnessError, NodeProcess
@@ -90,6 +91,8 @@ class Strikes:
         self._look = look
         """Has somebody look at every account."""
         self._calm = asyncio.Event()
+        self._at_the_server = asyncio.Lock()
+        """Held by a strike that needs the sessions of the server, or ends them."""
         self._drained: int | None = None
 
     def end(self) -> None:
@@ -131,18 +134,19 @@ class Strikes:
             return
         while not self._calm.is_set():
             await self._while(self._random.uniform(3.0, 7.0))
-            if self._calm.is_set():
-                return
-            if self._random.random() < 0.5:
-                await asyncio.to_thread(server.kill)
-                self._counts["journal kills"] += 1
-                await self._while(self._random.uniform(0.0, 1.0))
-                await asyncio.to_thread(server.start)
-            else:
-                await asyncio.to_thread(server.freeze)
-                self._counts["journal freezes"] += 1
-                await self._while(self._random.uniform(0.2, 3.0))
-                await asyncio.to_thread(server.thaw)
+            async with self._at_the_server:
+                if self._calm.is_set():
+                    return
+                if self._random.random() < 0.5:
+                    await asyncio.to_thread(server.kill)
+                    self._counts["journal kills"] += 1
+                    await self._while(self._random.uniform(0.0, 1.0))
+                    await asyncio.to_thread(server.start)
+                else:
+                    await asyncio.to_thread(server.freeze)
+                    self._counts["journal freezes"] += 1
+                    await self._while(self._random.uniform(0.2, 3.0))
+                    await asyncio.to_thread(server.thaw)
 
     async def move_shards(self) -> None:
         """Wishes for homes of the accounts' shards, all the time."""
@@ -261,8 +265,13 @@ class Strikes:
         if server is None:
             await self._freeze()
             return
+        async with self._at_the_server:
+            await self._late_batch_at(server)
+
+    async def _late_batch_at(self, server: PostgresServer) -> None:
         node = self._victim()
         assert node.process is not None
+        owner = self._cluster.incarnation(node.index)
         sessions = await asyncio.to_thread(server.sessions_of, node.process.pid)
         for session in sessions:
             _signal(session, signal.SIGSTOP)
@@ -276,6 +285,10 @@ class Strikes:
             self._counts["freezes"] += 1
             self._counts["late batches"] += bool(sessions) and self._in_flight(node) >= SEVERAL
             await self._past_the_lease()
+            with suppress(AssertionError):
+                await self._cluster.wait_until(lambda: self._is_replaced(owner), timeout_s=JOIN_S)
+            # The new homes claim with the first message, and there are messages all the time.
+            await self._while(self._random.uniform(0.3, LAST_S))
         finally:
             for session in sessions:
                 _signal(session, signal.SIGCONT)
@@ -306,6 +319,13 @@ class Strikes:
         if len(up) < 2:
             raise HarnessError("too few nodes run")
         return self._random.choice(up)
+
+    def _is_replaced(self, owner: Incarnation | None) -> bool:
+        """Whether no account has its home there any more."""
+        shards = {self._cluster.shard(Account, account) for account in self._accounts}
+        return self._calm.is_set() or all(
+            self._cluster.entry(shard).owner not in (owner, NOBODY) for shard in shards
+        )
 
     def _in_flight(self, node: NodeProcess) -> int:
         """How many batches of a node are on their way to the journal."""
