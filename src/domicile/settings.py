@@ -41,6 +41,7 @@ class Settings:
     op_timeout_s: float = 0.0
     evict_after_s: float = 0.0
     fencing: str = "lease"
+    health: str = ""
     coordinator_role: str = ""
     # shards and their balance
     shards: int = 256

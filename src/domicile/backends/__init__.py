@@ -1,20 +1,21 @@
 """Which store, journal, transport and health port does a URL mean?
 
 `registry` knows which backend a scheme means; `memory`, `sqlite`, `postgres`, `redis` and `etcd`
-are the built-in ones; `wiring` opens everything that one process needs. Derive a `Backend` to add
-another store or journal.
+are the built-in ones, and `pods` is a health port beside any of them; `wiring` opens everything
+that one process needs. Derive a `Backend` to add another store or journal.
 """
 
 from __future__ import annotations
 
 from domicile.backends.etcd import ETCD
 from domicile.backends.memory import MEMORY
+from domicile.backends.pods import SCHEME, pod_health
 from domicile.backends.postgres import POSTGRES
 from domicile.backends.redis import REDIS, REDISS
-from domicile.backends.registry import Backend, OpenOptions, register
+from domicile.backends.registry import Backend, OpenOptions, register, register_health
 from domicile.backends.sqlite import SQLITE
 
-__all__ = ["Backend", "OpenOptions", "register"]
+__all__ = ["Backend", "OpenOptions", "register", "register_health"]
 
 register(MEMORY)
 register(SQLITE)
@@ -22,3 +23,4 @@ register(POSTGRES)
 register(REDIS)
 register(REDISS)
 register(ETCD)
+register_health(SCHEME, pod_health)

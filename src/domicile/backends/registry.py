@@ -133,6 +133,11 @@ class Backend:
 
 _known: dict[str, Backend] = {}
 
+OpensHealth = Callable[[str, OpenOptions], Health]
+"""Makes a health port from its URL, or raises `ConfigError`. It does no I/O."""
+
+_healths: dict[str, OpensHealth] = {}
+
 
 def register(backend: Backend) -> None:
     """Make a backend known in this process; `ConfigError` if another one has its scheme."""
@@ -141,6 +146,24 @@ def register(backend: Backend) -> None:
             f"{backend.scheme}:// is registered already, by {_name(_known[backend.scheme])}: give "
             f"{_name(backend)} another scheme"
         )
+
+
+def register_health(scheme: str, opens: OpensHealth) -> None:
+    """Make a health port known that has a URL of its own, apart from the store's (C9)."""
+    if _healths.setdefault(scheme, opens) is not opens:
+        raise ConfigError(f"{scheme}:// has a health port already: use another scheme")
+
+
+def open_health(url: str, options: OpenOptions) -> Health:
+    """The health port at a URL; raises `ConfigError` unless the URL is complete."""
+    scheme, found, _ = url.partition("://")
+    if not found or scheme not in _healths:
+        known = ", ".join(f"{one}://" for one in _healths)
+        raise ConfigError(
+            f"health {shown_url(url)!r} is not one of the known kinds: {known}; leave it out to "
+            "have the store's own"
+        )
+    return _healths[scheme](url, options)
 
 
 def store_backend(url: str) -> Backend:

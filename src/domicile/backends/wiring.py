@@ -18,6 +18,7 @@ from domicile.backends.registry import (
     Backend,
     OpenOptions,
     journal_backend,
+    open_health,
     shown_url,
     store_backend,
 )
@@ -111,7 +112,9 @@ def open_backends(
         clock=SystemClock(),
         meter=meter,
         random=Random(os.urandom(16)),
-        health=backend.health(store, options),
+        health=open_health(settings.health, options)
+        if settings.health
+        else backend.health(store, options),
         watchdog=watchdog,
         blocking=blocking_threads(settings),
     )

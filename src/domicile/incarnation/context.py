@@ -15,7 +15,7 @@ from domicile.core.state.records import TypeRecord
 from domicile.entity.model.entity import EntityType
 from domicile.links.machine import PROTOCOLS
 from domicile.ports.clock import Clock
-from domicile.ports.health import Health
+from domicile.ports.health import Health, JudgesByPlace
 from domicile.ports.journal import Journal
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
@@ -49,12 +49,20 @@ class Backends:
     tracer: Tracer | None = None
 
     async def close(self) -> None:
-        """Let go of store and journal: this process uses them no more."""
+        """Let go of store, journal and health port: this process uses them no more."""
         try:
             await self.store.close()
         finally:
-            if self.journal is not None:
-                await self.journal.close()
+            try:
+                await self._close_health()
+            finally:
+                if self.journal is not None:
+                    await self.journal.close()
+
+    async def _close_health(self) -> None:
+        health: object = self.health
+        if isinstance(health, JudgesByPlace):
+            await health.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,11 +48,11 @@ from domicile.membership.clock import SystemClock
 from domicile.membership.death_watch import DeathWatch, check_fencing, let_go
 from domicile.membership.loopwatch import LoopPulse, LoopWatch, RunningHandler
 from domicile.membership.member import Member
-from domicile.membership.record_kinds import ProcessRecord, kind_of, marked_leaving
+from domicile.membership.record_kinds import ProcessRecord, kind_of, marked_leaving, placed_at
 from domicile.persist.journal_check import JournalCheck, check_of, compare_on_join
 from domicile.persist.writer import JournalWriter
 from domicile.ports.control import ControlWiring
-from domicile.ports.health import Health
+from domicile.ports.health import Health, JudgesByPlace
 from domicile.ports.transport import Peer
 from domicile.taglog import TaggedLog
 
@@ -185,12 +185,33 @@ class RunningIncarnation:
             if self._hosts:
                 check_fencing(settings, backends.health)
             if backends.health is not None:
+                if self._hosts:
+                    await self._find_place(backends.health)
                 backends.health.hold(self.me)
             await self._tidy_up()
             return await self.member.join(self._listen if self._hosts else None)
         except BaseException:
             await self._end()
             raise
+
+    async def _find_place(self, health: Health) -> None:
+        """C9: what others will judge this incarnation by goes into its record."""
+        if not isinstance(health, JudgesByPlace):
+            return
+        try:
+            place = await health.find_place()
+        except StoreUnavailable as error:
+            if self._plan.settings.fencing == "health":
+                raise
+            log.warning("%s; only its lease will show when this node dies", error, extra=self.tags)
+            return
+        self.member.amend(partial(placed_at, place))
+
+    def _ask_for_proofs(self, group: asyncio.TaskGroup, health: Health) -> list[asyncio.Task[None]]:
+        if self._deaths is None or not isinstance(health, JudgesByPlace):
+            return []
+        asking = health.run(self._deaths.look_soon)
+        return [group.create_task(asking, name="domicile-proofs")]
 
     def _control_wiring(self) -> ControlWiring:
         backends, plan = self._backends, self._plan
@@ -246,6 +267,7 @@ class RunningIncarnation:
                     if self._backends.health is not None:
                         self._deaths = deaths = self._look_out(self._backends.health)
                         watching.append(group.create_task(deaths.run(), name="domicile-deaths"))
+                        watching += self._ask_for_proofs(group, self._backends.health)
                 await self._over.wait()
                 for task in watching:
                     task.cancel()

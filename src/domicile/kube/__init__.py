@@ -16,4 +16,7 @@ there), `sharder` (what is changed, and when), `admission` (what the webhook ans
 are pure. `holding` keeps a Lease; `member` is an instance's side, with `controller` as a plain
 loop. `sharding` drives the machine, `webhook` is its server, `certificates` are what that
 needs. `serving` puts a sharder together.
+
+`pod_health` and `pod_proof` are no part of rings: they prove to nodes of entities that a pod is
+gone.
 """

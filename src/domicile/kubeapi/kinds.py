@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from domicile.kubeapi.objects import ConfigMap, ControllerRing, KubeLease, PartialObject
+from domicile.kubeapi.objects import (
+    ConfigMap,
+    ControllerRing,
+    KubeLease,
+    KubeNode,
+    KubePod,
+    PartialObject,
+)
 
 K = TypeVar("K", bound=PartialObject)
 
@@ -50,6 +57,10 @@ SECRETS = ApiKind("", "v1", "secrets", "Secret", True, ConfigMap)
 """Their data is base64, and otherwise like that of a ConfigMap."""
 
 NAMESPACES = ApiKind("", "v1", "namespaces", "Namespace", False, PartialObject)
+PODS = ApiKind("", "v1", "pods", "Pod", True, KubePod)
+MACHINES = ApiKind("", "v1", "nodes", "Node", False, KubeNode)
+"""The machines of a Kubernetes cluster, which it calls nodes."""
+
 EVENTS = ApiKind("", "v1", "events", "Event", True, PartialObject)
 WEBHOOKS = ApiKind(
     "admissionregistration.k8s.io",

@@ -90,6 +90,70 @@ class ConfigMap(PartialObject, frozen=True):
     data: dict[str, str] | None = None
 
 
+class ContainerState(_Camel, frozen=True):
+    """What a container is doing: exactly one of the three is there."""
+
+    waiting: dict[str, Any] | None = None
+    running: dict[str, Any] | None = None
+    terminated: dict[str, Any] | None = None
+
+
+class ContainerStatus(_Camel, frozen=True):
+    """What the kubelet last said about a container."""
+
+    name: str = ""
+    state: ContainerState = ContainerState()
+    restart_count: int = 0
+
+
+class PodContainer(_Camel, frozen=True):
+    """A container that a pod is to have."""
+
+    name: str = ""
+
+
+class PodSpec(_Camel, frozen=True):
+    """What a pod is to be, and on which machine."""
+
+    node_name: str = ""
+    containers: tuple[PodContainer, ...] = ()
+
+
+class PodStatus(_Camel, frozen=True):
+    """What is known about a pod."""
+
+    phase: str = ""
+    container_statuses: tuple[ContainerStatus, ...] = ()
+    init_container_statuses: tuple[ContainerStatus, ...] = ()
+    ephemeral_container_statuses: tuple[ContainerStatus, ...] = ()
+
+
+class KubePod(PartialObject, frozen=True):
+    """A `Pod` of `v1`."""
+
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+class NodeTaint(_Camel, frozen=True):
+    """What keeps pods away from a machine, or says something about it."""
+
+    key: str = ""
+    effect: str = ""
+
+
+class KubeNodeSpec(_Camel, frozen=True):
+    """What a machine is to be."""
+
+    taints: tuple[NodeTaint, ...] = ()
+
+
+class KubeNode(PartialObject, frozen=True):
+    """A `Node` of `v1`: a machine of the Kubernetes cluster, not a node of ours."""
+
+    spec: KubeNodeSpec = KubeNodeSpec()
+
+
 class ControlledResource(_Camel, frozen=True):
     """A kind of objects that belong to a ring's objects."""
 

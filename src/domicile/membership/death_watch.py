@@ -18,7 +18,7 @@ from domicile.core.state.txn import Committed, Conflict, Outcome
 from domicile.errors import ConfigError, StoreError
 from domicile.membership.store_calls import StoreCalls
 from domicile.ports.clock import Clock
-from domicile.ports.health import Health, SweepsProofs, Verdict
+from domicile.ports.health import Health, JudgesByPlace, SweepsProofs, Verdict
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store
 from domicile.settings import Settings
@@ -39,7 +39,8 @@ def check_fencing(settings: Settings, health: Health | None) -> None:
         raise ConfigError(
             "fencing='health' frees a node's shards only on proof that its process can never run "
             "again, and nothing here could prove that: use a store of the form "
-            "sqlite:///path/to/file.db, whose file locks do, or fencing='lease'"
+            "sqlite:///path/to/file.db, whose file locks do, or in a pod health='kubernetes://', "
+            "or fencing='lease'"
         )
 
 
@@ -134,7 +135,10 @@ class DeathWatch:
         self._parted.pop(client, None)
 
     def _verdict(self, incarnation: Incarnation) -> Verdict:
+        record = self._members.nodes.get(incarnation)
         try:
+            if record is not None and isinstance(self._health, JudgesByPlace):
+                self._health.placed(incarnation, record.place)
             return self._health.verdict(incarnation)
         except Exception:
             if not self._failing:

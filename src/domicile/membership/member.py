@@ -114,6 +114,11 @@ class Member(LeaseHolder[R]):
 
     # Joining and leaving
 
+    def amend(self, change: Callable[[R], R]) -> None:
+        """Change the own record before `join`."""
+        assert not self._may_stand, "a record that may be stored is changed by `rewrite`"
+        self._record = change(self._record)
+
     async def join(self, listen: Callable[[], Awaitable[str]] | None = None) -> bool:
         """Read the store, agree on `config`, register. Waits while the store is unavailable.
 

@@ -170,6 +170,12 @@ def marked_leaving(record: ProcessRecord) -> ProcessRecord:
     return msgspec.structs.replace(record, status="leaving")
 
 
+def placed_at(place: str, record: ProcessRecord) -> ProcessRecord:
+    """The record of a node that says where it runs (C9)."""
+    assert isinstance(record, NodeRecord), "a client's record has no place"
+    return msgspec.structs.replace(record, place=place)
+
+
 def _roles(record: NodeRecord) -> str:
     names = ", ".join(map(repr, record.roles))
     return f"role {names}" if len(record.roles) == 1 else f"roles {names}" if names else "no roles"

@@ -6,6 +6,7 @@ makes two homes (I1); every other error only costs time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
@@ -64,4 +65,32 @@ class SweepsProofs(Protocol):
     def sweep(self) -> int:
         """Look at a few proofs and remove the old ones; return how many. Quick: called on the event
         loop."""
+        ...
+
+
+@runtime_checkable
+class JudgesByPlace(Protocol):
+    """A `Health` that asks a server about the places in which processes run.
+
+    A node's record says its place. Verdicts come from what the server said last, while `run` runs.
+    """
+
+    async def find_place(self) -> str:
+        """Where this process runs, for its record.
+
+        Raises `StoreUnavailable` if the server does not answer now, and `ConfigError` if it never
+        will as things are.
+        """
+        ...
+
+    def placed(self, incarnation: Incarnation, place: str) -> None:
+        """The record of an incarnation names its place. Called before `verdict`, each time."""
+        ...
+
+    async def run(self, proved: Callable[[], None]) -> None:
+        """Ask the server until cancelled. `proved` is called when there is a new proof."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections to the server."""
         ...

@@ -56,6 +56,8 @@ SERVED = (
     ServedKind("", "v1", "configmaps", "ConfigMap"),
     ServedKind("", "v1", "secrets", "Secret"),
     ServedKind("", "v1", "events", "Event"),
+    ServedKind("", "v1", "pods", "Pod"),
+    ServedKind("", "v1", "nodes", "Node", False),
     ServedKind("coordination.k8s.io", "v1", "leases", "Lease"),
     ServedKind("sharding.timebertt.dev", "v1alpha1", "controllerrings", "ControllerRing", False),
     ServedKind(

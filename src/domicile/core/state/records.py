@@ -28,6 +28,8 @@ class NodeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """"up", "leaving" (wants to be emptied, receives nothing) or "evicted"."""
     protocols: tuple[int, int] = (1, 1)
     """The oldest and the newest wire protocol that the node speaks (DX-19)."""
+    place: str = ""
+    """Where the process runs, in the words of its health port, which alone reads them (C9)."""
     stalled: bool = False
     """The node reports that its event loop is blocked; it renews for a limited time (DX-10)."""
 
