@@ -210,8 +210,11 @@ class RunningIncarnation:
     def _ask_for_proofs(self, group: asyncio.TaskGroup, health: Health) -> list[asyncio.Task[None]]:
         if self._deaths is None or not isinstance(health, JudgesByPlace):
             return []
-        asking = health.run(self._deaths.look_soon)
+        asking = health.run(self._deaths.look_soon, self._shards_here)
         return [group.create_task(asking, name="domicile-proofs")]
+
+    def _shards_here(self) -> int:
+        return sum(1 for _, entry in self._members.map if entry.owner == self.me)
 
     def _control_wiring(self) -> ControlWiring:
         backends, plan = self._backends, self._plan

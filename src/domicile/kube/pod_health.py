@@ -52,6 +52,10 @@ AGAIN_S = 5.0
 AT_ONCE = 32
 """I6: questions of one round."""
 
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+COST_S = 10.0
+"""Seconds between two writes of the deletion cost, while shards move."""
+
 KEPT = 10_000
 """I6: proofs, and places of incarnations, that are remembered. The oldest is forgotten first."""
 
@@ -190,7 +194,7 @@ class PodHealth:
         if found is not None:
             _remember(self._places, incarnation, found)
 
-    async def run(self, proved: Callable[[], None]) -> None:
+    async def run(self, proved: Callable[[], None], shards: Callable[[], int]) -> None:
         """As `JudgesByPlace.run`."""
         while not self._cluster:
             # The own record has no place then, but others can be judged.
@@ -202,6 +206,7 @@ class PodHealth:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow(proved), name="domicile-pods")
             tasks.create_task(self._ask(proved), name="domicile-missing-pods")
+            tasks.create_task(self._tell_cost(shards), name="domicile-pod-cost")
 
     async def close(self) -> None:
         """As `JudgesByPlace.close`."""
@@ -271,6 +276,24 @@ class PodHealth:
                 raise
             machine = None
         return self._prove(place.uid, proof_in_machine(place, machine))
+
+    async def _tell_cost(self, shards: Callable[[], int]) -> None:
+        """Keep the pod's deletion cost: a Deployment that shrinks ends the emptiest pods first."""
+        own = self._own()
+        told = -1
+        while True:
+            cost = shards()
+            try:
+                if cost != told:
+                    change = {"metadata": {"annotations": {DELETION_COST: str(cost)}}}
+                    await self._client.patch(PODS, own.name, own.namespace, merge=change)
+                    told = cost
+            except KubeForbidden as error:
+                log.warning("the pod's deletion cost is not kept: %s", error)
+                return
+            except DomicileError as error:
+                log.info("the pod's deletion cost could not be told: %s", error)
+            await asyncio.sleep(COST_S)
 
     def _prove(self, uid: str, proof: str) -> bool:
         if not proof or uid in self._proofs:

@@ -7,6 +7,7 @@ command must leave an audit record in the store. `ops.operator_commits` decides 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -38,6 +39,9 @@ T = TypeVar("T")
 
 PROGRESS_S = 0.5
 
+LOOK_S = 0.5
+"""Seconds between two looks at a node that is being emptied."""
+
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Why = Annotated[
     str, typer.Option(show_default=False, help="The reason, for the audit record in the store.")
@@ -49,7 +53,11 @@ def add_operator_commands(app: typer.Typer) -> None:
     """Add these commands to the application."""
     dev = "sqlite:///.domicile/dev.db"
     for name, command, shown in (
-        ("drain", drain, (f"drain node-1 {dev}", f"drain node-1 {dev} --undo")),
+        (
+            "drain",
+            drain,
+            (f"drain node-1 {dev} --wait 30", f"drain node-1 {dev} --undo", f"drain --self {dev}"),
+        ),
         (
             "target",
             target,
@@ -81,18 +89,36 @@ def add_operator_commands(app: typer.Typer) -> None:
 
 
 def drain(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")],
+    node: Annotated[
+        str | None, typer.Argument(metavar="NODE", show_default=False, help="The node's name.")
+    ] = None,
     store: StoreOption = None,
     app: App = None,
     cluster: Cluster = None,
     undo: Annotated[bool, typer.Option("--undo", help="Let it have shards again.")] = False,
+    own: Annotated[
+        bool,
+        typer.Option("--self", help="The node that POD_NAME names; the wish ends when it ends."),
+    ] = False,
+    wait: Annotated[
+        float | None,
+        typer.Option(min=0.0, show_default=False, help="Seconds to wait until it is empty."),
+    ] = None,
     why: Why = "",
 ) -> None:
     """Wish a node empty: its shards move elsewhere, one by one and without a lost message.
 
-    The wish stays until --undo, also over restarts of a node of that name. A drained node keeps
-    its shards only while no other node of their role is there.
+    The wish stays until --undo, also over restarts of a node of that name; with --self it ends with
+    the node. A drained node keeps its shards only while no other node of their role is there. With
+    --wait it exits with 1 if the node is not empty in time.
     """
+    if own:
+        # Without NODE the first word is the store.
+        url, name = which(node or store, app, cluster, "drain", "--self")
+        _drain_self(url, name, 0.0 if wait is None else wait, undo, why)
+        return
+    if node is None:
+        fail("say which node: domicile drain NODE, or --self in a pod", USAGE)
     url, name = which(store, app, cluster, "drain", node)
     # After the wish is stored the node may be empty before one could look.
     had_shards: list[bool] = []
@@ -108,6 +134,46 @@ def drain(
         typer.echo(f"{node} is being emptied")
     else:
         typer.echo(f"{node} is empty already, and stays so until `domicile drain {node} --undo`")
+    if wait is not None and not undo:
+        _await_empty(url, name, node, wait)
+
+
+def _drain_self(url: str, cluster: str, wait_s: float, undo: bool, why: str) -> None:
+    """For a pod that is about to end: return once its node is empty."""
+    node = os.environ.get("POD_NAME", "")
+    if not node or undo:
+        fail(
+            "--self needs POD_NAME, which the downward API sets, and goes without --undo: the wish "
+            "ends with the node",
+            USAGE,
+        )
+    members = _look(url, cluster).members.nodes.values()
+    if all(record.node != node for record in members):
+        typer.echo(f"no node is registered as {node}: there is nothing to empty")
+        return
+    _do(url, cluster, "drain --self", lambda now: operator_commits.own_drain_commit(now, node), why)
+    _await_empty(url, cluster, node, wait_s)
+
+
+def _await_empty(url: str, cluster: str, node: str, wait_s: float) -> None:
+    async def wait(operator: Operator) -> str:
+        ends = time.monotonic() + wait_s
+        while operator_commits.has_shards(picture := await operator.look(), node):
+            if not operator_commits.has_takers(picture, node):
+                return f"{node} keeps its shards: no other node of their role can take them"
+            if time.monotonic() >= ends:
+                return ""
+            await asyncio.sleep(LOOK_S)
+        return f"{node} is empty"
+
+    said = run_operator(url, cluster, wait)
+    if not said:
+        fail(
+            f"{node} still has shards after {wait_s:g} s; `domicile status` shows what moves, and "
+            "what holds it up",
+            FAILED,
+        )
+    typer.echo(said)
 
 
 def target(

@@ -16,6 +16,7 @@ import msgspec
 from domicile.core.coordinator.commits import put_away
 from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
 from domicile.core.lease.death_probes import removal
+from domicile.core.lease.lease import RECORD_FOREVER_S
 from domicile.core.placement.versions import ranks
 from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.keys import (
@@ -27,6 +28,7 @@ from domicile.core.state.keys import (
     drain_key,
     kick_key,
     node_key,
+    node_lease,
     release_key,
 )
 from domicile.core.state.shardmap import (
@@ -255,6 +257,17 @@ def has_shards(picture: StoreSnapshot, node: str) -> bool:
     return any(entry.owner in owners for _, entry in picture.members.map)
 
 
+def has_takers(picture: StoreSnapshot, node: str) -> bool:
+    """Whether any other node of a node's roles may receive shards."""
+    members = picture.members
+    roles = {role: None for one in members.nodes.values() if one.node == node for role in one.roles}
+    return any(
+        one.node != node and one.status == "up" and one.node not in members.drains
+        and any(role in roles for role in one.roles)
+        for one in members.nodes.values()
+    )  # fmt: skip
+
+
 def drain_commit(picture: StoreSnapshot, node: str, *, undo: bool) -> OperatorCommit:
     """Store the wish that a node be empty, or remove that wish."""
     if undo:
@@ -267,6 +280,20 @@ def drain_commit(picture: StoreSnapshot, node: str, *, undo: bool) -> OperatorCo
         listed = f"registered: {', '.join(sorted(known))}" if known else "no node is registered"
         raise LookupError(f"no node is registered as {node!r}; {listed}")
     return OperatorCommit(node, (), (Put(drain_key(node), b""),))
+
+
+def own_drain_commit(picture: StoreSnapshot, node: str) -> OperatorCommit:
+    """Store the wish that a node be empty until it ends: the wish goes with the node's lease."""
+    mine = [one for one, record in picture.members.nodes.items() if record.node == node]
+    if not mine:
+        raise LookupError(f"no node is registered as {node!r}")
+    if picture.members.nodes[mine[0]].ttl_s >= RECORD_FOREVER_S:
+        raise LookupError(
+            f'{node!r} has no lease (fencing="health"), so a wish would outlive it: end it by '
+            "SIGTERM, which empties it, too"
+        )
+    wish = Put(drain_key(node), b"", node_lease(mine[0]))
+    return OperatorCommit(node, (Present(node_key(mine[0])),), (wish,))
 
 
 def blocks(picture: StoreSnapshot) -> list[tuple[str, int]]:

@@ -87,8 +87,11 @@ class JudgesByPlace(Protocol):
         """The record of an incarnation names its place. Called before `verdict`, each time."""
         ...
 
-    async def run(self, proved: Callable[[], None]) -> None:
-        """Ask the server until cancelled. `proved` is called when there is a new proof."""
+    async def run(self, proved: Callable[[], None], shards: Callable[[], int]) -> None:
+        """Ask the server until cancelled, and tell it how much would move if this process ended.
+
+        `proved` is called when there is a new proof; `shards` says how many are at home here.
+        """
         ...
 
     async def close(self) -> None:

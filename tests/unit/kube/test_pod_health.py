@@ -12,7 +12,7 @@ import pytest
 from domicile.backends.registry import OpenOptions, open_health
 from domicile.core.ids import Incarnation
 from domicile.errors import ConfigError, StoreUnavailable
-from domicile.kube.pod_health import KEPT, OwnPod, PodHealth, own_pod
+from domicile.kube.pod_health import DELETION_COST, KEPT, OwnPod, PodHealth, own_pod
 from domicile.kube.pod_proof import OUT_OF_SERVICE, PodPlace, parse_place, proof_in_pod
 from domicile.kubeapi.client import KubeClient
 from domicile.kubeapi.errors import KubeNotFound, refusal_of
@@ -64,6 +64,7 @@ class Judge:
             self.client, lambda: self.own, locks=locks, random=world.stream("health")
         )
         self.proved = 0
+        self.shards = 0
         self.place = ""
 
     async def begin(self) -> asyncio.Task[None]:
@@ -71,7 +72,7 @@ class Judge:
         assert mine is not None
         self.place = PodPlace(mine.cluster, "m1", "default", "a", self.uid).text()
         self.health.placed(A, self.place)
-        running = asyncio.ensure_future(self.health.run(self._count))
+        running = asyncio.ensure_future(self.health.run(self._count, lambda: self.shards))
         await asyncio.sleep(1)
         return running
 
@@ -323,6 +324,58 @@ def test_a_new_container_of_the_pod_proves_the_death_of_the_one_before(tmp_path:
         judge.health.let_go(B)
 
     judged(body, after)
+
+
+def test_the_deletion_cost_follows_the_shards_slowly() -> None:
+    async def body(judge: Judge) -> None:
+        def told() -> list[str]:
+            return [
+                write.after["metadata"]["annotations"][DELETION_COST]
+                for write in judge.server.log
+                if write.verb == "patch" and write.name == "b" and write.after is not None
+            ]
+
+        assert told() == ["0"]
+        for judge.shards in range(1, 100):
+            await asyncio.sleep(0.25)
+        assert 3 <= len(told()) <= 4, "it writes once in ten seconds"
+        await asyncio.sleep(11)
+        assert told()[-1] == "99"
+        writes = len(judge.server.log)
+        await asyncio.sleep(100)
+        assert len(judge.server.log) == writes, "what is told is not told again"
+
+    judged(body)
+
+
+def test_without_the_right_to_write_pods_the_rest_works() -> None:
+    async def body(judge: Judge) -> None:
+        await judge.say(status("Failed", ENDED))
+        await asyncio.sleep(0.5)
+        assert judge.health.verdict(A) is Verdict.DEAD
+
+    world = World(1)
+    judge = Judge(FakeApiServer(random=world.stream("server")), world)
+    real = judge.client.patch
+
+    async def patch(kind: AnyApiKind, name: str, *rest: Any, **more: Any) -> Any:
+        if name == "b":
+            raise refusal_of(403, "Forbidden", "no", "patch", "pods", "default/b")
+        return await real(kind, name, *rest, **more)
+
+    judge.client.patch = patch  # type: ignore[method-assign]
+
+    async def main() -> None:
+        running = await judge.begin()
+        await body(judge)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    try:
+        world.run(main(), world.process("test"))
+        assert not world.errors
+    finally:
+        world.close()
 
 
 def test_a_wrong_or_missing_pod_is_told() -> None:

@@ -14,23 +14,48 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_lab import GONE, A, B, Stored, contents, healthy, node, poisoned, serving
+from cluster_lab import (
+    GONE,
+    A,
+    B,
+    Stored,
+    contents,
+    healthy,
+    listed,
+    node,
+    poisoned,
+    serving,
+)
 from msgspec import structs
 from typer.testing import CliRunner, Result
 
+from domicile import Entity, Node, Settings, handler
 from domicile.core.ids import EntityKey, ShardKey
+from domicile.core.lease.lease import RECORD_FOREVER_S
 from domicile.core.state.keys import AUDIT, LEADER_KEY, block_key, dead_key, node_key
+from domicile.core.state.records import NodeRecord
 from domicile.core.state.shardmap import FREE, decode_block
-from domicile.core.state.txn import Committed, Outcome, Put, Unknown
+from domicile.core.state.txn import Committed, Listing, Outcome, Put, Unknown
 from domicile.errors import StoreUnavailable
 from domicile.ops.cli import app
 from domicile.ops.operator import Operator
-from domicile.ops.operator_commits import KEPT_AUDITS, AuditRecord, OperatorCommit, StoreSnapshot
+from domicile.ops.operator_commits import (
+    KEPT_AUDITS,
+    AuditRecord,
+    OperatorCommit,
+    StoreSnapshot,
+    has_shards,
+)
 from domicile.ops.operator_commits import free_commit as free_deed
 from domicile.ops.status import open_existing
 from domicile.stores.file_locks import FileLocks
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite.store import SqliteStore
+
+
+class Idle(Entity, name="idle"):
+    @handler
+    async def hello(self) -> None: ...
 
 
 @pytest.fixture(autouse=True)
@@ -438,3 +463,77 @@ def test_an_unknown_outcome_is_looked_up(
     picture = operated(url, look)
     assert isinstance(picture, StoreSnapshot)
     assert B in picture.members.nodes
+
+
+@pytest.fixture
+def pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POD_NAME", "shop-1")
+
+
+@pytest.mark.usefixtures("pod")
+def test_a_pod_that_ends_empties_its_node_and_leaves_no_wish_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.db"
+    url = f"sqlite:////{str(path).lstrip('/')}"
+    settings = Settings(shards=8, ttl_s=3.0)
+
+    async def scenario() -> None:
+        async with Node(url, entities=[Idle], node_id="shop-2", settings=settings):
+            async with Node(url, entities=[Idle], node_id="shop-1", settings=settings):
+                operator = Operator(open_existing(url, "test"), "domicile")
+                try:
+                    while not has_shards(await operator.look(), "shop-1"):  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+                    done = await asyncio.to_thread(domicile, "drain", "--self", "--wait", "60", url)
+                    assert (done.exit_code, done.stdout) == (0, "shop-1 is empty\n")
+                    picture = await operator.look()
+                    assert not has_shards(picture, "shop-1")
+                    assert list(picture.members.drains) == ["shop-1"]
+                finally:
+                    await operator.close()
+            assert not [key for key in contents_of(await listed(path)) if key.startswith(b"drain/")]
+            # Nobody else can take them, so there is nothing to wait for.
+            monkeypatch.setenv("POD_NAME", "shop-2")
+            done = await asyncio.to_thread(domicile, "drain", "--self", "--wait", "600", url)
+            assert done.exit_code == 0
+            assert "keeps its shards: no other node" in done.stdout
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("pod")
+def test_a_pod_without_a_node_has_nothing_to_empty(tmp_path: Path) -> None:
+    done = domicile("drain", "--self", healthy().write(tmp_path / "s.db"))
+    assert done.exit_code == 0
+    assert "no node is registered as shop-1" in done.stdout
+
+
+def test_drain_without_a_name_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "or --self in a pod" in domicile("drain").output
+    monkeypatch.delenv("POD_NAME", raising=False)
+    done = domicile("drain", "--self", "sqlite:///x.db")
+    assert done.exit_code == 2
+    assert "POD_NAME" in done.output
+
+
+def test_a_wait_for_an_empty_node_has_an_end(tmp_path: Path) -> None:
+    done = domicile("drain", "node-b", healthy().write(tmp_path / "s.db"), "--wait", "0.1")
+    assert done.exit_code == 1
+    assert "node-b still has shards after 0.1 s" in done.output
+
+
+@pytest.mark.usefixtures("pod")
+def test_a_node_without_a_lease_gets_no_wish_that_outlives_it(tmp_path: Path) -> None:
+    stored = Stored(nodes=[in_pod(node(A))], shards={"default": [serving(A)]})
+    done = domicile("drain", "--self", stored.write(tmp_path / "s.db"))
+    assert done.exit_code == 1
+    assert "has no lease" in done.output
+
+
+def in_pod(record: NodeRecord) -> NodeRecord:
+    return structs.replace(record, node="shop-1", ttl_s=RECORD_FOREVER_S)
+
+
+def contents_of(listing: Listing) -> dict[bytes, bytes]:
+    return {item.key: item.value for item in listing.items}
