@@ -27,7 +27,7 @@ _TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no
 
 _PREFIX = "DOMICILE_"
 
-_OTHERS = ("SETTINGS", "STORE", "TOKEN", "SEED", "FULL")
+_OTHERS = ("SETTINGS", "STORE", "TOKEN", "VERSION", "SEED", "FULL")
 """Variables that are not settings: of the command line, of processes and of the tests."""
 
 _FOREIGN = re.compile(r"^TEST_|^REPLICA_|(^|_)(SERVICE_(HOST|PORT)|PORT)(_|$)")
@@ -75,6 +75,13 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
 def from_toml(path: str | Path) -> Settings:
     """Settings from the table `[domicile]` of a TOML file; `[tool.domicile]` in pyproject."""
     return Settings(**_read_toml(Path(path), {field.name for field in fields(Settings)}))
+
+
+def version_of(version: str | None, environ: Mapping[str, str] | None = None) -> str:
+    """The version of a program: the given one, else `DOMICILE_VERSION`; empty if it has none."""
+    if version is not None:
+        return version
+    return (os.environ if environ is None else environ).get("DOMICILE_VERSION", "").strip()
 
 
 def token_of(token: str | None, environ: Mapping[str, str] | None = None) -> str:

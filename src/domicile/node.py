@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import replace
 from typing import Any
 
+from domicile import config
 from domicile.backends.wiring import LOOPBACK
 from domicile.core.placement.strategies import Strategy
 from domicile.entity.model.client import Client
@@ -38,8 +39,9 @@ class Node(Process, Client):
     home to. `resources` returns an async context manager that yields what entities get by
     `self.resource(Type)`. `listen` is `host:port` or `host:first-last`, `advertise` the address
     that others dial if that differs. `journal` keeps the events of event-sourced entities.
-    `candidate=False` never coordinates. `version` is that of the program: while versions are
-    mixed only nodes of the newest, or of the operator's target version, receive shards.
+    `candidate=False` never coordinates. `version` is that of the program, else that of
+    `DOMICILE_VERSION`: while versions are mixed only nodes of the newest, or of the operator's
+    target version, receive shards.
     `capacity` weighs nodes against each other. `strategy` says where shards belong while this
     node coordinates: a name or a function. `shards` are the roles whose number of shards is not
     that of `settings`, as in `{"sessions": 512}`. `token` is the cluster's secret, else that of
@@ -76,7 +78,8 @@ class Node(Process, Client):
         self._catalogue = catalogue(entities)
         self._resources = resources
         self._candidate = candidate
-        self._version, self._capacity = version or "", capacity
+        self._version = config.version_of(version, None if backends is None else {})
+        self._capacity = capacity
         self._shards = _checked_shards(shards)
         self._protocols = _protocols
         self._tracer = tracer

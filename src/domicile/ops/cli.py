@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from domicile.errors import DomicileError
-from domicile.ops import doctor, operate, replica, ring
+from domicile.ops import doctor, kubernetes, operate, replica, ring
 from domicile.ops.console import (
     AWAY,
     FAILED,
@@ -322,5 +322,6 @@ add_stuck_commands(app)
 add_journal_commands(app)
 add_store_commands(app)
 doctor.add_doctor_command(app)
+kubernetes.add_kubernetes_commands(app)
 ring.add_ring_commands(app)
 replica.add_replica_commands(app)

@@ -80,20 +80,14 @@ def install(
 ) -> None:
     """Print what a cluster needs for the sharder, as YAML for `kubectl apply -f -`."""
     try:
-        import yaml
-
+        from domicile.ops.kubernetes import yaml_of
         from domicile.ops.ring_manifests import install_manifests
     except (ImportError, ConfigError):
         fail("this needs more packages: pip install 'domicile[kubernetes]'", USAGE)
     found = install_manifests(
         namespace, image, replicas, [_resource(one) for one in resource or ()]
     )
-
-    class Plain(yaml.SafeDumper):
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-    typer.echo(yaml.dump_all(found, Dumper=Plain, sort_keys=False).rstrip())
+    typer.echo(yaml_of(found))
 
 
 def sharder(

@@ -5,13 +5,11 @@ only; the command writes it as YAML.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from domicile.kube.certificates import SECRET
 from domicile.kube.conventions import GROUP, GroupResource
 from domicile.kube.serving import METRICS_PORT, WEBHOOK_PORT
-
-Manifest = dict[str, Any]
+from domicile.ops.entity_manifests import Manifest
 
 NAME = "domicile-sharder"
 LABELS = {"app.kubernetes.io/name": NAME}
