@@ -33,6 +33,7 @@ PURE = (
     "kube/conventions.py",
     "kube/hashring.py",
     "kube/leases.py",
+    "kube/ranges.py",
     "kube/ring_metrics.py",
     "kube/sharder.py",
     "kubeapi/kinds.py",
