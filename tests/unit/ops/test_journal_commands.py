@@ -193,6 +193,9 @@ def test_wrong_usage_says_what_to_write(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     path = tmp_path / "dev.db.journal"
     asyncio.run(fill(SqliteJournal(path, "domicile")))
+    as_store = domicile("info", f"sqlite:///{path}")
+    assert as_store.exit_code == 3
+    assert f"name it by --journal sqlite:///{path}" in as_store.stderr
     assert domicile("copy", f"sqlite:///{path}", "postgresql://x/y").exit_code == 2
     assert domicile("copy", "sqlite:///none.journal", "sqlite:///b.journal").exit_code == 2
 

@@ -592,6 +592,12 @@ def _which(
     backend = answered(lambda: journal_backend(url))
     file = backend.sqlite_file(url)
     if file is not None and not file.exists() and not may_be_new:
+        given = None if store is None else answered(lambda: store_backend(store).sqlite_file(store))
+        if given is not None and given.suffix == ".journal" and given.exists():
+            fail(
+                f"{given} is a journal, and a store is wanted here: name it by --journal {store}",
+                AWAY,
+            )
         fail(f"there is no journal at {file}: start a node with durable entities first", AWAY)
     return url, cluster or "domicile"
 
