@@ -272,7 +272,7 @@ def test_no_statement_looks_at_a_whole_table() -> None:
         steps = [row[3] for row in raw.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
         scanned_tables = {step.split()[1] for step in steps if step.startswith("SCAN")}
         # Rows of the call itself: JSON, and what a trigger has noted of its writes and claims.
-        own = {"j", "json_each", "t", "w", "h", "held", "written"}
+        own = {"j", "jsonb_each", "t", "w", "h", "held", "written"}
         left = {name for name in scanned_tables - own if not name.startswith("(subquery")}
         assert not left, (statement, steps)
     raw.close()

@@ -4,7 +4,8 @@ A write is one INSERT into a view of the connection's own temp schema; its trigg
 work. SQLite takes the write lock, checks the fences, writes and commits without returning to Python
 (S9). A transaction of several statements would wait for the interpreter's lock between them, while
 all other processes wait for the file. The trigger leaves its answers in temp tables. SQLite has one
-writer, so nothing changes between the trigger's checks and its writes (J2).
+writer, so nothing changes between the trigger's checks and its writes (J2). Rows are read by
+`jsonb_each`: with `json_each` each `->>` would parse its row anew.
 
 Keys of asks lie in one table per day; a table that is older than `KEPT_DAYS` is dropped as a whole.
 Only `domicile.journals.sqlite` uses this module. No write may need a second statement.
@@ -135,10 +136,10 @@ CREATE TEMP VIEW changing AS SELECT *, NULL AS replies, NULL AS states, NULL AS 
 CREATE TEMP TRIGGER claim INSTEAD OF INSERT ON claiming BEGIN
     DELETE FROM held;
     INSERT OR IGNORE INTO process SELECT DISTINCT value->>4, NEW.cluster, NEW.pid, NEW.started
-        FROM json_each(NEW.claims);
+        FROM jsonb_each(NEW.claims);
     INSERT INTO fence (cluster, role, layout, shard, epoch, owner)
         SELECT NEW.cluster, value->>0, value->>1, value->>2, value->>3, value->>4
-        FROM json_each(NEW.claims) WHERE true
+        FROM jsonb_each(NEW.claims) WHERE true
         ON CONFLICT (cluster, role, layout, shard) DO UPDATE SET
             batch = iif(excluded.epoch > epoch, 0, batch),
             void = iif(excluded.epoch > epoch, 0, void),
@@ -146,7 +147,7 @@ CREATE TEMP TRIGGER claim INSTEAD OF INSERT ON claiming BEGIN
         WHERE excluded.epoch > epoch;
     INSERT INTO held (c, ok, epoch)
         SELECT j.key, f.epoch = j.value->>3 AND f.owner = j.value->>4, f.epoch
-        FROM json_each(NEW.claims) j CROSS JOIN fence f ON f.cluster = NEW.cluster
+        FROM jsonb_each(NEW.claims) j CROSS JOIN fence f ON f.cluster = NEW.cluster
             AND f.role = j.value->>0 AND f.layout = j.value->>1 AND f.shard = j.value->>2;
 END;
 """
@@ -169,28 +170,28 @@ _CHECK = f"""
     INSERT INTO held
         SELECT j.key, f.n, f.epoch = j.value->>3 AND f.owner = j.value->>4 AND f.batch < NEW.number,
             f.epoch, f.next, f.writes, j.value->>5
-        FROM json_each(NEW.claims) j LEFT JOIN fence f ON f.cluster = NEW.cluster
+        FROM jsonb_each(NEW.claims) j LEFT JOIN fence f ON f.cluster = NEW.cluster
             AND f.role = j.value->>0 AND f.layout = j.value->>1 AND f.shard = j.value->>2;
     INSERT INTO written
         SELECT j.key, j.value->>0, j.value->>1, j.value->>2, j.value->>4, j.value->>5, e.n,
             coalesce(e.seq, 0), iif(j.value->>3 IN ({BLIND}, coalesce(e.seq, 0)), NULL, 'seq')
-        FROM json_each(NEW.writes) j LEFT JOIN entity e ON e.cluster = NEW.cluster
+        FROM jsonb_each(NEW.writes) j LEFT JOIN entity e ON e.cluster = NEW.cluster
             AND e.type = j.value->>1 AND e.id = j.value->>2;
     UPDATE written SET fault = 'key' WHERE fault IS NULL AND i IN (
-        SELECT w.i FROM json_each(NEW.keys) j CROSS JOIN written w ON w.i = j.value->>0
+        SELECT w.i FROM jsonb_each(NEW.keys) j CROSS JOIN written w ON w.i = j.value->>0
         CROSS JOIN inbox x ON x.entity = w.entity AND x.key = j.value->>1);
 """
 
 _CHECK_REPLIES = """
     UPDATE written SET fault = 'key' WHERE fault IS NULL AND i IN (
-        SELECT w.i FROM json_each(NEW.replies) j CROSS JOIN written w ON w.i = j.value->>0
+        SELECT w.i FROM jsonb_each(NEW.replies) j CROSS JOIN written w ON w.i = j.value->>0
         WHERE NOT EXISTS (SELECT 1 FROM inbox x
             WHERE x.entity = w.entity AND x.key = j.value->>1 AND x.reply IS NULL));
 """
 
 _CHECK_SNAPSHOTS = """
     UPDATE written SET fault = 'seq' WHERE fault IS NULL AND i IN (
-        SELECT w.i FROM json_each(NEW.snapshots) j CROSS JOIN written w ON w.i = j.value->>0
+        SELECT w.i FROM jsonb_each(NEW.snapshots) j CROSS JOIN written w ON w.i = j.value->>0
         WHERE j.value->>1 > w.seq + w.k);
 """
 
@@ -212,7 +213,7 @@ _APPLY = f"""
     INSERT INTO event (fence, entity, seq, off, data)
         SELECT h.fence, w.entity, w.seq + j.value->>1, h.next + j.value->>2,
             substr(NEW.data, j.value->>3, j.value->>4)
-        FROM json_each(NEW.events) j CROSS JOIN written w ON w.i = j.value->>0
+        FROM jsonb_each(NEW.events) j CROSS JOIN written w ON w.i = j.value->>0
         CROSS JOIN held h ON h.c = w.c WHERE h.ok = {TAKEN};
     UPDATE entity SET seq = w.seq + w.k, bytes = entity.bytes + w.bytes, fence = h.fence,
             last = h.writes + 1
@@ -225,7 +226,7 @@ _APPLY = f"""
 
 def _taken(rows: str) -> str:
     """The rows of one value of a batch, with their writes, as far as their shards take them."""
-    return f"""json_each(NEW.{rows}) j CROSS JOIN written w ON w.i = j.value->>0
+    return f"""jsonb_each(NEW.{rows}) j CROSS JOIN written w ON w.i = j.value->>0
         CROSS JOIN held h ON h.c = w.c AND h.ok = {TAKEN}"""
 
 
