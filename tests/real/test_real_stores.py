@@ -14,6 +14,7 @@ import pytest
 from backends_lab import SERVERS, StoreServer
 from real_lab import (
     Diary,
+    Loss,
     acted_late,
     balanced,
     deadline,
@@ -24,6 +25,7 @@ from real_lab import (
     mine,
     of,
     run,
+    within_each_time,
     written,
 )
 
@@ -44,6 +46,9 @@ ALL = os.environ.get("DOMICILE_TEST_STORES") == "all"
 """Whether everything is played, as `make test-stores` does."""
 
 STORES = list(SERVERS) if ALL else ["postgresql", "etcd"]
+LONG = list(SERVERS) if ALL else ["postgresql"]
+"""For what takes longer."""
+
 OUTAGES = [True, False] if ALL else [True]
 """How the server is away: it dies, or stands still, too."""
 
@@ -67,7 +72,6 @@ def evicted(history: History) -> list[str]:
 
 @pytest.mark.scenario("LS-13")
 @pytest.mark.scenario("DX-01", partial=True)
-@pytest.mark.scenario("RG-09", partial=True)
 def test_a_stopped_node_and_then_a_stopped_leader_change_nothing_when_they_wake_up(
     server: StoreServer,
 ) -> None:
@@ -122,7 +126,6 @@ def test_a_stopped_node_and_then_a_stopped_leader_change_nothing_when_they_wake_
 
 
 @pytest.mark.scenario("SM-20")
-@pytest.mark.scenario("RG-12", partial=True)
 @pytest.mark.parametrize("dies", OUTAGES, ids=lambda dies: "dies" if dies else "stands still")
 def test_the_server_is_away_in_a_rebalance_and_the_manager_restarts(
     server: StoreServer, dies: bool
@@ -181,7 +184,7 @@ def test_the_server_is_away_in_a_rebalance_and_the_manager_restarts(
 
 
 @pytest.mark.scenario("LS-12")
-@pytest.mark.scenario("DX-18", partial=True)
+@pytest.mark.scenario("DX-18")
 def test_a_node_without_the_store_stops_itself_and_steps_of_the_clock_stop_none(
     server: StoreServer,
 ) -> None:
@@ -199,9 +202,9 @@ def test_a_node_without_the_store_stops_itself_and_steps_of_the_clock_stop_none(
                 )
             )  # fmt: skip
             await cluster.wait_until(lambda: balanced(cluster), timeout_s=LIMIT_S)
-            # DX-18: nobody loses a lease by a step, there or back.
+            # DX-18: nobody loses a lease by a step, there or back, and even further back.
             lives = [mine(cluster, node) for node in range(3)]
-            for by_s in (HOUR_S, -HOUR_S):
+            for by_s in (HOUR_S, -2 * HOUR_S):
                 renewed = [len(_renewals(cluster, life)) for life in lives]
                 await asyncio.to_thread(server.step_wall, store, by_s)
                 cluster.clock_step(by_s)
@@ -213,7 +216,7 @@ def test_a_node_without_the_store_stops_itself_and_steps_of_the_clock_stop_none(
                     timeout_s=LIMIT_S,
                 )
             assert [mine(cluster, node) for node in range(3)] == lives
-            # LS-12, and that a lease does not live on for an hour.
+            # LS-12. By the clock that was stepped back its lease would live on for an hour.
             node = next(node for node in range(3) if node != cluster.leader())
             old, id = lives[node], id_at(cluster, node)
             earlier = cluster.counts(node)[FAILED]
@@ -246,8 +249,188 @@ def _renewals(cluster: Processes, incarnation: str) -> list[float]:
     ]
 
 
-@pytest.mark.scenario("DX-17", partial=True)
-def test_a_node_that_no_peer_reaches_is_evicted_and_comes_back(server: StoreServer) -> None:
+async def no_leader_and_no_map_is_lost(server: StoreServer) -> None:
+    settings = Settings(shards=6, ttl_s=3.0, poison_deaths=1_000_000, ask_timeout_s=60.0)
+    store = server.new_database()
+    async with Processes([Diary], nodes=3, settings=settings, store=store) as cluster:
+        # The coordinator first: then no node is lost twice before all of them are.
+        await cluster.wait_until(lambda: balanced(cluster), timeout_s=LIMIT_S)
+        leader = cluster.leader()
+        assert leader is not None
+        for victim in (leader, *(node for node in range(3) if node != leader)):
+            await cluster.wait_until(lambda: balanced(cluster), timeout_s=LIMIT_S)
+            before, loss = entries(cluster), Loss(cluster, victim)
+            unknown = id_at(cluster, victim)
+            known = id_at(cluster, next(node for node in range(3) if node != victim))
+            cluster.crash(victim)
+            waits = asyncio.ensure_future(written(cluster, unknown, "elsewhere"))
+            assert await written(cluster, known, "meanwhile") >= 1
+            await loss.replaced()
+            after = entries(cluster)
+            for number, was in before.items():
+                now = after[number]
+                if was.owner == loss.incarnation:
+                    assert now.epoch == was.epoch + 1
+                else:
+                    assert (now.owner, now.epoch) == (was.owner, was.epoch), "nothing else moved"
+            assert await waits == 1, "it waited for the home that the next coordinator named"
+            assert cluster.leader() not in (None, victim)
+            cluster.start(victim)
+        await cluster.wait_until(lambda: balanced(cluster), timeout_s=LIMIT_S)
+        before = entries(cluster)
+        for node in range(3):
+            cluster.crash(node)
+        for node in range(3):
+            cluster.start(node)
+        await cluster.wait_until(
+            lambda: (
+                balanced(cluster)
+                and all(entries(cluster)[n].epoch > before[n].epoch for n in before)
+            ),
+            timeout_s=LIMIT_S,
+        )
+        assert await written(cluster, "after", "all of it") == 1
+        history = cluster.history()
+    judge(history)
+
+
+@pytest.mark.scenario("RG-12")
+@pytest.mark.parametrize("server", LONG, indirect=True)
+def test_what_the_coordinator_knew_survives_each_node_and_a_restart_of_all(
+    server: StoreServer,
+) -> None:
+    run(no_leader_and_no_map_is_lost(server))
+
+
+@pytest.mark.scenario("RG-09")
+@pytest.mark.parametrize("server", LONG, indirect=True)
+def test_known_shards_flow_and_unknown_ones_wait_until_somebody_coordinates_again(
+    server: StoreServer,
+) -> None:
+    """Only one process may coordinate, so the time without a coordinator lasts until it is back."""
+
+    async def scenario() -> None:
+        store = server.new_database()
+        async with Processes(
+            [Diary], nodes=3, settings=SETTINGS, store=store, candidates=[0]
+        ) as cluster:
+            await cluster.wait_until(lambda: balanced(cluster), timeout_s=LIMIT_S)
+            unknown, known = id_at(cluster, 0), [id_at(cluster, 1), id_at(cluster, 2)]
+            dead, before = mine(cluster, 0), entries(cluster)
+            cluster.crash(0)
+            # Its record goes, and its leader key; who asks then has no home to send to.
+            await cluster.wait_until(
+                lambda: (
+                    cluster.status(dead) is None
+                    and any(
+                        event.kind == "gone" and event.fields["peer"] == dead
+                        for event in cluster.recorded
+                    )
+                ),
+                timeout_s=LIMIT_S,
+            )
+            waiting = [
+                asyncio.ensure_future(cluster.ref(Diary, unknown).ask(Diary.write, "held"))
+                for _ in range(10)
+            ]
+            for line in range(50):
+                for id in known:
+                    assert await cluster.ref(Diary, id).ask(Diary.write, "flows") == line + 1
+            assert not any(ask.done() for ask in waiting)
+            assert entries(cluster) == before, "nobody can have changed the map"
+            cluster.start(0)
+            assert await asyncio.gather(*waiting) == list(range(1, 11)), "in order, each once"
+            await cluster.wait_until(lambda: cluster.leader() == 0, timeout_s=LIMIT_S)
+            history = cluster.history()
+        judge(history)
+
+    run(scenario())
+
+
+LOST = ("SIGKILL", "SIGSTOP", "cut network", "the coordinator", "the server restarts")
+
+
+async def lost_and_served(server: StoreServer, ttl_s: float, within_s: float, how: str) -> None:
+    settings = Settings(shards=6, ttl_s=ttl_s, poison_deaths=1_000_000, ask_timeout_s=60.0)
+    store = server.new_database()
+    async with Processes(
+        [Diary], nodes=3, settings=settings, store=store, network="loopback"
+    ) as cluster:
+
+        async def lose_one() -> tuple[float, float]:
+            await cluster.wait_until(lambda: balanced(cluster), timeout_s=LIMIT_S)
+            leader = cluster.leader()
+            assert leader is not None
+            if how == "the server restarts":
+                return await _restarted(cluster, server)
+            victim = leader if how == "the coordinator" else (leader + 1) % 3
+            id, loss = id_at(cluster, victim), Loss(cluster, victim)
+            others = [end for end in range(-1, 3) if end != victim]
+            began = cluster.now()
+            match how:
+                case "SIGSTOP":
+                    cluster.freeze(victim)
+                case "cut network":
+                    cluster.partition([victim], others)
+                case _:
+                    cluster.crash(victim)
+            await loss.replaced()
+            assert await written(cluster, id, "elsewhere") >= 1
+            served_at = loss.served_at(cluster.history())[1]
+            match how:
+                case "SIGSTOP":
+                    cluster.thaw(victim)
+                case "cut network":
+                    cluster.heal()
+                case _:
+                    cluster.start(victim)
+            await cluster.wait_until(
+                lambda: cluster.incarnation(victim) not in (None, loss.incarnation),
+                timeout_s=LIMIT_S,
+            )
+            return began, served_at
+
+        await within_each_time(cluster, within_s, lose_one)
+        history = cluster.history()
+    judge(history)
+
+
+async def _restarted(cluster: Processes, server: StoreServer) -> tuple[float, float]:
+    """SIGKILL to the server, which starts again at once: until all shards are served and known."""
+    lives = [mine(cluster, node) for node in range(3)]
+    began = cluster.now()
+    server.kill()
+    await asyncio.to_thread(server.start)
+    renewed = {life: len(_renewals(cluster, life)) for life in lives}
+
+    def known() -> bool:
+        now = [cluster.incarnation(node) for node in range(3)]
+        return cluster.settled() and all(
+            one is not None and len(_renewals(cluster, one)) > renewed.get(one, 0) for one in now
+        )
+
+    await cluster.wait_until(known, timeout_s=LIMIT_S)
+    for node in range(3):
+        assert await written(cluster, id_at(cluster, node), "served") >= 1
+    return began, cluster.now()
+
+
+@pytest.mark.scenario("DX-04")
+@pytest.mark.parametrize("server", LONG, indirect=True)
+@pytest.mark.parametrize("how", LOST if ALL else LOST[:1])
+@pytest.mark.parametrize(
+    ("ttl_s", "within_s"), [(Settings().ttl_s, 10.0), (2.0, 3.0)] if ALL else [(6.0, 10.0)]
+)
+def test_what_is_lost_is_served_elsewhere_in_time(
+    server: StoreServer, ttl_s: float, within_s: float, how: str
+) -> None:
+    run(lost_and_served(server, ttl_s, within_s, how))
+
+
+@pytest.mark.scenario("DX-17")
+def test_a_node_that_no_peer_reaches_is_evicted_and_a_one_way_fault_evicts_nobody(
+    server: StoreServer,
+) -> None:
     async def scenario() -> None:
         store = server.new_database()
         async with Processes(
@@ -264,9 +447,22 @@ def test_a_node_that_no_peer_reaches_is_evicted_and_comes_back(server: StoreServ
             assert await written(cluster, id, "elsewhere") >= 1
             cluster.heal()
             await cluster.wait_until(lambda: balanced(cluster), timeout_s=LIMIT_S)
+            # A coordinator that hears nobody can't evict the majority.
+            deaf = cluster.leader()
+            assert deaf is not None
+            others = [node for node in range(4) if node != deaf]
+            before = {node: mine(cluster, node) for node in others}
+            faulty = cluster.node_id(deaf)
+            cluster.partition(others, [deaf], one_way=True)
+            await cluster.wait_until(lambda: cluster.leader() in others, timeout_s=LIMIT_S)
+            assert {node: mine(cluster, node) for node in others} == before
+            cluster.heal()
+            await cluster.wait_until(lambda: balanced(cluster), timeout_s=LIMIT_S)
+            assert {node: mine(cluster, node) for node in others} == before
             history = cluster.history()
         judge(history)
         assert name in evicted(history)
+        assert {*evicted(history)} <= {name, faulty}
         # Nothing was wrong with its lease: it renewed until it was told.
         [fence] = of(history, old, "fenced")
         assert fence.at < deadline(history, old)
