@@ -36,7 +36,7 @@ ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
 endif
 
-.PHONY: help setup check format test test-real test-stores test-kube kube-apiserver test-replica-postgres test-docs prove golden sim sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable bench-stores compare planner idle overload recovery recovery-stores rolling crowd soak docs etcd-rpc lock clean
+.PHONY: help setup check format test test-real test-stores test-hosts test-kube kube-apiserver test-replica-postgres test-docs prove golden sim sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable bench-stores compare planner idle overload recovery recovery-stores rolling crowd soak docs etcd-rpc lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ test-replica-postgres: setup ## replica groups of PostgreSQL 15 and 18: contract
 
 test-docs: setup ## every example and console session of the pages, and the examples
 	$(PYTEST) $(WORKERS) --dist worksteal tests/docs $(ARGS)
+
+test-hosts: setup ## hosts that lose their store, on every server of one, for a minute (root, 15 minutes)
+	DOMICILE_TEST_STORES=all $(PYTEST) 0 tests/hosts tests/real/test_real_names.py $(ARGS)
 
 prove: setup ## what takes long: tests of the harness, search, mutants, seeds, chaos
 	$(PYTEST) $(WORKERS) --dist loadfile proving/tests/real $(ARGS)

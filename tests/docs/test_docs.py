@@ -14,8 +14,10 @@ from typing import NamedTuple, get_type_hints
 import pytest
 from console_lab import Session, steps
 from postgres_lab import shared_server
+from typer.main import get_command
 
 from domicile import Entity, Settings, errors, handler
+from domicile.ops.cli import app
 from domicile.testing import Sim, history
 from proving import story
 
@@ -279,6 +281,27 @@ def test_the_targets_that_pages_name_exist() -> None:
     }
     assert {"test", "sim"} <= named
     assert named - targets - promised == set()
+
+
+def test_the_options_of_nodes_that_pages_name_exist() -> None:
+    """Units and container files are not run, so nobody would notice an option that is not there."""
+    known = {
+        name: {
+            option for param in command.params for option in (*param.opts, *param.secondary_opts)
+        }
+        for name, command in get_command(app).commands.items()  # type: ignore[attr-defined]
+    }
+    files = [*PAGES, *(ROOT / "examples").glob("*/deploy/*")]
+    named = [
+        (path.relative_to(ROOT), command, option)
+        for path in files
+        for command, rest in re.findall(
+            r"domicile (run|manager) ([^\n`]*)", path.read_text(encoding="utf-8")
+        )
+        for option in re.findall(r"(?<!\S)--[a-z-]+", rest)
+    ]
+    assert named
+    assert [one for one in named if one[2] not in known[one[1]]] == []
 
 
 def test_examples_are_found_with_their_lines() -> None:

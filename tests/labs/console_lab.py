@@ -1,11 +1,11 @@
 """Runs the console sessions of a page for real and compares what they print.
 
 A ```` ```console ```` block holds commands after `$ ` and their output; a command that ends with a
-backslash goes on in the next line. `domicile run` and `manager` stay in the background, as in
-terminals of their own, until killed by a later command or the session ends; the lines shown for it
-must appear in its log in that order. A question (`domicile status`, `domicile where`) is asked
-again until the answer is the one shown, within a bound. Process numbers, node names, ports, times,
-ages, figures, revisions and epochs may differ from those on the page.
+backslash goes on in the next line. `domicile run` and `manager`, also after `env`, stay in the
+background, as in terminals of their own, until killed by a later command or the session ends; the
+lines shown for it must appear in its log in that order. A question (`domicile status`,
+`domicile where`) is asked again until the answer is the one shown, within a bound. Process numbers,
+node names, ports, times, ages, figures, revisions and epochs may differ from those on the page.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NODE = re.compile(r"[\w.-]+-(?P<pid>\d+)-[0-9a-f]{4}\b")
 VARYING = (
     (re.compile(r"\d\d:\d\d:\d\d\.\d{3}"), "<time>"),
     (NODE, "<node>"),
-    (re.compile(r"127\.0\.0\.1:\d+"), "<address>"),
+    (re.compile(r"127\.0\.0\.\d:\d+"), "<address>"),
     (re.compile(r"\([0-9a-f]{8}\)"), "(<incarnation>)"),
     (re.compile(r"\brevision \d+"), "revision <n>"),
     (re.compile(r"\bepoch +\d+"), "epoch <n>"),
@@ -114,7 +114,7 @@ class Session:
 
     def play(self, step: Step) -> None:
         """Do one step; `AssertionError` if it prints something else."""
-        if step.command.startswith(("domicile run ", "domicile manager ")):
+        if re.match(r"(env (\w+=\S+ )+)?domicile (run|manager) ", step.command):
             self._open(step)
         elif step.command.startswith("kill "):
             self._kill(step)
