@@ -62,7 +62,8 @@ class SqliteBackend(Backend):
         if not path.exists() or not path.stat().st_size:
             return (
                 f"there is no store at {path} (looked in {Path.cwd()}): start a node with it "
-                "first, as in `domicile run app:node`, or name another"
+                "first, as in `domicile run app:node`, or an agent of a replica group, as in "
+                "`domicile replica run FILE.toml`; or name another"
             )
         return None
 

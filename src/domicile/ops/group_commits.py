@@ -66,17 +66,19 @@ def _state(records: GroupRecords) -> GroupState:
     return records.state
 
 
-def switch_commit(records: GroupRecords, to: str | None) -> OperatorCommit:
-    """F11: ask for a switchover to a server; None: to the most advanced one that is fit."""
-    state, config = _state(records), records.config
-    if config is not None and config.paused:
-        raise LookupError(
-            f"group {records.group!r} is paused, so no change of primary begins: domicile replica "
-            f"resume {records.group}"
-        )
-    if to is None:
-        to = _most_advanced(records)
-    elif to == state.primary_server and state.phase is GroupPhase.SERVING:
+def switch_target(records: GroupRecords, to: str | None) -> str:
+    """The server of a switchover; None: the most advanced one that is fit.
+
+    Choose once and keep to it: under load another one may be ahead at the next look.
+    """
+    _may_switch(records)
+    return _most_advanced(records) if to is None else to
+
+
+def switch_commit(records: GroupRecords, to: str) -> OperatorCommit:
+    """F11: ask for a switchover to a server."""
+    state = _may_switch(records)
+    if to == state.primary_server and state.phase is GroupPhase.SERVING:
         raise LookupError(f"{to} is the primary already")
     try:
         wanted = switching(state, records.members, to)
@@ -87,6 +89,16 @@ def switch_commit(records: GroupRecords, to: str | None) -> OperatorCommit:
         (At(state_key(records.group), records.state_revision),),
         (Put(state_key(records.group), encode_group_record(wanted)),),
     )
+
+
+def _may_switch(records: GroupRecords) -> GroupState:
+    state, config = _state(records), records.config
+    if config is not None and config.paused:
+        raise LookupError(
+            f"group {records.group!r} is paused, so no change of primary begins: domicile replica "
+            f"resume {records.group}"
+        )
+    return state
 
 
 def _most_advanced(records: GroupRecords) -> str:

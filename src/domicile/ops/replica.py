@@ -178,16 +178,18 @@ def switch_over(
     Writes wait meanwhile. If the new primary does not get everything in time, the old one serves
     on. Exits with 0 once the new one serves, 1 if it does not.
     """
-    from domicile.ops.group_commits import group_records, switch_commit
+    from domicile.ops.group_commits import group_records, switch_commit, switch_target
 
     url, name = which(store, app, cluster, "replica switchover", group)
 
     async def work(operator: Operator) -> tuple[tuple[bytes, AuditRecord], GroupView, float]:
         loop = asyncio.get_running_loop()
-        agreed = switch_commit(group_records(await operator.look(), group), to).what
+        records = group_records(await operator.look(), group)
+        target = switch_target(records, to)
+        agreed = switch_commit(records, target).what
 
         def make(picture: StoreSnapshot) -> OperatorCommit:
-            return switch_commit(group_records(picture, group), to)
+            return switch_commit(group_records(picture, group), target)
 
         began = loop.time()
         logged = await operator.do("replica switchover", make, agreed, why)

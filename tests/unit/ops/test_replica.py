@@ -34,6 +34,7 @@ from domicile.failover.records import (
 )
 from domicile.failover.view import group_view
 from domicile.ops.cli import app
+from domicile.ops.group_commits import switch_commit, switch_target
 from domicile.ops.show_groups import groups_view
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite.store import SqliteStore
@@ -216,6 +217,16 @@ def test_a_switchover_is_asked_for_and_awaited(tmp_path: Path) -> None:
     assert record["command"] == "replica switchover"
     assert record["what"] == "orders from s1 to s2, epoch 3"
     assert record["why"] == "new disks"
+
+
+def test_a_switchover_keeps_to_its_target_though_another_one_is_ahead_by_then() -> None:
+    """Under load replicas that are level overtake each other between two looks."""
+    before = records(values(serving(), primary(), server("s2", 1_900), server("s3", 1_950)))
+    later = records(values(serving(), primary(), server("s2", 2_000), server("s3", 1_950)))
+    target = switch_target(before, None)
+    assert target == "s3"
+    assert switch_target(later, None) == "s2"
+    assert switch_commit(later, target).what == switch_commit(before, target).what
 
 
 def test_a_switchover_that_reverts_is_told(tmp_path: Path) -> None:
