@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
+from redis.exceptions import ReadOnlyError
 from valkey_lab import ValkeyServers, open_servers, program
 
 from domicile.errors import ConfigError
@@ -56,6 +57,33 @@ def test_what_is_lost_is_saved_as_the_commands_that_it_was() -> None:
         commands = await asyncio.to_thread(Path(saved.where).read_bytes)
         assert commands.count(b"SET") == 2
         assert commands.index(b"one") < commands.index(b"two")
+
+    run(scenario)
+
+
+@needs_valkey
+def test_writes_that_a_drain_holds_back_are_refused_when_its_epoch_is_over() -> None:
+    """FO-15: a client that gets an answer knows that it may send the write to the next primary."""
+
+    async def scenario(servers: ValkeyServers) -> None:
+        first = servers.driver(0)
+        await first.stand()
+        await first.promote(1)
+        await servers.unlock(0, 1)
+        session = await servers.session(0)
+        await first.drain()
+        connection = session.connection
+        assert connection is not None
+        await connection.send_command("SET", "held", "1")
+        before = await first.look()
+        await first.dismiss()
+        with pytest.raises(ReadOnlyError):
+            await connection.read_response()
+        # It keeps what it has, and refuses writes as before.
+        after = await first.look()
+        assert (after.open_epoch, after.follows) == (0, "")
+        assert (after.offset, after.native) == (before.offset, before.native)
+        assert not await servers.write(0, "refused")
 
     run(scenario)
 

@@ -199,6 +199,8 @@ class Agent:
         self._look_now = asyncio.Event()
         self._said = ""
         self._remembered = 0
+        self._drained = 0
+        """The epoch for which writes are held back; 0: for none."""
         self._record: ServerRecord | None = None
         self._to_publish = asyncio.Event()
 
@@ -535,6 +537,8 @@ class Agent:
                 return
 
     async def _try_to_make(self, want: Want) -> None:
+        if 0 < self._drained < want.epoch:
+            await self._dismiss()
         match want.wish:
             case ServerWish.CLOSED:
                 await self._guard.shut()
@@ -542,6 +546,7 @@ class Agent:
             case ServerWish.AS_IS:
                 await self._guard.shut()
             case ServerWish.DRAINED:
+                self._drained = want.epoch
                 await self._driver.drain()
             case ServerWish.FOLLOWING:
                 await self._guard.shut()
@@ -550,8 +555,18 @@ class Agent:
                 await self._guard.shut()
                 await self._promote(want)
             case ServerWish.OPEN:
+                self._drained = 0
                 until = self.member.lease.valid_until
                 await self._guard.open(want.epoch, want.run, until, want.quorum)
+
+    async def _dismiss(self) -> None:
+        """Before the guard ends all sessions: those that wait learn that nothing came of it."""
+        try:
+            await self._driver.dismiss()
+        except (OSError, TimeoutError) as error:
+            # Only a courtesy: that the guard closes the server must not wait for it.
+            log.info("group %s: writes that waited get no answer: %s", self.group, error)
+        self._drained = 0
 
     async def _promote(self, want: Want) -> None:
         await self._driver.stand()

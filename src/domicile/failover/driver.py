@@ -72,6 +72,13 @@ class ReplicaDriver(Protocol):
         """Refuse clients' writes, and go on feeding the replicas (F11)."""
         ...
 
+    async def dismiss(self) -> None:
+        """Refuse the clients' writes that a drain holds back, so that they learn it (FO-15).
+
+        Its epoch is over: a drained server is never opened again in this run without a promotion.
+        """
+        ...
+
     async def save(self, kept: int) -> SavedLoss:
         """Save what the server has beyond this offset (F10)."""
         ...

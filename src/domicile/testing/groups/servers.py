@@ -360,6 +360,10 @@ class SimReplicaDriver:
         """As `ReplicaDriver.drain`."""
         await self.call(self._database.refuse)
 
+    async def dismiss(self) -> None:
+        """As `ReplicaDriver.dismiss`. Nothing waits here."""
+        await self.call(self._database.stand)
+
     async def save(self, kept: int) -> SavedLoss:
         """As `ReplicaDriver.save`."""
         writes: list[int] = []

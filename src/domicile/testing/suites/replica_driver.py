@@ -220,6 +220,11 @@ class ReplicaDriverContract(ABC):
             assert await servers.has(1, "before-19")
             assert not await servers.write(0, "refused")
             assert not await servers.has(0, "refused")
+            offset = (await servers.driver(0).look()).offset
+            await servers.driver(0).dismiss()
+            facts = await servers.driver(0).look()
+            assert (facts.open_epoch, facts.offset) == (0, offset)
+            assert not await servers.has(0, "refused")
 
         self.run(scenario)
 

@@ -140,6 +140,9 @@ class PostgresDriver(ReplicaDriver):
             raise ConnectionError("the server was opened by nobody; it is not drained")
         await self._server.shut("agent", msgspec.structs.replace(now.gate, epoch=0))
 
+    async def dismiss(self) -> None:
+        """As `ReplicaDriver.dismiss`. Nothing waits: draining ends all sessions."""
+
     async def save(self, kept: int) -> SavedLoss:
         """As `ReplicaDriver.save`: the files of the log that reach beyond, and what they hold."""
         now = await self._tell()

@@ -58,8 +58,13 @@ class ValkeyDriver:
             await self._end_sessions()
 
     async def drain(self) -> None:
-        """As `ReplicaDriver.drain`. Clients' writes wait: they fail only if the switch is made."""
+        """As `ReplicaDriver.drain`. Clients' writes wait, and go on if the switch is not made."""
         await self._ask("CLIENT", "PAUSE", FOR_EVER_MS, "WRITE")
+
+    async def dismiss(self) -> None:
+        """As `ReplicaDriver.dismiss`. A replica answers READONLY, also to what was held back."""
+        # In one transaction: what was held back is looked at after it.
+        await self._server.together(("REPLICAOF", *DEAD_ADDRESS), ("CLIENT", "UNPAUSE"))
 
     async def save(self, kept: int) -> SavedLoss:
         """As `ReplicaDriver.save`."""
