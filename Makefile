@@ -36,7 +36,7 @@ ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
 endif
 
-.PHONY: help setup check format test test-real test-stores test-hosts test-kube kube-apiserver test-replica-postgres test-docs prove golden sim sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable bench-stores compare planner idle overload recovery recovery-stores rolling crowd soak docs etcd-rpc lock clean
+.PHONY: help setup check format test test-real test-stores test-hosts test-kube kube-apiserver test-docs prove golden sim sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable bench-stores compare planner idle overload recovery recovery-stores rolling crowd soak docs etcd-rpc lock clean test-replica
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,7 +86,7 @@ test-kube: setup kube-apiserver ## controller rings on a real kube-apiserver, bu
 kube-apiserver: ## build the API server that test-kube starts, if it is not in the cache
 	proving/servers/build_kube_apiserver.sh
 
-test-replica-postgres: setup ## replica groups of PostgreSQL 15 and 18: contract, rewinds, quorums
+test-replica: setup ## replica groups under faults, on real servers (root: also in network namespaces)
 	$(PYTEST) $(WORKERS) --dist worksteal tests/replica $(ARGS)
 
 test-docs: setup ## every example and console session of the pages, and the examples

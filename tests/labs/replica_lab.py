@@ -1,12 +1,15 @@
 """Groups of real servers under `domicile replica run`, with verbs for faults, and a writer.
 
 The writer is independent of Domicile: it speaks to each server on connections of its own, whatever
-the group's state says, and numbers its writes. So it sees who acknowledges what, and when.
+the group's state says, and numbers its writes. So it sees which server acknowledges what, and when.
+Each server's agent may reach the store, and the other servers this server, through a proxy that a
+test can cut or slow down.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -14,15 +17,18 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
 
+import etcd_lab
 import msgspec
-from valkey_lab import program
+import postgres_lab
+from replica_databases import Database, Session, database
 
 from domicile.backends.wiring import open_whole_store
 from domicile.core.state.txn import At, Put
@@ -42,16 +48,21 @@ from domicile.failover.records import (
 )
 from domicile.stores.namespace import Namespace
 from domicile.testing.processes.member_signals import pause
+from domicile.testing.suites.byte_proxy import ByteProxy
+from proving.etcd_server import ROOTS
 
 GROUP = "orders"
 TTL_S = 3.0
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 """The machine may be busy; what is slow but right passes."""
 
 ANSWER_S = 0.4
 """A write that is not answered within this time counts as not acknowledged."""
 
+PACE_S = 0.004
+AGAIN_S = 0.05
+"""Between two writes to one server: after one that it took, and after another."""
 
 LAG_S = 5.0
 """The most by which the observer of a busy machine is late."""
@@ -91,33 +102,54 @@ class Machine:
     """One server, its guard and its agent."""
 
     name: str
+    number: int
     port: int
     home: Path
+    """Its own folder."""
+    database: Database
     run: subprocess.Popen[bytes] | None = None
     stopped: list[int] = field(default_factory=list[int])
+    host: str = "127.0.0.1"
+    """Where clients of the test reach its server."""
+    inner: str = "127.0.0.1"
+    """Where the other servers reach it."""
+    within: tuple[str, ...] = ()
+    """What its commands begin with."""
+    own_store: str = ""
+    """The store's URL for its agent, if that is another one than the test's."""
+    to_store: ByteProxy | None = None
+    """Between its agent and the store, where the store is a server."""
+    to_server: ByteProxy | None = None
+    """Between the other servers and this one. Clients of the test go past it."""
 
     @property
     def state(self) -> Path:
-        return self.home / self.name
+        return self.home / "agent"
 
     @property
     def file(self) -> Path:
         return self.home / f"{self.name}.toml"
 
     @property
+    def address(self) -> str:
+        return f"{self.inner}:{self.to_server.port if self.to_server else self.port}"
+
+    @property
     def log(self) -> str:
-        return (self.home / f"{self.name}.log").read_text()
+        return (self.home / "log").read_text()
+
+    def pids(self, of: str) -> list[int]:
+        """Of its `guard`, `agent` or `server`, the main one first: those that live."""
+        if of == "server":
+            return [one for one in self.database.pids(self.home) if lives(one)]
+        with suppress(FileNotFoundError, ValueError):
+            found = int((self.state / f"{of}.lock").read_text())
+            return [found] if lives(found) else []
+        return []
 
     def pid(self, of: str) -> int:
         """Of its `guard`, `agent` or `server`; 0: it does not live."""
-        try:
-            if of == "server":
-                found = int((self.home / f"data-{self.name}" / "pid").read_text())
-            else:
-                found = int((self.state / f"{of}.lock").read_text())
-        except (FileNotFoundError, ValueError):
-            return 0
-        return found if lives(found) else 0
+        return next(iter(self.pids(of)), 0)
 
     def send(self, of: str, kind: signal.Signals) -> int:
         """A signal to its guard, agent or server; which process got it."""
@@ -126,13 +158,31 @@ class Machine:
         os.kill(found, kind)
         return found
 
+    def thaw(self) -> None:
+        """Let go on what was stopped."""
+        for pid in self.stopped:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self.stopped.clear()
+
+    def keys(self) -> Awaitable[set[str]]:
+        """The keys that its server has."""
+        return self.database.keys(self.port, self.host)
+
+    def session(self) -> Awaitable[Session]:
+        """A client's connection to its server."""
+        return self.database.session(self.port, self.host)
+
 
 class ReplicaGroup:
     """Some machines and their store, until the end of `replica_group`'s block."""
 
-    def __init__(self, home: Path, count: int, store: str, more: str) -> None:
-        self.home, self.store, self.more = home, store, more
-        self.machines = [Machine(f"orders-{n}", free_port(), home) for n in range(1, count + 1)]
+    def __init__(self, home: Path, count: int, store: str, more: str, database: Database) -> None:
+        self.home, self.store, self.more, self.database = home, store, more, database
+        self.machines = [
+            Machine(f"orders-{n}", n, free_port(), home / f"{n}", database)
+            for n in range(1, count + 1)
+        ]
         self.serving: list[Seen] = []
         self.writer = Writer(self)
         self._whole = open_whole_store(store, by="test")
@@ -144,38 +194,46 @@ class ReplicaGroup:
     def others(self, name: str) -> list[Machine]:
         return [one for one in self.machines if one.name != name]
 
+    def open_proxies(self, *, between: bool) -> None:
+        """`between`: also between servers."""
+        parts = urlsplit(self.store)
+        for machine in self.machines:
+            if parts.hostname:
+                assert parts.port
+                machine.to_store = ByteProxy(parts.hostname, parts.port).start()
+            if between:
+                machine.to_server = ByteProxy("127.0.0.1", machine.port).start()
+
     # processes
 
-    def write_settings(self, machine: Machine, *, store: str | None = None) -> None:
-        bin = program()
-        assert bin is not None
-        data = self.home / f"data-{machine.name}"
-        data.mkdir(exist_ok=True)
-        # No persistence: a server that was killed comes back empty (FO-16).
-        command = [
-            str(bin), "--port", str(machine.port), "--bind", "127.0.0.1", "--dir", str(data),
-            "--save", "", "--pidfile", str(data / "pid"), "--repl-diskless-sync-delay", "0",
-            "--repl-ping-replica-period", "1",
-        ]  # fmt: skip
+    def write_settings(self, machine: Machine) -> None:
+        machine.home.mkdir(exist_ok=True)
+        server = self.database.settings(machine.home, machine.number, machine.port)
+        store = machine.own_store or self.store
+        if machine.to_store is not None:
+            store = store.replace(f":{urlsplit(store).port}/", f":{machine.to_store.port}/")
+        timings = {"ttl_s": f"{TTL_S}"}
+        for line in self.more.splitlines():
+            name, _, value = line.partition(" = ")
+            timings[name] = value
         machine.file.write_text(
-            f'store = "{store or self.store}"\n'
+            f'store = "{store}"\n'
             f'group = "{GROUP}"\n'
-            f'driver = "valkey"\n'
+            f'driver = "{self.database.name}"\n'
             f'id = "{machine.name}"\n'
             f'state = "{machine.state}"\n'
-            f"ttl_s = {TTL_S}\n{self.more}\n"
-            f"[server]\n"
-            f'url = "redis://127.0.0.1:{machine.port}"\n'
-            f"command = {msgspec.json.encode(command).decode()}\n"
+            + "".join(f"{name} = {value}\n" for name, value in timings.items())
+            + f'[server]\naddress = "{machine.address}"\n{server}'
         )
 
     def start(self, machine: Machine, what: str = "run") -> subprocess.Popen[bytes]:
         """`domicile replica run`, or one of its halves."""
         if not machine.file.exists():
             self.write_settings(machine)
-        with (self.home / f"{machine.name}.log").open("ab") as out:
+        with (machine.home / "log").open("ab") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "domicile", "replica", what, str(machine.file)],
+                [*machine.within, sys.executable, "-m", "domicile", "replica", what,
+                 str(machine.file)],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=self.home,
             )  # fmt: skip
         if what == "run":
@@ -195,14 +253,36 @@ class ReplicaGroup:
         await self.until(lambda: not machine.pid("server"), "the killed guard's server is gone")
 
     async def freeze(self, machine: Machine, *of: str) -> list[int]:
-        """SIGSTOP, but not while it holds the write lock of a store that is a file."""
-        database = self._whole.backend.sqlite_file(self.store)
-        found = [machine.pid(one) for one in of]
-        for pid in found:
-            machine.stopped.append(pid)
-            stopped: Any = _Signalled(pid)
-            paused = await asyncio.to_thread(pause, stopped, database)
-            assert paused, f"{machine.name} can't be stopped"
+        """SIGSTOP, but not while it holds the write lock of a store that is a file.
+
+        The main process of each, which is returned, and then the processes that it has.
+        """
+        file = self._whole.backend.sqlite_file(self.store)
+        mains: list[int] = []
+        for one in of:
+            mains.append(machine.pid(one))
+            done: set[int] = set()
+            while left := [pid for pid in machine.pids(one) if pid not in done]:
+                done.add(left[0])
+                machine.stopped.append(left[0])
+                stopped: Any = _Signalled(left[0])
+                with suppress(ProcessLookupError):
+                    paused = await asyncio.to_thread(pause, stopped, file)
+                    assert paused or not lives(left[0]), f"{machine.name} can't be stopped"
+        return mains
+
+    async def domicile(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """`domicile replica ...` on the store."""
+        return await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "domicile", "replica", *words, self.store],
+            capture_output=True, text=True, cwd=self.home, check=False,
+        )  # fmt: skip
+
+    async def status(self) -> dict[str, Any]:
+        """What `domicile replica status` tells of the group."""
+        said = await self.domicile("status", GROUP, "--json")
+        found: dict[str, Any] = json.loads(said.stdout)[0]
         return found
 
     # what is stored
@@ -265,15 +345,18 @@ class ReplicaGroup:
         await self.until(served, f"epoch {epoch} is served {by}")
         return found[0]
 
-    async def whole(self, epoch: int = 1) -> GroupState:
-        """Wait until an epoch is served, and all others follow with all that the primary has."""
+    async def whole(self, epoch: int = 1, *, of: int | None = None) -> GroupState:
+        """Wait until an epoch is served, and all others follow with all that the primary has.
+
+        `of`: how many servers the group has now; else all.
+        """
         found: list[GroupState] = []
 
         async def level() -> bool:
             state = await self.serves(epoch)
             members = {one.server: one for one in await self.members()}
             found[:] = [state]
-            return len(members) == len(self.machines) and all(
+            return len(members) == (of or len(self.machines)) and all(
                 one.follows == state.primary_server and one.position.epoch == state.epoch
                 for one in members.values()
                 if one.server != state.primary_server
@@ -300,9 +383,12 @@ class ReplicaGroup:
 
     async def close(self) -> None:
         for machine in self.machines:
-            for pid in machine.stopped:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
+            machine.thaw()
+            for proxy in (machine.to_store, machine.to_server):
+                if proxy is not None:
+                    await proxy.delay(0.0)
+                    await proxy.release()
+        for machine in self.machines:
             if machine.run is not None:
                 machine.run.terminate()
         for machine in self.machines:
@@ -313,6 +399,10 @@ class ReplicaGroup:
                     machine.run.kill()
                     machine.run.wait()
         await self._whole.store.close()
+        for machine in self.machines:
+            for proxy in (machine.to_store, machine.to_server):
+                if proxy is not None:
+                    await proxy.close()
 
 
 class Writer:
@@ -321,36 +411,61 @@ class Writer:
     def __init__(self, group: ReplicaGroup) -> None:
         self._group = group
         self.acked: list[Acked] = []
+        self.open: dict[str, str] = {}
+        """Writes of which nobody knows whether they happened, with their servers."""
         self.numbers = 0
+        self.goes_no_more = False
+        self.goes = asyncio.Event()
+        """Cleared, it sends nothing."""
+        self.goes.set()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             for machine in self._group.machines:
-                tasks.create_task(self._keep_writing(machine))
+                task = tasks.create_task(self._keep_writing(machine))
+                task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.goes_no_more = True
 
     async def _keep_writing(self, machine: Machine) -> None:
         while True:
-            with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-                reader, writer = await asyncio.open_connection("127.0.0.1", machine.port)
+            with suppress(OSError, TimeoutError):
+                session = await machine.session()
                 try:
-                    while await self._write(machine.name, reader, writer):  # noqa: ASYNC110
-                        await asyncio.sleep(0.002)
+                    while not session.over:
+                        pause_s = PACE_S if await self._write(machine.name, session) else AGAIN_S
+                        await asyncio.sleep(pause_s)
                 finally:
-                    writer.close()
-            await asyncio.sleep(0.02)
+                    session.close()
+            await asyncio.sleep(AGAIN_S)
 
-    async def _write(
-        self, server: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> bool:
+    async def _write(self, server: str, session: Session) -> bool:
+        await self.goes.wait()
         self.numbers += 1
         key = f"w{self.numbers:07d}"
         sent_at = monotonic()
-        writer.write(b"*3\r\n$3\r\nSET\r\n$8\r\n%s\r\n$1\r\n1\r\n" % key.encode())
+        self.open[key] = server
         async with asyncio.timeout(ANSWER_S):
-            line = await reader.readline()
-        if line == b"+OK\r\n":
+            done = await session.write(key)
+        del self.open[key]
+        if done:
             self.acked.append(Acked(key, server, sent_at, monotonic()))
-        return line[:1] in (b"+", b"-")
+        return done
+
+    async def goes_on(self, server: str, number: int) -> None:
+        """Wait until a server has acknowledged so many more writes."""
+        before = self.count(server)
+
+        def enough() -> bool:
+            assert not self.goes_no_more, "the writer has ended"
+            return self.count(server) >= before + number
+
+        await self._group.until(enough, f"{server} takes writes")
+
+    def count(self, server: str = "") -> int:
+        """How many writes were acknowledged, by one server or by all."""
+        return sum(not server or one.server == server for one in self.acked)
 
     def wrong(self) -> list[str]:
         """Writes that a server acknowledged although another one had been announced before they
@@ -367,39 +482,55 @@ class Writer:
 
     async def missing(self, machine: Machine) -> set[str]:
         """Acknowledged writes that a server does not have."""
-        has = set((await command(machine.port, "KEYS", "w*")).split())
-        return {one.key for one in self.acked} - has
+        acked = {one.key for one in self.acked}
+        return acked - await machine.keys()
 
 
-async def command(port: int, *words: str) -> str:
-    """One command on a connection of its own; its answer without types, one word per line."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        parts = "".join(f"${len(word)}\r\n{word}\r\n" for word in words)
-        writer.write(f"*{len(words)}\r\n{parts}".encode())
-        async with asyncio.timeout(30.0):
-            return await _reply(reader)
-    finally:
-        writer.close()
+class FollowingWriter:
+    """A client that knows the primary and goes along with it: a write that was refused is sent to
+    the next one. Its keys begin with w5."""
 
+    def __init__(self, group: ReplicaGroup) -> None:
+        self._group = group
+        self.acked: list[str] = []
+        self.open: list[str] = []
+        """Writes whose connection broke before their answer."""
+        self.longest_s = 0.0
 
-async def _reply(reader: asyncio.StreamReader) -> str:
-    head = (await reader.readline()).decode().rstrip()
-    if head[:1] == "$":
-        size = int(head[1:])
-        return "" if size < 0 else (await reader.readexactly(size + 2)).decode()[:-2]
-    if head[:1] == "*":
-        return "\n".join([await _reply(reader) for _ in range(int(head[1:]))])
-    return head[1:]
+    async def goes_on(self, number: int) -> None:
+        """Wait until so many more of its writes were acknowledged."""
+        goal = len(self.acked) + number
+        await self._group.until(lambda: len(self.acked) >= goal, "the client writes on")
 
-
-def saved_keys(receipts: list[LossReceipt]) -> set[str]:
-    """The writer's keys in what servers saved before they gave it up."""
-    found: set[str] = set()
-    for one in receipts:
-        words = Path(one.saved).read_bytes().split(b"\r\n")
-        found |= {word.decode() for word in words if len(word) == 8 and word[:1] == b"w"}
-    return found
+    async def run(self) -> None:
+        number, server, session = 0, "", None
+        while True:
+            key, began = f"w5{number:06d}", monotonic()
+            number += 1
+            while True:
+                try:
+                    if session is None:
+                        state = await self._group.state()
+                        assert state is not None
+                        server = state.primary_server
+                        session = await self._group.machine(server).session()
+                except OSError:
+                    await asyncio.sleep(AGAIN_S)
+                    continue
+                try:
+                    if await session.write(key):
+                        self.acked.append(key)
+                        break
+                except OSError as error:
+                    self.open.append(f"{key} at {server}: {error}")
+                    session.close()
+                    session = None
+                    break
+                session.close()
+                session = None
+                await asyncio.sleep(PACE_S)
+            self.longest_s = max(self.longest_s, monotonic() - began)
+            await asyncio.sleep(PACE_S)
 
 
 def lives(pid: int) -> bool:
@@ -416,22 +547,88 @@ def free_port() -> int:
         return port
 
 
+class Network(Protocol):
+    """Where the processes of a group are, if not on this machine's own network."""
+
+    store: str
+    """The store's URL for the test."""
+
+    def place(self, machines: list[Machine]) -> None:
+        """Say of each machine where it is."""
+        ...
+
+
+StoreName = Literal["sqlite", "etcd", "postgresql"]
+
+
+def store_url(name: StoreName, home: Path) -> str:
+    """A store of a new group's own; skips the test by name where its server can't be had."""
+    if name == "etcd":
+        return f"etcd://127.0.0.1:{etcd_lab.scenario_server().port}/replica{next(ROOTS)}"
+    if name == "postgresql":
+        return postgres_lab.shared_server().new_database()
+    return f"sqlite:///{home}/store.db"
+
+
 @asynccontextmanager
 async def replica_group(
-    count: int = 3, *, store: str | None = None, more: str = "", started: bool = True
+    count: int = 3,
+    *,
+    kind: str = "valkey",
+    store: StoreName = "sqlite",
+    more: str = "",
+    between: bool = False,
+    started: int | None = None,
+    network: Network | None = None,
 ) -> AsyncIterator[ReplicaGroup]:
-    """A group whose servers run; all is gone at the end."""
+    """A group whose servers run; all is gone at the end. `more`: settings of all servers.
+
+    `between`: the servers reach each other through proxies. `started`: how many of them run.
+    `network`: another one than this machine's own, with a store of its own.
+    """
+    used = database(kind)
     home = Path(tempfile.mkdtemp(prefix="domicile-group-"))
-    group = ReplicaGroup(home, count, store or f"sqlite:///{home}/store.db", more)
+    home.chmod(0o755)  # noqa: ASYNC240
+    url = await asyncio.to_thread(store_url, store, home) if network is None else network.store
+    group = ReplicaGroup(home, count, url, more, used)
+    if network is None:
+        group.open_proxies(between=between)
+    else:
+        network.place(group.machines)
     watching = asyncio.create_task(group.observe())
     try:
-        if started:
-            for machine in group.machines:
-                group.start(machine)
-            await group.whole()
+        running = group.machines[:started]
+        for machine in running:
+            group.start(machine)
+        if running:
+            await group.whole(of=len(running))
         yield group
     finally:
         watching.cancel()
         await asyncio.wait([watching])
         await group.close()
-        shutil.rmtree(home)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def play(scenario: Callable[[ReplicaGroup], Any], count: int = 3, **how: Any) -> None:
+    """Run one scenario in a group to which the writer writes; then judge what it saw."""
+
+    async def main() -> None:
+        async with replica_group(count, **how) as group:
+            writing = asyncio.create_task(group.writer.run())
+            try:
+                await scenario(group)
+            except BaseException:
+                print(group.told())
+                if writing.done() and not writing.cancelled():
+                    # That is why it does not go on.
+                    writing.result()
+                raise
+            finally:
+                writing.cancel()
+                await asyncio.wait([writing])
+            if not writing.cancelled():
+                writing.result()
+            assert not group.writer.wrong()
+
+    asyncio.run(main())

@@ -1,0 +1,119 @@
+"""Lives of replica groups that several suites play: on each database, and on each kind of store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+from replica_lab import ReplicaGroup, lives
+
+
+async def outlives_what_is_killed(group: ReplicaGroup) -> None:
+    """FO-01, FO-03, FO-05, FO-08, FO-21: server, agent and guard of the primary are killed."""
+    # FO-01: what the records say.
+    state = await group.whole()
+    for one in await group.members():
+        assert one.address == group.machine(one.server).address
+        assert one.seen
+        primary = one.server == state.primary_server
+        assert one.role == ("primary" if primary else "replica")
+        assert one.follows == ("" if primary else state.primary_server)
+        assert one.position.epoch == state.epoch
+
+    # FO-03, FO-05: the primary's server is killed; one of the others takes its place. A server
+    # that comes back at once with its data may win instead: it has no less than the others.
+    old = group.machine(state.primary_server)
+    ids = {one.server: one.incarnation for one in await group.members()}
+    old.send("server", signal.SIGKILL)
+    state = await group.serves(state.epoch + 1)
+    assert state.primary_server != old.name or group.database.keeps_data
+    assert "does not run" in state.why or "restarted" in state.why
+
+    # FO-08: it comes back as a replica without help. Ids and agents are the same (FO-01).
+    state = await group.whole(state.epoch)
+    assert {one.server: one.incarnation for one in await group.members()} == ids
+
+    # FO-21: the agent is killed, and its server is closed at once. A new agent serves on, or
+    # another server is elected where closing ends the server's run.
+    old = group.machine(state.primary_server)
+    before = old.pid("server")
+    killed = old.send("agent", signal.SIGKILL)
+    await group.until(lambda: "the agent is gone" in old.log, "the guard noticed")
+    epoch = state.epoch
+    state = await group.whole(epoch if not group.database.keeps_data else epoch + 1)
+    assert old.pid("agent") != killed
+    if not group.database.keeps_data:
+        assert old.pid("server") == before
+
+    # FO-21: the guard is killed, and takes server and agent along.
+    old = group.machine(state.primary_server)
+    server, agent = old.pid("server"), old.pid("agent")
+    assert old.run is not None
+    old.run.kill()
+    await asyncio.to_thread(old.run.wait)
+    old.run = None
+    await group.until(lambda: not lives(server) and not lives(agent), "children are gone")
+    state = await group.serves(state.epoch + 1)
+    assert state.primary_server != old.name
+    # It comes back under its old id, and follows.
+    group.start(old)
+    state = await group.whole(state.epoch)
+    assert {one.server for one in await group.members()} == set(ids)
+
+    # Asked to leave, a primary hands over without its lease having to end.
+    old = group.machine(state.primary_server)
+    assert old.run is not None
+    old.run.terminate()
+    assert await asyncio.to_thread(old.run.wait) == 0
+    old.run = None
+    state = await group.serves(state.epoch + 1)
+    assert state.primary_server != old.name
+
+
+async def frozen_processes_leave_no_server_open(group: ReplicaGroup) -> None:
+    """FO-10, FO-21: server, agent, or agent and guard of the primary stand still."""
+    # FO-10: the server stands still. It is killed before anybody else is promoted.
+    state = await group.whole()
+    old = group.machine(state.primary_server)
+    (frozen,) = await group.freeze(old, "server")
+    state = await group.serves(state.epoch + 1)
+    assert not lives(frozen)
+    assert state.primary_server != old.name or group.database.keeps_data
+    old.thaw()
+
+    # FO-21: the agent stands still. The guard closes the server at the deadline.
+    state = await group.whole(state.epoch)
+    old = group.machine(state.primary_server)
+    (agent,) = await group.freeze(old, "agent")
+    state = await group.serves(state.epoch + 1)
+    assert "the agent's lease ended" in old.log
+    assert state.primary_server != old.name
+    os.kill(agent, signal.SIGCONT)
+
+    # FO-21: agent and guard stand still. The kernel's timer kills the guard and so the server.
+    state = await group.whole(state.epoch)
+    old = group.machine(state.primary_server)
+    server = old.pid("server")
+    await group.freeze(old, "agent", "guard")
+    state = await group.serves(state.epoch + 1)
+    assert not lives(server)
+    assert state.primary_server != old.name
+    assert old.run is not None
+    assert await asyncio.to_thread(old.run.wait) == -signal.SIGKILL
+    old.run = None
+
+
+async def replaces_a_primary_whose_agent_stands_still(group: ReplicaGroup) -> None:
+    """FO-03, FO-08, FO-21: closed at the deadline, replaced, and back as a replica."""
+    state = await group.whole()
+    old = group.machine(state.primary_server)
+    await group.writer.goes_on(old.name, 20)
+    await group.freeze(old, "agent")
+    state = await group.serves(state.epoch + 1)
+    assert state.primary_server != old.name
+    await group.writer.goes_on(state.primary_server, 20)
+    old.thaw()
+    state = await group.whole(state.epoch)
+    group.writer.goes.clear()
+    assert state.primary_server != old.name

@@ -1,0 +1,229 @@
+"""What failovers in a row keep, lose and tell, on real servers (FO-02, FO-14, FO-15, FO-19).
+
+By hand: `make test-replica`. The servers reach each other through proxies, so that replicas can be
+made to lag while clients and the store are reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+from replica_databases import each_database
+from replica_lab import FollowingWriter, Machine, ReplicaGroup, StoreName, play
+
+from domicile.failover.records import GroupPhase
+
+TIMES = int(os.environ.get("DOMICILE_TEST_FAILOVERS", "20"))
+
+STORES: tuple[StoreName, ...] = ("sqlite", "etcd")
+
+each_store = pytest.mark.parametrize("store", STORES)
+
+
+def found_missing(group: ReplicaGroup, keys: set[str]) -> set[str]:
+    """Acknowledged writes that are not among these."""
+    return {one.key for one in group.writer.acked} - keys
+
+
+async def lag(group: ReplicaGroup, primary: Machine, writes: int) -> int:
+    """Have no replica get anything, while the primary takes writes; what `status` says of it."""
+    assert primary.to_server is not None
+    await primary.to_server.hold()
+    await group.writer.goes_on(primary.name, writes)
+    found = 0
+
+    async def seen() -> bool:
+        nonlocal found
+        found = (await group.status())["loss_bytes"] or 0
+        return found > 0
+
+    await group.until(seen, "status says what failing over now would lose")
+    return found
+
+
+@pytest.mark.scenario("FO-14", "FO-19")
+@pytest.mark.parametrize(
+    ("kind", "store"), [("valkey", "sqlite"), ("valkey", "etcd"), ("postgresql", "etcd")]
+)
+def test_asynchronous_failovers_in_a_row_lose_what_their_receipts_say(
+    kind: str, store: StoreName
+) -> None:
+    """Each time the replicas lag, and the primary's agent stands still."""
+
+    async def scenario(group: ReplicaGroup) -> None:
+        lost: set[str] = set()
+        losses = 0
+        known: set[str] = set()
+        for _ in range(TIMES):
+            state = await group.whole()
+            old = group.machine(state.primary_server)
+            await group.writer.goes_on(old.name, 10)
+            losses += bool(await lag(group, old, 10))
+            await group.freeze(old, "agent")
+            state = await group.serves(state.epoch + 1)
+            assert state.primary_server != old.name
+            assert old.to_server is not None
+            await old.to_server.release()
+            old.thaw()
+            state = await group.whole(state.epoch)
+            # What an independent writer misses now is what the receipt of this epoch says.
+            keys = await group.machine(state.primary_server).keys()
+            receipts = [one for one in await group.receipts() if one.saved not in known]
+            known |= {one.saved for one in receipts}
+            assert [one.server for one in receipts] == [old.name]
+            missing = found_missing(group, keys) - lost
+            saved = group.database.saved(receipts[0])
+            assert missing
+            assert missing <= saved
+            unknown = {key for key, at in group.writer.open.items() if at == old.name} - keys
+            assert len(missing) <= receipts[0].writes <= len(missing | unknown)
+            lost |= missing
+        assert losses == TIMES
+        state = await group.whole()
+        group.writer.goes.clear()
+        state = await group.whole()
+        # No divergence: all have the same.
+        wanted = await group.machine(state.primary_server).keys()
+        for one in group.others(state.primary_server):
+
+            async def same(one: Machine = one) -> bool:
+                return await one.keys() == wanted
+
+            await group.until(same, f"{one.name} has what the primary has")
+        assert found_missing(group, wanted) == lost
+
+    play(scenario, kind=kind, store=store, between=True)
+
+
+@pytest.mark.scenario("FO-14")
+@pytest.mark.parametrize(("kind", "store"), [("postgresql", "sqlite"), ("postgresql", "etcd")])
+def test_synchronous_failovers_in_a_row_lose_nothing(kind: str, store: StoreName) -> None:
+    """Each time the replicas lag; the primary's agent stands still, or its server is killed."""
+
+    async def scenario(group: ReplicaGroup) -> None:
+        for number in range(TIMES):
+            state = await group.whole()
+            old = group.machine(state.primary_server)
+            await group.writer.goes_on(old.name, 10)
+            assert old.to_server is not None
+            await old.to_server.hold()
+            if number % 2:
+                await group.freeze(old, "agent")
+            else:
+                await group.kill(old)
+            state = await group.serves(state.epoch + 1)
+            await old.to_server.release()
+            old.thaw()
+            if old.run is None:
+                group.start(old)
+            state = await group.whole(state.epoch)
+            assert not await group.writer.missing(group.machine(state.primary_server))
+        group.writer.goes.clear()
+        state = await group.whole()
+        for one in group.machines:
+
+            async def whole(one: Machine = one) -> bool:
+                return not await group.writer.missing(one)
+
+            await group.until(whole, f"{one.name} has all that was acknowledged")
+
+    play(scenario, kind=kind, store=store, between=True, more='mode = "sync"')
+
+
+@pytest.mark.scenario("FO-15")
+@each_database()
+@each_store
+def test_planned_switchovers_under_load_fail_no_write(kind: str, store: StoreName) -> None:
+    async def scenario(group: ReplicaGroup) -> None:
+        client = FollowingWriter(group)
+        writing = asyncio.create_task(client.run())
+        try:
+            for _ in range(5):
+                state = await group.whole()
+                await client.goes_on(20)
+                said = await group.domicile("switchover", "orders")
+                assert said.returncode == 0, said.stderr
+                state = await group.serves(state.epoch + 1)
+                await client.goes_on(20)
+        finally:
+            writing.cancel()
+            await asyncio.wait([writing])
+        if not writing.cancelled():
+            writing.result()
+        print(f"{len(client.acked)} writes, the longest took {client.longest_s:.2f} s")
+        assert client.open == []
+        state = await group.whole()
+        keys = await group.machine(state.primary_server).keys()
+        assert not set(client.acked) - keys
+        assert not await group.writer.missing(group.machine(state.primary_server))
+        # PostgreSQL writes something into its log also by itself.
+        assert not any(one.writes for one in await group.receipts())
+
+    play(scenario, kind=kind, store=store)
+
+
+@pytest.mark.scenario("FO-02", "FO-13", "FO-18")
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("valkey", "async"), ("postgresql", "async"), ("postgresql", "sync")]
+)
+@each_store
+def test_a_new_server_counts_once_it_has_everything(kind: str, mode: str, store: StoreName) -> None:
+    """Its primary answers it too late at first; then a primary is lost before it has anything."""
+
+    async def scenario(group: ReplicaGroup) -> None:
+        first, second = group.machines
+        assert first.to_server is not None
+        if mode == "async":
+            await group.writer.goes_on(first.name, 50)
+        await first.to_server.hold()
+        group.start(second)
+
+        async def there() -> bool:
+            return second.name in {one.server for one in await group.members()}
+
+        await group.until(there, "the new server is registered")
+        await group.until(lambda: "serving 1" in second.log, "it knows whom to follow")
+        if mode == "async":
+            await group.writer.goes_on(first.name, 50)
+        found = await group.status()
+        new = next(one for one in found["servers"] if one["server"] == second.name)
+        assert new["epoch"] == 0
+        assert not any(second.name in one for one in found["quorums"])
+
+        # Lost now, the primary is replaced by nobody: the new one has nothing.
+        state = await group.whole(of=1) if mode == "sync" else await group.serves(1)
+        await group.freeze(first, "agent")
+
+        async def waits() -> bool:
+            found = await group.state()
+            return found is not None and found.phase is GroupPhase.ELECTING
+
+        await group.until(waits, "an election begins")
+        said = await group.status()
+        await group.until(
+            lambda: "no live member" in second.log, "it says that nobody can be chosen"
+        )
+        assert said["primary"] is None
+        first.thaw()
+        state = await group.serves(state.epoch + 1, by=first.name)
+        assert all(seen.server == first.name for seen in group.serving)
+
+        # It gets everything, and counts.
+        await first.to_server.release()
+        state = await group.whole(state.epoch)
+        await group.writer.goes_on(first.name, 20)
+        if mode == "sync":
+
+            async def listed() -> bool:
+                found = await group.state()
+                assert found is not None
+                return any(second.name in one.members for one in found.quorums)
+
+            await group.until(listed, "it is in the write quorum")
+        assert not await group.writer.missing(first)
+
+    play(
+        scenario, 2, kind=kind, store=store, between=True, started=1, more=f'mode = "{mode}"'
+    )  # fmt: skip
