@@ -22,11 +22,6 @@ STORES: tuple[StoreName, ...] = ("sqlite", "etcd")
 each_store = pytest.mark.parametrize("store", STORES)
 
 
-def found_missing(group: ReplicaGroup, keys: set[str]) -> set[str]:
-    """Acknowledged writes that are not among these."""
-    return {one.key for one in group.writer.acked} - keys
-
-
 async def lag(group: ReplicaGroup, primary: Machine, writes: int) -> int:
     """Have no replica get anything, while the primary takes writes; what `status` says of it."""
     assert primary.to_server is not None
@@ -69,11 +64,12 @@ def test_asynchronous_failovers_in_a_row_lose_what_their_receipts_say(
             old.thaw()
             state = await group.whole(state.epoch)
             # What an independent writer misses now is what the receipt of this epoch says.
+            acked = {one.key for one in group.writer.acked}
             keys = await group.machine(state.primary_server).keys()
             receipts = [one for one in await group.receipts() if one.saved not in known]
             known |= {one.saved for one in receipts}
             assert [one.server for one in receipts] == [old.name]
-            missing = found_missing(group, keys) - lost
+            missing = acked - keys - lost
             saved = group.database.saved(receipts[0])
             assert missing
             assert missing <= saved
@@ -92,7 +88,7 @@ def test_asynchronous_failovers_in_a_row_lose_what_their_receipts_say(
                 return await one.keys() == wanted
 
             await group.until(same, f"{one.name} has what the primary has")
-        assert found_missing(group, wanted) == lost
+        assert {one.key for one in group.writer.acked} - wanted == lost
 
     play(scenario, kind=kind, store=store, between=True)
 
