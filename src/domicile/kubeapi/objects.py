@@ -68,6 +68,34 @@ class PartialObject(_Camel, frozen=True):
     metadata: ObjectMeta = ObjectMeta()
 
 
+class FieldsEntry(_Camel, frozen=True):
+    """Which fields one writer wrote last, and when."""
+
+    time: str = ""
+    fields_v1: dict[str, Any] = msgspec.field(default={}, name="fieldsV1")
+
+
+class WrittenMeta(ObjectMeta, frozen=True):
+    """Metadata with the history of its fields."""
+
+    managed_fields: tuple[FieldsEntry, ...] = ()
+
+    def labelled_at(self, label: str) -> str:
+        """When a label was written last, to the second; empty if that is not known."""
+        times = [
+            one.time
+            for one in self.managed_fields
+            if f"f:{label}" in ((one.fields_v1.get("f:metadata") or {}).get("f:labels") or {})
+        ]
+        return max(times, default="")
+
+
+class WrittenObject(PartialObject, frozen=True):
+    """An object of any kind, of which the metadata is read, with its history."""
+
+    metadata: WrittenMeta = WrittenMeta()
+
+
 class LeaseSpec(_Camel, frozen=True):
     """What a Lease says. Times are texts: nothing here compares clocks of machines (K1)."""
 

@@ -10,6 +10,8 @@ import asyncio
 import os
 import signal
 import socket
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -33,8 +35,12 @@ from domicile.ops.console import (
 )
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from domicile.kube.conventions import GroupResource
     from domicile.kubeapi.client import KubeClient
+    from domicile.kubeapi.kinds import AnyApiKind
+    from domicile.kubeapi.objects import ControllerRing, ObjectMeta
 
 REFRESH_S = 2.0
 
@@ -236,18 +242,20 @@ def show_ring(
 
     async def show() -> bool:
         from domicile.kubeapi.http_exchange import connect_to_kubernetes
+        from domicile.ops.show import ViewPrinter
 
         client, _ = connect_to_kubernetes(kubeconfig, context)
         async with client:
-            while True:
-                seen = await look_at_ring(client, ring)
-                if as_json:
-                    print_json(seen)
-                else:
-                    _print_ring(seen)
-                if not watch:
-                    return bool(seen["well"])
-                await asyncio.sleep(REFRESH_S)
+            with ViewPrinter(watch and not as_json) as shown:
+                while True:
+                    seen = await look_at_ring(client, ring, now=time.time())
+                    if as_json:
+                        print_json(seen)
+                    else:
+                        shown.show(ring_view(seen))
+                    if not watch:
+                        return bool(seen["well"])
+                    await asyncio.sleep(REFRESH_S)
 
     try:
         well = asyncio.run(show())
@@ -259,8 +267,11 @@ def show_ring(
         raise typer.Exit(FAILED)
 
 
-async def look_at_ring(client: KubeClient, name: str) -> dict[str, Any]:
-    """A ring as the API server shows it. States are the sharder's own, from the Leases' labels."""
+async def look_at_ring(client: KubeClient, name: str, *, now: float = 0.0) -> dict[str, Any]:
+    """A ring as the API server shows it. States are the sharder's own, from the Leases' labels.
+
+    With the time of day, `now`, it also says for how long objects have been asked for.
+    """
     from contextlib import aclosing
 
     from domicile.kube.admission import key_of, role_in
@@ -272,9 +283,9 @@ async def look_at_ring(client: KubeClient, name: str) -> dict[str, Any]:
         shard_label,
     )
     from domicile.kube.sharding import default_namespaces, labels_of_namespace
-    from domicile.kubeapi.kinds import LEASES, NAMESPACES, RINGS
+    from domicile.kubeapi.kinds import LEASES, NAMESPACES
 
-    ring = await client.get(RINGS, name)
+    ring = await _ring_called(client, name)
     selector = ring.spec.namespace_selector or default_namespaces(NAMESPACE)
     meant = [
         one.metadata.name
@@ -291,7 +302,7 @@ async def look_at_ring(client: KubeClient, name: str) -> dict[str, Any]:
         for one in leases.items
     }
     unassigned: list[str] = []
-    draining: list[dict[str, str]] = []
+    draining: list[dict[str, Any]] = []
     without = waiting = 0
     shard, drain = shard_label(name), drain_label(name)
     resources: dict[GroupResource, None] = {}
@@ -320,7 +331,8 @@ async def look_at_ring(client: KubeClient, name: str) -> dict[str, Any]:
                 if metadata.has_label(drain):
                     waiting += 1
                     if len(draining) < 20:
-                        draining.append({"object": shown, "instance": instance})
+                        age_s = await _asked_for_s(client, kind, metadata, drain, now)
+                        draining.append({"object": shown, "instance": instance, "age_s": age_s})
     well = not without and all(one["state"] == "ready" for one in instances.values())
     return {
         "ring": name,
@@ -337,18 +349,72 @@ async def look_at_ring(client: KubeClient, name: str) -> dict[str, Any]:
     }
 
 
-def _print_ring(seen: dict[str, Any]) -> None:
-    for one in seen["conditions"]:
-        typer.echo(f"{one['type']}: {one['status']} ({one['reason']}) {one['message']}".rstrip())
-    typer.echo(f"{'instance':<40} {'state':<10} {'objects':>8}")
+async def _ring_called(client: KubeClient, name: str) -> ControllerRing:
+    from domicile.kubeapi.errors import KubeNotFound
+    from domicile.kubeapi.kinds import RINGS
+
+    try:
+        return await client.get(RINGS, name)
+    except KubeNotFound as error:
+        try:
+            known = [one.metadata.name for one in (await client.list(RINGS)).items]
+        except KubeNotFound:
+            raise ConfigError(
+                "this cluster does not know the kind ControllerRing: apply what `domicile ring "
+                "install` prints"
+            ) from error
+        listed = f"there are: {', '.join(sorted(known))}" if known else "there is none yet"
+        raise ConfigError(
+            f"there is no ControllerRing {name!r}; {listed}. Name one of them, or make it with "
+            "kubectl apply"
+        ) from error
+
+
+async def _asked_for_s(
+    client: KubeClient, kind: AnyApiKind, metadata: ObjectMeta, drain: str, now: float
+) -> float | None:
+    """Seconds since an object got its drain label, by the API server's notes; None: unknown."""
+    from datetime import datetime
+
+    from domicile.kubeapi.errors import KubeError
+    from domicile.kubeapi.objects import WrittenObject
+
+    written = replace(kind, type=WrittenObject)
+    try:
+        found = await client.get(written, metadata.name, metadata.namespace)
+        return max(0.0, now - datetime.fromisoformat(found.metadata.labelled_at(drain)).timestamp())
+    except (KubeError, ValueError):
+        return None  # the object is gone by now, or nobody noted it
+
+
+def ring_view(seen: dict[str, Any]) -> RenderableType:
+    """A ring for people, at any width."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from domicile.ops.show import age_text
+
+    lines = [
+        f"{one['type']}: {one['status']} ({one['reason']}) {one['message']}".rstrip()
+        for one in seen["conditions"]
+    ]
+    instances = Table(box=None, pad_edge=False)
+    instances.add_column("instance", overflow="fold")
+    instances.add_column("state")
+    instances.add_column("objects", justify="right")
     for name, one in seen["instances"].items():
-        typer.echo(f"{name:<40} {one['state']:<10} {one['objects']:>8}")
-    typer.echo(f"to let go of: {seen['draining_count']}")
+        style = "" if one["state"] == "ready" else "yellow"
+        instances.add_row(name, Text(one["state"], style), str(one["objects"]))
+    if not seen["instances"]:
+        lines.append("no instance: start a controller that takes part in this ring")
+    rest = [f"to let go of: {seen['draining_count']}"]
     for one in seen["draining"]:
-        typer.echo(f"  {one['object']} at {one['instance']}")
-    typer.echo(f"without an instance: {seen['unassigned_count']}")
-    for shown in seen["unassigned"]:
-        typer.echo(f"  {shown}")
+        age = "" if one["age_s"] is None else f", for {age_text(one['age_s'])}"
+        rest.append(f"  {one['object']} at {one['instance']}{age}")
+    rest.append(f"without an instance: {seen['unassigned_count']}")
+    rest += [f"  {shown}" for shown in seen["unassigned"]]
+    return Group(Text("\n".join(lines)), instances, Text("\n".join(rest)))
 
 
 def _resource(text: str) -> GroupResource:
@@ -372,5 +438,5 @@ def _fail(error: DomicileError) -> NoReturn:
     from domicile.kubeapi.errors import KubeUnanswered, KubeUnavailable
 
     if isinstance(error, KubeUnavailable | KubeUnanswered):
-        fail(str(error), AWAY)
+        fail(f"{error}; see that --kubeconfig or KUBECONFIG names the right server", AWAY)
     fail(str(error), USAGE if isinstance(error, ConfigError) else FAILED)

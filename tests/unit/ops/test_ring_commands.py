@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from io import StringIO
+from pathlib import Path
+
+import pytest
 import yaml
+from rich.console import Console
 from typer.testing import CliRunner
 
+from domicile.errors import ConfigError
 from domicile.kube.ring_metrics import RingMetrics
 from domicile.kubeapi.client import KubeClient
 from domicile.observe.exposition import write
 from domicile.ops.cli import app
-from domicile.ops.ring import look_at_ring
+from domicile.ops.ring import look_at_ring, ring_view
 from domicile.testing.kube import FakeApiServer
 from domicile.testing.sim.loop import World
 
@@ -52,20 +59,67 @@ def test_a_ring_is_shown_with_what_waits() -> None:
     lease = {"metadata": {"name": "a", "labels": labels}, "spec": {"holderIdentity": "a"}}
     server.put("leases", lease, "coordination.k8s.io")
     for name, mine in (("x", {SHARD: "a"}), ("y", {SHARD: "a", DRAIN: "true"}), ("z", {})):
-        server.put("configmaps", {"metadata": {"name": name, "labels": mine}})
+        noted = {
+            "time": "2026-01-01T00:00:00Z",
+            "fieldsV1": {"f:metadata": {"f:labels": {f"f:{label}": {} for label in mine}}},
+        }
+        metadata = {"name": name, "labels": mine, "managedFields": [noted]}
+        server.put("configmaps", {"metadata": metadata})
     try:
         seen: dict[str, object] = {}
 
         async def body() -> None:
-            seen.update(await look_at_ring(client, "sites"))
+            now = datetime(2026, 1, 1, 0, 1, 30, tzinfo=UTC).timestamp()
+            seen.update(await look_at_ring(client, "sites", now=now))
+            with pytest.raises(ConfigError, match="there are: sites"):
+                await look_at_ring(client, "site")
 
         world.run(body(), world.process("test"))
     finally:
         world.close()
     assert seen["instances"] == {"a": {"state": "ready", "holder": "a", "objects": 2}}
-    assert seen["draining"] == [{"object": "configmaps default/y", "instance": "a"}]
+    assert seen["draining"] == [{"object": "configmaps default/y", "instance": "a", "age_s": 90.0}]
     assert seen["unassigned"] == ["configmaps default/z"]
     assert seen["well"] is False
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_ring_fits_the_terminal_whatever_its_names_are(width: int) -> None:
+    long = "website-operator-" + "x" * 46
+    seen = {
+        "conditions": [
+            {"type": "Ready", "status": "True", "reason": "ReconciliationSucceeded",
+             "message": "2 instances, of which 1 is available"},
+        ],
+        "instances": {
+            long: {"state": "ready", "holder": long, "objects": 98_765},
+            "b": {"state": "uncertain", "holder": "b", "objects": 7},
+        },
+        "draining": [{"object": "websites.example.com a/b", "instance": "b", "age_s": 61.0}],
+        "draining_count": 1,
+        "unassigned": ["websites.example.com a/c"],
+        "unassigned_count": 1,
+    }  # fmt: skip
+    console = Console(width=width, file=StringIO(), highlight=False)
+    console.print(ring_view(seen))
+    assert isinstance(console.file, StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    text = "".join(line.strip() for line in lines)
+    assert long[: width - 25] in text, "a name of 63 letters is folded at 80 columns"
+    assert any(line.split()[-2:] == ["ready", "98765"] for line in lines)
+    assert any("a/b at b, for 61 s" in line for line in lines)
+
+
+def test_what_stands_in_the_way_is_told(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("clusters: []")
+    done = CliRunner().invoke(app, ["ring", "status", "sites", "--kubeconfig", str(config)])
+    assert done.exit_code == 2
+    assert "has no context named" in done.output
+    missing = CliRunner().invoke(app, ["ring", "status", "x", "--kubeconfig", str(tmp_path / "n")])
+    assert missing.exit_code == 2
+    assert "give --kubeconfig" in missing.output
 
 
 def test_metrics_have_the_names_of_the_wire() -> None:
