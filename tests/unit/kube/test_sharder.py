@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from domicile.kube.conventions import SHARDER, GroupResource
+from domicile.kube.hashring import HashRing, object_key
 from domicile.kube.sharder import (
     BeginWalk,
     DeleteOrphan,
@@ -74,11 +75,18 @@ class Ring:
         return next(one.walk for one in effects if isinstance(one, BeginWalk))
 
     def found(
-        self, shard: str, now: float, *, name: str = "foo", drain: bool = False, pod: bool = False
+        self,
+        shard: str,
+        now: float,
+        *,
+        name: str = "foo",
+        drain: bool = False,
+        pod: bool = False,
+        namespace: str = "default",
     ) -> list[Effect]:
         labels = {**({SHARD: shard} if shard else {}), **({DRAIN: ""} if drain else {})}
         metadata: dict[str, Any] = {
-            "name": name, "namespace": "default", "resourceVersion": "7", "labels": labels,
+            "name": name, "namespace": namespace, "resourceVersion": "7", "labels": labels,
         }  # fmt: skip
         if pod:
             owner = {"apiVersion": "v1", "kind": "Secret", "name": "foo", "controller": True}
@@ -105,6 +113,30 @@ def test_objects_of_a_living_instance_are_drained_and_what_they_control_waits() 
     assert ring.found("b", 105.0) == []
     (change,) = kinds(ring.found("a", 105.0, name="child", pod=True), Relabel)
     assert (change.reason, change.shard) == (MoveReason.FOLLOW, "b")
+
+
+def test_a_drain_is_asked_for_once_however_many_walks_find_it() -> None:
+    ring = Ring("a", "b", "c")
+    assert len(kinds(ring.found("a", 101.0), Relabel)) == 1
+    ring.do(WalkEnded(ring.walk, True), 101.0)
+    walks = {ring.walk: None}
+    for at in range(103, 300, 10):
+        for name in ("a", "b", "c"):
+            ring.do(LeaseSeen(lease(name, version=at, renewed=str(at))), at)
+        ring.do(TimePassed(), at)
+        walks[ring.walk] = None
+        assert kinds(ring.found("a", at, drain=True), Relabel) == []
+        ring.do(WalkEnded(ring.walk, True), at)
+    assert len(walks) > 5
+
+
+def test_an_object_of_no_namespace_is_moved_as_any_other() -> None:
+    ring = Ring("a", "b", "c")
+    mine = HashRing(("a", "b", "c")).owner(object_key("", "Secret", "", "foo"))
+    other = next(name for name in ("a", "b", "c") if name != mine)
+    (change,) = kinds(ring.found(other, 101.0, namespace=""), Relabel)
+    assert change.reason is MoveReason.DRAIN
+    assert change.name.namespace == ""
 
 
 def test_a_drain_that_takes_too_long_is_named_once() -> None:
