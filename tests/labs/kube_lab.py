@@ -281,17 +281,19 @@ def printed_manifests() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+async def apply_all(client: KubeClient, printed: str) -> None:
+    """Apply what a command printed, one after the other, as `kubectl apply -f -` does."""
+    for manifest in yaml.safe_load_all(printed):
+        group, _, _ = manifest["apiVersion"].rpartition("/")
+        kind = await client.discover(group, manifest["kind"].lower() + "s")
+        await client.apply(kind, manifest, manager="test")
+
+
 async def install_websites(server: ApiServer) -> None:
     """What `domicile ring install` prints, and the kind that the tests' ring shares out."""
     printed = printed_manifests()
     async with server.client() as client:
-        for manifest in yaml.safe_load_all(printed):
-            group, _, _ = manifest["apiVersion"].rpartition("/")
-            plural = {"Deployment": "deployments", "Service": "services"}.get(
-                manifest["kind"], manifest["kind"].lower() + "s"
-            )
-            kind = await client.discover(group, plural)
-            await client.apply(kind, manifest, manager="test")
+        await apply_all(client, printed)
         schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
         version = {"name": "v1", "served": True, "storage": True,
                    "schema": {"openAPIV3Schema": schema}}  # fmt: skip
