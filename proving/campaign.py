@@ -22,7 +22,7 @@ from functools import partial
 from domicile.testing.checkers import check
 from proving.coverage import TABLES_FROM, report, shortfalls
 from proving.profile import Profile
-from proving.profiles import MIXED, PROFILES, profile_of
+from proving.profiles import MIXED, SPECS, profile_of
 from proving.seed_result import Tally
 from proving.shrink import shrink
 
@@ -189,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seeds", default="0:1000", help="first:end, end not included")
     parser.add_argument("--seed", type=int, help="just this one, and what was done to it")
-    names = [MIXED, *PROFILES]
+    names = [MIXED, *SPECS]
     parser.add_argument(
         "--profile", default=MIXED, choices=names, metavar="NAME", help=", ".join(names)
     )

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from textwrap import wrap
 from typing import Protocol
 
-from proving.profiles import PROFILES
+from proving.profiles import PROFILES, SPECS
 from proving.seed_result import LEAST_FAULTS, LEAST_MESSAGES, MID_MOVE, Tally
 
 LEAST_MID_MOVE = 0.3
@@ -100,7 +100,7 @@ def too_little(result: Judged) -> list[str]:
         for name, value, least in (
             ("messages", tally.messages, LEAST_MESSAGES),
             ("faults", sum(tally.faults.values()), LEAST_FAULTS),
-            ("completed moves", tally.moves, PROFILES[result.profile].least_moves),
+            ("completed moves", tally.moves, SPECS[result.profile].least_moves),
         )
         if value < least
     ]
@@ -113,7 +113,7 @@ def unmet(
     mid_move: float,
 ) -> list[str]:
     """Faults and steps that no seed of some profiles met."""
-    kinds = sorted({kind for name in profiles for kind in PROFILES[name].kinds})
+    kinds = sorted({kind for name in profiles for kind in SPECS[name].kinds})
     missing = [f"no seed had the fault {name!r}" for name in kinds if not faults[name]]
     missing += [f"no fault struck {name!r}" for name in STEPS if not struck[name]]
     if mid_move < LEAST_MID_MOVE:
@@ -123,7 +123,7 @@ def unmet(
 
 def unhit(profiles: Collection[str], hits: Counter[tuple[str, str]]) -> list[str]:
     """Combinations of a fault and a step that many seeds should have had."""
-    kinds = sorted({kind for name in profiles for kind in PROFILES[name].kinds})
+    kinds = sorted({kind for name in profiles for kind in SPECS[name].kinds})
     return [
         f"no seed had the fault {kind!r} at the step {step!r}"
         for kind in kinds
@@ -156,7 +156,7 @@ def report(results: Sequence[Judged], wall_s: float, *, verbose: bool = False) -
     count = max(1, len(results))
     cpu = sorted(result.cpu_s for result in results) or [0.0]
     profiles = Counter(result.profile for result in results)
-    kinds = sorted({*faults, *(kind for name in profiles for kind in PROFILES[name].kinds)})
+    kinds = sorted({*faults, *(kind for name in profiles for kind in SPECS[name].kinds)})
     lines = [
         f"{len(results)} seeds in {wall_s:.0f} s; CPU per seed: median {cpu[len(cpu) // 2]:.2f} s, "
         f"most {cpu[-1]:.2f} s",

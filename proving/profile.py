@@ -21,7 +21,7 @@ from domicile.testing.history import Event
 from domicile.testing.sim.cluster import Sim
 from proving.desks import note_kept
 from proving.fault_plan import Mischief
-from proving.profiles import PROFILES, links, nodes
+from proving.profiles import SPECS, links, nodes
 from proving.seed_result import CALM_S, FAULTY_S, LEAST_MESSAGES, NODES, ROOMS, Tally, seen
 from proving.workload import ENTITIES, Clerk, Ledger, Notebook, Room, clerk_of, rooms_by_shard
 
@@ -38,13 +38,13 @@ class Profile:
 
     def __init__(self, seed: int, name: str = "standard", skip: Collection[int] = ()) -> None:
         self.name = name
-        spec = PROFILES[name]
+        spec = SPECS[name]
         # Sometimes all are on one machine, where a kernel's locks prove a death at once (L6).
         locks = Random(f"locks {seed}").random() < spec.locks
         notebook = Notebook()
         self.sim = Sim(
             seed, entities=(*ENTITIES, *spec.entities), nodes=NODES, settings=spec.settings,
-            locks=locks, resources=notebook.resources,
+            locks=locks, resources=notebook.resources, one_key=spec.one_key,
         )  # fmt: skip
         notebook.history = self.sim.history
         self.tally = Tally()
@@ -78,7 +78,7 @@ class Profile:
 
     async def run(self) -> None:
         """The whole minute."""
-        sim, load = self.sim, PROFILES[self.name].load
+        sim, load = self.sim, SPECS[self.name].load
         start = sim.world.now
         for process in sim.nodes:
             if process.store is not None:

@@ -78,10 +78,10 @@ def sim(
     Every seed is one run that repeats exactly. A bad seed is shrunk to the strikes it needs and
     printed with the command that repeats it. Exits with 0 only if no promise was broken.
     """
-    from proving.profiles import MIXED, PROFILES
+    from proving.profiles import MIXED, SPECS
 
-    if profile not in (MIXED, *PROFILES):
-        fail(f"--profile {profile!r} is not one of {', '.join((MIXED, *PROFILES))}", USAGE)
+    if profile not in (MIXED, *SPECS):
+        fail(f"--profile {profile!r} is not one of {', '.join((MIXED, *SPECS))}", USAGE)
     if seed is not None and seeds is not None:
         fail("say --seed or --seeds, not both", USAGE)
     if seed is None and (trace or svg is not None or keep is not None):

@@ -201,6 +201,23 @@ DEPOSED = Spec(
     settings=FEW_SHARDS,
 )  # fmt: skip
 
+ONE_KEY = Spec(
+    about="a store that commits one key at a time, under leaders that live on without their key",
+    faults=(
+        nodes.deposed, nodes.deposed, nodes.deposed, nodes.freeze_leader, nodes.freeze_leader,
+        storms.leaders, handoffs.late_release, stores.unknown, stores.unknown, stores.lost_replies,
+        stores.watch, stores.watch, stores.outage, nodes.crash, nodes.crash, nodes.freeze,
+        nodes.stop, links.cut, links.unheard,
+    ),
+    kinds=(
+        "crash", "cut", "deposed", "freeze", "freeze past the lease", "late release",
+        "leader frozen", "leaders crash", "lost replies", "outage", "stop", "unheard", "unknown",
+        "watch",
+    ),
+    settings=replace(SETTINGS, shards=160),
+    one_key=True,
+)  # fmt: skip
+
 COMMITS = Spec(
     about="journals that are slow, unsure, busy or ahead, under entities that read, refuse and ask",
     faults=(
@@ -236,7 +253,13 @@ PROFILES: dict[str, Spec] = {
     "deposed": DEPOSED,
     "commits": COMMITS,
 }
-"""All of them. "mixed" is none of them but takes them in turn; see `profile_of`."""
+"""All that "mixed" takes in turn; see `profile_of`."""
+
+ALONE: dict[str, Spec] = {"one-key": ONE_KEY}
+"""Those of clusters on other stores, which run by their names only."""
+
+SPECS = PROFILES | ALONE
+"""Every one by its name."""
 
 MIXED = "mixed"
 

@@ -27,6 +27,8 @@ class Spec:
     kinds: tuple[str, ...]
     """What its faults call themselves; each must occur in a campaign."""
     settings: Settings = SETTINGS
+    one_key: bool = False
+    """Whether the store commits one key at a time, so that leaders seal blocks (S8)."""
     locks: float = 0.15
     """The share of seeds in which all are on one machine, where a kernel proves deaths (L6)."""
     pace_s: tuple[float, float] = (0.8, 3.6)

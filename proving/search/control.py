@@ -11,7 +11,7 @@ from typing import Any
 from domicile.core.coordinator.events import Commit
 from domicile.core.state.keys import LEADER_KEY, NODES, drain_key, node_key, release_key, wish_key
 from domicile.core.state.records import LeaderRecord, NodeRecord, encode_record
-from domicile.core.state.shardmap import decode_block
+from domicile.core.state.shardmap import decode_block, term_of
 from domicile.core.state.txn import (
     Absent,
     Change,
@@ -26,9 +26,9 @@ from domicile.core.state.txn import (
     Unknown,
     Write,
 )
-from proving.search.machines import Asked, Effect
+from proving.search.machines import Asked, Effect, Landing
 from proving.search.scenario import NEVER_S, Violation, inc, process_of, shard_key
-from proving.search.store import BLOCK
+from proving.search.store import BLOCK, Snapshot
 from proving.search.traffic import Traffic, put
 
 # A leader: process, leader revision, machine, listed, ticks, commits, answers, reads.
@@ -57,7 +57,9 @@ class Control(Traffic):
         if not isinstance(landing.outcome, Committed):
             return landing.outcome
         leader_revision = self.machines.commits[commit].leader_revision
-        if leader_revision and landing.entries:
+        if leader_revision and self.sc.one_key:
+            self._judge_term(before, landing, leader_revision)
+        elif leader_revision and landing.entries:
             leader = before.items.get(LEADER_KEY)
             if leader is None or leader.revision != leader_revision:
                 raise Violation(f"C1: leadership {leader_revision} is over and changed the map")
@@ -70,6 +72,17 @@ class Control(Traffic):
         self.forget_log()
         return landing.outcome
 
+    def _judge_term(self, before: Snapshot, landing: Landing, term: int) -> None:
+        """S8: a leader changes a block only over a lower term, and decides only over its own."""
+        if BLOCK not in before.items:
+            return
+        sealed = term_of(decode_block(before.items[BLOCK].value).txn)
+        after = self.machines.stores[landing.store].items[BLOCK]
+        if sealed > term and after != before.items[BLOCK]:
+            raise Violation(f"S8: the leader of term {term} changed a block of term {sealed}")
+        if landing.entries and sealed != term:
+            raise Violation(f"S8: the leader of term {term} decided in a block of term {sealed}")
+
     def _judge(self, shard: int, old_number: int, new_number: int) -> None:
         """I1(a), C4: what may follow what in the stored map."""
         old, new = self.machines.entries[old_number], self.machines.entries[new_number]
@@ -80,7 +93,7 @@ class Control(Traffic):
             return
         if new.epoch != old.epoch + 1:
             raise Violation(f"I1: shard {shard} goes from {old} to {new}")
-        if node_key(new.owner) not in items:
+        if node_key(new.owner) not in items and not self.sc.one_key:
             raise Violation(f"C4: shard {shard} goes to {new.owner}, whose record is gone")
         released = bool(old.owner) and ((shard, process_of(old.owner), old.epoch) in self.released)
         if not released and node_key(old.owner) in items:

@@ -50,7 +50,7 @@ from domicile.core.handoff.tables import OwnerEvent, SenderState
 from domicile.core.ids import Incarnation, LinkKey, ShardKey
 from domicile.core.machines import Arm
 from domicile.core.state.shardmap import Entry
-from domicile.core.state.txn import Changes, Outcome
+from domicile.core.state.txn import Changes, Outcome, check_one_key
 from proving.search.scenario import Scenario, Violation, entity_key, inc, process_of, shard_key
 from proving.search.store import Snapshot
 from proving.search.values import EPOCH_S, SOON_S, Steady, clone, freeze
@@ -215,7 +215,9 @@ class Machines:
 
     def new_coordinator(self, process: int, leader_revision: int) -> int:
         """A leadership that has seen nothing."""
-        made = self.sc.coordinator(inc(process), leader_revision, self.sc.settings, self._random)
+        made = self.sc.coordinator(
+            inc(process), leader_revision, self.sc.settings, self._random, sealing=self.sc.one_key
+        )
         return self._number_coordinator(Led(made, EPOCH_S, float("inf")))
 
     def _number_coordinator(self, led: Led) -> int:
@@ -278,6 +280,8 @@ class Machines:
         known = self._steps.get(("land", store, commit))
         if known is None:
             before, asked = self.stores[store], self.commits[commit].commit
+            if self.sc.one_key:
+                check_one_key(asked.conditions, asked.writes)
             after, outcome, changes = before.commit(asked.conditions, asked.writes)
             changed = tuple(
                 (shard, self.entries.of(old), self.entries.of(new))

@@ -79,6 +79,8 @@ class Scenario:
     swift: bool = False
     """Whether a manager does at once all it can do, so that only nodes and clients interleave."""
     flush_overtakes: bool = False
+    one_key: bool = False
+    """Whether the store commits one key at a time, so that leaders seal blocks (S8)."""
     owner: type[Owner[Any]] = Owner
     sender: type[Sender[Any]] = Sender
     coordinator: type[Coordinator] = Coordinator

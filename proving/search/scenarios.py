@@ -59,6 +59,7 @@ BEHIND_A_ROOT = replace(
     entities=(X, X, Y),
     running=(0, 1),
 )
+ONE_KEY = Scenario("", (), clients=0, one_key=True)
 UNKNOWN = ("commit unknown, landed", "commit unknown, lands later", "commit unknown, lost")
 
 SCENARIOS: tuple[Scenario, ...] = (
@@ -101,4 +102,12 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("a watch breaks", tells(1), faults=("watch broken",)),
     Scenario("a watch breaks, there and back", (), wishes=THERE_AND_BACK,
              faults=("watch broken",)),
+    replace(ONE_KEY, name="one key: a move", clients=1, messages=tells(1)),
+    replace(ONE_KEY, name="one key: a cold start", homes=(-1,), wishes=()),
+    replace(ONE_KEY, name="one key: the leader is deposed", candidates=(1,),
+            faults=("leader deposed",)),
+    replace(ONE_KEY, name="one key: the leader dies", candidates=(1,), notes=1,
+            faults=("leader dies",)),
+    replace(ONE_KEY, name="one key: a node crashes", faults=("crash",)),
+    replace(ONE_KEY, name="one key: a commit's outcome is unknown", faults=UNKNOWN),
 )  # fmt: skip

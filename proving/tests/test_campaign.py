@@ -528,6 +528,13 @@ def test_a_seed_of_every_profile(name: str) -> None:
     assert sorted({*result.tally.faults} - {*PROFILES[name].kinds, "cut", "crash"}) == []
 
 
+def test_a_seed_on_a_store_that_commits_one_key() -> None:
+    """S8: everything that the product commits is a commit of one key, or this raises."""
+    result = run_seed(0, "one-key")
+    assert (result.violations, result.error) == ([], "")
+    assert shortfalls([result], whole=False) == []
+
+
 def test_every_kind_of_fault_is_of_some_profile() -> None:
     assert sorted(FAULTS) == sorted({kind for spec in PROFILES.values() for kind in spec.kinds})
 

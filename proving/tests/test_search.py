@@ -12,6 +12,7 @@ from domicile.core.coordinator.events import CoordinatorEffect, CoordinatorEvent
 from domicile.core.coordinator.machine import Coordinator
 from domicile.core.handoff.tables import Phase
 from domicile.core.machines import Arm
+from domicile.core.state.keys import BlockKey
 from proving.search import FAULTS, Scenario, Violation, explore, walk
 from proving.search.__main__ import main
 from proving.search.machines import Machines
@@ -30,6 +31,9 @@ SMALL = (
     "Released comes again",
     "Told is lost",
     "a watch breaks",
+    "one key: a move",
+    "one key: a cold start",
+    "one key: a commit's outcome is unknown",
 )
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 
@@ -172,6 +176,23 @@ def test_an_end_that_settles_nothing_is_stuck() -> None:
     """Nobody campaigns after the leader's death, so what it began is never finished."""
     with pytest.raises(Violation, match="stuck: shard 0 is moving"):
         explore(Scenario("orphaned", (), clients=0, candidates=(), faults=("leader dies",)))
+
+
+class Unsealing(Coordinator):
+    """Decides in blocks that carry another leader's term."""
+
+    def _unsealed(self, block: BlockKey) -> bool:
+        return False
+
+
+ONE_KEY = Scenario(
+    "deposed", (), clients=0, candidates=(1,), faults=("leader deposed",), one_key=True
+)
+
+
+def test_a_leader_that_seals_nothing_is_found() -> None:
+    with pytest.raises(Violation, match=r"S8: the leader of term .* decided in a block of term 0"):
+        explore(replace(ONE_KEY, coordinator=Unsealing))
 
 
 class Restless(Coordinator):

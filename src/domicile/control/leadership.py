@@ -35,7 +35,7 @@ from domicile.errors import StoreError
 from domicile.membership.store_calls import StoreCalls
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter
-from domicile.ports.store import NeedsTicks
+from domicile.ports.store import NeedsTicks, writes_one_key
 from domicile.settings import Settings
 from domicile.taglog import TaggedLog
 
@@ -70,7 +70,9 @@ class Leadership(MachineDriver[ClusterEvent, ClusterEffect]):
     ) -> None:
         named = strategy if isinstance(strategy, str) else CUSTOM
         super().__init__(
-            Coordinator(me, revision, settings, random, named),
+            Coordinator(
+                me, revision, settings, random, named, sealing=writes_one_key(calls.store)
+            ),
             calls=calls, clock=clock, meter=meter, settings=settings, random=random, guard=guard,
             lease=lease, lease_id=lease_id,
         )  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any
 
 from domicile.core.ids import NOBODY
 from domicile.core.state.txn import At, Delete
-from domicile.errors import StoreError
+from domicile.errors import ConfigError, StoreError
 from domicile.failover.agent import Agent
 from domicile.failover.driver import ReplicaDriver
 from domicile.failover.guard.kernel_timer import NoTimer, kernel_timer
@@ -31,7 +31,7 @@ from domicile.failover.state_folder import NoteFile, StateFolder
 from domicile.membership.clock import SystemClock
 from domicile.membership.store_calls import StoreCalls
 from domicile.ports.meter import Meter
-from domicile.ports.store import Store
+from domicile.ports.store import Store, writes_one_key
 
 log = logging.getLogger("domicile")
 
@@ -130,6 +130,12 @@ async def _live(
             said = ""
             store = open_store()
             try:
+                if writes_one_key(store):
+                    raise ConfigError(
+                        "a replica group commits several keys at once, and this store commits one "
+                        "key at a time: keep the group's records in another store, as in "
+                        "etcd://a:2379 or sqlite:///path/to/file.db"
+                    )
                 await _incarnation(settings, notes, driver, line, store, meter)
             finally:
                 await store.close()

@@ -104,8 +104,7 @@ class StoreTasks:
                     )
                     for shard in shards
                 ]
-                commit = self._calls.store.commit((Present(node_key(self._me)),), writes)
-                await self._calls.bounded(commit)
+                await self._calls.commit_each((Present(node_key(self._me)),), writes)
         except StoreError:
             self._meter.count("needs.unwritten")
             self._needs.clear()
@@ -138,8 +137,7 @@ class StoreTasks:
             writes = [Put(offset_key(shard), encode_offset(marks[shard])) for shard in some]
             for _ in range(OFFSET_TRIES):
                 try:
-                    commit = self._calls.store.commit((Present(node_key(self._me)),), writes)
-                    outcome = await self._calls.bounded(commit)
+                    outcome = await self._calls.commit_each((Present(node_key(self._me)),), writes)
                     if isinstance(outcome, Committed | Conflict):
                         break
                 except StoreError:

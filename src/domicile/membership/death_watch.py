@@ -20,7 +20,7 @@ from domicile.membership.store_calls import StoreCalls
 from domicile.ports.clock import Clock
 from domicile.ports.health import Health, JudgesByPlace, SweepsProofs, Verdict
 from domicile.ports.meter import Meter
-from domicile.ports.store import Store
+from domicile.ports.store import Store, writes_one_key
 from domicile.settings import Settings
 
 log = logging.getLogger("domicile")
@@ -177,7 +177,7 @@ class DeathWatch:
         record = self._members.nodes.get(dead)
         evidence = self._evidence(dead)
         try:
-            outcome = await self._calls.bounded(self._remove(dead, evidence))
+            outcome = await self._remove(dead, evidence)
         except StoreError:
             return  # the next round tries again
         if isinstance(outcome, Committed):
@@ -199,11 +199,14 @@ class DeathWatch:
     async def _remove(self, dead: Incarnation, evidence: str) -> Outcome:
         lease = await self._evidence_lease(dead)
         conditions, writes = removal(self._members, dead, evidence, lease)
-        return await self._calls.store.commit(conditions, writes)
+        if writes_one_key(self._calls.store):
+            # The record goes last: while it is there, the next round does all of it again.
+            writes = writes[::-1]
+        return await self._calls.commit_each(conditions, writes)
 
     async def _evidence_lease(self, dead: Incarnation) -> str:
         if self._settings.fencing != "health":
             return self._lease
         lease = f"dead-{dead}"
-        await self._calls.store.grant(lease, EVIDENCE_S)
+        await self._calls.bounded(self._calls.store.grant(lease, EVIDENCE_S))
         return lease

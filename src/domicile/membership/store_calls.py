@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import TypeVar
 
-from domicile.core.state.txn import Committed, Condition, Outcome, Put, Unknown, Write
+from domicile.core.state.txn import Committed, Condition, Outcome, Put, Unknown, Write, singly
 from domicile.errors import StoreError, StoreUnavailable
-from domicile.ports.store import Store
+from domicile.ports.store import Store, writes_one_key
 
 BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 0.5
@@ -50,6 +50,23 @@ class StoreCalls:
             return await self.bounded(self.store.commit(conditions, writes))
         except StoreError:
             return Unknown()
+
+    async def commit_each(
+        self, conditions: Sequence[Condition], writes: Sequence[Write]
+    ) -> Outcome:
+        """One commit; in a store that writes one key at a time, one for each write (S8).
+
+        They go in the order of the writes and stop at the first that is refused or unanswered,
+        which is the outcome. The caller chooses an order that is safe wherever it stops.
+        """
+        if not writes_one_key(self.store):
+            return await self.bounded(self.store.commit(conditions, writes))
+        outcome: Outcome = Unknown()
+        for held, one in singly(conditions, writes):
+            outcome = await self.bounded(self.store.commit(held, one))
+            if not isinstance(outcome, Committed):
+                break
+        return outcome
 
 
 class MemberStoreCalls(StoreCalls):

@@ -21,7 +21,15 @@ from domicile.backends.wiring import WholeStore
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.state.keys import KeyFamily, block_key, kick_key
 from domicile.core.state.shardmap import decode_block
-from domicile.core.state.txn import Committed, Unknown
+from domicile.core.state.txn import (
+    Committed,
+    Condition,
+    Delete,
+    Put,
+    Unknown,
+    Write,
+    singly,
+)
 from domicile.diagnose.records import KICK_TTL_S, KickOutcome, KickRecord, decode_kick
 from domicile.errors import StoreUnavailable
 from domicile.ops.operator_commits import (
@@ -30,11 +38,14 @@ from domicile.ops.operator_commits import (
     StoreSnapshot,
     audited,
     blocks,
+    encode_audit,
     kick_commit,
+    outdated_audits,
     raised_block,
 )
 from domicile.ops.status import existing, part, place_of
 from domicile.ports.health import Verdict
+from domicile.ports.store import writes_one_key
 from domicile.stores.namespace import Namespace
 
 TRIES = 20
@@ -70,15 +81,12 @@ class Operator:
         self, command: str, make: Callable[[StoreSnapshot], OperatorCommit], agreed: str, why: str
     ) -> tuple[bytes, AuditRecord]:
         """Make a commit if it still is what the operator agreed to; returns its audit record."""
+        if writes_one_key(self._store):
+            return await self._do_singly(command, make, agreed, why)
         key, at = audit_key()
         for _ in range(TRIES):
             picture = await self.look()
-            deed = make(picture)
-            if deed.what != agreed:
-                raise LookupError(
-                    f"the cluster moved on meanwhile: it was {agreed}, now it would be "
-                    f"{deed.what}; nothing was done, repeat the command if you still want it"
-                )
+            deed = _agreed(make(picture), agreed)
             record = AuditRecord(at, who(), command, deed.what, why)
             wanted = audited(deed, key, record, picture.audits)
             outcome = await self._store.commit(wanted.conditions, wanted.writes)
@@ -91,6 +99,53 @@ class Operator:
             f"{command} was refused or unanswered {TRIES} times; see whether the store answers "
             "(domicile status), then repeat the command"
         )
+
+    async def _do_singly(
+        self, command: str, make: Callable[[StoreSnapshot], OperatorCommit], agreed: str, why: str
+    ) -> tuple[bytes, AuditRecord]:
+        """The same in a store that writes one key at a time (S8): the audit record comes first, so
+        that an interrupted command leaves a trace. Every write may be made again."""
+        key, at = audit_key()
+        record = AuditRecord(at, who(), command, agreed, why)
+        logged = begun = False
+        for _ in range(TRIES):
+            try:
+                picture = await self.look()
+                deed = _agreed(make(picture), agreed)
+            except LookupError:
+                if logged and not begun:
+                    await self._write_one((), Delete(key))
+                raise
+            logged = logged or await self._write_one((), Put(key, encode_audit(record)))
+            if logged:
+                stored = await self._write_all(deed)
+                if stored == len(deed.writes):
+                    for old in outdated_audits(picture.audits):
+                        await self._write_one((), Delete(old))
+                    return key, record
+                begun = begun or stored > 0
+            await asyncio.sleep(RETRY_S)
+        raise StoreUnavailable(
+            f"{command} was refused or unanswered {TRIES} times; see whether the store answers "
+            "(domicile status), then repeat the command"
+        )
+
+    async def _write_all(self, deed: OperatorCommit) -> int:
+        """One write after the other; how many are stored. It stops at the first that is not."""
+        # The last first: a dead process's record goes after everything else of it.
+        commits = reversed(singly(deed.conditions, deed.writes))
+        for done, (conditions, (write,)) in enumerate(commits):
+            if not await self._write_one(conditions, write):
+                return done
+        return len(deed.writes)
+
+    async def _write_one(self, conditions: Sequence[Condition], write: Write) -> bool:
+        """One write; True if it is known to be stored."""
+        outcome = await self._store.commit(conditions, (write,))
+        if isinstance(outcome, Unknown):
+            item = await self._store.get(write.key)
+            return (None if item is None else item.value) == getattr(write, "value", None)
+        return isinstance(outcome, Committed)
 
     async def raise_epochs(
         self, gap: int, agreed: str, why: str, told: Callable[[int, int], None]
@@ -125,7 +180,10 @@ class Operator:
         for _ in range(TRIES):
             deed = make(await self.look())
             what = deed.what
-            if isinstance(await self._store.commit(deed.conditions, deed.writes), Committed):
+            if writes_one_key(self._store):
+                if await self._write_all(deed) == len(deed.writes):
+                    return
+            elif isinstance(await self._store.commit(deed.conditions, deed.writes), Committed):
                 return
             await asyncio.sleep(RETRY_S)
         raise StoreUnavailable(
@@ -204,6 +262,15 @@ class Operator:
     async def close(self) -> None:
         """Close the store."""
         await self._store.close()
+
+
+def _agreed(deed: OperatorCommit, agreed: str) -> OperatorCommit:
+    if deed.what != agreed:
+        raise LookupError(
+            f"the cluster moved on meanwhile: it was {agreed}, now it would be {deed.what}; "
+            "nothing was done, repeat the command if you still want it"
+        )
+    return deed
 
 
 def audit_key() -> tuple[bytes, str]:

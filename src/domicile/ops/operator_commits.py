@@ -342,10 +342,19 @@ def audited(
 ) -> OperatorCommit:
     """The same commit with its audit record; the oldest records are deleted (I6)."""
     room = MAX_OPERATIONS - len(deed.conditions) - len(deed.writes) - 1
-    extra = max(0, len(kept) + 1 - KEPT_AUDITS)
-    deletes = tuple(map(Delete, sorted(kept)[: min(extra, room)]))
-    put = Put(key, msgspec.json.encode(record))
+    deletes = tuple(map(Delete, outdated_audits(kept)[:room]))
+    put = Put(key, encode_audit(record))
     return OperatorCommit(deed.what, deed.conditions, (*deed.writes, put, *deletes))
+
+
+def encode_audit(record: AuditRecord) -> bytes:
+    """The stored form of an audit record."""
+    return msgspec.json.encode(record)
+
+
+def outdated_audits(kept: Sequence[bytes]) -> list[bytes]:
+    """The oldest audit records, which make room for one more (I6)."""
+    return sorted(kept)[: max(0, len(kept) + 1 - KEPT_AUDITS)]
 
 
 def _address(members: ClusterView, incarnation: Incarnation) -> str:

@@ -94,6 +94,25 @@ class OffersThreads(Protocol):
 
 
 @runtime_checkable
+class MayWriteOneKey(Protocol):
+    """A store that says whether its commits promise one written key only (S8)."""
+
+    @property
+    def one_key(self) -> bool:
+        """Whether a commit writes one key, and compares the revision of no other.
+
+        That other keys are absent or present is looked up before the write: it is no more than a
+        hint, unless it is final, as the end of an incarnation's record is.
+        """
+        ...
+
+
+def writes_one_key(store: Store) -> bool:
+    """Whether a commit to this store writes one key only (S8); most stores write several."""
+    return isinstance(store, MayWriteOneKey) and store.one_key
+
+
+@runtime_checkable
 class NeedsTicks(Protocol):
     """A store whose time only advances while it is asked (S4). The acting coordinator ticks it.
 

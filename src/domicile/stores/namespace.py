@@ -23,7 +23,13 @@ from domicile.core.state.txn import (
     Write,
 )
 from domicile.errors import ConfigError
-from domicile.ports.store import NeedsTicks, OffersThreads, Store, ThreadedStore
+from domicile.ports.store import (
+    NeedsTicks,
+    OffersThreads,
+    Store,
+    ThreadedStore,
+    writes_one_key,
+)
 
 
 def check_cluster(name: str) -> None:
@@ -90,6 +96,11 @@ class Namespace:
         """As `OffersThreads.beside`, if the whole store offers it."""
         store = self._store
         return store.beside(self._prefix + prefix) if isinstance(store, OffersThreads) else None
+
+    @property
+    def one_key(self) -> bool:
+        """As `MayWriteOneKey.one_key`."""
+        return writes_one_key(self._store)
 
     @property
     def tick_s(self) -> float:

@@ -1,14 +1,15 @@
 """What a coordinator commits: drafts of blocks, evictions, removals, deletions of obsolete keys.
 
-Only the coordinator calls this module. Each commit is conditional on the leader's revision, and
-each key has at most one open commit. The watch shows every commit, so an outcome only ends the
-wait. After a refused commit the block waits until the watch shows the reason; an earlier commit
-would be refused again. Nothing here may write without the leader's condition (C1).
+Only the coordinator calls this module. Each commit is conditional on the leader's revision, or it
+writes a block that is sealed with the leader's term (S8). Each key has at most one open commit. The
+watch shows every commit, so an outcome only ends the wait. After a refused commit the block waits
+until the watch shows the reason; an earlier commit would be refused again. No block may be written
+without the one or the other (C1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -79,12 +80,17 @@ def draft(
     leader: At,
     txn: str,
     floors: Mapping[ShardKey, int] | None = None,
+    *,
+    sealing: bool = False,
 ) -> Draft:
-    """A commit of as many of a block's decisions as fit (S7), with the conditions of C4."""
+    """A commit of as many of a block's decisions as fit (S7), with the conditions of C4.
+
+    With `sealing` it writes the block alone, which carries the leader's term already (S8).
+    """
     stored = view.blocks.get(block)
     key = block.key
     base = At(key, stored.revision) if stored and stored.revision else Absent(key)
-    conditions: dict[Condition, None] = {leader: None, base: None}
+    conditions: dict[Condition, None] = {base: None} if sealing else {leader: None, base: None}
     deletes: dict[Write, None] = {}
     entries = list(view.entries(block))
     tells: dict[tuple[Incarnation, ShardKey], int] = {}
@@ -92,8 +98,9 @@ def draft(
     for decision in decisions:
         index = decision.shard.shard % BLOCK_SIZE
         old = entries[index]
-        needs = _needs(decision, old)
-        obsolete = _releases(view, decision, old)
+        needs = _needs(decision, old, sealing)
+        # S8: one written key. The sweep deletes what became obsolete.
+        obsolete = {} if sealing else _releases(view, decision, old)
         count = len(conditions) + len(deletes) + len(needs) + len(obsolete)
         if count >= MAX_OPERATIONS:
             break
@@ -113,13 +120,27 @@ def draft(
     return Draft(txn, block, tuple(conditions), writes, tuple(entries), told, tuple(news))
 
 
-def _needs(decision: Decision | Reconsider, old: Entry) -> dict[Condition, None]:
-    """C4's conditions for one new owner; moves and reverts need only the block's revision."""
+def seal(view: ClusterView, block: BlockKey, txn: str) -> Draft:
+    """S8: the leader's term for a block, with the revision and the content of one read."""
+    entries = view.entries(block)
+    write = Put(block.key, encode_block(Block(txn, entries)))
+    base = At(block.key, view.blocks[block].revision)
+    return Draft(txn, block, (base,), (write,), entries, ())
+
+
+def _needs(decision: Decision | Reconsider, old: Entry, sealing: bool) -> dict[Condition, None]:
+    """C4's conditions for one new owner; moves and reverts need only the block's revision.
+
+    That the old owner's record is absent is final, so it may be looked up before the write. That
+    the new one's is present is not: it saves a round elsewhere, and is left out with `sealing`.
+    """
     if isinstance(decision, Quarantine):
         return {Absent(node_key(old.owner)): None}
     if not isinstance(decision, Own):
         return {}
-    needs: dict[Condition, None] = {Present(node_key(decision.owner)): None}
+    needs: dict[Condition, None] = {}
+    if not sealing:
+        needs[Present(node_key(decision.owner))] = None
     if decision.gone:
         needs[Absent(node_key(old.owner))] = None
     return needs
@@ -159,17 +180,31 @@ HOLD_S = 0.2
 SWEEP = b""
 """The key under which `Housekeeping` counts a sweep."""
 
+SINGLE_SWEEP = 16
+"""Keys that one sweep deletes in a store that commits one key at a time."""
+
 
 class Housekeeping:
-    """The open housekeeping commits, by the key that they write."""
+    """The open housekeeping commits, by the key that they write.
 
-    def __init__(self, leader: At) -> None:
-        self._leader = leader
+    A deposed leader's are harmless, which matters with `sealing` (S8): a mark and a removal are
+    conditional on the node's record, and what a sweep deletes is of past epochs or noted again.
+    """
+
+    def __init__(self, leader: At, *, sealing: bool = False) -> None:
+        self._sealing = sealing
+        self._conditions: tuple[Condition, ...] = () if sealing else (leader,)
         self._busy: dict[bytes, str] = {}
+        self._sweeping: dict[str, None] = {}
         self._after: dict[bytes, float] = {}
 
     def done(self, txn: str, now: float) -> bool:
         """A commit has an outcome; True if it was a commit of this class."""
+        if txn in self._sweeping:
+            del self._sweeping[txn]
+            if not self._sweeping:
+                self._after[SWEEP] = now + HOLD_S
+            return True
         for key, mine in self._busy.items():
             if mine == txn:
                 del self._busy[key]
@@ -210,13 +245,17 @@ class Housekeeping:
 
     def may_sweep(self, now: float) -> bool:
         """Whether no sweep is open or was made a moment ago."""
-        return self._free(SWEEP, now)
+        return self._free(SWEEP, now) and not (self._sealing and self._sweeping)
 
-    def sweep(self, waste: Sequence[bytes], txn: str) -> Commit:
-        """Delete as many of these keys as fit into one commit (S7)."""
-        self._busy[SWEEP] = txn
+    def sweep(self, waste: Sequence[bytes], next_txn: Callable[[], str]) -> list[Commit]:
+        """Delete as many of these keys as fit into one commit (S7), or a few, one by one (S8)."""
+        if self._sealing:
+            commits = [Commit(next_txn(), (), (Delete(key),)) for key in waste[:SINGLE_SWEEP]]
+            self._sweeping = {commit.txn: None for commit in commits}
+            return commits
+        self._busy[SWEEP] = txn = next_txn()
         writes = tuple(map(Delete, waste[: MAX_OPERATIONS - 1]))
-        return Commit(txn, (self._leader,), writes)
+        return [Commit(txn, self._conditions, writes)]
 
     def _begin(
         self, view: ClusterView, node: Incarnation, write: Write, txn: str, now: float
@@ -225,7 +264,7 @@ class Housekeeping:
             return None
         self._busy[write.key] = txn
         at = At(write.key, view.node_revisions[node])
-        return Commit(txn, (self._leader, at), (write,))
+        return Commit(txn, (*self._conditions, at), (write,))
 
     def _free(self, key: bytes, now: float) -> bool:
         if key in self._busy or now < self._after.get(key, float("-inf")):

@@ -18,6 +18,7 @@ from domicile.core.coordinator.commits import (
     Housekeeping,
     Reconsider,
     draft,
+    seal,
 )
 from domicile.core.coordinator.custom_strategy import CUSTOM, CustomStrategy
 from domicile.core.coordinator.departures import DrainPacing
@@ -71,7 +72,7 @@ from domicile.core.state.cluster_view import (
     ViewChange,
 )
 from domicile.core.state.keys import LEADER_KEY, BlockKey, KeyFamily, block_of, classify
-from domicile.core.state.shardmap import BLOCK_SIZE, Entry
+from domicile.core.state.shardmap import BLOCK_SIZE, Entry, leader_txn, term_of
 from domicile.core.state.txn import At, Changes, Committed, Conflict, Item, Listing, Outcome
 from domicile.settings import Settings
 
@@ -83,6 +84,9 @@ DRAFT = 512
 
 BATCH_S = 0.005
 """H12: seconds that the first release waits for more releases."""
+
+MOST_SEALS = 64
+"""I6: blocks that a new leader seals at a time (S8): a map of 4,096 shards."""
 
 LISTEN_S = 0.5
 """Seconds that a new leader waits to hear from all nodes before it places any shard (C7)."""
@@ -109,8 +113,13 @@ class Coordinator:
         settings: Settings,
         random: Random,
         strategy: str = "least_shards",
+        *,
+        sealing: bool = False,
     ) -> None:
         self._me, self._settings, self._random = me, settings, random
+        self._sealing = sealing
+        """S8: the store writes one key at a time, so the leader's term in each block stands for
+        the condition on the leader key."""
         self._leader = At(LEADER_KEY, leader_revision)
         self._view = ClusterView(follow_entries=False)
         self._reports = Reports()
@@ -120,7 +129,7 @@ class Coordinator:
         self._eviction = Eviction(me, settings)
         self._startup_wait = StartupWait(settings)
         self._owner_deaths = OwnerDeaths(settings)
-        self._housekeeping = Housekeeping(self._leader)
+        self._housekeeping = Housekeeping(self._leader, sealing=sealing)
         self._drain_pacing = DrainPacing()
         self._strategy, self._custom_strategy = strategy, CustomStrategy(settings)
         self._listed = self._over = self._dirty = self._balance_due = self._listening = False
@@ -212,7 +221,7 @@ class Coordinator:
             self._listen_until = now + LISTEN_S
             self._balance_at = now + self._settings.balance_interval_s
         self._dirty = True
-        return self._refreshed(now, tuple(self._drafts))
+        return self._refreshed(now, tuple(self._view.blocks if self._sealing else self._drafts))
 
     def _change(self, changes: Changes, now: float) -> list[CoordinatorEffect]:
         if not self._listed:
@@ -235,14 +244,28 @@ class Coordinator:
 
     def _refreshed(self, now: float, blocks: Iterable[BlockKey]) -> list[CoordinatorEffect]:
         """The view changed: resign if another process leads; notice own commits to these blocks."""
+        blocks = tuple(blocks)
         if self._view.leader_revision != self._leader.revision:
             return self._resign("deposed")
+        if self._sealing and (late := self._sealed_later(blocks)):
+            return self._resign(late)
         effects: list[CoordinatorEffect] = []
         for block in blocks:
             made, stored = self._drafts.get(block), self._view.blocks.get(block)
             if made is not None and stored is not None and stored.txn == made.txn:
                 effects += self._landed(made, stored.revision, now)
         return effects
+
+    def _sealed_later(self, blocks: Iterable[BlockKey]) -> str:
+        """S8: a higher term in a block deposes this leader, whatever the leader key says."""
+        for block in blocks:
+            stored = self._view.blocks.get(block)
+            if stored is not None and term_of(stored.txn) > self._leader.revision:
+                return (
+                    f"block {block.number} of {block.role} is sealed by a later leader (term "
+                    f"{term_of(stored.txn)}, this one's is {self._leader.revision})"
+                )
+        return ""
 
     def _release(
         self, owner: Incarnation, shard: ShardKey, epoch: int, floor: int, now: float
@@ -288,6 +311,10 @@ class Coordinator:
         """S1. A commit that is not found may still be stored later. The next commit is conditional
         on the block's revision, so only one of the two can succeed."""
         stored = self._view.take_block(item) if item is not None else None
+        if self._sealing and item is not None:
+            block: BlockKey = KeyFamily.BLOCK.parse(item.key)
+            if late := self._sealed_later((block,)):
+                return self._resign(late)
         made = self._draft(txn)
         self._dirty = True
         if made is None:
@@ -391,6 +418,8 @@ class Coordinator:
         next round. A decision of this one is drafted only if what it relies on is still so.
         """
         balance, self._balance_due = self._balance_due, False
+        if self._sealing:
+            yield from self._seal_blocks(now)
         view = yield from self._planned_view(now, balance)
         self._patience_ends_at = patience_ends(view, now, self._settings)
         self._listening = now < self._listen_until and silent(view, now, self._settings.heard_s)
@@ -417,13 +446,39 @@ class Coordinator:
         rewind_over = not self._startup_wait.after_rewind(self._view.rewound, now)
         waste = self._housekeeping.waste(self._view, rewind_over)
         if waste and self._housekeeping.may_sweep(now):
-            self._out.append(self._housekeeping.sweep(waste, self._next_txn()))
+            self._out += self._housekeeping.sweep(waste, self._next_txn)
         # A user's function may use data outside the plan's input, so every round asks it.
         if balance and not (found or obsolete or waste or self._strategy == CUSTOM):
             self._rest = self._timed_inputs(view, now)
 
     def _ready(self, block: BlockKey, now: float) -> bool:
+        return self._idle(block, now) and not (self._sealing and self._unsealed(block))
+
+    def _idle(self, block: BlockKey, now: float) -> bool:
         return block not in self._drafts and not self._backoff.held(block, self._view, now)
+
+    def _unsealed(self, block: BlockKey) -> bool:
+        """Whether a stored block carries a lower term: this leader must not decide in it (S8). One
+        that is not stored is made with the term."""
+        stored = self._view.blocks.get(block)
+        if stored is None or not stored.revision:
+            return False
+        return term_of(stored.txn) < self._leader.revision
+
+    def _seal_blocks(self, now: float) -> Slices[None]:
+        """S8: seal the stored blocks of lower terms, a few at a time. Nothing waits for the last
+        one: the leader decides in each block as soon as its own seal has landed."""
+        under_way = 0
+        for block in tuple(self._view.blocks):
+            if under_way == MOST_SEALS:
+                break
+            if not self._unsealed(block):
+                continue
+            under_way += 1
+            if self._idle(block, now):
+                self._drafts[block] = made = seal(self._view, block, self._next_txn())
+                self._out.append(Commit(made.txn, made.conditions, made.writes))
+                yield DRAFT
 
     def _issue(
         self, block: BlockKey, decisions: Sequence[Decision | Reconsider], planned: PlanInput
@@ -439,7 +494,10 @@ class Coordinator:
         for shard, floor in self._view.floors.items():
             self._reports.floor(shard, floor)
         floors = self._reports.floors
-        made = draft(self._view, block, decisions, self._leader, self._next_txn(), floors)
+        made = draft(
+            self._view, block, decisions, self._leader, self._next_txn(), floors,
+            sealing=self._sealing,
+        )  # fmt: skip
         self._drafts[block] = made
         for decision in decisions:
             if isinstance(decision, Move):
@@ -464,7 +522,7 @@ class Coordinator:
 
     def _next_txn(self) -> str:
         self._txns += 1
-        return f"{self._me}-{self._leader.revision}-{self._txns}"
+        return leader_txn(self._me, self._leader.revision, self._txns)
 
     def _cluster(self, now: float, balance: bool = False) -> PlanInput:
         """A plan's input without the roles."""

@@ -90,6 +90,22 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     entries: tuple[Entry, ...]
 
 
+def leader_txn(leader: Incarnation, term: int, number: int) -> str:
+    """The id of a leader's commit. Its term is the revision at which it acquired the leader key."""
+    return f"{leader}-{term}-{number}"
+
+
+def term_of(txn: str) -> int:
+    """The term of the leader that made a commit (S8); 0: it was not made by a leader."""
+    _, _, rest = txn.partition("-")
+    term, _, number = rest.partition("-")
+    return int(term) if _is_count(term) and _is_count(number) else 0
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
+
+
 class _Packed(msgspec.Struct, frozen=True, array_like=True):
     """A block as stored. Many entries have the same names, so entries hold numbers of names."""
 

@@ -114,6 +114,42 @@ class Changes:
     changes: tuple[Change, ...]
 
 
+def singly(
+    conditions: Sequence[Condition], writes: Sequence[Write]
+) -> list[tuple[tuple[Condition, ...], tuple[Write, ...]]]:
+    """The same as one commit for each write, for a store that writes one key at a time (S8).
+
+    Each has the conditions on its own key, and those on keys that none of the writes touches. The
+    caller makes them in an order that is safe wherever it breaks off.
+    """
+    keys = [write.key for write in writes]
+    return [
+        (tuple(one for one in conditions if one.key == write.key or one.key not in keys), (write,))
+        for write in writes
+    ]
+
+
+def check_one_key(conditions: Sequence[Condition], writes: Sequence[Write]) -> None:
+    """Raise `ValueError` for a commit that a store without transactions can't keep (S8).
+
+    It writes one key. Of other keys it may demand that they are absent or present: that is looked
+    up before the write and may be over when the write lands, so it proves only what is final.
+    """
+    if len(writes) > 1:
+        raise ValueError(
+            f"a commit writes {len(writes)} keys, this store commits one at a time (S8): make one "
+            "commit for each, in an order that is safe wherever it breaks off"
+        )
+    written = {write.key: None for write in writes}
+    for condition in conditions:
+        if isinstance(condition, At) and condition.key not in written:
+            raise ValueError(
+                f"a commit to {next(iter(written), b'')!r} depends on the revision of "
+                f"{condition.key!r}, this store compares that of the written key only (S8): seal "
+                "the key instead"
+            )
+
+
 def check_limits(conditions: Sequence[Condition], writes: Sequence[Write]) -> None:
     """Raise `ValueError` for a commit that is too big for some store (S7)."""
     operations = len(conditions) + len(writes)

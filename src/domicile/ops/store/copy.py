@@ -155,6 +155,12 @@ class ClusterCopy:
     async def run(self) -> CopyDone:
         """Copy and verify. `CopyRefused` says what is in the way; a `StoreError` that a store is
         away. In both cases the same command may be repeated."""
+        for url, store in ((self._from_url, self._source), (self._to_url, self._target)):
+            if store.one_key:
+                raise CopyRefused(
+                    f"a copy marks both stores with commits of several keys, and {url} commits one "
+                    "key at a time: start the cluster anew in its new store, and keep its journal"
+                )
         await self._alone(self._source, self._from_url)
         await self._alone(self._target, self._to_url)
         await self._check_target()

@@ -93,7 +93,7 @@ class Data:
         """As `Store.commit`. A commit that changes nothing does not raise the revision."""
         check_limits(conditions, writes)
         self.expire_due()
-        conflict = self._conflict(conditions, writes)
+        conflict = self.conflict(conditions, writes)
         if conflict is not None:
             return Conflict(conflict)
         revision = self._log.revision + 1
@@ -236,7 +236,11 @@ class Data:
             self._log.publish([self._delete(key) for key in deletes])
             self._meter.event("expire", revision=self._log.revision, deletes=deletes)
 
-    def _conflict(self, conditions: Sequence[Condition], writes: Sequence[Write]) -> bytes | None:
+    def conflict(
+        self, conditions: Sequence[Condition], writes: Sequence[Write] = ()
+    ) -> bytes | None:
+        """The key of the first condition that does not hold, or of a write under a lease that is
+        gone."""
         for condition in conditions:
             item = self._items.get(condition.key)
             if isinstance(condition, At):

@@ -6,9 +6,19 @@ Simulations, tests and single-process programs share one `MemoryStore` and give 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from domicile.core.state.txn import Change, Changes, Condition, Item, Listing, Outcome, Write
+from domicile.core.state.txn import (
+    Change,
+    Changes,
+    Condition,
+    Conflict,
+    Item,
+    Listing,
+    Outcome,
+    Write,
+    check_one_key,
+)
 from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.ports.clock import Clock
 from domicile.ports.meter import Meter, NoMeter
@@ -24,6 +34,10 @@ class MemoryStore:
 
     A watch may start at any of the last `kept_commits` commits; older commits are compacted. With a
     `wall` clock in seconds, leases run on store time made from it (S4); `clock` only gives ticks.
+
+    With `one_key` a commit writes one key, as in a store without transactions (S8): what it demands
+    of other keys is looked up first. `between` may then take time, or do something, before the
+    write.
     """
 
     def __init__(
@@ -33,11 +47,14 @@ class MemoryStore:
         *,
         kept_commits: int = KEPT_COMMITS,
         wall: Callable[[], float] | None = None,
+        one_key: bool = False,
+        between: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         if kept_commits < 1:
             raise ValueError(f"kept_commits is {kept_commits}; keep at least one commit")
         self._log = MemoryLog(kept_commits)
         self._data = Data(clock, NoMeter() if meter is None else meter, self._log, wall)
+        self._one_key, self._between = one_key, between
 
     def client(self, by: str) -> Store:
         """An interface to this store for one process; `commit` events name the process `by`.
@@ -45,6 +62,8 @@ class MemoryStore:
         It belongs to the present history: after a `rewind` every call raises `StoreRewound`, and
         the process needs another client.
         """
+        if self._one_key:
+            return _OneKeyClient(self._data, self._log, by, self._between)
         return _Client(self._data, self._log, by)
 
     def peek(self, key: bytes) -> Item | None:
@@ -159,3 +178,29 @@ class _Client:
     async def close(self) -> None:
         self._closed = True
         self.log.wake(self)
+
+
+class _OneKeyClient(_Client):
+    """The same without transactions. Implements `MayWriteOneKey`."""
+
+    one_key = True
+
+    def __init__(
+        self, data: Data, log: MemoryLog, by: str, between: Callable[[], Awaitable[None]] | None
+    ) -> None:
+        super().__init__(data, log, by)
+        self._between = between
+
+    async def commit(self, conditions: Sequence[Condition], writes: Sequence[Write]) -> Outcome:
+        check_one_key(conditions, writes)
+        keys = {write.key: None for write in writes}
+        data = self.use()
+        data.expire_due()
+        looked_up = [one for one in conditions if one.key not in keys]
+        conflict = data.conflict(looked_up)
+        if conflict is not None:
+            return Conflict(conflict)
+        if looked_up and self._between is not None:
+            await self._between()
+        compared = [one for one in conditions if one.key in keys]
+        return self.use().commit(self._by, compared, writes)

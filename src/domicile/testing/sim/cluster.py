@@ -56,7 +56,8 @@ START_S = 60.0
 class Sim(SimFaults):
     """The cluster as a test sees it. Nodes are numbered from 0.
 
-    `homes` names, for nodes that cannot be home to all entities, those to which they can.
+    `homes` names, for nodes that cannot be home to all entities, those to which they can. With
+    `one_key` the store commits one key at a time, as one of Kubernetes does (S8).
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Sim(SimFaults):
         rough: bool = False,
         locks: bool = False,
         homes: Mapping[int, Sequence[type[Entity]]] | None = None,
+        one_key: bool = False,
     ) -> None:
         # What earlier simulations left of plans would make pauses fewer than in a fresh process.
         forget()
@@ -86,7 +88,7 @@ class Sim(SimFaults):
         self.settings = LENIENT if settings is None else settings
         self._entities = list(entities)
         self._resources = resources
-        self.servers = Servers(self.world, self.history)
+        self.servers = Servers(self.world, self.history, one_key=one_key)
         self.network = SimNetwork(self.world, self.history, self.world.stream("network"))
         self.nodes = [
             SimNode(index, index in candidates if candidates is not None else not managers)
@@ -335,7 +337,7 @@ class _Operator:
     def __init__(self, store: RemoteStore) -> None:
         self.get, self.list, self.watch = store.get, store.list, store.watch
         self.grant, self.renew, self.revoke = store.grant, store.renew, store.revoke
-        self.close = store.close
+        self.close, self.one_key = store.close, store.one_key
         self._commit = store.commit
 
     async def commit(self, conditions: Sequence[Condition], writes: Sequence[Write]) -> Outcome:

@@ -28,7 +28,7 @@ from domicile.ports.journal import (
     WriteRefused,
     Written,
 )
-from domicile.ports.store import Store
+from domicile.ports.store import Store, writes_one_key
 from domicile.testing.sim.calls import OP_TIMEOUT_S, Faults, Wire
 from domicile.testing.sim.loop import SimLoop, World
 
@@ -63,6 +63,11 @@ class RemoteStore:
         self._renew_face = renew_face
         self._watches: dict[RemoteWatch, None] = {}
         self._closed = False
+
+    @property
+    def one_key(self) -> bool:
+        """As `MayWriteOneKey.one_key`."""
+        return writes_one_key(self._backend)
 
     async def get(self, key: bytes) -> Item | None:
         """As `Store.get`."""

@@ -28,6 +28,9 @@ JOURNAL_HISTORY = "simulated".ljust(32, "0")
 
 OUTSIDER = Incarnation("outsider".ljust(32, "0"))
 
+LONG_GAP = 0.05
+"""The share of commits to a store without transactions that take long to be written."""
+
 BACKUP_S = 0.5
 BACKUPS = 240
 """The store can be put back to a state up to two minutes old."""
@@ -36,12 +39,15 @@ BACKUPS = 240
 class Servers:
     """A store and a journal in processes of their own, reporting to one meter.
 
-    The store's leases run on store time, made from a wall clock that can be stepped (S4).
+    The store's leases run on store time, made from a wall clock that can be stepped (S4). With
+    `one_key` the store has no transactions over several keys (S8).
     """
 
-    def __init__(self, world: World, meter: Meter) -> None:
+    def __init__(self, world: World, meter: Meter, *, one_key: bool = False) -> None:
         self._world = world
         self._pauses = world.stream("journal pauses")
+        self._gaps = world.stream("gaps of the store")
+        self._one_key = one_key
         self._stall: tuple[float, Callable[[], None]] | None = None
         self._ways: list[Faults] = []
         self._away = False
@@ -50,7 +56,10 @@ class Servers:
         self.journal_loop = world.process("journal")
         self.wall_s = 0.0
         """How far the store's wall clock is ahead of the world's time."""
-        self.store = MemoryStore(SimClock(world, self.store_loop), meter, wall=self._wall)
+        self.store = MemoryStore(
+            SimClock(world, self.store_loop), meter, wall=self._wall, one_key=one_key,
+            between=self._gap if one_key else None,
+        )  # fmt: skip
         self.journal = MemoryJournal(meter, self._pause, history=JOURNAL_HISTORY)
 
     def faults(self, name: str) -> Faults:
@@ -68,8 +77,9 @@ class Servers:
         """The store as a process sees it; `by` names it in `commit` events."""
         face = partial(self.store.client, by)
         return RemoteStore(
-            self._world, loop, self.store_loop, face(), faults, may_wait=False, renew_face=face
-        )
+            self._world, loop, self.store_loop, face(), faults,
+            may_wait=self._one_key, renew_face=face,
+        )  # fmt: skip
 
     def remote_journal(self, loop: SimLoop, faults: Faults) -> RemoteJournal:
         """The journal as a process sees it."""
@@ -140,6 +150,13 @@ class Servers:
 
     def _wall(self) -> float:
         return self._world.now + self.wall_s
+
+    async def _gap(self) -> None:
+        """Between what a commit looks up and its write others write too, sometimes for long."""
+        if self._gaps.random() < LONG_GAP:
+            await asyncio.sleep(self._gaps.uniform(0.01, 2.0))
+        else:
+            await asyncio.sleep(self._gaps.uniform(0.0, 0.002))
 
     async def _pause(self) -> None:
         stall, self._stall = self._stall, None
