@@ -1,13 +1,14 @@
 """Which store, journal, transport and health port does a URL mean?
 
-`registry` knows which backend a scheme means; `memory`, `sqlite`, `postgres`, `redis` and `etcd`
-are the built-in ones, and `pods` is a health port beside any of them; `wiring` opens everything
-that one process needs. Derive a `Backend` to add another store or journal.
+`registry` knows which backend a scheme means; `memory`, `sqlite`, `postgres`, `redis`, `etcd` and
+`kubernetes` are the built-in ones, and `pods` is a health port beside any of them; `wiring` opens
+everything that one process needs. Derive a `Backend` to add another store or journal.
 """
 
 from __future__ import annotations
 
 from domicile.backends.etcd import ETCD
+from domicile.backends.kubernetes import KUBERNETES
 from domicile.backends.memory import MEMORY
 from domicile.backends.pods import SCHEME, pod_health
 from domicile.backends.postgres import POSTGRES
@@ -23,4 +24,5 @@ register(POSTGRES)
 register(REDIS)
 register(REDISS)
 register(ETCD)
+register(KUBERNETES)
 register_health(SCHEME, pod_health)

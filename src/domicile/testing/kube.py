@@ -17,7 +17,7 @@ import copy
 import json
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
@@ -123,6 +123,7 @@ class FakeApiServer:
     """Whether lists and watches follow `shardSelector`, as behind ShardedListAndWatch. A server
     without that ignores it. One with it says so, but not of custom resources."""
     webhook_calls: int = 0
+    open_watches: int = 0
     requests: list[tuple[str, ApiRequest]] = field(default_factory=list[tuple[str, ApiRequest]])
     keep_requests: int = 10_000
     _version: int = 0
@@ -165,11 +166,17 @@ class FakeApiServer:
         namespace = obj.get("metadata", {}).get("namespace", "default" if served.namespaced else "")
         return self._do_create(served, namespace, copy.deepcopy(obj), "")
 
-    def compact(self) -> None:
-        """Forget old versions: watches that begin from them are answered with 410."""
-        self._compacted = self._version
-        self._changes.clear()
+    def compact(self, version: int | None = None) -> None:
+        """Forget old versions, up to one if it is given: watches that begin from them are answered
+        with 410."""
+        self._compacted = self._version if version is None else version
+        self._changes[:] = [one for one in self._changes if one.version > self._compacted]
         self.break_watches()
+
+    @property
+    def watches_idle(self) -> bool:
+        """Whether every watch has seen all changes so far and waits."""
+        return self.open_watches == len([one for one in self._waiting if not one.done()])
 
     def break_watches(self) -> None:
         """Break the connections of all watches."""
@@ -300,6 +307,23 @@ class FakeApiServer:
         return lambda obj: by_labels(obj) and within(obj)
 
     async def _events(
+        self,
+        served: ServedKind,
+        namespace: str,
+        since: int,
+        wanted: Callable[[Json], bool],
+        lasting_s: float,
+    ) -> AsyncGenerator[bytes, None]:
+        self.open_watches += 1
+        try:
+            events = self._all_events(served, namespace, since, wanted, lasting_s)
+            async with aclosing(events):
+                async for event in events:
+                    yield event
+        finally:
+            self.open_watches -= 1
+
+    async def _all_events(
         self,
         served: ServedKind,
         namespace: str,

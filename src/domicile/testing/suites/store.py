@@ -46,7 +46,14 @@ from domicile.core.state.txn import (
     Write,
 )
 from domicile.errors import StoreRewound, StoreUnavailable, WatchCompacted
-from domicile.ports.store import Kept, NeedsTicks, OffersThreads, Store, ThreadedStore
+from domicile.ports.store import (
+    Kept,
+    NeedsTicks,
+    OffersThreads,
+    Store,
+    ThreadedStore,
+    writes_one_key,
+)
 from domicile.settings import MAX_TICK_S
 
 T = TypeVar("T")
@@ -162,6 +169,10 @@ class StoreContract(ABC):
     slow_s: float = 0.05
     """Seconds that `Stores.slow` is given."""
 
+    one_key: bool = False
+    """Whether a commit promises one written key only (S8). Scenarios with commits of several keys
+    are skipped then."""
+
     forgives_rewinds: bool = True
     """Whether a client goes on after a rewind that lost only what it never saw."""
 
@@ -177,6 +188,75 @@ class StoreContract(ABC):
                 await scenario(stores)
 
         asyncio.run(main())
+
+    def needs_several_keys(self) -> None:
+        """Skip a scenario whose commits write several keys, if the store can't do that."""
+        if self.one_key:
+            pytest.skip("this store commits one key at a time (S8)")
+
+    def test_a_store_of_single_keys_says_so_and_refuses_more(self) -> None:
+        async def scenario(stores: Stores) -> None:
+            store = stores.client("a")
+            assert writes_one_key(store) == self.one_key
+            if not self.one_key:
+                return
+            with pytest.raises(ValueError, match="S8"):
+                await store.commit([], [Put(b"a", b""), Put(b"b", b"")])
+            with pytest.raises(ValueError, match="S8"):
+                await store.commit([At(b"a", 1)], [Put(b"b", b"")])
+            assert await store.commit([Present(b"a")], [Put(b"b", b"")]) == Conflict(b"a")
+            first = await put(store, b"a", b"")
+            wrong: list[Condition] = [Absent(b"b"), Absent(b"a")]
+            assert await store.commit(wrong, [Put(b"b", b"")]) == Conflict(b"a")
+            wrong = [Present(b"a"), Present(b"b")]
+            assert await store.commit(wrong, [Put(b"b", b"")]) == Conflict(b"b")
+            held: list[Condition] = [Absent(b"b"), Present(b"a")]
+            assert isinstance(await store.commit(held, [Put(b"b", b"")]), Committed)
+            assert await store.commit([At(b"a", first + 1)], [Delete(b"a")]) == Conflict(b"a")
+            assert isinstance(await store.commit([At(b"a", first)], [Delete(b"a")]), Committed)
+            assert [item.key for item in (await store.list(b"")).items] == [b"b"]
+
+        self.run(scenario)
+
+    def test_one_lost_reply_is_unknown_and_the_write_is_found(self) -> None:
+        async def scenario(stores: Stores) -> None:
+            store, other = stores.client("a"), stores.client("b")
+            last = await put(store, b"other", b"")
+            await stores.lose_next_reply(store)
+            assert await store.commit([Absent(b"k")], [Put(b"k", b"txn 1")]) == Unknown()
+            changes = await anext(other.watch(b"", last))
+            assert [change.key for change in changes.changes] == [b"k"]
+            for client in (store, other):
+                found = await client.get(b"k")
+                assert found is not None
+                assert (found.value, found.revision) == (b"txn 1", changes.revision)
+            assert await store.commit([Absent(b"k")], [Put(b"k", b"txn 1")]) == Conflict(b"k")
+
+        self.run(scenario)
+
+    def test_a_lease_that_ends_takes_all_of_its_keys(self) -> None:
+        """In one commit or, where a commit has one key, one after the other."""
+
+        async def scenario(stores: Stores) -> None:
+            store = stores.client("a")
+            for lease, end in (("l", "expires"), ("m", "is revoked")):
+                ttl_s = await store.grant(lease, self.ttl_s)
+                await put(store, b"a", b"", lease)
+                last = await put(store, b"b", b"", lease)
+                watch = store.watch(b"", last)
+                if end == "expires":
+                    await stores.advance(ttl_s + 0.01 + self.slack_s)
+                else:
+                    await store.revoke(lease)
+                gone: list[bytes] = []
+                while len(gone) < 2:
+                    gone += [change.key for change in (await anext(watch)).changes]
+                assert sorted(gone) == [b"a", b"b"]
+                assert (await store.list(b"")).items == ()
+                assert await store.renew(lease) is None
+                assert await store.commit([], [Put(b"d", b"", lease)]) == Conflict(b"d")
+
+        self.run(scenario)
 
     def test_revisions_rise_and_items_know_theirs(self) -> None:
         async def scenario(stores: Stores) -> None:
@@ -206,6 +286,8 @@ class StoreContract(ABC):
         self.run(scenario)
 
     def test_conditions_are_all_or_nothing(self) -> None:
+        self.needs_several_keys()
+
         async def scenario(stores: Stores) -> None:
             store = stores.client("a")
             old = await put(store, b"k", b"1")
@@ -236,6 +318,8 @@ class StoreContract(ABC):
         self.run(scenario)
 
     def test_limits_are_named(self) -> None:
+        self.needs_several_keys()
+
         async def scenario(stores: Stores) -> None:
             store = stores.client("a")
             most = [Put(b"%d" % n, b"") for n in range(MAX_OPERATIONS)]
@@ -252,6 +336,8 @@ class StoreContract(ABC):
         self.run(scenario)
 
     def test_a_commit_has_a_limit_in_all(self) -> None:
+        self.needs_several_keys()
+
         async def scenario(stores: Stores) -> None:
             store = stores.client("a")
             parts = 4
@@ -266,6 +352,8 @@ class StoreContract(ABC):
         self.run(scenario)
 
     def test_an_expired_lease_takes_its_keys_in_one_commit(self) -> None:
+        self.needs_several_keys()
+
         async def scenario(stores: Stores) -> None:
             store = stores.client("a")
             ttl_s = await store.grant("l", self.ttl_s)
@@ -301,6 +389,8 @@ class StoreContract(ABC):
         self.run(scenario)
 
     def test_revoking_takes_the_keys_at_once(self) -> None:
+        self.needs_several_keys()
+
         async def scenario(stores: Stores) -> None:
             store = stores.client("a")
             await store.grant("l", self.ttl_s)
@@ -344,6 +434,8 @@ class StoreContract(ABC):
         self.run(scenario)
 
     def test_a_watch_replays_and_follows_without_a_gap(self) -> None:
+        self.needs_several_keys()
+
         async def scenario(stores: Stores) -> None:
             store, other = stores.client("a"), stores.client("b")
             start = (await store.list(b"")).revision
@@ -469,6 +561,8 @@ class StoreContract(ABC):
         self.run(scenario)
 
     def test_a_lost_reply_is_unknown_and_the_commit_is_found(self) -> None:
+        self.needs_several_keys()
+
         async def scenario(stores: Stores) -> None:
             store, other = stores.client("a"), stores.client("b")
             last = await put(store, b"other", b"")
@@ -486,6 +580,8 @@ class StoreContract(ABC):
         self.run(scenario)
 
     def test_nothing_is_written_during_an_outage_and_all_goes_on_after_it(self) -> None:
+        self.needs_several_keys()
+
         async def scenario(stores: Stores) -> None:
             store = stores.client("a")
             last = await put(store, b"k", b"before")
@@ -582,6 +678,8 @@ class StoreContract(ABC):
         self.run(scenario)
 
     def test_a_commit_that_its_caller_gave_up_is_done_whole_or_not_at_all(self) -> None:
+        self.needs_several_keys()
+
         async def scenario(stores: Stores) -> None:
             store = stores.client("a")
             last = await put(store, b"k", b"")
@@ -717,6 +815,8 @@ class StoreContract(ABC):
         self.run(scenario)
 
     def test_what_was_acknowledged_survives_the_death_of_the_server(self) -> None:
+        self.needs_several_keys()
+
         async def scenario(stores: Stores) -> None:
             if not isinstance(stores, Crashes):
                 without("kill and revive")
