@@ -39,6 +39,8 @@ VARYING = (
 UNWANTED = ("DOMICILE_STORE", "CI", "BUILD_NUMBER")
 """Variables that a reader's terminal does not have: with the last two pytest prints more."""
 SOON_S = 60.0
+ENDS_S = 300.0
+"""How long a command may take: a busy machine is no error of a page."""
 SIGNALS = {
     "": signal.SIGTERM,
     "-9": signal.SIGKILL,
@@ -183,7 +185,7 @@ class Session:
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
-            timeout=SOON_S,
+            timeout=ENDS_S,
         )
         return _telling(ran.stdout.splitlines())
 
