@@ -73,8 +73,9 @@ def test_asynchronous_failovers_in_a_row_lose_what_their_receipts_say(
             saved = group.database.saved(receipts[0])
             assert missing
             assert missing <= saved
-            unknown = {key for key, at in group.writer.open.items() if at == old.name} - keys
-            assert len(missing) <= receipts[0].writes <= len(missing | unknown)
+            # It may also hold writes that the server had, and whose answers were lost.
+            unknown = {key for key, at in group.writer.open.items() if at == old.name} & saved
+            assert len(missing) <= receipts[0].writes <= len(missing | unknown - keys)
             lost |= missing
         assert losses == TIMES
         state = await group.whole()
@@ -90,7 +91,8 @@ def test_asynchronous_failovers_in_a_row_lose_what_their_receipts_say(
             await group.until(same, f"{one.name} has what the primary has")
         assert {one.key for one in group.writer.acked} - wanted == lost
 
-    play(scenario, kind=kind, store=store, between=True)
+    # On a busy machine a guard needs more time to close its server before the kernel ends both.
+    play(scenario, kind=kind, store=store, between=True, more="ttl_s = 6")
 
 
 @pytest.mark.scenario("FO-14")
@@ -189,7 +191,7 @@ def test_a_new_server_counts_once_it_has_everything(kind: str, mode: str, store:
         assert not any(second.name in one for one in found["quorums"])
 
         # Lost now, the primary is replaced by nobody: the new one has nothing.
-        state = await group.whole(of=1) if mode == "sync" else await group.serves(1)
+        state = await group.serves(1)
         await group.freeze(first, "agent")
 
         async def waits() -> bool:
