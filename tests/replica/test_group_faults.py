@@ -69,7 +69,7 @@ def test_a_primary_without_its_store_is_closed_before_another_is_promoted(
     play(scenario, kind=kind, store="etcd")
 
 
-@pytest.mark.scenario("FO-12")
+@pytest.mark.scenario("FO-12", partial=True)
 @each_database()
 def test_without_the_store_data_flows_while_it_may_and_nobody_is_promoted(kind: str) -> None:
     async def scenario(group: ReplicaGroup) -> None:
@@ -173,8 +173,8 @@ def test_a_stall_that_is_shorter_than_the_threshold_changes_nothing(
         before = list(group.writer.open.values()).count(old.name)
         await group.freeze(old, "server")
         await group.until(
-            lambda: list(group.writer.open.values()).count(old.name) > before + 1,
-            "a write was not answered in time",
+            lambda: list(group.writer.open.values()).count(old.name) > before + 5,
+            "some writes were not answered in time",
         )
         old.thaw()
         await group.writer.goes_on(old.name, 20)
@@ -257,7 +257,7 @@ def test_the_most_advanced_wins_and_ties_go_to_the_lowest_id(kind: str, store: S
     play(scenario, kind=kind, store=store)
 
 
-@pytest.mark.scenario("FO-07")
+@pytest.mark.scenario("FO-07", partial=True)
 @each_database()
 @each_store
 def test_a_record_is_its_holders_and_does_not_outlive_a_crash(kind: str, store: StoreName) -> None:
@@ -285,7 +285,7 @@ def test_a_record_is_its_holders_and_does_not_outlive_a_crash(kind: str, store: 
     play(scenario, kind=kind, store=store)
 
 
-@pytest.mark.scenario("FO-06")
+@pytest.mark.scenario("FO-06", partial=True)
 @each_database()
 @each_store
 def test_an_orchestrator_that_is_killed_at_any_step_is_replaced(

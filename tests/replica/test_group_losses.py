@@ -38,7 +38,8 @@ async def lag(group: ReplicaGroup, primary: Machine, writes: int) -> int:
     return found
 
 
-@pytest.mark.scenario("FO-14", "FO-19")
+@pytest.mark.scenario("FO-19")
+@pytest.mark.scenario("FO-14", partial=True)
 @pytest.mark.parametrize(
     ("kind", "store"), [("valkey", "sqlite"), ("valkey", "etcd"), ("postgresql", "etcd")]
 )
@@ -95,7 +96,7 @@ def test_asynchronous_failovers_in_a_row_lose_what_their_receipts_say(
     play(scenario, kind=kind, store=store, between=True, more="ttl_s = 6")
 
 
-@pytest.mark.scenario("FO-14")
+@pytest.mark.scenario("FO-14", partial=True)
 @pytest.mark.parametrize(("kind", "store"), [("postgresql", "sqlite"), ("postgresql", "etcd")])
 def test_synchronous_failovers_in_a_row_lose_nothing(kind: str, store: StoreName) -> None:
     """Each time the replicas lag; the primary's agent stands still, or its server is killed."""
@@ -162,7 +163,7 @@ def test_planned_switchovers_under_load_fail_no_write(kind: str, store: StoreNam
     play(scenario, kind=kind, store=store)
 
 
-@pytest.mark.scenario("FO-02", "FO-13", "FO-18")
+@pytest.mark.scenario("FO-02", "FO-13", "FO-18", partial=True)
 @pytest.mark.parametrize(
     ("kind", "mode"), [("valkey", "async"), ("postgresql", "async"), ("postgresql", "sync")]
 )
