@@ -16,6 +16,9 @@ from domicile.stores.file_locks import FileLocks
 
 SCHEME = "kubernetes"
 
+ANSWER_S = 10.0
+"""Seconds in which the API server must answer."""
+
 OPTIONS = ("labels", "locks", "kubeconfig", "context")
 
 
@@ -37,8 +40,9 @@ def pod_health(url: str, options: OpenOptions) -> Health:
             f"health {url!r} is not understood: write {SCHEME}:// or {SCHEME}://NAMESPACE, with "
             f"options among {', '.join(OPTIONS)}, as in {SCHEME}://?locks=/run/domicile"
         )
+    # Not the store's time limit: no lease waits for these answers.
     client, found = connect_to_kubernetes(
-        given.get("kubeconfig"), given.get("context"), timeout_s=options.op_timeout_s
+        given.get("kubeconfig"), given.get("context"), timeout_s=ANSWER_S
     )
     locks = given.get("locks")
     return PodHealth(
