@@ -72,7 +72,7 @@ class FieldsEntry(_Camel, frozen=True):
     """Which fields one writer wrote last, and when."""
 
     time: str = ""
-    fields_v1: dict[str, Any] = msgspec.field(default={}, name="fieldsV1")
+    fields_v1: dict[str, dict[str, dict[str, Any]]] = msgspec.field(default={}, name="fieldsV1")
 
 
 class WrittenMeta(ObjectMeta, frozen=True):
@@ -85,7 +85,7 @@ class WrittenMeta(ObjectMeta, frozen=True):
         times = [
             one.time
             for one in self.managed_fields
-            if f"f:{label}" in ((one.fields_v1.get("f:metadata") or {}).get("f:labels") or {})
+            if f"f:{label}" in one.fields_v1.get("f:metadata", {}).get("f:labels", {})
         ]
         return max(times, default="")
 
