@@ -241,6 +241,9 @@ class FakeApiServer:
                 return self._list(served, namespace, request)
             case "POST":
                 return FakeAnswer(201, _body(self._do_create(served, namespace, body, client)))
+            case "PUT" if served.plural == "leases" and not self._has(served, namespace, name):
+                # As a real server does, whatever resourceVersion is named.
+                return FakeAnswer(201, _body(self._do_create(served, namespace, body, client)))
             case "PUT":
                 changed = self._do_change(served, namespace, name, lambda _: body, client, "update")
                 return FakeAnswer(200, _body(changed))
@@ -271,6 +274,9 @@ class FakeApiServer:
         if found is None:
             raise _Refusal(404, "NotFound", f'{served.plural} "{name}" not found')
         return found
+
+    def _has(self, served: ServedKind, namespace: str, name: str) -> bool:
+        return (served, namespace, name) in self._objects
 
     def _list(self, served: ServedKind, namespace: str, request: ApiRequest) -> FakeAnswer:
         wanted = self._wanted(request)

@@ -1,7 +1,7 @@
 """The calls of a store to the API server, on one event loop: read, commit, keep leases (S8).
 
 The store has one on its own loop and one on the thread that renews beside it (L1). A commit writes
-one ConfigMap with the resourceVersion that was read, or makes it. A renewal replaces a Lease with
+one ConfigMap with the resourceVersion that was read, or makes it. A renewal patches a Lease with
 its resourceVersion and never makes one: so the end of a Lease is final.
 """
 
@@ -292,7 +292,7 @@ class KubernetesClient:
     async def _grant(self, lease: str, ttl_s: float) -> float:
         for _ in range(TRIES):
             try:
-                made = self._lease_object(lease, ttl_s, "")
+                made = self._lease_object(lease, ttl_s)
                 stored = await self.kube.create(LEASES, made, self.address.namespace)
             except KubeConflict:
                 renewed = await self._renew(lease, ttl_s)
@@ -306,7 +306,7 @@ class KubernetesClient:
         raise StoreUnavailable(f"lease {lease!r} ended again and again while it was granted")
 
     async def renew(self, lease: str) -> float | None:
-        """As `Store.renew`. It replaces the Lease and never makes one (S8)."""
+        """As `Store.renew`. It changes the Lease and never makes one (S8)."""
         generation, known = self.generation, self.history.newest
         self.history.check(generation)
         ttl_s = await self._answered(self._renew(lease))
@@ -324,9 +324,13 @@ class KubernetesClient:
                 self._leases.pop(lease, None)
                 return None
             wanted_s = known.ttl_s if ttl_s is None else ttl_s
-            made = self._lease_object(lease, wanted_s, known.version)
+            change = self._lease_object(lease, wanted_s)
             try:
-                stored = await self.kube.replace(LEASES, name, made, space)
+                # A patch: an API server makes a Lease that is gone anew if it is replaced (PUT),
+                # also with a resourceVersion, and its end would not be final.
+                stored = await self.kube.patch(
+                    LEASES, name, space, merge=change, resource_version=known.version
+                )
             except KubeConflict:
                 known = None
                 continue
@@ -415,10 +419,10 @@ class KubernetesClient:
             _absent(error)
             return None
 
-    def _lease_object(self, lease: str, ttl_s: float, version: str) -> dict[str, Any]:
+    def _lease_object(self, lease: str, ttl_s: float) -> dict[str, Any]:
         now = micro_time(datetime.now(UTC))
         write = token_hex(8)
-        return lease_object(self.address.store, lease, ttl_s, now, version, write, self._by)
+        return lease_object(self.address.store, lease, ttl_s, now, write, self._by)
 
     def _keep(self, lease: str, stored: KubeLease) -> None:
         read = read_lease(stored)

@@ -140,7 +140,7 @@ class GrantedLease:
 
 
 def lease_object(
-    store: str, lease: str, ttl_s: float, now: str, version: str, write: str, by: str
+    store: str, lease: str, ttl_s: float, now: str, write: str, by: str
 ) -> dict[str, Any]:
     """A Lease. Its times are for people: no process compares them (S8)."""
     metadata: dict[str, Any] = {
@@ -148,8 +148,6 @@ def lease_object(
         "labels": {STORE_LABEL: store},
         "annotations": {LEASE_ID: lease, TTL: repr(ttl_s), WRITE: write},
     }
-    if version:
-        metadata["resourceVersion"] = version
     spec = {
         "holderIdentity": by or lease,
         "leaseDurationSeconds": max(1, round(ttl_s + 0.5)),
