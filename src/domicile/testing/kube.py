@@ -122,6 +122,8 @@ class FakeApiServer:
     filters_shards: bool = True
     """Whether lists and watches follow `shardSelector`, as behind ShardedListAndWatch. A server
     without that ignores it. One with it says so, but not of custom resources."""
+    answers_nothing: bool = False
+    """Whether something between answers every request: a 404 that is no object of the API."""
     webhook_calls: int = 0
     open_watches: int = 0
     requests: list[tuple[str, ApiRequest]] = field(default_factory=list[tuple[str, ApiRequest]])
@@ -190,6 +192,8 @@ class FakeApiServer:
         if len(self.requests) < self.keep_requests:
             self.requests.append((client, request))
         await asyncio.sleep(self.random.uniform(*self.delay_s))
+        if self.answers_nothing:
+            return FakeAnswer(404, b"<html>404 page not found</html>")
         fault = self.faults(client, request)
         if fault is ApiFault.UNREACHABLE:
             raise BrokenExchange("unreachable", sent=False)
