@@ -104,8 +104,6 @@ SCENARIOS: tuple[Scenario, ...] = (
              faults=("watch broken",)),
     replace(ONE_KEY, name="one key: a move", clients=1, messages=tells(1)),
     replace(ONE_KEY, name="one key: a cold start", homes=(-1,), wishes=()),
-    replace(ONE_KEY, name="one key: the leader is deposed", candidates=(1,),
-            faults=("leader deposed",)),
     replace(ONE_KEY, name="one key: the leader dies", candidates=(1,), notes=1,
             faults=("leader dies",)),
     replace(ONE_KEY, name="one key: a node crashes", faults=("crash",)),
