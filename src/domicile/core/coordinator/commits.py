@@ -90,7 +90,9 @@ def draft(
     stored = view.blocks.get(block)
     key = block.key
     base = At(key, stored.revision) if stored and stored.revision else Absent(key)
-    conditions: dict[Condition, None] = {base: None} if sealing else {leader: None, base: None}
+    conditions: dict[Condition, None] = {leader: None, base: None}
+    if sealing:
+        conditions = {base: None}
     deletes: dict[Write, None] = {}
     entries = list(view.entries(block))
     tells: dict[tuple[Incarnation, ShardKey], int] = {}
@@ -138,9 +140,9 @@ def _needs(decision: Decision | Reconsider, old: Entry, sealing: bool) -> dict[C
         return {Absent(node_key(old.owner)): None}
     if not isinstance(decision, Own):
         return {}
-    needs: dict[Condition, None] = {}
-    if not sealing:
-        needs[Present(node_key(decision.owner))] = None
+    needs: dict[Condition, None] = {Present(node_key(decision.owner)): None}
+    if sealing:
+        needs.clear()
     if decision.gone:
         needs[Absent(node_key(old.owner))] = None
     return needs
