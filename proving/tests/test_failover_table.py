@@ -1,0 +1,46 @@
+"""The table of the failover benchmark: figures beside their goals, peers without any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proving.benchmarks import failover
+from proving.benchmarks.report import fill
+
+
+def runs(*gaps: float, load: float = 0.2, **more: Any) -> list[dict[str, Any]]:
+    told = {"lost": 0, "late": 0, "acked": 100, "failed": 0, "load": load, "cpus": 2, **more}
+    return [{**told, "gap": gap} for gap in gaps]
+
+
+def test_every_system_meets_every_loss_and_kills_are_repeated_most() -> None:
+    assert len(failover.CELLS) == len(failover.SYSTEMS) * len(failover.LOSSES)
+    wanted = {key: cell.runs for key, cell in failover.CELLS.items()}
+    assert (wanted["valkey-server"], wanted["valkey-machine"], wanted["valkey-cut"]) == (30, 30, 10)
+    assert (wanted["sentinel-server"], wanted["patroni-tuned-frozen"]) == (5, 10)
+    assert failover.chosen(["sentinel-server"]) == ["sentinel-server"]
+    assert len(failover.chosen(["patroni-"])) == 3 * len(failover.LOSSES)
+
+
+def test_the_slowest_run_misses_the_goal_and_a_busy_machine_is_named() -> None:
+    (row,) = failover.page({"valkey-server": runs(0.5, 0.6, 2.5, load=30.0)}).splitlines()[2:]
+    assert row == (
+        "| server killed | Domicile, Valkey | 3 of 30 | 0.50 | 0.60 | 2.50 | 2 | MISSED | 0 of 300 "
+        "|  | 30.0 (busy) |"
+    )
+    (row,) = failover.page({"valkey-planned": runs(0.2, 0.3, failed=2)}).splitlines()[2:]
+    assert row.endswith("| 0.30 | 0.5 | met | 0 of 200 | 4 | 0.2 |")
+
+
+def test_peers_have_no_goal_and_lost_writes_are_counted() -> None:
+    (row,) = failover.page({"sentinel-tuned-machine": runs(2.4, lost=7)}).splitlines()[2:]
+    assert "| 1 of 10 | 2.40 | 2.40 | 2.40 |  |  | 7 of 100 |" in row
+
+
+def test_the_page_has_a_place_for_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    text = failover.PAGE.read_text(encoding="utf-8")
+    assert "a table" in fill(text, "failover", "a table\n")
+    assert failover.main(["--list", "--only", "valkey-server"]) == 0
+    assert capsys.readouterr().out == "valkey-server\n"
