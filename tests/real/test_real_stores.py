@@ -184,7 +184,7 @@ def test_the_server_is_away_in_a_rebalance_and_the_manager_restarts(
 
 
 @pytest.mark.scenario("LS-12")
-@pytest.mark.scenario("DX-18")
+@pytest.mark.scenario("DX-18", partial=True)
 def test_a_node_without_the_store_stops_itself_and_steps_of_the_clock_stop_none(
     server: StoreServer,
 ) -> None:
@@ -294,7 +294,7 @@ async def no_leader_and_no_map_is_lost(server: StoreServer) -> None:
     judge(history)
 
 
-@pytest.mark.scenario("RG-12")
+@pytest.mark.scenario("RG-12", partial=True)
 @pytest.mark.parametrize("server", LONG, indirect=True)
 def test_what_the_coordinator_knew_survives_each_node_and_a_restart_of_all(
     server: StoreServer,
