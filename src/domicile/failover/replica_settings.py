@@ -74,7 +74,7 @@ class ReplicaSettings:
     """In mode `sync`: how many replicas must have a write before it is acknowledged."""
 
     def __post_init__(self) -> None:
-        if not self.id and isinstance(self.state, Path):
+        if not self.id:
             object.__setattr__(self, "id", self.state.absolute().name)
         for name in ("store", "group", "driver", "url", "id"):
             if not getattr(self, name) or not isinstance(getattr(self, name), str):
@@ -163,6 +163,8 @@ def replica_settings(
     for name in ("state", "data", "password_file"):
         if isinstance(values.get(name), str):
             values[name] = Path(values[name])
+        elif not isinstance(values.get(name), Path | None):
+            raise ConfigError(f"{_shown(name)} must be a text, it is {values[name]!r}")
     needed = [
         one.name
         for one in fields(ReplicaSettings)

@@ -78,6 +78,7 @@ def test_a_password_comes_from_a_file(tmp_path: Path) -> None:
         ({"mode": "maybe"}, "mode"),
         ({"group": "a/b"}, "group"),
         ({"id": "a/b"}, "id"),
+        ({"state": 5}, "state must be a text"),
         ({"sync_count": 0}, "sync_count"),
         ({"store": "redis://localhost:6379/0"}, "F14"),
         ({"url": "redis://"}, "host"),
