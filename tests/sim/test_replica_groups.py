@@ -196,6 +196,35 @@ def test_a_switchover_loses_nothing() -> None:
     assert group.record.given_up == []
 
 
+def test_an_order_to_open_that_is_still_under_way_does_not_undo_a_drain() -> None:
+    """F11: what is written behind the final position would be lost by the switchover."""
+
+    async def scenario(group: SimGroup) -> None:
+        old = await primary(group)
+        other = next(machine for machine in group.machines if machine is not old)
+        before = (await served(group)).primary
+        # It lags, so the switchover takes a while.
+        group.partition(old, other, 6.0)
+        await asyncio.sleep(1.0)
+        old.guard.slow_s = 1.0
+        group.kill_agent(old, 0.1)
+        async with asyncio.timeout(20.0):
+            while (await served(group)).primary == before:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        # The new agent has its server opened, which takes a while, too.
+        assert await group.switch_over(other.name)
+        await asyncio.sleep(0.5)
+        for _ in range(200):
+            await asyncio.sleep(0.01)
+            assert (await served(group)).phase is GroupPhase.SWITCHING
+            assert not old.database.open_epoch
+        old.guard.slow_s = 0.0
+        await next_epoch(group)
+        await asyncio.sleep(5.0)
+
+    play(scenario, ASYNC)
+
+
 def test_a_switchover_to_one_that_lags_is_reverted() -> None:
     config = GroupConfig("sim", switch_s=1.0)
 

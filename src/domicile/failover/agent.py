@@ -193,6 +193,8 @@ class Agent:
         """Why it ended."""
         self._done = 0
         self._promoted = ("", 0)
+        self._opening = False
+        """Whether an order to open may be under way: it was given up, or had no answer."""
         self._promoting = False
         """Whether what is seen of the server may be half of a promotion."""
         self._wanted = asyncio.Event()
@@ -541,23 +543,32 @@ class Agent:
             await self._dismiss()
         match want.wish:
             case ServerWish.CLOSED:
-                await self._guard.shut()
+                await self._shut_server()
                 await self._driver.stand()
             case ServerWish.AS_IS:
-                await self._guard.shut()
+                await self._shut_server()
             case ServerWish.DRAINED:
+                if self._opening:
+                    # F11: that order may still be under way, and would take effect after the drain.
+                    await self._shut_server()
                 self._drained = want.epoch
                 await self._driver.drain()
             case ServerWish.FOLLOWING:
-                await self._guard.shut()
+                await self._shut_server()
                 await self._follow(want)
             case ServerWish.PROMOTED:
-                await self._guard.shut()
+                await self._shut_server()
                 await self._promote(want)
             case ServerWish.OPEN:
                 self._drained = 0
                 until = self.member.lease.valid_until
+                self._opening = True
                 await self._guard.open(want.epoch, want.run, until, want.quorum)
+                self._opening = False
+
+    async def _shut_server(self) -> None:
+        await self._guard.shut()
+        self._opening = False
 
     async def _dismiss(self) -> None:
         """Before the guard ends all sessions: those that wait learn that nothing came of it."""

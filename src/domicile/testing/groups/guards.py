@@ -28,6 +28,20 @@ class SimGuard:
         self._world, self._database, self._killed = world, database, killed
         self.until = 0.0
         self.frozen = False
+        self.slow_s = 0.0
+        """How long an order to open takes; an order to close that comes meanwhile ends it."""
+        self._orders = 0
+
+    def open_later(self, epoch: int, run: str, until: float, quorum: WriteQuorum | None) -> None:
+        """As `open`, as slowly as this guard is."""
+        self._orders += 1
+        order = self._orders
+
+        def now() -> None:
+            if order == self._orders:
+                self.open(epoch, run, until, quorum)
+
+        self._world.call_at(self._world.now + self.slow_s, now)
 
     def open(self, epoch: int, run: str, until: float, quorum: WriteQuorum | None) -> None:
         """Open the server if it still may be; also to change the quorum."""
@@ -43,6 +57,7 @@ class SimGuard:
 
     def shut(self) -> None:
         """Close the server now."""
+        self._orders += 1
         self.until = 0.0
         self._database.refuse()
 
@@ -91,7 +106,11 @@ class SimGuardLine:
 
     async def open(self, epoch: int, run: str, until: float, quorum: WriteQuorum | None) -> None:
         """As `Guard.open`."""
-        await self._call(partial(self._guard.open, epoch, run, until, quorum))
+        if not self._guard.slow_s:
+            await self._call(partial(self._guard.open, epoch, run, until, quorum))
+            return
+        await self._call(partial(self._guard.open_later, epoch, run, until, quorum))
+        await asyncio.sleep(self._guard.slow_s)
 
     def extend(self, until: float) -> None:
         """As `Guard.extend`. Sent on, not waited for."""
