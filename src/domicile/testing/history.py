@@ -126,6 +126,8 @@ class History:
         self.events: list[Event] = []
         self.counts: Counter[str] = Counter()
         self.closed = False
+        self.one_key = False
+        """Whether the store writes one key at a time, so that leaders seal blocks (S8)."""
         self._listeners: dict[str, list[Callable[[Event], None]]] = {}
 
     def subscribe(self, listener: Callable[[Event], None], *kinds: str) -> None:

@@ -11,7 +11,15 @@ import pytest
 from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.state.keys import LEADER_KEY, block_key, node_key, release_key
 from domicile.core.state.records import LeaderRecord, NodeRecord, encode_record
-from domicile.core.state.shardmap import BLOCK_SIZE, FREE, Block, Entry, ShardState, encode_block
+from domicile.core.state.shardmap import (
+    BLOCK_SIZE,
+    FREE,
+    Block,
+    Entry,
+    ShardState,
+    encode_block,
+    leader_txn,
+)
 from domicile.testing.checkers import CHECKERS, Violation, check
 from domicile.testing.checkers.verdict import LIMIT
 from domicile.testing.history import History
@@ -71,10 +79,10 @@ class Tape:
         self.revision += 1
         self.note("expire", revision=self.revision, deletes=list(keys))
 
-    def store(self, entries: dict[int, Entry], by: str = "node-a") -> None:
+    def store(self, entries: dict[int, Entry], by: str = "node-a", txn: str = "t") -> None:
         for shard, changed in entries.items():
             self.entries[shard] = changed
-        value = encode_block(Block("t", tuple(self.entries)))
+        value = encode_block(Block(txn, tuple(self.entries)))
         self.commit(by, [(block_key("r", 0), value)])
 
     def message(self, kind: str, n: int, *, inc: str = A, **fields: Any) -> Tape:
@@ -296,6 +304,59 @@ def test_a_deposed_coordinator_that_writes_is_rejected() -> None:
     tape.lead(B, "node-b")
     tape.store({0: entry(A, 1, "moving", change=2)}, by="node-a")
     rejected(tape, "I1a", "two coordinators")
+
+
+class Sealed:
+    """A block of a store that writes one key at a time; A leads, then B, and both act (S8)."""
+
+    def __init__(self) -> None:
+        self.tape = Tape(opened=False)
+        self.tape.history.one_key = True
+        self.terms = {"node-a": self.tape.revision}
+        self.write("node-a", {0: entry(A, 1), 1: entry(B, 1)})
+        self.tape.expire(LEADER_KEY)
+        self.tape.lead(B, "node-b")
+        self.terms["node-b"] = self.tape.revision
+
+    def write(self, by: str, entries: dict[int, Entry], term: int = 0) -> Sealed:
+        txn = leader_txn(A if by == "node-a" else B, term or self.terms[by], 1)
+        self.tape.store(entries, by, txn)
+        return self
+
+
+def test_a_leader_that_seals_and_then_decides_is_accepted() -> None:
+    sealed = Sealed()
+    # The deposed one may still decide until it is sealed off.
+    sealed.write("node-a", {1: entry(B, 1, "moving", change=2)})
+    sealed.write("node-b", {}).write("node-b", {1: entry(B, 1, change=3)})
+    accepted(sealed.tape)
+
+
+def test_a_new_owner_without_a_record_is_accepted_where_nobody_can_demand_one() -> None:
+    sealed = Sealed().write("node-b", {})
+    sealed.tape.note("open", inc=A, role="r", shard=0, epoch=1)
+    sealed.tape.phase("released", A, 1)
+    sealed.tape.expire(node_key(B))
+    sealed.write("node-b", {0: entry(B, 2, change=2)})
+    assert CHECKERS["I1a"](sealed.tape.history) == []
+
+
+def test_a_deposed_leader_that_writes_over_a_seal_is_rejected() -> None:
+    sealed = Sealed().write("node-b", {})
+    sealed.write("node-a", {1: entry(B, 1, "moving", change=2)})
+    rejected(sealed.tape, "I1a", "two coordinators (S8)")
+
+
+def test_a_decision_before_the_seal_is_rejected() -> None:
+    sealed = Sealed().write("node-b", {1: entry(B, 1, "moving", change=2)})
+    rejected(sealed.tape, "I1a", "before it had sealed it (S8)")
+
+
+def test_a_term_that_is_not_the_writers_is_rejected() -> None:
+    sealed = Sealed()
+    rejected(sealed.write("node-b", {}, term=99).tape, "I1a", "which nobody acquired (S8)")
+    sealed = Sealed()
+    rejected(sealed.write("node-b", {}, sealed.terms["node-a"]).tape, "I1a", "of node-a (S8)")
 
 
 def test_a_map_write_without_a_leader_is_rejected() -> None:

@@ -10,6 +10,7 @@ from math import inf
 from domicile.core.ids import NOBODY, ShardKey
 from domicile.core.state.keys import LEADER_KEY, MAP, NODES
 from domicile.core.state.records import LeaderRecord, decode_record
+from domicile.core.state.shardmap import decode_block, term_of
 from domicile.testing.checkers.reading import Message, Reading, Stored, read
 from domicile.testing.checkers.verdict import Findings, Violation
 from domicile.testing.history import Event, History
@@ -23,12 +24,17 @@ def check_stored(history: History) -> list[Violation]:
 
     A node's record is removed only after the node stopped, or after its deadline (C5); one without
     a deadline (C9) only after it stopped. A node that acts later had not stopped.
+
+    On a store that writes one key at a time, terms stand for the leader key (S8): no block goes
+    back to a lower term, and a leader decides only in blocks that it has sealed. A new owner may be
+    gone.
     """
     reading = read(history)
     found = Findings("I1a")
     nodes: dict[str, None] = {}
     released: dict[tuple[str, ShardKey, int], None] = {}
     leader: LeaderRecord | None = None
+    terms = _Terms(reading, found)
     stopped: dict[str, None] = {}
     removed: dict[str, Event] = {}
     valid_until: dict[str, float] = {}
@@ -60,20 +66,26 @@ def check_stored(history: History) -> list[Violation]:
             kept = held.get(LEADER_KEY)
             leader = None if kept is None else decode_record(kept, LeaderRecord)
             valid_until.clear()
+            terms.rewound(held)
         elif kind in ("commit", "expire"):
             # Conditions are about the state before the commit, so it is judged before it is
             # applied.
             puts = fields.get("puts", ())
             if any(put[0].startswith(MAP) for put in puts):
-                _judge_writer(found, event, leader)
-                for stored in reading.stored.get(position, ()):
-                    _judge_entry(found, reading, stored, nodes, released)
+                changed = reading.stored.get(position, [])
+                if history.one_key:
+                    terms.judge(event, changed)
+                else:
+                    _judge_writer(found, event, leader)
+                for stored in changed:
+                    _judge_entry(found, reading, stored, nodes, released, history.one_key)
             for put in puts:
                 key, value = put[0], put[1]
                 if key.startswith(NODES):
                     nodes[key[len(NODES) :].decode()] = None
                 elif key == LEADER_KEY:
                     leader = decode_record(value, LeaderRecord)
+                    terms.acquired(fields["revision"], leader)
             for key in fields.get("deletes", ()):
                 if key.startswith(NODES):
                     inc = key[len(NODES) :].decode()
@@ -86,6 +98,54 @@ def check_stored(history: History) -> list[Violation]:
                     message = f"map block {key.decode()} was deleted, and its epochs with it"
                     found.add(event.at, message, event)
     return found.violations
+
+
+class _Terms:
+    """Who acquired which term, and with which term each block is sealed (S8)."""
+
+    def __init__(self, reading: Reading, found: Findings) -> None:
+        self._reading, self._found = reading, found
+        self._leaders: dict[int, LeaderRecord] = {}
+        self._sealed: dict[bytes, int] = {}
+        self._is_rewound = False
+
+    def acquired(self, revision: int, leader: LeaderRecord) -> None:
+        """The leader key was taken; its revision is the term."""
+        self._leaders[revision] = leader
+
+    def rewound(self, items: dict[bytes, bytes]) -> None:
+        """S5: revisions begin again."""
+        self._is_rewound = True
+        self._leaders.clear()
+        self._sealed = {
+            key: term_of(decode_block(value).txn)
+            for key, value in items.items()
+            if key.startswith(MAP)
+        }
+
+    def judge(self, event: Event, changed: list[Stored]) -> None:
+        """A commit that writes a block."""
+        by = event.fields["by"]
+        for key, value, *_ in event.fields["puts"]:
+            if not key.startswith(MAP):
+                continue
+            term, before = term_of(decode_block(value).txn), self._sealed.get(key)
+            self._sealed[key] = term
+            leader = self._leaders.get(term)
+            if leader is None and not self._is_rewound:
+                message = f"{by} wrote {key.decode()} in term {term}, which nobody acquired (S8)"
+            elif leader is not None and by not in (leader.node, leader.incarnation):
+                message = f"{by} wrote {key.decode()} in term {term} of {leader.node} (S8)"
+            elif before is not None and term < before:
+                message = (
+                    f"{by} of term {term} wrote {key.decode()}, which is sealed with term "
+                    f"{before}: two coordinators (S8)"
+                )
+            elif before is not None and changed and term != before:
+                message = f"{by} decided in {key.decode()} before it had sealed it (S8)"
+            else:
+                continue
+            self._found.add(event.at, message, event)
 
 
 def _judge_writer(found: Findings, event: Event, leader: LeaderRecord | None) -> None:
@@ -103,6 +163,7 @@ def _judge_entry(
     stored: Stored,
     nodes: dict[str, None],
     released: dict[tuple[str, ShardKey, int], None],
+    one_key: bool,
 ) -> None:
     event, shard, before, after = stored
     where = f"shard {shard.role}/{shard.shard}"
@@ -119,7 +180,7 @@ def _judge_entry(
         message = f"{where} has two owners in epoch {after.epoch}: {old}, then {new}"
     elif after.change <= before.change:
         message = f"{where} changed without a rise of its change number {before.change}"
-    elif after.epoch > before.epoch and after.owner not in nodes:
+    elif after.epoch > before.epoch and after.owner not in nodes and not one_key:
         message = f"{where} was given to {reading.name(after.owner)}, which has no record (C4)"
     elif (
         after.epoch > before.epoch

@@ -88,6 +88,7 @@ class Sim(SimFaults):
         self.settings = LENIENT if settings is None else settings
         self._entities = list(entities)
         self._resources = resources
+        self.history.one_key = one_key
         self.servers = Servers(self.world, self.history, one_key=one_key)
         self.network = SimNetwork(self.world, self.history, self.world.stream("network"))
         self.nodes = [
