@@ -23,7 +23,7 @@ def copy_of(example: Path, place: Path) -> Path:
 def test_there_are_examples() -> None:
     assert [path.name for path in EXAMPLES] == [
         "01-counter", "02-event-sourced-cart", "03-postgres-ledger",
-        "05-three-hosts",
+        "04-three-hosts",
     ]  # fmt: skip
 
 
