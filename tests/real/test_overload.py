@@ -16,6 +16,7 @@ from domicile import (
     Client,
     DomicileError,
     Entity,
+    EventSourced,
     Node,
     Overloaded,
     Settings,
@@ -189,6 +190,66 @@ async def test_handlers_that_wait_are_no_load(sim: Sim) -> None:
         await sim.ref(Slow, f"s{number % 100}").tell(Slow.wait)
     await sim.wait_until(lambda: unstarted(sim) > 500)
     await sim.advance(5.0)
+    assert unstarted(sim) == 0
+    counts = sim.history.counts
+    assert counts["tell.refused"] == counts["mail.refused"] == counts["message.overloaded"] == 0
+
+
+class Saver(EventSourced[int, int], name="overload-saver"):
+    """Waits for its own commits."""
+
+    @staticmethod
+    def initial(id: str, /) -> int:
+        return 0
+
+    @staticmethod
+    def apply(state: int, event: int, /) -> int:
+        return state + event
+
+    @handler
+    async def save(self) -> int:
+        total = await self.persist(1)
+        await self.committed()
+        return total
+
+    @handler
+    async def total(self) -> int:
+        return await self.state()
+
+
+@simulated(entities=[Saver], nodes=1, seeds=3, settings=Settings(shards=8))
+async def test_handlers_that_wait_for_a_commit_are_no_load(sim: Sim) -> None:
+    for process in sim.nodes:
+        assert process.journal is not None
+        process.journal.delay_s = (0.05, 0.15)
+    for number in range(1_000):
+        await sim.ref(Saver, f"s{number % 100}").tell(Saver.save)
+    await sim.wait_until(lambda: unstarted(sim) > 500)
+    await sim.advance(15.0)
+    assert unstarted(sim) == 0
+    assert await sim.ref(Saver, "s7").ask(Saver.total) == 10
+    counts = sim.history.counts
+    assert counts["tell.refused"] == counts["mail.refused"] == counts["message.overloaded"] == 0
+
+
+class Queue(Entity, name="overload-queue"):
+    """Waits for a lock that all of its node share."""
+
+    locks: ClassVar[dict[int, asyncio.Lock]] = {}
+
+    @handler
+    async def wait(self) -> None:
+        async with self.locks.setdefault(id(asyncio.get_running_loop()), asyncio.Lock()):
+            await asyncio.sleep(0.005)
+
+
+@simulated(entities=[Queue], nodes=1, seeds=3, settings=Settings(shards=8))
+async def test_handlers_that_wait_for_a_lock_are_no_load(sim: Sim) -> None:
+    Queue.locks.clear()
+    for number in range(1_000):
+        await sim.ref(Queue, f"q{number % 100}").tell(Queue.wait)
+    await sim.wait_until(lambda: unstarted(sim) > 500)
+    await sim.advance(15.0)
     assert unstarted(sim) == 0
     counts = sim.history.counts
     assert counts["tell.refused"] == counts["mail.refused"] == counts["message.overloaded"] == 0
