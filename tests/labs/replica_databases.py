@@ -280,7 +280,6 @@ class Postgres:
         return (
             f'url = "postgresql://domicile@127.0.0.1:{port}/postgres"\n'
             f'data = "{home / "data"}"\n'
-            f"[server.options]\n"
             f'binaries = "{self._bin}"\n'
         )
 

@@ -324,6 +324,7 @@ class ReplicaGroup:
                         found = await found
                     if found:
                         return
+                    assert not self._refused(), f"settings were refused\n{self.told()}"
                     await asyncio.sleep(0.02)
         except TimeoutError:
             raise AssertionError(f"not within {PATIENCE_S:g} s: {what}\n{self.told()}") from None
@@ -364,6 +365,9 @@ class ReplicaGroup:
 
         await self.until(level, "all follow the primary")
         return found[0]
+
+    def _refused(self) -> bool:
+        return any(one.run is not None and one.run.poll() == 2 for one in self.machines)
 
     def told(self) -> str:
         return "\n".join(f"--- {one.name}\n{one.log}" for one in self.machines if one.run)

@@ -8,7 +8,7 @@ import asyncio
 import json
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from domicile.ports.store import Store
 from domicile.stores.etcd import client as client_module
 from domicile.stores.etcd import rpc_pb2 as pb
 from domicile.stores.etcd.address import parse_etcd_url
+from domicile.stores.etcd.leases import HASHES
 from domicile.stores.etcd.store import EtcdStore
 from proving.etcd_server import EtcdServer
 
@@ -562,7 +563,7 @@ def test_a_listing_of_several_pages_is_of_one_revision(monkeypatch: pytest.Monke
 
 def test_leases_whose_hashes_are_equal_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = {0: 7_000_001, 1: 7_000_002, 2: 7_000_003, 3: 7_000_004}
-    monkeypatch.setattr(client_module, "lease_number", lambda lease, attempt: numbers[attempt])
+    monkeypatch.setattr(client_module, "lease_number", lambda _, __, attempt: numbers[attempt])
 
     async def main() -> None:
         async with etcd_lab() as stores:
@@ -593,7 +594,10 @@ def test_leases_whose_hashes_are_equal_are_kept_apart(monkeypatch: pytest.Monkey
     run(main)
 
 
-def test_a_lease_of_the_same_name_in_another_root_hides_none() -> None:
+def test_a_number_of_another_root_hides_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = {0: 7_000_011, 1: 7_000_012, 2: 7_000_013, 3: 7_000_014}
+    monkeypatch.setattr(client_module, "lease_number", lambda _, __, attempt: numbers[attempt])
+
     async def main() -> None:
         async with etcd_lab() as elsewhere, etcd_lab() as stores:
             await elsewhere.client("a").grant("same", 30.0)
@@ -605,6 +609,16 @@ def test_a_lease_of_the_same_name_in_another_root_hides_none() -> None:
             assert (await stores.client("e").list(b"")).items == ()
             for lab in (elsewhere, stores):
                 await lab.client("z").revoke("same")
+
+    run(main)
+
+
+def test_many_roots_have_a_lease_of_the_same_name() -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as labs:
+            for _ in range(HASHES + 2):
+                stores = await labs.enter_async_context(etcd_lab())
+                assert await stores.client("a").grant("same", 30.0)
 
     run(main)
 

@@ -141,7 +141,7 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
 
 def bound(lease: str) -> pb.KeyValue:
-    number = lease_number(lease, 0)
+    number = lease_number("domicile", lease, 0)
     key = b"domicile/leases/%016x" % number
     return pb.KeyValue(key=key, value=lease.encode(), mod_revision=3)
 
@@ -331,8 +331,9 @@ def test_a_prefix_ends_before_its_successor() -> None:
 
 
 def test_numbers_of_leases_are_few_and_fit() -> None:
-    assert all(0 < lease_number(f"l{n}", 0) < 1 << 63 for n in range(1000))
-    assert lease_number("l", 0) != lease_number("l", 1)
+    assert all(0 < lease_number("r", f"l{n}", 0) < 1 << 63 for n in range(1000))
+    assert lease_number("r", "l", 0) != lease_number("r", "l", 1)
+    assert lease_number("r", "l", 0) != lease_number("s", "l", 0)
     numbers = LeaseNumbers()
     for n in range(KEPT_NUMBERS + 1):
         numbers.keep(f"l{n}", n)

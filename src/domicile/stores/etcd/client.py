@@ -175,7 +175,7 @@ class EtcdClient:
         until = self.connections.deadline()
         try:
             for attempt in range(HASHES):
-                number = lease_number(lease, attempt)
+                number = lease_number(self._process.address.root, lease, attempt)
                 granted_s = await self._grant(lease, number, ceil(ttl_s), until)
                 if granted_s is not None:
                     self._numbers.keep(lease, number)
@@ -413,7 +413,7 @@ class EtcdClient:
         if known is not None:
             return known
         for attempt in range(HASHES):
-            number = lease_number(lease, attempt)
+            number = lease_number(self._process.address.root, lease, attempt)
             request = pb.RangeRequest(key=self._binding(number))
             reply = await self.connections.ask(RANGE, request, until, repeatable=True)
             # Without a key here the number may be another root's: then the lease has the next one.

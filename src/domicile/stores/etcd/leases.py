@@ -1,7 +1,8 @@
 """The leases of Domicile have texts as ids, those of etcd have numbers of 63 bits.
 
-The number is a hash of the text. Two texts may have one hash, so a key under the lease itself,
-`<root>/leases/<number>`, holds the text. If the key holds another one, the next hash is tried. The
+The number is a hash of the root and the text: roots that share an etcd take no numbers from each
+other. Two texts may have one hash, so a key under the lease itself, `<root>/leases/<number>`, holds
+the text. If the key holds another one, the next hash is tried. The
 key ends with its lease. Nothing here waits or talks to etcd.
 """
 
@@ -17,9 +18,10 @@ HASHES = 4
 KEPT_NUMBERS = 256
 
 
-def lease_number(lease: str, attempt: int) -> int:
-    """The number of a lease by its text; `attempt` counts those that other texts have already."""
-    text = f"{attempt}/{lease}".encode()
+def lease_number(root: str, lease: str, attempt: int) -> int:
+    """The number of a root's lease; `attempt` counts the numbers that other leases have already."""
+    # A root has no NUL: it is printable.
+    text = f"{attempt}/{root}\0{lease}".encode()
     number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
     return number or 1  # etcd chooses a number itself for 0
 
