@@ -19,7 +19,15 @@ from typing import Any, cast
 
 from domicile.backends import Backend, OpenOptions, register
 from domicile.backends.registry import journal_backend, store_backend
-from domicile.ports.journal import Batch, Claim, Journal, JournalUnknown, WriteRefused, Written
+from domicile.ports.journal import (
+    Batch,
+    Claim,
+    ClaimAnswer,
+    Journal,
+    JournalUnknown,
+    WriteRefused,
+    Written,
+)
 
 FIGURES = (
     "in flight", "batches", "writes", "fenced writes", "fenced claims", "unknown", "settled",
@@ -69,10 +77,10 @@ class ProbedJournal:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._journal, name)
 
-    async def claim(self, claims: Sequence[Claim]) -> Sequence[int | None]:
+    async def claim(self, claims: Sequence[Claim], *, wait: bool = True) -> Sequence[ClaimAnswer]:
         """As `Journal.claim`."""
-        answers = await self._journal.claim(claims)
-        self._figures.add("fenced claims", sum(one is not None for one in answers))
+        answers = await self._journal.claim(claims, wait=wait)
+        self._figures.add("fenced claims", sum(isinstance(one, int) for one in answers))
         return answers
 
     async def write(self, batch: Batch) -> Sequence[Written | WriteRefused]:

@@ -161,6 +161,9 @@ async def held_up(node: Node, stalled: AbstractAsyncContextManager[None], *, oth
         beside = asyncio.create_task(other.ask(Purse.pay, 1)) if others else None
         for number in range(1, 21):
             assert await bell.ask(Bell.ring) == number
+            if others and number == 10:
+                # Of a shard that nobody has claimed before.
+                assert await node.ref(Purse, purse_in(2)).ask(Purse.pay, 1) == 1
             if beside is not None:
                 assert await beside == number + 1
                 beside = asyncio.create_task(other.ask(Purse.pay, 1))
@@ -168,6 +171,18 @@ async def held_up(node: Node, stalled: AbstractAsyncContextManager[None], *, oth
         if beside is not None:
             await beside
     assert await waiting == 2
+
+
+async def claimed_anew(node: Node, stalled: AbstractAsyncContextManager[None]) -> None:
+    """After a restart no shard is claimed: a held row holds up the claim of its shard alone."""
+    purses = [node.ref(Purse, purse_in(shard)) for shard in range(SHARDS)]
+    async with stalled:
+        # They are asked for together, so that one call claims what it can.
+        waiting, *others = [asyncio.create_task(one.ask(Purse.pay, 1)) for one in purses]
+        paid = await asyncio.gather(*others)
+        assert not waiting.done()
+        assert [number > 0 for number in paid] == [True] * (SHARDS - 1)
+    assert await waiting == 3
 
 
 @pytest.mark.scenario("DX-29")
@@ -198,8 +213,11 @@ def test_a_stalled_journal_holds_up_only_those_that_wait_for_it(tmp_path: Path) 
         store = f"sqlite:///{tmp_path / 'x.db'}"
         async with Node(store, entities=kinds, settings=settings) as node:
             await held_up(node, locked_file(), others=False)
-        async with Node("memory://dx29", entities=kinds, journal=url, settings=settings) as node:
+        store = f"sqlite:///{tmp_path / 'y.db'}"
+        async with Node(store, entities=kinds, journal=url, settings=settings) as node:
             await held_up(node, locked_row(), others=True)
+        async with Node(store, entities=kinds, journal=url, settings=settings) as node:
+            await claimed_anew(node, locked_row())
 
     asyncio.run(scenario())
     with a_stopped_writer(tmp_path / "y.journal") as process:

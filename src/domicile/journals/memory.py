@@ -22,6 +22,7 @@ from domicile.ports.journal import (
     MOST_KEYS,
     Batch,
     Claim,
+    ClaimAnswer,
     EventPage,
     JournalMarks,
     JournalWrite,
@@ -163,9 +164,9 @@ class MemoryJournal:
         """Whether no transaction ever waits inside: then each call ends within the call."""
         return self._pause is None
 
-    async def claim(self, claims: Sequence[Claim]) -> Sequence[int | None]:
-        """Raise fences to these epochs and owners (J1): None if granted, else the newest epoch."""
-        return await self._whole(self._claim_all(claims))
+    async def claim(self, claims: Sequence[Claim], *, wait: bool = True) -> Sequence[ClaimAnswer]:
+        """Raise fences to these epochs and owners, each shard by itself (J1)."""
+        return await self._whole(self._claim_all(claims, wait=wait))
 
     async def write(self, batch: Batch) -> Sequence[_Answer]:
         """Lock and advance the fence rows, then write, in one transaction (J2, J3)."""
@@ -272,10 +273,11 @@ class MemoryJournal:
         while self._running:
             await asyncio.shield(next(iter(self._running)))
 
-    async def _claim_all(self, claims: Sequence[Claim]) -> list[int | None]:
-        answers: dict[Claim, int | None] = {}
+    async def _claim_all(self, claims: Sequence[Claim], *, wait: bool) -> list[ClaimAnswer]:
+        answers: dict[Claim, ClaimAnswer] = {}
         for claim in sorted(claims, key=_by_shard):
-            answers[claim] = await self._claim(claim)
+            is_busy = not wait and self._fence(claim).users > 0
+            answers[claim] = "busy" if is_busy else await self._claim(claim)
         return [answers[claim] for claim in claims]
 
     async def _claim(self, claim: Claim) -> int | None:

@@ -28,9 +28,15 @@ class GroupedCalls(Generic[Q, A]):
     """Questions of one kind. `call` answers a group of them, in order."""
 
     def __init__(
-        self, call: Callable[[Sequence[Q]], Awaitable[Sequence[A]]], tasks: TaskSet[None]
+        self,
+        call: Callable[[Sequence[Q]], Awaitable[Sequence[A]]],
+        tasks: TaskSet[None],
+        *,
+        group: int = GROUP,
+        calls: int = CALLS,
     ) -> None:
         self._call, self._tasks = call, tasks
+        self._group, self._most = group, calls
         self._waiting: deque[tuple[Q, asyncio.Future[A]]] = deque()
         self._calls = 0
 
@@ -39,7 +45,7 @@ class GroupedCalls(Generic[Q, A]):
         error."""
         answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._waiting.append((question, answer))
-        if self._calls < CALLS:
+        if self._calls < self._most:
             self._calls += 1
             # Without the context of the caller that happened to be first.
             self._tasks.spawn(self._answer(), Context())
@@ -54,7 +60,9 @@ class GroupedCalls(Generic[Q, A]):
         group: list[tuple[Q, asyncio.Future[A]]] = []
         try:
             while self._waiting:
-                group = [self._waiting.popleft() for _ in range(min(GROUP, len(self._waiting)))]
+                group = [
+                    self._waiting.popleft() for _ in range(min(self._group, len(self._waiting)))
+                ]
                 # A caller that was cancelled while it waited needs no answer.
                 group = [one for one in group if not one[1].done()]
                 if not group:

@@ -42,6 +42,7 @@ from domicile.persist.journal_check import JournalCheck
 from domicile.ports.journal import (
     Batch,
     Claim,
+    ClaimAnswer,
     Journal,
     JournalUnknown,
     JournalWrite,
@@ -63,6 +64,9 @@ LAYOUT = 0
 
 RECOVER_BYTES = 1 << 20
 """About how many bytes of events one answer holds."""
+
+ALONE = 4
+"""Claims that may wait for a held row at the same time; each of them keeps a connection."""
 
 MOST_OPEN = 16_384
 """I6: writes of this process that may wait for the journal. Beyond that, messages wait."""
@@ -192,7 +196,12 @@ class JournalWriter:
         """Empty: a batch belongs to no turn that happened to be first."""
         self._tasks: TaskSet[None] = TaskSet("domicile-journal")
         self._recoveries: GroupedCalls[Wanted, Recovered] = GroupedCalls(self._recover, self._tasks)
-        self._claiming: GroupedCalls[Claim, int | None] = GroupedCalls(self._raise, self._tasks)
+        self._claiming: GroupedCalls[Claim, ClaimAnswer] = GroupedCalls(
+            partial(self._raise, wait=False), self._tasks
+        )
+        self._claiming_alone: GroupedCalls[Claim, ClaimAnswer] = GroupedCalls(
+            partial(self._raise, wait=True), self._tasks, group=1, calls=ALONE
+        )
         self._marks: GroupedCalls[ShardKey, OffsetMark] = GroupedCalls(self._mark, self._tasks)
         self._lookups: GroupedCalls[tuple[EntityKey, str], StoredReply | None] = GroupedCalls(
             self._look_up, self._tasks
@@ -320,19 +329,24 @@ class JournalWriter:
     async def claim(self, claim: Claim) -> int | None:
         """Raise the fence of a shard (J1): None if it is granted, else the newest epoch."""
         if self._immediate:
-            [newest] = await self._raise([claim])
-            return newest
-        # Not within the caller: a handler past its lease never goes on (L4), and would keep what
-        # the call holds of the journal, as a connection.
-        return await self._claiming.ask(claim)
+            [newest] = await self._raise([claim], wait=True)
+        else:
+            # Not within the caller: a handler past its lease never goes on (L4), and would keep
+            # what the call holds of the journal, as a connection.
+            newest = await self._claiming.ask(claim)
+            if newest == "busy":
+                newest = await self._claiming_alone.ask(claim)
+        if newest == "busy":
+            raise _no_answer()  # it was asked to wait
+        return newest
 
-    async def _raise(self, claims: Sequence[Claim]) -> Sequence[int | None]:
+    async def _raise(self, claims: Sequence[Claim], *, wait: bool) -> Sequence[ClaimAnswer]:
         """Raise fences together; a shard that came twice, under two epochs, takes turns."""
-        answers: dict[Claim, int | None] = {}
+        answers: dict[Claim, ClaimAnswer] = {}
         while len(answers) < len(claims):
             left = [claim for claim in reversed(claims) if claim not in answers]
             turn = list({claim.shard: claim for claim in left}.values())
-            found = await _asked(partial(self._journal.claim, turn))
+            found = await _asked(partial(self._journal.claim, turn, wait=wait))
             answers |= dict(zip(turn, found, strict=True))
         return [answers[claim] for claim in claims]
 

@@ -32,6 +32,11 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     owner: Incarnation
 
 
+ClaimAnswer = int | Literal["busy"] | None
+"""None: the claim is granted. A number: the newest epoch of the fence. busy: another transaction
+holds the row, so nothing was tried."""
+
+
 class JournalWrite(msgspec.Struct, frozen=True, gc=False):
     """What one entity adds: all of it in one transaction. A batch has one write per entity.
 
@@ -191,10 +196,12 @@ class Journal(Protocol):
     that tells the log why it does not answer says `tells_trouble = True`.
     """
 
-    async def claim(self, claims: Sequence[Claim]) -> Sequence[int | None]:
+    async def claim(self, claims: Sequence[Claim], *, wait: bool = True) -> Sequence[ClaimAnswer]:
         """Raise fences to these epochs and owners (J1): None if granted, else the newest epoch.
 
         A claim of a higher epoch starts the count of batches anew; repeating one does not (J4).
+        Without `wait`, a shard whose row is held is answered `busy`, and the others go on. A
+        journal with one writer, which holds no row longer than its batch, may wait all the same.
         """
         ...
 

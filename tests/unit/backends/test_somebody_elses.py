@@ -19,6 +19,7 @@ from domicile.membership.clock import SystemClock
 from domicile.ports.journal import (
     Batch,
     Claim,
+    ClaimAnswer,
     EventPage,
     Journal,
     Recovered,
@@ -42,8 +43,8 @@ class TheirJournal:
     def __init__(self, kept: MemoryJournal) -> None:
         self._kept = kept
 
-    async def claim(self, claims: Sequence[Claim]) -> Sequence[int | None]:
-        return await self._kept.claim(claims)
+    async def claim(self, claims: Sequence[Claim], *, wait: bool = True) -> Sequence[ClaimAnswer]:
+        return await self._kept.claim(claims, wait=wait)
 
     async def write(self, batch: Batch) -> Sequence[Written | WriteRefused]:
         return await self._kept.write(batch)

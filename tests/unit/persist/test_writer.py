@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,10 +17,11 @@ from domicile.entity.hosting.shard_host import ShardHost
 from domicile.errors import Fenced
 from domicile.journals.memory import MemoryJournal
 from domicile.persist.batches import TRIES, Unsettled
-from domicile.persist.writer import JournalWriter, SentWrite, ShardClaim
+from domicile.persist.writer import ALONE, JournalWriter, SentWrite, ShardClaim
 from domicile.ports.journal import (
     Batch,
     Claim,
+    ClaimAnswer,
     JournalUnknown,
     JournalWrite,
     Recovered,
@@ -75,8 +77,9 @@ class Faulty(MemoryJournal):
             raise JournalUnknown
         return answer
 
-    async def claim(self, claims: Sequence[Claim]) -> Sequence[int | None]:
-        return cast(Sequence[int | None], await self._call("claim", super().claim(claims)))
+    async def claim(self, claims: Sequence[Claim], *, wait: bool = True) -> Sequence[ClaimAnswer]:
+        found = await self._call("claim", super().claim(claims, wait=wait))
+        return cast(Sequence[ClaimAnswer], found)
 
     async def write(self, batch: Batch) -> Sequence[Written | WriteRefused]:
         self.batches.append(batch)
@@ -460,7 +463,7 @@ def test_a_claim_whose_maker_goes_away_is_made_by_the_next() -> None:
         held = asyncio.Event()
         claim = journal.claim
 
-        async def slow(claims: Sequence[Claim]) -> Sequence[int | None]:
+        async def slow(claims: Sequence[Claim], **options: bool) -> Sequence[ClaimAnswer]:
             await held.wait()
             return await claim(claims)
 
@@ -494,6 +497,29 @@ def test_shards_that_open_together_are_claimed_together() -> None:
     run(scenario)
 
 
+def test_a_held_row_keeps_no_other_claim_waiting() -> None:
+    """Not those asked with it, and not those that come while as many as may wait do so."""
+
+    async def scenario() -> None:
+        journal = Faulty()
+        desk = Desk(journal)
+        stuck = [ShardKey("default", shard) for shard in range(ALONE + 1)]
+        async with AsyncExitStack() as rows, asyncio.TaskGroup() as tasks:
+            for shard in stuck:
+                await rows.enter_async_context(journal.held(shard))
+            waiting = [tasks.create_task(_claimed(desk, Home(shard.shard))) for shard in stuck]
+            beside = [tasks.create_task(_claimed(desk, Home(shard))) for shard in range(20, 40)]
+            assert all(await asyncio.gather(*beside))
+            while journal.queued < ALONE:  # noqa: ASYNC110 - a journal announces nothing
+                await asyncio.sleep(0)
+            assert await _claimed(desk, Home(40))
+            assert not any(ask.done() for ask in waiting)
+            await rows.aclose()
+        assert all(ask.result() for ask in waiting)
+
+    run(scenario)
+
+
 async def _claimed(desk: Desk, home: Home) -> bool:
     try:
         await desk.claimed(home, home.owner.epoch)
@@ -511,7 +537,9 @@ def test_a_claim_whose_caller_never_goes_on_ends_with_the_writer() -> None:
         class Silent(MemoryJournal):
             immediate = False
 
-            async def claim(self, claims: Sequence[Claim]) -> Sequence[int | None]:
+            async def claim(
+                self, claims: Sequence[Claim], *, wait: bool = True
+            ) -> Sequence[ClaimAnswer]:
                 began.set()
                 try:
                     await asyncio.get_running_loop().create_future()

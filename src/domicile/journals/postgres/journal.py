@@ -25,6 +25,7 @@ from domicile.journals.postgres.inspection import (
 )
 from domicile.journals.postgres.schema import (
     CLAIM,
+    CLAIM_FREE,
     ERASE,
     INBOX,
     MARKS,
@@ -47,6 +48,7 @@ from domicile.ports.journal import (
     MOST_KEYS,
     Batch,
     Claim,
+    ClaimAnswer,
     EventPage,
     FenceSeen,
     JournalFigures,
@@ -95,12 +97,18 @@ class PostgresJournal:
         self._clock, self._pause = clock, pause
         self._look_at = clock.now() + LOOK_S
 
-    async def claim(self, claims: Sequence[Claim]) -> Sequence[int | None]:
+    async def claim(self, claims: Sequence[Claim], *, wait: bool = True) -> Sequence[ClaimAnswer]:
         """As `Journal.claim`."""
         await self._look()
         async with self._connections.use(writes=True) as connection:
-            rows = await connection.fetch(CLAIM, *claim_arrays(claims))
-        return [None if row["granted"] else row["newest"] for row in rows]
+            if wait:
+                rows = await connection.fetch(CLAIM, *claim_arrays(claims))
+            else:
+                rows = await connection.fetch(CLAIM_FREE, *claim_arrays(claims))
+        answers: list[ClaimAnswer] = ["busy"] * len(claims)
+        for row in rows:
+            answers[row["n"] - 1] = None if row["granted"] else row["newest"]
+        return answers
 
     async def write(self, batch: Batch) -> Sequence[Written | WriteRefused]:
         """As `Journal.write`."""

@@ -306,7 +306,27 @@ BEGIN
 END $$;
 """
 
-CLAIM = "SELECT granted, newest FROM claim_shards($1, $2, $3, $4, $5)"
+CLAIM = "SELECT n, granted, newest FROM claim_shards($1, $2, $3, $4, $5)"
+# Without waiting: rows that another transaction holds are left out, missing ones are not.
+# The function gets what is locked already, so it waits for none of them.
+CLAIM_FREE = """WITH asked AS MATERIALIZED (
+        SELECT * FROM unnest($1::text[], $2::int[], $3::int[], $4::bigint[], $5::text[])
+            WITH ORDINALITY AS c (role, layout, shard, epoch, owner, n)
+    ), held AS MATERIALIZED (
+        SELECT f.role, f.layout, f.shard FROM asked JOIN fence f USING (role, layout, shard)
+        ORDER BY f.role, f.layout, f.shard FOR NO KEY UPDATE OF f SKIP LOCKED
+    ), free AS MATERIALIZED (
+        SELECT a.* FROM asked a
+        LEFT JOIN fence f USING (role, layout, shard) LEFT JOIN held h USING (role, layout, shard)
+        WHERE h.role IS NOT NULL OR f.role IS NULL
+    ), arrays AS MATERIALIZED (
+        SELECT array_agg(role ORDER BY n) AS roles, array_agg(layout ORDER BY n) AS layouts,
+            array_agg(shard ORDER BY n) AS shards, array_agg(epoch ORDER BY n) AS epochs,
+            array_agg(owner ORDER BY n) AS owners, array_agg(n ORDER BY n) AS places
+        FROM free
+    )
+    SELECT x.places[c.n] AS n, c.granted, c.newest
+    FROM arrays x, claim_shards(x.roles, x.layouts, x.shards, x.epochs, x.owners) c"""
 WRITE = f"""SELECT outcome, newest, seq, off
     FROM write_batch({", ".join(f"${n}" for n in range(1, 32))})"""
 ERASE = """WITH gone AS (DELETE FROM snapshot WHERE entity = ANY($1::uuid[]))

@@ -167,7 +167,7 @@ class SqliteJournal:
         self._pending = 0
         self._counting = threading.Lock()
 
-    async def claim(self, claims: Sequence[Claim]) -> Sequence[int | None]:
+    async def claim(self, claims: Sequence[Claim], *, wait: bool = True) -> Sequence[int | None]:
         """As `Journal.claim`."""
         return await self._write(lambda: self._writing.claim(claims))
 

@@ -156,6 +156,7 @@ async def _raise_fences(
         claims = [Claim(shard, 0, epochs[shard] + gap, nobody) for shard in some]
         for claim, newest in zip(claims, await journal.claim(claims), strict=True):
             if newest is not None:
+                assert newest != "busy", "it was asked to wait"
                 raise LookupError(
                     f"shard {claim.shard.role}/{claim.shard.shard} was claimed under epoch "
                     f"{newest} meanwhile: a node uses this journal. Stop all nodes, then repeat "

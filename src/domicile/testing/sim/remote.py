@@ -18,6 +18,7 @@ from domicile.errors import StoreError, StoreRewound, StoreUnavailable
 from domicile.ports.journal import (
     Batch,
     Claim,
+    ClaimAnswer,
     EventPage,
     Journal,
     JournalUnknown,
@@ -294,9 +295,9 @@ class RemoteJournal:
         self._wire = Wire(world, loop, server, faults, op_timeout_s)
         self._backend = backend
 
-    async def claim(self, claims: Sequence[Claim]) -> Sequence[int | None]:
+    async def claim(self, claims: Sequence[Claim], *, wait: bool = True) -> Sequence[ClaimAnswer]:
         """As `Journal.claim`."""
-        return await self._call(partial(self._backend.claim, tuple(claims)))
+        return await self._call(partial(self._backend.claim, tuple(claims), wait=wait))
 
     async def write(self, batch: Batch) -> Sequence[Written | WriteRefused]:
         """As `Journal.write`."""

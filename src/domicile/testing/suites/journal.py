@@ -327,6 +327,29 @@ class JournalContract(ABC):
         if not self.one_writer:
             self.run(scenario)
 
+    def test_a_claim_whose_row_is_held_fails_alone_or_waits(self) -> None:
+        async def scenario(journal: Journal, gate: Gate) -> None:
+            await journal.claim([OLD])
+            gate.shut()
+            writing = asyncio.ensure_future(journal.write(batch(1, OLD, write(ENTITY, 0, b"1"))))
+            await gate.reached()
+            # A shard with a row that nobody holds, the held one, one without a row.
+            assert await journal.claim([BESIDE], wait=False) == [None]
+            higher = Claim(OTHER, 0, 2, B)
+            answers = await journal.claim([BEYOND, NEW, higher], wait=False)
+            assert list(answers) == [None, "busy", None]
+            assert await journal.claim([NEW], wait=False) == ["busy"]
+            waiting = asyncio.ensure_future(journal.claim([NEW, BEYOND]))
+            await self.until_queued(journal, 1)
+            gate.open()
+            assert list(await waiting) == [None, None]
+            assert await writing == [Written(1, 1)]
+            # Free again: without waiting, it says what a claim says.
+            assert list(await journal.claim([OLD, higher], wait=False)) == [NEW.epoch, None]
+
+        if not self.one_writer:
+            self.run(scenario)
+
     def test_no_interleaving_of_two_owners_lets_the_old_one_write_behind_the_new_one(self) -> None:
         """Each owner claims, reads, begins a write and sees it end, in every order of the two."""
         steps = ("claim", "write", "end")
