@@ -22,8 +22,15 @@ from postgres_lab import GUARDED, PostgresServer, programs, shared_server
 
 from domicile.backends.registry import shown_url
 from domicile.errors import ConfigError
+from domicile.journals.postgres import connections
 from domicile.journals.postgres.connections import Connections
 from domicile.journals.postgres.journal import PostgresJournal
+from domicile.journals.postgres.schema import (
+    DAYS_AHEAD,
+    KEPT_DAYS,
+    create_partition,
+    day_partition,
+)
 from domicile.membership.clock import SystemClock
 from domicile.ports.journal import (
     Batch,
@@ -122,7 +129,8 @@ def test_keys_are_dropped_by_the_day() -> None:
             )
             return sorted(int(row["name"].removeprefix("inbox_")) for row in rows)
 
-        assert await days() == [today, today + 1]
+        ahead = list(range(today, today + DAYS_AHEAD + 1))
+        assert await days() == ahead
         for day in (today - 8, today - 7):
             await raw.execute(
                 f"CREATE TABLE inbox_{day:06} PARTITION OF inbox "
@@ -133,8 +141,55 @@ def test_keys_are_dropped_by_the_day() -> None:
         await journal.close()
         again = opened("days")
         await again.claim([])
-        assert await days() == [today - 7, today, today + 1]
+        assert await days() == [today - 7, *ahead]
         await again.close()
+        await raw.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_new_day_waits_for_no_reader_and_keeps_no_write_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A dump, or an export, reads all tables over midnight; a change of them would wait for it."""
+
+    async def scenario() -> None:
+        journal = opened("midnight", wait_s=2.0)
+        await journal.claim([OLD])
+        raw = await asyncpg.connect(
+            shared_server().url, server_settings={"search_path": "midnight_journal"}
+        )
+        today = await raw.fetchval(connections.TODAY)
+        await raw.execute(create_partition(today - KEPT_DAYS - 1))
+        new = today + DAYS_AHEAD + 1
+
+        async def partitions() -> set[str]:
+            rows = await raw.fetch(
+                "SELECT inhrelid::regclass::text FROM pg_inherits "
+                "WHERE inhparent = 'inbox'::regclass"
+            )
+            return {row[0] for row in rows}
+
+        monkeypatch.setattr(connections, "TODAY", f"SELECT {new}")
+        async with raw.transaction(isolation="repeatable_read", readonly=True):
+            await raw.fetch("SELECT * FROM inbox")
+            for number in range(2):
+                # The second one finds the day begun, and tries again to drop what is old.
+                late = opened("midnight", wait_s=2.0)
+                async with asyncio.TaskGroup() as tasks:
+                    opening = tasks.create_task(late.claim([]))
+                    keyed = JournalWrite(SHARD, ENTITY, number, (b"1",), ((f"{number}", None),))
+                    done = await journal.write(batch(1 + number, OLD, keyed))
+                    assert done == [Written(number + 1, number + 1)]
+                assert opening.result() == []
+                await late.close()
+        assert day_partition(new) in await partitions()
+        assert day_partition(today - KEPT_DAYS - 1) in await partitions()
+        last = opened("midnight")
+        await last.claim([])
+        assert day_partition(today - KEPT_DAYS - 1) not in await partitions()
+        for one in (last, journal):
+            await one.close()
         await raw.close()
 
     asyncio.run(scenario())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ import asyncpg
 from domicile.errors import ConfigError
 from domicile.journals.postgres.inspection import known_clusters
 from domicile.journals.postgres.schema import (
+    DAYS_AHEAD,
     FORMAT,
     FROM_1,
     FUNCTIONS,
@@ -47,6 +48,9 @@ log = logging.getLogger("domicile")
 
 MIGRATION_S = 3_600.0
 """Seconds that a statement may take which copies the events of an older format."""
+
+SHORT_MS = 100
+"""Milliseconds that a change of partitions waits for a lock, if it can be made later as well."""
 
 CONNECTIONS = 8
 """Most connections of one process. A batch that waits for a row keeps one meanwhile."""
@@ -100,7 +104,7 @@ class Connections:
             self._trouble.went()
 
     async def begin_day(self) -> None:
-        """Have partitions for the keys of today and tomorrow, and drop those that are too old."""
+        """Have partitions for the keys of today and the next days, and drop those too old."""
         async with self.use() as connection:
             if await connection.fetchval(TODAY) != self._day:
                 await self._partition(connection)
@@ -241,19 +245,48 @@ class Connections:
         await connection.execute("UPDATE meta SET format = $1", FORMAT)
 
     async def _partition(self, connection: Connection) -> None:
-        async with connection.transaction():
-            await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
-            today: int = await connection.fetchval(TODAY)
-            found = await connection.fetch(
-                "SELECT inhrelid::regclass::text AS name FROM pg_inherits "
-                "WHERE inhparent = 'inbox'::regclass"
-            )
-            known = [str(row["name"]) for row in found]
-            for day in (today, today + 1):
-                if day_partition(day) not in known:
-                    await connection.execute(create_partition(day))
-            oldest = day_partition(today - KEPT_DAYS)
-            for name in known:
-                if name < oldest:
-                    await connection.execute(f"DROP TABLE {name}")
-        self._day = today
+        """Have partitions for today and some days after it, and drop those that are too old.
+
+        Nothing here may keep writes waiting: what can't be had at once is tried again later, unless
+        today itself has no partition yet.
+        """
+        today: int = await connection.fetchval(TODAY)
+        known = await _partitions(connection)
+        missing = {day_partition(day): day for day in range(today, today + DAYS_AHEAD + 1)}
+        missing = {name: day for name, day in missing.items() if name not in known}
+        is_late = day_partition(today) in missing
+        if missing and not await self._change(
+            connection, [create_partition(day) for day in missing.values()], waits=is_late
+        ):
+            return
+        oldest = day_partition(today - KEPT_DAYS)
+        old = [f"DROP TABLE IF EXISTS {name}" for name in known if name < oldest]
+        if not old or await self._change(connection, old, waits=False):
+            self._day = today
+
+    async def _change(
+        self, connection: Connection, statements: Sequence[str], *, waits: bool
+    ) -> bool:
+        """Change partitions, all or none; False: it has to wait, and may not, so nothing was
+        changed."""
+        try:
+            async with connection.transaction():
+                if not waits:
+                    # What asks for this table meanwhile stands behind the change, in its queue.
+                    await connection.execute(f"SET LOCAL lock_timeout = {SHORT_MS}")
+                await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
+                for statement in statements:
+                    await connection.execute(statement)
+        except asyncpg.LockNotAvailableError:
+            if waits:
+                raise
+            return False
+        return True
+
+
+async def _partitions(connection: Connection) -> list[str]:
+    rows = await connection.fetch(
+        "SELECT inhrelid::regclass::text AS name FROM pg_inherits "
+        "WHERE inhparent = 'inbox'::regclass"
+    )
+    return [str(row["name"]) for row in rows]

@@ -23,6 +23,9 @@ FORMAT = 2
 KEPT_DAYS = 7
 """For how many whole days the journal remembers the keys of asks."""
 
+DAYS_AHEAD = 3
+"""For how many days that follow today the journal has places for keys, at best."""
+
 LOCK = 0x646F6D6A
 """The advisory lock of those who create or change tables; "domj" in ASCII."""
 
@@ -415,11 +418,18 @@ def day_partition(day: int) -> str:
 
 
 def create_partition(day: int) -> str:
-    """The statement that creates the partition of a day."""
-    return (
-        f"CREATE TABLE IF NOT EXISTS {day_partition(day)} PARTITION OF inbox "
-        f"FOR VALUES FROM ({day}) TO ({day + 1})"
-    )
+    """The statement that creates the partition of a day, unless it is there.
+
+    Attaching a table asks for a weaker lock than creating a partition: it waits for no reader of
+    other days, as `pg_dump`, and keeps no write waiting.
+    """
+    name = day_partition(day)
+    return f"""DO $$ BEGIN
+        IF to_regclass('{name}') IS NULL THEN
+            CREATE TABLE {name} (LIKE inbox INCLUDING ALL);
+            ALTER TABLE inbox ATTACH PARTITION {name} FOR VALUES FROM ({day}) TO ({day + 1});
+        END IF;
+    END $$"""
 
 
 def claim_arrays(claims: Sequence[Claim]) -> tuple[object, ...]:
