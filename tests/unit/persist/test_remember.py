@@ -169,6 +169,37 @@ async def test_a_remembered_entity_starts_at_its_new_home(sim: Sim) -> None:
     assert not started("idle"), "an entity that stored nothing is not remembered"
 
 
+@pytest.mark.parametrize("held", [1, 3])
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_shard_whose_row_is_held_keeps_no_other_from_starting(seed: int, held: int) -> None:
+    async def scenario() -> None:
+        reset()
+        async with sim:
+            sim.add()
+            await sim.wait_until(sim.settled)
+            ids = [f"d{n}" for n in range(40)]
+            for id in ids:
+                await sim.ref(Device, id).ask(Device.see, 1)
+            shards = sorted({sim.shard(Device, id) for id in ids}, key=lambda one: one.shard)
+            sim.crash(0)
+            STARTED.clear()
+            for shard in shards[:held]:
+                sim.hold_row(shard, 200.0)
+            sim.add()
+            await sim.wait_until(sim.settled)
+            free = {id for id in ids if sim.shard(Device, id) not in shards[:held]}
+            await sim.advance(60)
+            assert {id for id, _ in STARTED} == free
+            await sim.advance(200)
+            assert started(*ids), "once the rows are free, their entities start"
+
+    sim = Sim(seed, entities=KINDS, nodes=0, settings=FEW)
+    try:
+        sim.world.run(scenario(), sim.loop)
+    finally:
+        sim.close()
+
+
 @simulated(entities=KINDS, nodes=3, seeds=SEEDS, settings=FEW)
 @pytest.mark.scenario("RG-19", partial=True)
 async def test_after_a_full_restart_everything_remembered_starts(sim: Sim) -> None:
@@ -282,13 +313,13 @@ class Failing:
             yield
 
     def _instead(self, call: str, original: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-        async def answer(journal: RemoteJournal, *args: Any) -> Any:
+        async def answer(journal: RemoteJournal, *args: Any, **options: Any) -> Any:
             if not self.left.get(call):
-                return await original(journal, *args)
+                return await original(journal, *args, **options)
             self.left[call] -= 1
             self.hit.add(call)
             if self.is_done:
-                await original(journal, *args)
+                await original(journal, *args, **options)
             raise JournalUnknown(f"{call} got no answer")
 
         return answer
