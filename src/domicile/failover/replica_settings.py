@@ -1,7 +1,8 @@
 """Settings of one server of a group: keywords, a TOML file, `DOMICILE_REPLICA_<NAME>` variables.
 
 A variable wins over the file; `DOMICILE_REPLICA_SERVER_URL` is `url` of the table `[server]`. All
-relations between timings are checked when the settings are made (L2). Nothing here connects.
+relations between timings are checked when the settings are made (L2). Nothing here connects. A
+value of a wrong type or form is a `ConfigError`: it names the setting, the value and what to write.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from domicile.errors import ConfigError
 from domicile.failover.database_kinds import DatabaseKind, Mode, ServerPlace, database_kind
-from domicile.failover.records import GroupConfig
+from domicile.failover.elsewhere import PORTS, ServerPort, check_elsewhere, server_port
+from domicile.failover.records import MAX_SERVERS, GroupConfig
 from domicile.settings import Settings
+from domicile.stores.namespace import check_cluster
 
 PREFIX = "DOMICILE_REPLICA_"
 IN_SERVER = "SERVER_"
@@ -27,8 +30,15 @@ IN_SERVER = "SERVER_"
 SERVER = ("url", "password_file", "command", "address", "data")
 """The names of the table `[server]` that all kinds have; some kinds have more."""
 
-PORTS = {"postgres": 5432, "postgresql": 5432, "redis": 6379, "rediss": 6379, "valkey": 6379}
-"""The ports that URLs of databases leave out."""
+TIMINGS = ("ttl_s", "probe_s", "freeze_s", "restart_s", "switch_s")
+
+EXAMPLES = {
+    "store": "etcd://127.0.0.1:2379", "group": "orders", "driver": "valkey", "id": "orders-1",
+    "state": ".domicile/orders-1", "cluster": "domicile", "url": "redis://127.0.0.1:6379",
+    "address": "10.0.0.5:6379", "data": "/var/lib/postgresql/orders-1",
+    "password_file": "/etc/domicile/password",
+}  # fmt: skip
+"""What an error proposes to write."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
@@ -74,24 +84,25 @@ class ReplicaSettings:
     """In mode `sync`: how many replicas must have a write before it is acknowledged."""
 
     def __post_init__(self) -> None:
+        self._check_types()
         if not self.id:
             object.__setattr__(self, "id", self.state.absolute().name)
-        for name in ("store", "group", "driver", "url", "id"):
-            if not getattr(self, name) or not isinstance(getattr(self, name), str):
-                raise ConfigError(f"{_shown(name)} must be a text, it is {getattr(self, name)!r}")
         for name in ("group", "id"):
-            if "/" in getattr(self, name) or not getattr(self, name).isprintable():
-                raise ConfigError(f"{name} = {getattr(self, name)!r} must not have a / in it")
-        if self.mode not in ("async", "sync"):
-            raise ConfigError(f"mode = {self.mode!r} is not 'async' or 'sync'")
-        for name in ("ttl_s", "probe_s", "freeze_s", "restart_s", "switch_s"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool):
-                raise ConfigError(f"{name} must be a number, it is {value!r}")
-            if not (0 <= value < float("inf")) or (not value and name != "restart_s"):
-                raise ConfigError(f"{name} must be positive, it is {value!r}")
-        if self.sync_count < 1:
-            raise ConfigError(f"sync_count must be at least 1, it is {self.sync_count!r}")
+            if not value or "/" in value or not value.isprintable():
+                example = "orders" if name == "group" else "orders-1"
+                raise ConfigError(
+                    f"{name} = {value!r} is no name: write some characters and no /, as in "
+                    f"{name} = '{example}'"
+                )
+        check_cluster(self.cluster)
+        if self.mode not in ("async", "sync"):
+            raise ConfigError(f"mode = {self.mode!r} is not 'async' or 'sync': write one of them")
+        if not 1 <= self.sync_count < MAX_SERVERS:
+            raise ConfigError(
+                f"sync_count must be at least 1 and less than {MAX_SERVERS}, the most servers of a "
+                f"group; it is {self.sync_count!r}"
+            )
         lease = self.lease()
         if self.probe_s > self.ttl_s - lease.margin_s:
             raise ConfigError(
@@ -99,7 +110,51 @@ class ReplicaSettings:
                 f"{self.ttl_s - lease.margin_s:g}: a server that hangs must be noticed before the "
                 "lease could end. Lower probe_s or raise ttl_s"
             )
-        _check_elsewhere(self.store, self.url)
+        if self.address:
+            server_port(self.address, _shown("address"))
+        check_elsewhere(self.store, self.server_ports())
+
+    def _check_types(self) -> None:
+        for name in ("state", "data", "password_file"):
+            value = getattr(self, name)
+            if isinstance(value, str) and value:
+                object.__setattr__(self, name, Path(value))
+            elif not isinstance(value, Path) and (name == "state" or value is not None):
+                raise _no_text(name, value, EXAMPLES[name])
+        for name in ("store", "group", "driver", "url"):
+            if not isinstance(value := getattr(self, name), str) or not value:
+                raise _no_text(name, value, EXAMPLES[name])
+        for name in ("id", "cluster", "address"):
+            if not isinstance(value := getattr(self, name), str):
+                raise _no_text(name, value, EXAMPLES[name])
+        for name in TIMINGS:
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise ConfigError(
+                    f"{name} must be a number, it is {value!r}: write seconds, as in {name} = 1.5"
+                )
+            if not (0 <= value < float("inf")) or (not value and name != "restart_s"):
+                least = "0 or more" if name == "restart_s" else "positive"
+                raise ConfigError(f"{name} must be {least}, it is {value!r}: write seconds")
+        count = cast("object", self.sync_count)
+        if not isinstance(count, int) or isinstance(count, bool):
+            raise ConfigError(
+                f"sync_count must be a whole number, it is {count!r}: write it as in sync_count = 1"
+            )
+        words = cast("object", self.command)
+        if isinstance(words, list):
+            words = tuple(cast("list[object]", words))
+            object.__setattr__(self, "command", words)
+        if not isinstance(words, tuple) or not all(
+            isinstance(word, str) for word in cast("tuple[object, ...]", words)
+        ):
+            raise ConfigError(
+                f"server.command must be a list of texts, it is {words!r}: write it as in "
+                '["valkey-server", "valkey.conf"]'
+            )
+        for name, value in self.options.items():
+            if not isinstance(cast("object", value), str):
+                raise ConfigError(f"server.{name} must be a text, it is {value!r}: quote it")
 
     def lease(self) -> Settings:
         """The timings of the agent's lease; `ConfigError` if they do not fit each other (L2)."""
@@ -136,6 +191,13 @@ class ReplicaSettings:
         """host:port of the server for others."""
         return self.address or "{}:{}".format(*_host_port(self.url))
 
+    def server_ports(self) -> tuple[ServerPort, ...]:
+        """Where the server is, as far as these settings tell: for its agent, and for others."""
+        own = ServerPort(*_host_port(self.url))
+        if not self.address:
+            return (own,)
+        return (own, server_port(self.address, _shown("address")))
+
     def _with_password(self) -> str:
         if self.password_file is None:
             return self.url
@@ -160,11 +222,6 @@ def replica_settings(
         os.environ if environ is None else environ, values.get("driver"), values.get("options", {})
     )
     values |= given
-    for name in ("state", "data", "password_file"):
-        if isinstance(values.get(name), str):
-            values[name] = Path(values[name])
-        elif not isinstance(values.get(name), Path | None):
-            raise ConfigError(f"{_shown(name)} must be a text, it is {values[name]!r}")
     needed = [
         one.name
         for one in fields(ReplicaSettings)
@@ -203,17 +260,7 @@ def _from_toml(file: Path) -> dict[str, Any]:
                 raise ConfigError(f"settings file {file} has an unknown name {table}{name!r}{hint}")
     values = {**whole, **{name: value for name, value in inner.items() if name in SERVER}}
     if special:
-        values["options"] = {name: str(inner[name]) for name in inner if name in special}
-    if "command" in values:
-        command = values["command"]
-        if not isinstance(command, list) or not all(
-            isinstance(word, str) for word in cast("list[object]", command)
-        ):
-            raise ConfigError(
-                f'settings file {file}: command must be a list of texts, as in ["valkey-server", '
-                '"valkey.conf"]'
-            )
-        values["command"] = tuple(cast("list[str]", command))
+        values["options"] = {name: inner[name] for name in inner if name in special}
     return values
 
 
@@ -254,7 +301,8 @@ def _from_environment(
             try:
                 values[one.name] = kind(text)
             except ValueError as error:
-                raise ConfigError(f"{variable}={text!r} is not a number") from error
+                number = "a number" if kind is float else "a whole number"
+                raise ConfigError(f"{variable}={text!r} is not {number}") from error
     return values
 
 
@@ -262,14 +310,11 @@ def _shown(name: str) -> str:
     return f"server.{name}" if name in SERVER else name
 
 
-def _check_elsewhere(store: str, server: str) -> None:
-    """F14: the group's own record must not lie in the database that the group fails over."""
-    scheme, place = store.partition("://")[0], _host_port(server)
-    if scheme in PORTS and _host_port(store) == place:
-        raise ConfigError(
-            "the store is the server itself: a group's state must not lie in the database that it "
-            "fails over (F14). Name another store, as in etcd://host:2379"
-        )
+def _no_text(name: str, value: object, example: str) -> ConfigError:
+    shown = _shown(name)
+    return ConfigError(
+        f"{shown} must be a text, it is {value!r}: write it as in {name} = {example!r}"
+    )
 
 
 def _host_port(url: str) -> tuple[str, int]:

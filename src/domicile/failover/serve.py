@@ -22,6 +22,7 @@ from domicile.core.state.txn import At, Delete
 from domicile.errors import ConfigError, StoreError
 from domicile.failover.agent import Agent
 from domicile.failover.driver import ReplicaDriver
+from domicile.failover.elsewhere import check_resolved
 from domicile.failover.guard.kernel_timer import NoTimer, kernel_timer
 from domicile.failover.guard.line import GuardLine
 from domicile.failover.guard.server_guard import ServerGuard
@@ -98,6 +99,7 @@ async def serve_agent(
     folder = StateFolder(settings.state)
     kind = settings.kind()
     place = settings.place()
+    await check_resolved(settings.store, settings.server_ports())
     with folder.held("agent"):
         notes = folder.notes(settings.id)
         for warning in await kind.check(place, settings.mode):

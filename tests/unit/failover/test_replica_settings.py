@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from domicile.errors import ConfigError
+from domicile.failover import elsewhere
+from domicile.failover.elsewhere import check_resolved, server_port
 from domicile.failover.replica_settings import ReplicaSettings, replica_settings
 
 FILE = """
@@ -80,6 +84,7 @@ def test_a_password_comes_from_a_file(tmp_path: Path) -> None:
         ({"id": "a/b"}, "id"),
         ({"state": 5}, "state must be a text"),
         ({"sync_count": 0}, "sync_count"),
+        ({"sync_count": 32}, r"sync_count must be .* less than 32"),
         ({"store": "redis://localhost:6379/0"}, "F14"),
         ({"url": "redis://"}, "host"),
     ],
@@ -89,8 +94,138 @@ def test_what_does_not_fit_is_refused(changed: dict[str, Any], why: str) -> None
         replica_settings(None, {}, **{**WHOLE, **changed})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("store", 5, "store must be a text, it is 5: .*etcd://"),
+        ("group", 5, "group must be a text, it is 5"),
+        ("driver", ["valkey"], r"driver must be a text, it is \['valkey'\]"),
+        ("url", "", "server.url must be a text, it is ''"),
+        ("id", 5, "id must be a text, it is 5: .*orders-1"),
+        ("cluster", 5, "cluster must be a text, it is 5"),
+        ("cluster", "a/b", "cluster='a/b' is no name"),
+        ("cluster", "", "cluster='' is no name"),
+        ("address", 5, "server.address must be a text, it is 5"),
+        ("address", "noport", "server.address = 'noport' is not host:port: .*10.0.0.5:6379"),
+        ("address", "h:", "server.address = 'h:' is not host:port"),
+        ("address", ":6379", "server.address = ':6379' is not host:port"),
+        ("address", "h:99999", "server.address = 'h:99999' is not host:port"),
+        ("address", "fe80::1:6379", "server.address = 'fe80::1:6379' is not host:port"),
+        ("data", 5, "server.data must be a text, it is 5"),
+        ("password_file", True, "server.password_file must be a text, it is True"),
+        ("state", "", "state must be a text, it is ''"),
+        ("mode", 5, "mode = 5 is not 'async' or 'sync'"),
+        ("ttl_s", "3", "ttl_s must be a number, it is '3'"),
+        ("probe_s", True, "probe_s must be a number, it is True"),
+        ("switch_s", float("nan"), "switch_s must be positive, it is nan"),
+        ("sync_count", "2", "sync_count must be a whole number, it is '2': .*sync_count = 1"),
+        ("sync_count", 1.5, "sync_count must be a whole number, it is 1.5"),
+        ("sync_count", True, "sync_count must be a whole number, it is True"),
+        ("command", "valkey-server", "server.command must be a list of texts, it is 'valkey-s"),
+        ("command", ["a", 5], r"server.command must be a list of texts, it is \('a', 5\)"),
+        ("options", {"binaries": 5}, "server.binaries must be a text, it is 5"),
+    ],
+)
+def test_a_value_of_a_wrong_kind_is_named_with_what_to_write(
+    name: str, value: object, why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        replica_settings(None, {}, **{**WHOLE, name: value})
+    with pytest.raises(ConfigError, match=why):
+        ReplicaSettings(**{**WHOLE, name: value})
+
+
+def test_a_value_of_a_wrong_kind_in_a_file_is_named(tmp_path: Path) -> None:
+    for line, why in (
+        ('sync_count = "2"', "sync_count must be a whole number, it is '2'"),
+        ("cluster = 5", "cluster must be a text, it is 5"),
+        ("probe_s = true", "probe_s must be a number, it is True"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            replica_settings(written(tmp_path, f"{line}\n{FILE}"), {})
+    with pytest.raises(ConfigError, match=r"server\.address must be a text, it is 5"):
+        replica_settings(written(tmp_path, f"{FILE}\naddress = 5\n"), {})
+    text = FILE.replace("valkey", "postgresql").replace("redis://", "postgresql://a@")
+    with pytest.raises(ConfigError, match=r"server\.binaries must be a text, it is 5"):
+        replica_settings(written(tmp_path, f"{text}\nbinaries = 5\n"), {})
+
+
 def test_a_store_on_another_port_is_no_part_of_the_group() -> None:
     replica_settings(None, {}, **{**WHOLE, "store": "redis://localhost:6380"})
+
+
+@pytest.mark.parametrize(
+    ("store", "url", "address"),
+    [
+        ("redis://10.0.0.5:6379", "redis://127.0.0.1:6379", "10.0.0.5:6379"),
+        ("redis://:secret@10.0.0.5", "redis://127.0.0.1", "10.0.0.5:6379"),
+        ("rediss://DB.example.com/0", "redis://127.0.0.1", "db.example.com.:6379"),
+        ("redis://localhost", "redis://127.0.0.1", ""),
+        ("redis://127.0.0.2", "redis://127.0.0.1", ""),
+        ("redis://[::1]", "redis://localhost", ""),
+        ("redis://[::ffff:127.0.0.1]:6379", "redis://localhost", ""),
+        ("redis://0.0.0.0:6379", "redis://localhost", ""),
+        ("redis://[fd00:0::5]:6379", "redis://127.0.0.1", "[fd00::5]:6379"),
+        ("redis:///run/valkey.sock", "redis://127.0.0.1", ""),
+        ("postgresql://a@h1:5433,h2/domicile", "postgresql://a@h2:5432/postgres", ""),
+        ("postgresql:///domicile", "postgresql://a@localhost/postgres", ""),
+        ("postgresql:///d?host=/run/postgresql&port=5433", "postgresql://a@[::1]:5433/d", ""),
+        ("postgresql://%2Frun%2Fpostgresql/d", "postgresql://a@127.0.0.1/d", ""),
+    ],
+)
+def test_a_store_that_is_the_server_under_another_name_is_refused(
+    store: str, url: str, address: str
+) -> None:
+    with pytest.raises(ConfigError, match="F14") as refused:
+        replica_settings(None, {}, **{**WHOLE, "store": store, "url": url}, address=address)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("store", "url", "address"),
+    [
+        ("redis://10.0.0.6:6379", "redis://127.0.0.1:6379", "10.0.0.5:6379"),
+        ("redis:///run/valkey.sock", "redis://10.0.0.5", ""),
+        ("sqlite:///var/lib/domicile.db", "redis://127.0.0.1", ""),
+        ("etcd://127.0.0.1:2379,127.0.0.1:2381", "redis://127.0.0.1", ""),
+        ("postgresql://a@localhost/domicile", "postgresql://a@localhost:5433/postgres", ""),
+    ],
+)
+def test_a_store_elsewhere_is_accepted(store: str, url: str, address: str) -> None:
+    replica_settings(None, {}, **{**WHOLE, "store": store, "url": url}, address=address)
+
+
+def test_names_that_mean_one_machine_are_compared_by_its_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = {"db.internal": "10.0.0.5", "db-alias": "10.0.0.5", "other": "10.0.0.6"}
+
+    def known(host: str, port: int, *_: object, **__: object) -> list[Any]:
+        if host not in (*names, *names.values(), "198.51.100.7"):
+            raise socket.gaierror(f"no address for {host}")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (names.get(host, host), port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", known)
+    monkeypatch.setattr(elsewhere, "_is_own", lambda _, host: host == "198.51.100.7")
+
+    def check(store: str, *servers: str) -> None:
+        asyncio.run(check_resolved(store, [server_port(one, "address") for one in servers]))
+
+    with pytest.raises(ConfigError, match="F14"):
+        check("redis://db.internal", "db-alias:6379")
+    with pytest.raises(ConfigError, match="F14"):
+        check("redis://db.internal", "10.0.0.5:6379")
+    with pytest.raises(ConfigError, match="F14"):
+        check("redis://198.51.100.7", "127.0.0.1:6379")
+    check("redis://db.internal", "other:6379")
+    check("redis://db.internal:6380", "db-alias:6379")
+    check("redis://not-known", "db-alias:6379")
+    check("sqlite:///s.db", "db-alias:6379")
+
+
+def test_only_an_address_of_this_machine_is_its_own() -> None:
+    assert elsewhere._is_own(socket.AF_INET, "127.0.0.1")  # pyright: ignore[reportPrivateUsage]
+    assert not elsewhere._is_own(socket.AF_INET, "192.0.2.1")  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize(
