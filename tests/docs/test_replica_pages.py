@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from dataclasses import fields
 from pathlib import Path
+
+import pytest
 
 from domicile.failover.replica_settings import (
     SERVER,
@@ -15,7 +19,9 @@ from domicile.failover.replica_settings import (
 
 KINDS = ("postgresql", "valkey")
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "run-a-replica-group.md"
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "how-to"
+PAGE = PAGES / "run-a-replica-group.md"
+CLIENTS = PAGES / "find-the-primary.md"
 
 
 def test_the_file_on_the_page_is_accepted(tmp_path: Path) -> None:
@@ -41,3 +47,15 @@ def test_the_table_has_every_setting_and_its_default() -> None:
     for name, shown in rows:
         if isinstance(known[name], float | int):
             assert float(shown) == known[name]
+
+
+def test_haproxy_takes_what_the_page_shows(tmp_path: Path) -> None:
+    program = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
+    if program is None:
+        pytest.skip("haproxy is not installed: the page's configuration is not checked")
+    found = re.search(r"```text\n(defaults\n.*?)```", CLIENTS.read_text(), re.DOTALL)
+    assert found is not None
+    file = tmp_path / "haproxy.cfg"
+    file.write_text(found[1])
+    ran = subprocess.run([program, "-c", "-f", str(file)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -1,6 +1,6 @@
 """What a group says over HTTP: to load balancers, which want 200 or 503, and to scrapers.
 
-`follower_pages` answers for a whole group, from a follower's knowledge; `agent_pages` answers for
+`FollowerPages` answer for a whole group, from a follower's knowledge; `agent_pages` answer for
 one server, from what its own agent knows. Both are pages for `observe.http.HttpServer`. An answer
 of 200 is given only while it is known to be true: a load balancer that is told 200 for two servers
 would send writes to both.
@@ -140,10 +140,11 @@ def _loss_gauges(records: GroupRecords, clock: LagClock, now: float) -> list[Met
 def agent_pages(
     current: Callable[[], Agent | None], meter: Metrics, now: Callable[[], float]
 ) -> Pages:
-    """Pages beside an agent: `/primary` and `/replica` for its own server, and `/metrics`.
+    """Pages beside an agent: `/primary` and `/replica` for its own server, metrics and health.
 
     `current` is the incarnation that runs now, `now` the clock of its lease. Without a valid lease
-    the answer is 503 (L1).
+    `/primary` and `/replica` say 503 (L1). `/healthz` says 200 for as long as the process answers:
+    what an agent waits for is not mended by starting it anew.
     """
     clock = LagClock()
 
@@ -167,7 +168,12 @@ def agent_pages(
             known = group_gauges(records, clock, now(), fresh=valid)
         return Page(HTTPStatus.OK, meter.text(known), CONTENT_TYPE)
 
-    return {PRIMARY: primary, REPLICA: replica, "/metrics": metrics}
+    def health() -> Page:
+        agent = current()
+        doing = "the agent has not joined" if agent is None else agent.machine.doing
+        return Page(HTTPStatus.OK, f"{doing}\n")
+
+    return {PRIMARY: primary, REPLICA: replica, "/metrics": metrics, "/healthz": health}
 
 
 def _known_to(agent: Agent) -> GroupRecords:

@@ -21,6 +21,7 @@ from domicile.errors import ConfigError
 from domicile.failover.database_kinds import DatabaseKind, Mode, ServerPlace, database_kind
 from domicile.failover.elsewhere import PORTS, ServerPort, check_elsewhere, server_port
 from domicile.failover.records import MAX_SERVERS, GroupConfig
+from domicile.observe.http import split_address
 from domicile.settings import Settings
 from domicile.stores.namespace import check_cluster
 
@@ -35,7 +36,7 @@ TIMINGS = ("ttl_s", "probe_s", "freeze_s", "restart_s", "switch_s")
 EXAMPLES = {
     "store": "etcd://127.0.0.1:2379", "group": "orders", "driver": "valkey", "id": "orders-1",
     "state": ".domicile/orders-1", "cluster": "domicile", "url": "redis://127.0.0.1:6379",
-    "address": "10.0.0.5:6379", "data": "/var/lib/postgresql/orders-1",
+    "address": "10.0.0.5:6379", "http": "127.0.0.1:9465", "data": "/var/lib/postgresql/orders-1",
     "password_file": "/etc/domicile/password",
 }  # fmt: skip
 """What an error proposes to write."""
@@ -82,6 +83,8 @@ class ReplicaSettings:
     """How long a switchover may hold writes back (F11)."""
     sync_count: int = 1
     """In mode `sync`: how many replicas must have a write before it is acknowledged."""
+    http: str = ""
+    """host:port where the agent serves metrics and answers about its server; empty: nowhere."""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -112,6 +115,8 @@ class ReplicaSettings:
             )
         if self.address:
             server_port(self.address, _shown("address"))
+        if self.http:
+            split_address(self.http)
         check_elsewhere(self.store, self.server_ports())
 
     def _check_types(self) -> None:
@@ -124,7 +129,7 @@ class ReplicaSettings:
         for name in ("store", "group", "driver", "url"):
             if not isinstance(value := getattr(self, name), str) or not value:
                 raise _no_text(name, value, EXAMPLES[name])
-        for name in ("id", "cluster", "address"):
+        for name in ("id", "cluster", "address", "http"):
             if not isinstance(value := getattr(self, name), str):
                 raise _no_text(name, value, EXAMPLES[name])
         for name in TIMINGS:

@@ -14,6 +14,8 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -21,6 +23,7 @@ from domicile.core.ids import NOBODY
 from domicile.core.state.txn import At, Delete
 from domicile.errors import ConfigError, StoreError
 from domicile.failover.agent import Agent
+from domicile.failover.answers import agent_pages
 from domicile.failover.driver import ReplicaDriver
 from domicile.failover.elsewhere import check_resolved
 from domicile.failover.guard.kernel_timer import NoTimer, kernel_timer
@@ -31,6 +34,8 @@ from domicile.failover.replica_settings import ReplicaSettings
 from domicile.failover.state_folder import NoteFile, StateFolder
 from domicile.membership.clock import SystemClock
 from domicile.membership.store_calls import StoreCalls
+from domicile.observe.http import HttpServer
+from domicile.observe.metrics import Metrics
 from domicile.ports.meter import Meter
 from domicile.ports.store import Store, writes_one_key
 
@@ -89,12 +94,13 @@ async def serve_agent(
     settings: ReplicaSettings,
     open_store: Callable[[], Store],
     *,
-    meter: Meter,
+    meter: Metrics,
     asked: asyncio.Event,
 ) -> None:
     """Be the agent of one server until asked to leave; then close the server and leave the group.
 
-    `ConfigError` if this server does not fit the group.
+    With `settings.http` it serves pages about its server meanwhile. `ConfigError` if this server
+    does not fit the group, or the pages can't be served.
     """
     folder = StateFolder(settings.state)
     kind = settings.kind()
@@ -104,11 +110,25 @@ async def serve_agent(
         notes = folder.notes(settings.id)
         for warning in await kind.check(place, settings.mode):
             log.warning("%s: %s", settings.id, warning)
-        driver = kind.driver(place, settings.mode)
-        try:
-            await _until_asked(_live(settings, folder, notes, driver, open_store, meter), asked)
-        finally:
-            await driver.close()
+        driver, present = kind.driver(place, settings.mode), _Present()
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(driver.close)
+            if settings.http:
+                pages = agent_pages(lambda: present.agent, meter, SystemClock().now)
+                server = HttpServer(settings.http, pages)
+                await server.start()
+                stack.push_async_callback(server.close)
+                log.info("%s: metrics and answers at http://%s", settings.id, server.address)
+            await _until_asked(
+                _live(settings, folder, notes, driver, open_store, meter, present), asked
+            )
+
+
+@dataclass(slots=True)
+class _Present:
+    """The incarnation of now; None between two of them."""
+
+    agent: Agent | None = None
 
 
 async def _live(
@@ -118,6 +138,7 @@ async def _live(
     driver: ReplicaDriver,
     open_store: Callable[[], Store],
     meter: Meter,
+    present: _Present,
 ) -> None:
     said = ""
     while True:
@@ -138,7 +159,7 @@ async def _live(
                         "key at a time: keep the group's records in another store, as in "
                         "etcd://a:2379 or sqlite:///path/to/file.db"
                     )
-                await _incarnation(settings, notes, driver, line, store, meter)
+                await _incarnation(settings, notes, driver, line, store, meter, present)
             finally:
                 await store.close()
         await asyncio.sleep(AGAIN_S)
@@ -151,6 +172,7 @@ async def _incarnation(
     line: GuardLine,
     store: Store,
     meter: Meter,
+    present: _Present,
 ) -> None:
     lease = settings.lease()
     agent = Agent(
@@ -169,6 +191,7 @@ async def _incarnation(
     )
     reading = asyncio.create_task(line.keep_reading(), name="guard's answers")
     server = notes.load().server
+    present.agent = agent
     log.info("%s: incarnation %s joins group %s", server, agent.incarnation, settings.group)
     living = asyncio.create_task(agent.run(), name="agent")
     clearing = asyncio.create_task(
@@ -182,6 +205,7 @@ async def _incarnation(
         if not living.done():
             log.warning("%s: the guard is gone, so this incarnation is over", server)
     finally:
+        present.agent = None
         living.cancel()
         clearing.cancel()
         await asyncio.wait((living, clearing))

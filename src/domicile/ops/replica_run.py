@@ -148,19 +148,18 @@ async def _guard(settings: ReplicaSettings, asked: asyncio.Event, agent: list[st
 async def _agent(settings: ReplicaSettings, asked: asyncio.Event) -> None:
     from domicile.backends.registry import OpenOptions, store_backend
     from domicile.failover.serve import serve_agent
-    from domicile.ports.meter import NoMeter
-    from domicile.stores.namespace import Namespace, check_cluster
+    from domicile.observe.metrics import Metrics
+    from domicile.stores.namespace import Namespace
 
-    check_cluster(settings.cluster)
-    backend = store_backend(settings.store)
+    backend, meter = store_backend(settings.store), Metrics()
     options = OpenOptions(
-        settings.id, settings.cluster, settings.store, settings.lease().op_timeout_s
+        settings.id, settings.cluster, settings.store, settings.lease().op_timeout_s, meter
     )
 
     def open_store() -> Store:
         return Namespace(backend.open_store(settings.store, options), settings.cluster)
 
-    await serve_agent(settings, open_store, meter=NoMeter(), asked=asked)
+    await serve_agent(settings, open_store, meter=meter, asked=asked)
 
 
 async def _keep_agent(words: list[str], asked: asyncio.Event) -> None:

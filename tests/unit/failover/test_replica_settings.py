@@ -111,6 +111,8 @@ def test_what_does_not_fit_is_refused(changed: dict[str, Any], why: str) -> None
         ("address", ":6379", "server.address = ':6379' is not host:port"),
         ("address", "h:99999", "server.address = 'h:99999' is not host:port"),
         ("address", "fe80::1:6379", "server.address = 'fe80::1:6379' is not host:port"),
+        ("http", 9465, "http must be a text, it is 9465: .*127.0.0.1:9465"),
+        ("http", "9465", "http='9465' is no address: .*127.0.0.1:9464"),
         ("data", 5, "server.data must be a text, it is 5"),
         ("password_file", True, "server.password_file must be a text, it is True"),
         ("state", "", "state must be a text, it is ''"),
