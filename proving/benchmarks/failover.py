@@ -18,7 +18,8 @@ once, and the same command goes on where it ended. The losses, always of the pri
 A client of each server writes all the time and knows nothing of who is the primary. `gap` is the
 time from the loss to the first acknowledgement of a write that was sent after it; for `planned`,
 where two clients stay with a server as long as it answers, it is the longest time without any
-acknowledgement. `lost` counts acknowledged writes that are gone once the machine is back.
+acknowledgement. `lost` counts acknowledged writes that are gone once the machine is back, `late`
+those that the old primary acknowledged after the new one had acknowledged its first.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ def page(found: dict[str, list[Measured]]) -> str:
         if rounds:
             rows.append(_row(cell, rounds))
     head = ["lost", "system", "runs", "min s", "p50 s", "p99 s", "goal s", "", "writes lost",
-            "writes failed", "load"]  # fmt: skip
+            "acknowledged late", "writes failed", "load"]  # fmt: skip
     return grid(head, rows)
 
 
@@ -199,14 +200,14 @@ def _row(cell: Cell, rounds: Sequence[Measured]) -> list[str]:
     p99 = quantile(gaps, 0.99)
     goal_s = GOALS_S.get(cell.loss) if system.ours else None
     lost, acked = sum(one["lost"] for one in rounds), sum(one["acked"] for one in rounds)
-    failed = sum(one["failed"] for one in rounds)
+    failed, late = (sum(one[name] for one in rounds) for name in ("failed", "late"))
     most = max(one["load"] for one in rounds)
     return [
         LOSSES[cell.loss], system.title, f"{len(rounds)} of {cell.runs}",
         *(f"{figure:.2f}" for figure in (min(gaps), median(gaps), p99)),
         "" if goal_s is None else f"{goal_s:g}",
         "" if goal_s is None else "met" if p99 <= goal_s else "MISSED",
-        f"{lost:,} of {acked:,}", str(failed) if cell.loss == "planned" else "",
+        f"{lost:,} of {acked:,}", f"{late:,}", str(failed) if cell.loss == "planned" else "",
         f"{most:.1f}{' (busy)' if busy(rounds) else ''}",
     ]  # fmt: skip
 

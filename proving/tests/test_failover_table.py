@@ -28,15 +28,21 @@ def test_the_slowest_run_misses_the_goal_and_a_busy_machine_is_named() -> None:
     (row,) = failover.page({"valkey-server": runs(0.5, 0.6, 2.5, load=30.0)}).splitlines()[2:]
     assert row == (
         "| server killed | Domicile, Valkey | 3 of 30 | 0.50 | 0.60 | 2.50 | 2 | MISSED | 0 of 300 "
-        "|  | 30.0 (busy) |"
+        "| 0 |  | 30.0 (busy) |"
     )
     (row,) = failover.page({"valkey-planned": runs(0.2, 0.3, failed=2)}).splitlines()[2:]
-    assert row.endswith("| 0.30 | 0.5 | met | 0 of 200 | 4 | 0.2 |")
+    assert row.endswith("| 0.30 | 0.5 | met | 0 of 200 | 0 | 4 | 0.2 |")
 
 
 def test_peers_have_no_goal_and_lost_writes_are_counted() -> None:
     (row,) = failover.page({"sentinel-tuned-machine": runs(2.4, lost=7)}).splitlines()[2:]
-    assert "| 1 of 10 | 2.40 | 2.40 | 2.40 |  |  | 7 of 100 |" in row
+    assert "| 1 of 10 | 2.40 | 2.40 | 2.40 |  |  | 7 of 100 | 0 |" in row
+
+
+def test_what_an_old_primary_acknowledged_after_the_new_one_is_in_the_table() -> None:
+    told = failover.page({"sentinel-tuned-cut": [*runs(2.4, late=1_200), *runs(2.6, late=161)]})
+    names, row = ([cell.strip() for cell in line.split("|")] for line in told.splitlines()[::2])
+    assert row[names.index("acknowledged late")] == "1,361"
 
 
 def test_the_page_has_a_place_for_the_table(capsys: pytest.CaptureFixture[str]) -> None:
