@@ -206,8 +206,9 @@ def pause_commit(picture: StoreSnapshot, group: str, *, paused: bool) -> Operato
 
 
 def remove_commit(records: GroupRecords, server: str) -> OperatorCommit:
-    """Forget a server that is gone for good: its receipts. Raises `LookupError` if it may not be.
+    """Forget a server that is gone for good: its receipts, or as many as fit into one commit.
 
+    Raises `LookupError` if it may not be forgotten, and once there is no receipt any more.
     Its record went with its agent's lease, and write quorums are the primary's to change (F12).
     """
     state, group = records.state, records.group
@@ -234,7 +235,10 @@ def remove_commit(records: GroupRecords, server: str) -> OperatorCommit:
             "lease, and there is no receipt of a loss. Nothing needs to be removed"
         )
     some = sorted(keys)[:MOST_REMOVED]
-    return OperatorCommit(f"{group}/{server}: {len(keys)} receipts", (), tuple(map(Delete, some)))
+    what = f"{group}/{server}: {len(some)} of {len(keys)} receipts"
+    if len(some) == len(keys):
+        what = f"{group}/{server}: {len(keys)} receipts"
+    return OperatorCommit(what, (), tuple(map(Delete, some)))
 
 
 def _quorums(state: GroupState | None) -> tuple[WriteQuorum, ...]:

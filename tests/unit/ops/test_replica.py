@@ -378,6 +378,17 @@ def test_a_server_that_is_gone_is_forgotten(tmp_path: Path) -> None:
     assert audits(path)[0]["what"] == "orders/s4: 1 receipts"
 
 
+def test_a_server_with_more_receipts_than_a_commit_takes_is_forgotten_whole(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    many = [structs.replace(RECEIPT, epoch=epoch) for epoch in range(1, 51)]
+    url = write(path, values(serving(), primary(), server("s2"), receipts=many))
+    assert replica("remove", "orders", "s4", url, "--yes").stdout == "s4 is forgotten in orders\n"
+    assert not [key for key in contents(path) if b"receipt" in key]
+    assert [one["what"] for one in audits(path)] == [
+        "orders/s4: 32 of 50 receipts", "orders/s4: 18 receipts",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("found", "name", "says"),
     [
