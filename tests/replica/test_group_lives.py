@@ -11,7 +11,13 @@ from replica_scenarios import frozen_processes_leave_no_server_open, outlives_wh
 
 OTHERS = pytest.mark.parametrize(
     ("kind", "store"),
-    [("valkey", "etcd"), ("postgresql", "sqlite"), ("postgresql", "etcd")],
+    [
+        ("valkey", "etcd"),
+        ("postgresql", "sqlite"),
+        ("postgresql", "etcd"),
+        ("redis", "sqlite"),
+        ("redis", "etcd"),
+    ],
 )
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from domicile.failover.driver import SavedLoss, ServerFacts
+from domicile.failover.drivers.valkey.pause_probe import PauseProbe
 from domicile.failover.drivers.valkey.server import (
     ANSWER_S,
     DEAD_ADDRESS,
     FOR_EVER_MS,
     ValkeyServer,
+    encode_command,
     read_opened,
 )
 
@@ -31,6 +33,7 @@ class ValkeyDriver:
 
     def __init__(self, url: str, folder: Path) -> None:
         self._server = ValkeyServer(url)
+        self._probe = PauseProbe(self._server)
         self._folder = folder
         self._prepared = ""
 
@@ -44,9 +47,10 @@ class ValkeyDriver:
             except ConnectionError:
                 # The guard ends all sessions when it closes the server; this one was among them.
                 info = await self._server.info()
+            refuses = info["role"] != "master" or await self._holds_back(info)
         except (OSError, TimeoutError):
             return ServerFacts(up=False, why="it does not answer")
-        return self._facts(info)
+        return self._facts(info, refuses=refuses)
 
     async def stand(self) -> None:
         """As `ReplicaDriver.stand`. What a replica has received is applied, or counts as not."""
@@ -117,6 +121,7 @@ class ValkeyDriver:
 
     async def close(self) -> None:
         """As `ReplicaDriver.close`."""
+        self._probe.close()
         await self._server.close()
 
     # inside
@@ -145,13 +150,19 @@ class ValkeyDriver:
                 await self._ask("CONFIG", "SET", "masteruser", self._server.user)
             self._prepared = run
 
-    def _facts(self, info: Mapping[str, Any]) -> ServerFacts:
+    async def _holds_back(self, info: Mapping[str, Any]) -> bool:
+        """Whether clients' writes wait at a primary. A server that does not say so is asked."""
+        if "paused_actions" in info:
+            return bool(info["paused_actions"] != "none")
+        return await self._probe.holds()
+
+    def _facts(self, info: Mapping[str, Any], *, refuses: bool) -> ServerFacts:
         run, replica = str(info["run_id"]), info["role"] != "master"
         follows = ""
         if replica and (info["master_host"], str(info["master_port"])) != DEAD_ADDRESS:
             follows = f"{info['master_host']}:{info['master_port']}"
         open_epoch = 0
-        if not replica and info.get("paused_actions", "none") == "none":
+        if not refuses:
             # Open, and not by a guard of ours in this run: nobody's epoch.
             opened = read_opened(self._folder)
             open_epoch = opened.epoch if opened is not None and opened.run == run else -1
@@ -171,16 +182,8 @@ class ValkeyDriver:
 
     @asynccontextmanager
     async def _raw(self) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter], None]:
-        async with asyncio.timeout(ANSWER_S):
-            reader, writer = await asyncio.open_connection(self._server.host, self._server.port)
+        reader, writer = await self._server.open_stream()
         try:
-            user, password = self._server.user, self._server.password
-            if password:
-                secret = [user, password] if user else [password]
-                writer.write(_command("AUTH", *secret))
-                async with asyncio.timeout(ANSWER_S):
-                    if not (await reader.readline()).startswith(b"+"):
-                        raise ConnectionError("the server refused the password")
             yield reader, writer
         finally:
             writer.close()
@@ -193,7 +196,7 @@ class ValkeyDriver:
         await self._ask("CLIENT", "PAUSE", FOR_EVER_MS, "WRITE")
         await self._ask("REPLICAOF", "NO", "ONE")
         async with self._raw() as (reader, writer):
-            writer.write(_command("PSYNC", "?", "-1"))
+            writer.write(encode_command("PSYNC", "?", "-1"))
             async with asyncio.timeout(10 * ANSWER_S):
                 answer = await _answer(reader)
             if not answer.startswith(b"+FULLRESYNC"):
@@ -204,7 +207,7 @@ class ValkeyDriver:
     ) -> bytes | None:
         """The commands after `kept`; None if only the whole data set could be saved."""
         async with self._raw() as (reader, writer):
-            writer.write(_command("PSYNC", replication_id, str(kept + 1)))
+            writer.write(encode_command("PSYNC", replication_id, str(kept + 1)))
             async with asyncio.timeout(10 * ANSWER_S):
                 answer = await _answer(reader)
                 if answer.startswith(b"+CONTINUE"):
@@ -263,12 +266,6 @@ def count_writes(commands: bytes) -> int:
                 count += commands[end + 2 : end + 2 + size].upper() not in NO_WRITES
             at = end + 2 + size + 2
     return count
-
-
-def _command(*words: str) -> bytes:
-    parts = [word.encode() for word in words]
-    body = b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
-    return b"*%d\r\n%s" % (len(parts), body)
 
 
 def _offset(info: Mapping[str, Any]) -> int:

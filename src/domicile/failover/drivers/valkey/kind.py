@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from domicile.errors import ConfigError
 from domicile.failover.database_kinds import Mode, ServerPlace
@@ -11,10 +12,17 @@ from domicile.failover.driver import ReplicaDriver, ServerGate, ServerProcess
 from domicile.failover.drivers.child_process import ChildProcess
 from domicile.failover.drivers.valkey.driver import ValkeyDriver
 from domicile.failover.drivers.valkey.gate import ValkeyGate, fence_the_start, listens_at
+from domicile.failover.drivers.valkey.pause_probe import QUESTION
 from domicile.failover.drivers.valkey.server import DEAD_ADDRESS, ValkeyServer
 
-PROVED = "9.1"
-"""The version of Valkey on which the contract of drivers runs."""
+PROVED = {"redis": "7.0", "valkey": "9.1"}
+"""The versions on which the contract of drivers runs."""
+
+OLDEST = (6, 2)
+"""The first version of Redis that can hold back writes alone."""
+
+FORBIDDEN = ("no permissions", "unknown command")
+"""What a server answers where a command is not permitted, or renamed."""
 
 
 class ValkeyKind:
@@ -42,21 +50,46 @@ class ValkeyKind:
         server = ValkeyServer(place.url)
         try:
             info = await listens_at(server)
+            if info is None:
+                return ()
+            name = str(info.get("server_name", "redis"))
+            version = str(info.get(f"{name}_version", info.get("redis_version", "?")))
+            await self._refuse_what_hides_its_fence(server, info, f"{name} {version}")
         finally:
             await server.close()
-        if info is None:
-            return ()
         if not place.command:
             file = str(info.get("config_file", ""))
             try:
                 fence_the_start_of(file)
             except ConnectionError as error:
                 raise ConfigError(str(error)) from error
-        name = str(info.get("server_name", "redis"))
-        version = str(info.get(f"{name}_version", info.get("redis_version", "?")))
-        if name == "valkey" and version.startswith(f"{PROVED}."):
+        if version.startswith(f"{PROVED.get(name, 'none')}."):
             return ()
-        return (f"the server is {name} {version}; this driver is proved on Valkey {PROVED} only",)
+        proved = " and ".join(f"{one.capitalize()} {number}" for one, number in PROVED.items())
+        return (f"the server is {name} {version}; this driver is proved on {proved}",)
+
+    async def _refuse_what_hides_its_fence(
+        self, server: ValkeyServer, info: Mapping[str, Any], what: str
+    ) -> None:
+        """F1: a server must show whether it holds writes back."""
+        redis = str(info.get("redis_version", "0.0")).split(".")
+        if (int(redis[0]), int(redis[1])) < OLDEST:
+            raise ConfigError(
+                f"the server is {what}, which can't hold writes back: use Redis 6.2 or newer, or "
+                "Valkey"
+            )
+        if "paused_actions" in info:
+            return
+        for words in (QUESTION, ("CLIENT", "ID"), ("CLIENT", "LIST", "ID", "1")):
+            try:
+                await server.ask(*words)
+            except ConnectionError as error:
+                if any(one in str(error) for one in FORBIDDEN):
+                    raise ConfigError(
+                        f"the server is {what}, and {' '.join(words[:2])} is not permitted to "
+                        f"{server.user or 'default'!r}: it shows whether writes are held back. "
+                        f"Permit it ({error})"
+                    ) from error
 
     def driver(self, place: ServerPlace, mode: Mode) -> ReplicaDriver:
         """As `DatabaseKind.driver`."""

@@ -119,6 +119,28 @@ class ValkeyServer:
             asked: Any = client or self._client
             return cast("Mapping[str, Any]", await asked.info("everything"))
 
+    async def open_stream(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection without a client library; the caller closes it."""
+        async with asyncio.timeout(ANSWER_S):
+            reader, writer = await asyncio.open_connection(self.host, self.port)
+            if self.password:
+                try:
+                    secret = [self.user, self.password] if self.user else [self.password]
+                    writer.write(encode_command("AUTH", *secret))
+                    if not (await reader.readline()).startswith(b"+"):
+                        raise ConnectionError("the server refused the password")
+                except BaseException:
+                    writer.close()
+                    raise
+        return reader, writer
+
     async def close(self) -> None:
         """Let go of connections."""
         await self._client.aclose()
+
+
+def encode_command(*words: str | bytes) -> bytes:
+    """A command as it is sent."""
+    parts = [word.encode() if isinstance(word, str) else word for word in words]
+    body = b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
+    return b"*%d\r\n%s" % (len(parts), body)
