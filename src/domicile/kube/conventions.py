@@ -35,6 +35,10 @@ SHARDER = "shardlease-controller"
 DEFAULT_DURATION_S = 15
 """The duration of a Lease that names none."""
 
+MAX_DURATION_S = 600
+"""The longest duration that an instance of ours may ask for. A longer one in another Lease counts
+in full, and an event names it."""
+
 WEBHOOK_PATH = "/webhooks/sharder/controllerring/"
 
 

@@ -19,7 +19,12 @@ from typing import Any, Protocol
 from domicile.core.lease.keeper import LeaseKeeper, Renewal
 from domicile.core.lease.lease import Lease, LeaseState
 from domicile.errors import ConfigError, Fenced
-from domicile.kube.conventions import ABSENT, DEFAULT_DURATION_S, INCARNATION
+from domicile.kube.conventions import (
+    ABSENT,
+    DEFAULT_DURATION_S,
+    INCARNATION,
+    MAX_DURATION_S,
+)
 from domicile.kube.leases import observed
 from domicile.kubeapi.client import KubeClient
 from domicile.kubeapi.errors import (
@@ -62,6 +67,11 @@ class KubeLeaseHolder:
             raise ConfigError(f"no Lease can be called {lease!r}: lower-case letters, digits, -")
         if duration_s < 3:
             raise ConfigError(f"duration_s={duration_s} is too short: 3 seconds are the least")
+        if duration_s > MAX_DURATION_S:
+            raise ConfigError(
+                f"duration_s={duration_s} is too long: {MAX_DURATION_S} seconds are the most; the "
+                "objects of an instance that dies wait for twice its duration"
+            )
         self.lease_name, self.identity, self.namespace = lease, identity, namespace
         self.duration_s = duration_s
         self._labels = dict(labels)

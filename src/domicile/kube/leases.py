@@ -16,9 +16,6 @@ from domicile.kubeapi.objects import KubeLease
 ORPHANED_S = 60.0
 """A Lease that has been dead for so long is deleted."""
 
-MAX_DURATION_S = 600
-"""I6: what a Lease may ask for. A larger duration counts as this one."""
-
 
 class InstanceState(Enum):
     """The state of an instance, as its Lease shows it. The values are those of the label."""
@@ -103,7 +100,8 @@ def observed(lease: KubeLease, before: ObservedLease | None, now: float) -> Obse
         name=lease.metadata.name,
         resource_version=lease.metadata.resource_version,
         holder=spec.holder_identity or "",
-        duration_s=min(max(spec.lease_duration_seconds or DEFAULT_DURATION_S, 1), MAX_DURATION_S),
+        # In full: its holder believes in it, however long it is.
+        duration_s=max(spec.lease_duration_seconds or DEFAULT_DURATION_S, 1),
         shown=lease.metadata.label(STATE_LABEL),
         was_absent=bool(lease.metadata.annotation(ABSENT)),
         fingerprint=fingerprint,

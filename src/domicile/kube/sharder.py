@@ -18,6 +18,10 @@ Whose object may be moved:
   server works. Holding it keeps the instance from coming back to objects that are being moved. It
   is given back once no object is left, or when there is no instance to move objects to.
 
+A Lease that somebody deleted ends nothing: its holder acts until its own time is over. So objects
+wait for the duration that the Lease had, from when it was seen to be gone; for the longest duration
+that an instance may ask for, if no Lease was ever seen.
+
 The sharder holds a Lease by the arithmetic of L1: from when the write was sent, with a margin.
 """
 
@@ -33,6 +37,7 @@ from domicile.kube.admission import RingView, key_of, role_in
 from domicile.kube.conventions import (
     DEFAULT_DURATION_S,
     HASH,
+    MAX_DURATION_S,
     GroupResource,
     ObjectName,
     drain_label,
@@ -254,6 +259,14 @@ class Overdue:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseTooLong:
+    """An instance asks for more time than ours may. It is given; people should know."""
+
+    instance: str
+    duration_s: int
+
+
+@dataclass(frozen=True, slots=True)
 class CountsChanged:
     """The numbers of the ring's status have changed."""
 
@@ -269,6 +282,7 @@ Effect = (
     | BeginWalk
     | Relabel
     | Overdue
+    | LeaseTooLong
     | CountsChanged
     | Arm
 )
@@ -310,6 +324,8 @@ class _Round:
     failed: int = 0
     left: int = 0
     """Objects that this walk could not deal with: a later one has to."""
+    again_at: float = inf
+    """When the first instance is surely over whose objects this walk had to leave."""
 
 
 @dataclass(slots=True)
@@ -336,6 +352,8 @@ class SharderMachine:
         self.counted = Counted()
         self._known = False  # the Leases were listed once
         self._held: dict[str, _Held] = {}
+        self._over_at: dict[str, float] = {}  # of deleted Leases: when their holders are over
+        self._long: dict[str, int] = {}
         self._asked: dict[str, float] = {}  # takes: when they may be repeated
         self._taking: dict[str, None] = {}
         self._showing: dict[str, str] = {}  # the version that was labelled last
@@ -397,20 +415,21 @@ class SharderMachine:
             case LeasesSeen(leases):
                 known, self.leases = self.leases, {}
                 for lease in leases:
-                    name = lease.metadata.name
-                    self.leases[name] = observed(lease, known.get(name), now)
+                    self._saw(lease, known.get(lease.metadata.name), now)
+                for name in known.keys() - self.leases.keys():
+                    self._gone(known[name], now)
                 self._known = True
             case LeaseSeen(lease):
                 name = lease.metadata.name
                 before = self.leases.get(name)
                 # The answer to a take may have come before the watch's older news.
                 if not _older(lease.metadata.resource_version, before):
-                    self.leases[name] = observed(lease, before, now)
+                    self._saw(lease, before, now)
             case LeaseGone(name, version):
-                if not _older(version, self.leases.get(name)):
-                    self.leases.pop(name, None)
-                    for noted in (self._showing, self._discarding, self._giving):
-                        noted.pop(name, None)
+                before = self.leases.get(name)
+                if before is not None and not _older(version, before):
+                    del self.leases[name]
+                    self._gone(before, now)
             case NamespacesChanged():
                 self._full_at = min(self._full_at, now)
             case LeaseTaken():
@@ -423,6 +442,26 @@ class SharderMachine:
                 pass
         effects += self._settle(now)
         return tuple(effects)
+
+    def _saw(self, lease: KubeLease, before: ObservedLease | None, now: float) -> None:
+        name = lease.metadata.name
+        seen = self.leases[name] = observed(lease, before, now)
+        if seen.holder == name:
+            self._over_at.pop(name, None)
+        elif before is None and seen.was_absent:
+            # Another sharder made it. What the instance's own Lease said is not known here.
+            self._over_at.setdefault(name, now + MAX_DURATION_S)
+
+    def _gone(self, lease: ObservedLease, now: float) -> None:
+        """Somebody deleted a Lease. Its holder learns it when it renews, or when its time is
+        over; until then it acts (K7)."""
+        name = lease.name
+        for noted in (self._showing, self._discarding, self._giving, self._long):
+            noted.pop(name, None)
+        if len(self._over_at) >= 2 * MAX_TAKEN:
+            self._over_at = {name: at for name, at in self._over_at.items() if at > now}
+        free = not lease.holder or lease.sharders
+        self._over_at.setdefault(name, now if free else now + lease.duration_s)
 
     def _lead(self, acting: bool, now: float) -> None:
         self.acting = acting
@@ -482,6 +521,9 @@ class SharderMachine:
 
     def _tend(self, lease: ObservedLease, state: InstanceState, now: float) -> Iterator[Effect]:
         name = lease.name
+        if lease.duration_s > MAX_DURATION_S and self._long.get(name) != lease.duration_s:
+            self._long[name] = lease.duration_s
+            yield LeaseTooLong(name, lease.duration_s)
         if state is InstanceState.UNCERTAIN:
             yield from self._take(name, now)
         if state is InstanceState.ORPHANED:
@@ -527,17 +569,20 @@ class SharderMachine:
         lease = observed(event.lease, before, now)
         self.leases[event.instance] = lease
         if held is None:
-            held = _Held("", event.sent_at, self._free_at(before, event.sent_at), now)
+            free_at = self._free_at(event.instance, before, event.sent_at)
+            held = _Held("", event.sent_at, free_at, now)
             self._held[event.instance] = held
             self._full_at = min(self._full_at, max(now, held.may_move_at))
         held.resource_version, held.sent_at = lease.resource_version, event.sent_at
 
-    def _free_at(self, before: ObservedLease | None, taken_at: float) -> float:
+    def _free_at(self, instance: str, before: ObservedLease | None, taken_at: float) -> float:
         """From when on no process can act for an instance whose Lease was taken."""
-        if before is None or (before.sharders and before.was_absent):
-            # Somebody deleted it. The instance learns it when it renews, or when its time is over.
-            return taken_at + DEFAULT_DURATION_S
-        if before.holder and not before.sharders:
+        if before is None:
+            self._over_at.setdefault(instance, taken_at + MAX_DURATION_S)
+        over_at = self._over_at.get(instance)
+        if over_at is not None:
+            return max(over_at, taken_at)
+        if before is not None and before.holder and not before.sharders:
             return max(before.expires_at, taken_at)
         return taken_at
 
@@ -598,8 +643,11 @@ class SharderMachine:
             # The owner's instance, if that has not let go of it yet (K3).
             yield relabel(MoveReason.ASSIGN, round.waiting.get(key, wanted), False)
         elif shard not in round.instances.instances:
+            held = self._held.get(shard)
             if self._may_move(shard, now):
                 yield relabel(MoveReason.MOVE, wanted, False)
+            elif held is not None and now < held.may_move_at:
+                round.again_at = min(round.again_at, held.may_move_at)
             else:
                 round.left += 1
                 yield from self._take(shard, now)
@@ -660,6 +708,7 @@ class SharderMachine:
             self._full_at = min(self._full_at, now + pause)
             return
         self._failures = 0
+        self._full_at = min(self._full_at, max(now, round.again_at))
         self._draining = {
             name: noted for name, noted in self._draining.items() if name in round.noted
         }

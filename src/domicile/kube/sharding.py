@@ -44,6 +44,7 @@ from domicile.kube.sharder import (
     LeaseSeen,
     LeasesSeen,
     LeaseTaken,
+    LeaseTooLong,
     MoveReason,
     NamespacesChanged,
     ObjectFound,
@@ -245,6 +246,14 @@ class RingSharder:
                 self._walk = self._spawn(self._run_walk(walk, kind))
             case Overdue():
                 self._spawn(self._tell_overdue(effect))
+            case LeaseTooLong(instance, duration_s):
+                log.warning(
+                    "ring %s: the Lease of %s lasts %d s; if it dies, its objects wait for twice "
+                    "as long",
+                    self.name,
+                    instance,
+                    duration_s,
+                )
             case CountsChanged():
                 self._spawn(self._report())
             case Relabel():

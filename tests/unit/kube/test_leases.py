@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from domicile.errors import ConfigError
 from domicile.kube.leases import InstanceState, ObservedLease, observed
+from domicile.kube.member import Ring
+from domicile.kubeapi.client import KubeClient
 from domicile.kubeapi.objects import KubeLease, LeaseSpec, ObjectMeta
+from domicile.testing.kube import FakeApiServer
 
 S = InstanceState
 
@@ -55,5 +59,17 @@ def test_dead_and_orphaned(holder: str | None) -> None:
 def test_a_lease_without_times_ends_too() -> None:
     seen: ObservedLease = observed(lease(renewed=None, duration_s=None), None, 100.0)
     assert seen.state(130.0) is S.UNCERTAIN
-    huge = observed(lease(duration_s=10**9), None, 100.0)
-    assert huge.state(1300.0) is S.UNCERTAIN
+
+
+def test_a_duration_counts_in_full() -> None:
+    """Its holder believes in it: an observer that believes in less moves its objects too early."""
+    seen = observed(lease(duration_s=3600), None, 100.0)
+    assert seen.state(7299.0) is S.EXPIRED
+    assert seen.state(7300.0) is S.UNCERTAIN
+
+
+@pytest.mark.parametrize(("duration_s", "said"), [(2, "too short"), (601, "too long")])
+def test_an_instance_of_ours_asks_for_a_sensible_duration(duration_s: int, said: str) -> None:
+    client = KubeClient(FakeApiServer().exchange("a"))
+    with pytest.raises(ConfigError, match=f"duration_s={duration_s} is {said}"):
+        Ring("sites").member(client, instance="a", namespace="x", duration_s=duration_s)

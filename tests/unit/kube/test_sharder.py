@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from domicile.kube.conventions import SHARDER, GroupResource
+from domicile.kube.conventions import ABSENT, MAX_DURATION_S, SHARDER, GroupResource
 from domicile.kube.hashring import HashRing, object_key
 from domicile.kube.sharder import (
     BeginWalk,
@@ -15,9 +15,11 @@ from domicile.kube.sharder import (
     Effect,
     Event,
     LeadingChanged,
+    LeaseGone,
     LeaseSeen,
     LeasesSeen,
     LeaseTaken,
+    LeaseTooLong,
     MoveReason,
     ObjectFound,
     Overdue,
@@ -50,9 +52,23 @@ RING = msgspec.convert(
 )
 
 
-def lease(name: str, holder: str | None = None, version: int = 1, renewed: str = "x") -> KubeLease:
-    spec = {"holderIdentity": name if holder is None else holder, "renewTime": renewed}
-    metadata = {"name": name, "resourceVersion": str(version)}
+def lease(
+    name: str,
+    holder: str | None = None,
+    version: int = 1,
+    renewed: str = "x",
+    *,
+    duration_s: int = 15,
+    absent: bool = False,
+) -> KubeLease:
+    spec: dict[str, Any] = {
+        "holderIdentity": name if holder is None else holder,
+        "renewTime": renewed,
+        "leaseDurationSeconds": duration_s,
+    }
+    metadata: dict[str, Any] = {"name": name, "resourceVersion": str(version)}
+    if absent:
+        metadata["annotations"] = {ABSENT: "true"}
     return msgspec.convert({"metadata": metadata, "spec": spec}, KubeLease)
 
 
@@ -173,16 +189,99 @@ def test_an_instance_that_is_gone_loses_its_lease_before_its_objects() -> None:
     assert not ring.machine.may_send(change, 131.0 + 20.1)
 
 
-def test_objects_of_an_instance_without_a_lease_wait_for_its_time_to_end() -> None:
+def kept(ring: Ring, instances: str, gone: str, since: float, until: float) -> None:
+    """Instances go on renewing their Leases, and no walk moves an object of one that is gone."""
+    at = since
+    while at < until:
+        at = min(at + 10.0, until)
+        for name in instances:
+            ring.do(LeaseSeen(lease(name, version=int(at * 10), renewed=str(at))), at)
+        changes = kinds(ring.found(gone, at), Relabel)
+        assert not [one for one in changes if one.reason is MoveReason.MOVE]
+        ring.do(WalkEnded(ring.walk, True), at)
+
+
+def test_objects_of_an_instance_that_never_had_a_lease_wait_for_the_longest_time() -> None:
     ring = Ring("b", "c")
     (take,) = kinds(ring.found("ghost", 101.0), TakeLease)
     assert take.resource_version == ""
-    ring.do(LeaseTaken("ghost", lease("ghost", SHARDER, 50), 101.0), 101.1)
+    ring.do(LeaseTaken("ghost", lease("ghost", SHARDER, 50, absent=True), 101.0), 101.1)
     ring.do(WalkEnded(ring.walk, True), 101.2)
     assert kinds(ring.found("ghost", 101.3), Relabel) == []
-    ring.do(LeaseTaken("ghost", lease("ghost", SHARDER, 51), 115.0), 116.0)
-    (change,) = kinds(ring.found("ghost", 116.5), Relabel)
+    # It waits without walking again and again.
+    assert kinds(ring.do(TimePassed(), 103.0), BeginWalk)
+    assert kinds(ring.found("ghost", 103.1), Relabel) == []
+    ring.do(WalkEnded(ring.walk, True), 103.2)
+    assert not kinds(ring.do(TimePassed(), 106.0), BeginWalk)
+    over_at = 101.0 + MAX_DURATION_S
+    kept(ring, "bc", "ghost", 106.0, over_at - 5.0)
+    ring.do(LeaseTaken("ghost", lease("ghost", SHARDER, 51), over_at - 3.0), over_at - 2.0)
+    assert kinds(ring.found("ghost", over_at - 1.0), Relabel) == []
+    ring.do(TimePassed(), over_at)
+    (change,) = kinds(ring.found("ghost", over_at + 0.1), Relabel)
     assert change.reason is MoveReason.MOVE
+
+
+@pytest.mark.parametrize("relisted", [False, True])
+def test_objects_of_a_deleted_lease_wait_for_the_time_that_it_had(relisted: bool) -> None:
+    """K2, K7: its holder renews every 30 s, and acts for up to 120 s when it is cut off."""
+    ring = Ring("b", "c")
+    ring.do(LeaseSeen(lease("a", version=2, duration_s=120)), 102.0)
+    if relisted:
+        effects = ring.do(LeasesSeen((lease("b"), lease("c"))), 110.0)
+    else:
+        effects = ring.do(LeaseGone("a", "3"), 110.0)
+    (take,) = kinds(effects, TakeLease)
+    assert (take.instance, take.resource_version) == ("a", "")
+    ring.do(LeaseTaken("a", lease("a", SHARDER, 4, absent=True), 110.0), 110.1)
+    kept(ring, "bc", "a", 110.2, 227.0)
+    ring.do(LeaseTaken("a", lease("a", SHARDER, 5, absent=True), 228.0), 229.0)
+    assert kinds(ring.found("a", 229.5), Relabel) == []
+    ring.do(TimePassed(), 230.0)
+    (change,) = kinds(ring.found("a", 230.1), Relabel)
+    assert (change.reason, change.former) == (MoveReason.MOVE, "a")
+
+
+def test_a_deleted_lease_that_was_given_back_still_has_its_time() -> None:
+    """The sharder makes the Lease, leaves it to nobody because there is no other instance, and
+    takes it again when one comes."""
+    ring = Ring("a")
+    ring.do(LeaseSeen(lease("a", version=2, duration_s=120)), 101.0)
+    ring.do(LeaseGone("a", "3"), 110.0)
+    ring.do(LeaseTaken("a", lease("a", SHARDER, 4, absent=True), 110.0), 110.1)
+    ring.do(LeaseSeen(lease("a", "", 5, absent=True)), 110.2)
+    ring.do(LeaseSeen(lease("b", version=6)), 111.0)
+    ring.do(TimePassed(), 113.0)
+    (take,) = kinds(ring.found("a", 114.0), TakeLease)
+    assert take.resource_version == "5"
+    ring.do(LeaseTaken("a", lease("a", SHARDER, 7, absent=True), 114.0), 114.1)
+    assert kinds(ring.found("a", 114.2), Relabel) == []
+    # It comes back by itself: nothing is known of an end any more.
+    ring.do(LeaseSeen(lease("a", version=8, absent=True)), 115.0)
+    ring.do(LeaseSeen(lease("a", "", 9, absent=True)), 116.0)
+    ring.do(LeaseTaken("a", lease("a", SHARDER, 10), 116.0), 116.1)
+    (change,) = kinds(ring.found("a", 116.2), Relabel)
+    assert change.former == "a"
+
+
+def test_a_new_sharder_does_not_trust_a_lease_that_another_one_made() -> None:
+    ring = Ring("b")
+    ring.do(LeaseSeen(lease("a", SHARDER, 4, absent=True)), 101.0)
+    ring.do(LeaseTaken("a", lease("a", SHARDER, 5, absent=True), 102.0), 102.1)
+    kept(ring, "b", "a", 103.0, 198.0)
+    ring.do(LeaseTaken("a", lease("a", SHARDER, 6, absent=True), 199.0), 200.0)
+    assert kinds(ring.found("a", 200.1), Relabel) == []
+
+
+def test_a_lease_of_too_long_a_duration_counts_in_full_and_is_named() -> None:
+    ring = Ring("b")
+    long = MAX_DURATION_S + 1
+    told = kinds(ring.do(LeaseSeen(lease("a", version=2, duration_s=long)), 101.0), LeaseTooLong)
+    assert told == [LeaseTooLong("a", long)]
+    again = ring.do(LeaseSeen(lease("a", version=3, renewed="y", duration_s=long)), 102.0)
+    assert not kinds(again, LeaseTooLong)
+    kept(ring, "b", "a", 102.0, 102.0 + 2 * long - 1)
+    assert "a" in ring.machine.instances.instances
 
 
 def test_a_lease_is_given_back_when_nobody_is_left() -> None:
