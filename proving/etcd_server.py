@@ -129,8 +129,13 @@ class EtcdServer:
         """
         self.ctl("lease", "grant", "60")
 
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """Its process, if it was ever started."""
+        return self._process
+
     def pids(self) -> list[int]:
-        """Its process."""
+        """The id of its process."""
         return [] if self._process is None else [self._process.pid]
 
     def kill(self) -> None:

@@ -28,7 +28,7 @@ from domicile.settings import FENCINGS
 from domicile.testing.processes.environment import Network
 from proving.chaos.bundle import leave
 from proving.chaos.round import Result, RoundPlan, play
-from proving.chaos.server import NO_SERVER, SERVERS, StoreServer
+from proving.chaos.server import CHAOS_SERVERS, NO_SERVER, StoreServer
 from proving.chaos.tally import KINDS, NONE, Tally
 from proving.chaos.verdict import FAILED, INTERRUPTED, Verdict, conclude
 
@@ -72,7 +72,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--network", default="auto", choices=("auto", "namespaces", "loopback"),
         help="namespaces need root; auto takes them where it can",
     )  # fmt: skip
-    add("--store", choices=("sqlite", *SERVERS), default="sqlite", help="what coordinates them")
+    add(
+        "--store",
+        choices=("sqlite", *CHAOS_SERVERS),
+        default="sqlite",
+        help="what coordinates them",
+    )
     add("--managers", type=int, default=0, help="coordinators of their own; default: nodes are")
     add("--fencing", default="lease", choices=FENCINGS)
     add("--eager", action="store_true", help="judge while it goes on, end at the first violation")
@@ -275,8 +280,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     server: StoreServer | None = None
     try:
-        if options.store in SERVERS:
-            server = SERVERS[options.store]()
+        if options.store in CHAOS_SERVERS:
+            server = CHAOS_SERVERS[options.store]()
             server.start()
         return asyncio.run(_run(options, out, server))
     except asyncio.CancelledError:

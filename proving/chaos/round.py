@@ -19,6 +19,7 @@ from pathlib import Path
 from random import Random
 
 from domicile.errors import StoreError
+from domicile.membership.clock import SystemClock
 from domicile.settings import Settings
 from domicile.testing.checkers import CHECKERS, Violation
 from domicile.testing.checkers.liveness import STUCK_S
@@ -172,6 +173,7 @@ class _Round:
             seed=plan.stream("gates").getrandbits(32),
             store=None if self.store is None else self.store.url,
             store_at=None if self.store is None else self.store.at,
+            commits=None if self.store is None else self.store.commits(SystemClock().now),
             feels_starving=False,  # it feels that by itself, also by the work of its own checkers
         )  # fmt: skip
         scale = min(1.0, plan.faulty_s / LONG_S)

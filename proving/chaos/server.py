@@ -14,16 +14,21 @@ from domicile.backends.registry import shown_url
 from domicile.testing.suites.byte_proxy import ByteProxy
 from proving.chaos.faults import Chaos, Fault, insistent
 from proving.etcd_server import EtcdServer, NoEtcd
+from proving.kube_commits import KubernetesCommits
+from proving.kube_server import KubernetesServer, NoKubernetes
 from proving.postgres_server import NoPostgres, PostgresServer
 from proving.redis_server import NoRedis, RedisProcess
 
-StoreServer = PostgresServer | EtcdServer | RedisProcess
+StoreServer = PostgresServer | EtcdServer | RedisProcess | KubernetesServer
 SERVERS: dict[str, Callable[[], StoreServer]] = {
     "postgresql": PostgresServer, "etcd": EtcdServer, "redis": RedisProcess,
 }  # fmt: skip
-"""The servers that a run or a demo can start, by the name for `--store`."""
+"""The servers that a run, a demo or a benchmark can start, by the name for `--store`."""
 
-NO_SERVER = (NoPostgres, NoEtcd, NoRedis)
+CHAOS_SERVERS: dict[str, Callable[[], StoreServer]] = {**SERVERS, "kubernetes": KubernetesServer}
+"""Those of a chaos run: an API server has to be built first."""
+
+NO_SERVER = (NoPostgres, NoEtcd, NoRedis, NoKubernetes)
 """What is raised where a server can't be started."""
 
 EMBEDDED = (
@@ -42,8 +47,19 @@ class ServedStore:
 
     def at(self, node: int) -> str:
         """The URL by which a node asks it."""
-        ports = f":{self.server.port}/", f":{self.proxies[node].port}/"
-        return self.url.replace(*ports)
+        port = self.proxies[node].port
+        if isinstance(self.server, KubernetesServer):
+            return self.server.behind(self.url, port)
+        return self.url.replace(f":{self.server.port}/", f":{port}/")
+
+    def commits(self, now: Callable[[], float]) -> KubernetesCommits | None:
+        """What reads its commits, if its backend can't."""
+        server = self.server
+        return (
+            KubernetesCommits(server, self.url, now)
+            if isinstance(server, KubernetesServer)
+            else None
+        )
 
     def start(self) -> None:
         """Start the proxies."""

@@ -37,7 +37,7 @@ def etcd_commits(address: EtcdAddress, after: int, now: Callable[[], float]) -> 
     """
     thread = LoopThread("domicile-store-log")
     try:
-        events = thread.submit(lambda: _read(address, after)).result(READ_S)
+        events = thread.submit(lambda: read_events(address, after)).result(READ_S)
     except (grpc.aio.AioRpcError, TimeoutError) as error:
         raise StoreUnavailable(f"the log of {address.shown} can't be read: {error}") from error
     finally:
@@ -91,7 +91,8 @@ def _commit(
     return QueuedCommit(revision, at, by, found.puts, found.deletes, expiry, guessed=not at)
 
 
-async def _read(address: EtcdAddress, after: int) -> list[pb.Event]:
+async def read_events(address: EtcdAddress, after: int) -> list[pb.Event]:
+    """What was written and deleted after a revision, whoever did it."""
     store = EtcdStore(address, by="log", op_timeout_s=READ_S)
     try:
         until = store.client.connections.deadline()

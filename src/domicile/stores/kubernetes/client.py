@@ -221,7 +221,8 @@ class KubernetesClient:
             if _failed(own, item):
                 return Conflict(put.key)
             created, base = (0, 0) if item is None else (item.created, item.revision)
-            made = key_object(store, put.key, put.value, put.lease, created, base, token_hex(8))
+            write = f"{self._by} {token_hex(8)}".strip()
+            made = key_object(store, put.key, put.value, put.lease, created, base, write)
             try:
                 if item is None:
                     stored = await self._create_key(made)

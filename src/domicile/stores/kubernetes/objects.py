@@ -3,8 +3,8 @@
 The name of an object is made from its key and a hash; the key itself stands in an annotation. A
 revision is the object's resourceVersion, which etcd counts over all objects. The revision at which
 a key was created is the resourceVersion of an object that was never replaced; whoever replaces it
-notes it. Every write carries a text of its own: the API server drops a write that changes nothing,
-and would not raise the revision.
+notes it. Every write carries a text of its own, after its writer's name: the API server drops a
+write that changes nothing, and would not raise the revision.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ LEASE_LABEL = "domicile.dev/lease"
 KEY = "domicile.dev/key"
 CREATED = "domicile.dev/created"
 WRITE = "domicile.dev/write"
+"""On every object: who wrote it last, and a text that no other write has."""
 LEASE_ID = "domicile.dev/lease-id"
 TTL = "domicile.dev/ttl"
 

@@ -39,7 +39,7 @@ from domicile.errors import ConfigError, StoreError
 from domicile.incarnation.context import Identity
 from domicile.incarnation.supervisor import Supervisor
 from domicile.membership.clock import SystemClock
-from domicile.ports.store import Store
+from domicile.ports.store import Store, writes_one_key
 from domicile.settings import Settings
 from domicile.stores.commit_log import QueuedCommit
 from domicile.stores.namespace import Namespace
@@ -88,12 +88,13 @@ class Processes(RealFaults):
     nodes.
 
     `store` is the URL of a store that is empty and that other processes can reach; without it the
-    cluster has an embedded one of its own. `history` needs a store with a log of its commits. A
-    store that is no SQLite file can't be stalled, cut off, slowed down or filled from here. With
-    `store_at` each node has a URL of its own, so that a test can put a proxy in its way to `store`.
-    As root, `store` may be a function: it starts a server in the host that it is given, a network
-    namespace, and returns the URL; `partition` and its kin then know that host as -2. As root,
-    nodes may see the file `hosts` as their /etc/hosts; write to it, but do not replace it.
+    cluster has an embedded one of its own. `history` needs a store with a log of its commits, or
+    `commits`, which returns those that are new since its last call. A store that is no SQLite file
+    can't be stalled, cut off, slowed down or filled from here. With `store_at` each node has a URL
+    of its own, so that a test can put a proxy in its way to `store`. As root, `store` may be a
+    function: it starts a server in the host that it is given, a network namespace, and returns the
+    URL; `partition` and its kin then know that host as -2. As root, nodes may see the file `hosts`
+    as their /etc/hosts; write to it, but do not replace it.
 
     The history also says when the machine did not let the test's process run, so that the checkers
     blame nobody for leases that were lost by that; not with `feels_starving=False`.
@@ -116,6 +117,7 @@ class Processes(RealFaults):
         seed: int = 0,
         store: str | Callable[[StoreHost], str] | None = None,
         store_at: Callable[[int], str] | None = None,
+        commits: Callable[[], Sequence[QueuedCommit]] | None = None,
         hosts: Path | None = None,
         feels_starving: bool = True,
     ) -> None:
@@ -143,7 +145,7 @@ class Processes(RealFaults):
         self._given = directory
         self._given_store = store if isinstance(store, str) else None
         self._starts_store = None if isinstance(store, str) else store
-        self._store_at, self._hosts = store_at, hosts
+        self._store_at, self._hosts, self._reads_commits = store_at, hosts, commits
         self._record = record
         self._directory: Path | None = None
         self._network: Network | None = network
@@ -344,13 +346,15 @@ class Processes(RealFaults):
         for reader in self._readers.values():
             totals.update(reader.counts)
         ordered = [self._commits[revision] for revision in sorted(self._commits)]
-        if ordered and ordered[-1].revision > len(ordered):
+        if self._reads_commits is None and ordered and ordered[-1].revision > len(ordered):
             raise HarnessError(
                 "the store has forgotten some of its commits before they were collected: call "
                 "collect() every few thousand moves"
             )
         seen = {} if self._view is None else self._view.seen
-        return merge(ordered, self._events, totals, CLUSTER, until, seen)
+        merged = merge(ordered, self._events, totals, CLUSTER, until, seen)
+        merged.one_key = self._operator is not None and writes_one_key(self._operator)
+        return merged
 
     # inside
 
@@ -513,7 +517,9 @@ class Processes(RealFaults):
 
     def _collect_commits(self) -> None:
         if not self._ended:
-            found = store_backend(self.store).commits(self.store, max(self._commits, default=0))
+            after = max(self._commits, default=0)
+            read = self._reads_commits
+            found = read() if read else store_backend(self.store).commits(self.store, after)
             self._keeps_log = found is not None
             self._commits.update((commit.revision, commit) for commit in found or ())
 

@@ -40,7 +40,9 @@ def before(history: History, seconds: float) -> RealHistory:
     """A history without its last seconds, of which something may not be written yet."""
     events = history.events
     until = (events[-1].at if events else 0.0) - seconds
-    return RealHistory([event for event in events if event.at <= until], history.counts)
+    cut = RealHistory([event for event in events if event.at <= until], history.counts)
+    cut.one_key = history.one_key
+    return cut
 
 
 def merge(
