@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from math import inf
 from typing import Any
 
 import msgspec
@@ -36,11 +38,30 @@ LATE_S = 2.0
 """The API server may write down what it has done so much later than one sees it in etcd."""
 
 
+UNCLEAR = 499
+"""From this status on nobody knows whether the request was carried out."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Key:
     key: bytes
     uid: str
     lease: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Untimed:
+    """A commit, and by what the audit log knows it: the text of its write, or what it deleted."""
+
+    commit: QueuedCommit
+    mark: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    came: float
+    done: float
 
 
 class KubernetesCommits:
@@ -59,7 +80,7 @@ class KubernetesCommits:
         self._keys: dict[bytes, _Key] = {}
         self._leases: dict[str, str] = {}
         self._read = 0
-        self._untimed: list[tuple[QueuedCommit, str, bytes]] = []
+        self._untimed: list[_Untimed] = []
         self._audit = _AuditLog(server)
 
     def __call__(self) -> list[QueuedCommit]:
@@ -75,7 +96,7 @@ class KubernetesCommits:
             self._untimed += self._seen(event)
         return self._timed()
 
-    def _seen(self, event: Any) -> Iterator[tuple[QueuedCommit, str, bytes]]:
+    def _seen(self, event: Any) -> Iterator[_Untimed]:
         kv, gone = event.kv, event.type == event.DELETE
         if kv.key.startswith(self._leases_at):
             self._saw_lease(kv, gone)
@@ -87,7 +108,8 @@ class KubernetesCommits:
             known = self._keys.pop(name, None)
             if known is not None:
                 expiry = bool(known.lease) and known.lease not in self._leases
-                yield replace(commit, deletes=[known.key], expiry=expiry), known.uid, name
+                commit = replace(commit, deletes=[known.key], expiry=expiry)
+                yield _Untimed(commit, known.uid, name.decode())
             return
         found = _object(kv, ConfigMap)
         item, metadata = read_item(found), found.metadata
@@ -95,9 +117,10 @@ class KubernetesCommits:
             return
         lease = metadata.label(LEASE_LABEL)
         self._keys[name] = _Key(item.key, metadata.uid, lease)
-        by = metadata.annotation(WRITE).rpartition(" ")[0]
+        write = metadata.annotation(WRITE)
         put = (item.key, item.value, self._leases.get(lease, lease) or None)
-        yield replace(commit, by=by, puts=[put]), "", name
+        commit = replace(commit, by=write.rpartition(" ")[0], puts=[put])
+        yield _Untimed(commit, write, name.decode())
 
     def _saw_lease(self, kv: Any, gone: bool) -> None:
         name = kv.key[len(self._leases_at) :].decode()
@@ -109,26 +132,29 @@ class KubernetesCommits:
             self._leases[name] = lease.id
 
     def _timed(self) -> list[QueuedCommit]:
-        until = time.monotonic() + LATE_S
-        while self._untimed:
-            self._audit.read()
-            times = [self._audit.time_of(*one) for one in self._untimed]
-            if None not in times or time.monotonic() > until:
-                break
-            time.sleep(0.05)
-        else:
+        if not self._untimed:
             return []
+        until = time.monotonic() + LATE_S
+        self._audit.read()
+        while not all(map(self._audit.answered, self._untimed)) and time.monotonic() < until:
+            time.sleep(0.05)
+            self._audit.read()
         # The wall clock of this machine is the one that the API server stamps with.
         ahead_s = time.time() - self._now()
         found: list[QueuedCommit] = []
-        at = 0.0
-        last = max((n for n, one in enumerate(times) if one is not None), default=-1)
-        for (commit, _, _), asked in reversed(list(zip(self._untimed, times, strict=True))):
-            guessed = asked is None
-            at = at if asked is None else asked - ahead_s
+        at, before = 0.0, inf
+        left = len(self._untimed)
+        for number, one in reversed(list(enumerate(self._untimed))):
+            asked = self._audit.answered(one)
+            came = self._audit.came(one, before) if asked is None else asked.came
+            if asked is not None:
+                before = min(before, asked.done)
+            if came is not None:
+                at = came - ahead_s
             if at:
-                found.append(replace(commit, at=at, guessed=guessed))
-        del self._untimed[: last + 1]
+                left = left if found else number + 1
+                found.append(replace(one.commit, at=at, guessed=came is None))
+        del self._untimed[: left if found else 0]
         return found[::-1]
 
 
@@ -137,10 +163,9 @@ class _AuditLog:
 
     def __init__(self, server: KubernetesServer) -> None:
         self._path, self._offset = server.audit, 0
-        self._puts: dict[int, float] = {}
-        self._deletes: dict[str, float] = {}
-        self._open: dict[str, dict[str, float]] = {}
-        """By name: requests that came and of whose end nothing was noted."""
+        self._answered: dict[str, _Asked] = {}
+        self._doubtful: dict[str, dict[str, float]] = {}
+        """By name: when requests came that have no answer, or one that says nothing."""
 
     def read(self) -> None:
         """What was written since the last look."""
@@ -150,35 +175,43 @@ class _AuditLog:
                 if not line.endswith(b"\n"):
                     break
                 self._offset += len(line)
-                self._take(json.loads(line))
+                with suppress(json.JSONDecodeError):  # cut off by a kill
+                    self._take(json.loads(line))
 
-    def time_of(self, commit: QueuedCommit, uid: str, name: bytes) -> float | None:
-        """When the request for that commit came, by the wall clock; None if nothing tells."""
-        known = self._deletes.get(uid) if uid else self._puts.get(commit.revision)
-        if known is not None:
-            return known
-        waiting = self._open.get(name.decode(), {})
-        # Creations have no name yet when they come.
-        return max(waiting.values(), default=None)
+    def answered(self, one: _Untimed) -> _Asked | None:
+        """The request that made a commit, if it was answered."""
+        return self._answered.get(one.mark)
+
+    def came(self, one: _Untimed, before: float) -> float | None:
+        """When the request came that must have made a commit: the last that may have done it."""
+        found = [at for at in self._doubtful.get(one.name, {}).values() if at <= before]
+        return max(found, default=None)
 
     def _take(self, entry: Mapping[str, Any]) -> None:
-        at = datetime.fromisoformat(entry["requestReceivedTimestamp"]).timestamp()
-        name, number = entry["objectRef"].get("name", ""), entry["auditID"]
+        at = _time(entry["requestReceivedTimestamp"])
+        asked: Any = entry.get("requestObject") or {}
+        answer: Any = entry.get("responseObject") or {}
+        name = str(entry["objectRef"].get("name") or asked.get("metadata", {}).get("name", ""))
         if entry["stage"] == "RequestReceived":
-            self._open.setdefault(name, {})[number] = at
+            self._doubtful.setdefault(name, {})[entry["auditID"]] = at
             return
-        self._open.get(name, {}).pop(number, None)
-        self._open.get("", {}).pop(number, None)
-        if entry.get("responseStatus", {}).get("code", 500) >= 300:
-            return
-        answer: Any = entry.get("responseObject")
-        if answer is None:
-            return
+        code = entry.get("responseStatus", {}).get("code", 500)
         if entry["verb"] == "delete":
             # The answer is a Status that names what was deleted.
-            self._deletes.setdefault(str(answer["details"]["uid"]), at)
+            mark = str(answer.get("details", {}).get("uid", ""))
         else:
-            self._puts.setdefault(int(answer["metadata"]["resourceVersion"]), at)
+            # Of a request whose client did not wait for the answer, too.
+            mark = str(asked.get("metadata", {}).get("annotations", {}).get(WRITE, ""))
+        self._doubtful.get(name, {}).pop(entry["auditID"], None)
+        self._doubtful.get("", {}).pop(entry["auditID"], None)
+        if code < 300 or (code >= UNCLEAR and mark):
+            self._answered[mark] = _Asked(at, _time(entry["stageTimestamp"]))
+        elif code >= UNCLEAR:
+            self._doubtful.setdefault(name, {})[entry["auditID"]] = at
+
+
+def _time(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
 
 
 def _object(kv: Any, kind: type[Any]) -> Any:

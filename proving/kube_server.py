@@ -157,7 +157,7 @@ class KubernetesServer:
             method=method,
         )
         context = ssl.create_default_context(cadata=self._authorities.decode())
-        with urllib.request.urlopen(request, timeout=30, context=context) as answer:
+        with urllib.request.urlopen(request, timeout=120, context=context) as answer:
             text = answer.read().decode()
         return json.loads(text) if text.startswith("{") else text
 

@@ -138,15 +138,15 @@ async def objects(bench: RingBench, stack: AsyncExitStack, cell: Cell) -> Measur
     sharder = SharderProcess(bench.server)
     stack.callback(sharder.stop)
 
+    async def changed() -> int:
+        return sum([await sharder.counted(one) for one in ("assignments", "movements")])
+
     async def placed() -> bool:
-        for labels in (f"!{SHARD}", f"{SHARD}={GONE}"):
-            if await bench.some(labels):
-                return False
-        return await bench.available(len(THREE))
+        return await changed() >= 2 * part
 
     await until(placed, "each object has its instance", 1.0)
     await _at_rest(sharder)
-    changes = sum([await sharder.counted(one) for one in ("assignments", "movements")])
+    changes = await changed()
     changing_s = sharder.cpu_s()
     told = {
         "changes": changes, "change_cpu": changing_s / changes,
@@ -158,6 +158,8 @@ async def objects(bench: RingBench, stack: AsyncExitStack, cell: Cell) -> Measur
     await _at_rest(sharder)
     walk_s = sharder.cpu_s() - changing_s
     shares = await bench.spread()
+    if shares.keys() != set(THREE):
+        raise Unable(f"objects are not where they belong: {shares}")
     told |= {
         "most_walking": status_bytes(sharder.pid, "VmHWM"), "walk_cpu": walk_s,
         "share": max(shares.values()) / sum(shares.values()), "shares": shares,

@@ -44,7 +44,7 @@ from proving.kube_server import KubernetesServer
 RING = "bench"
 SHARED, PLAIN, SYSTEM = "shared", "plain", "sharding-system"
 SHARD, DRAIN = shard_label(RING), drain_label(RING)
-PATIENCE_S = 600.0
+PATIENCE_S = 1_200.0
 PUTS = 100
 """Objects of one transaction of etcd."""
 
