@@ -35,8 +35,9 @@ class Node(Process, Client):
     """Joins a cluster, is home to some of its shards, and sends to all of them.
 
     `store` is a URL: `memory://name` is shared by all nodes of this process that name it,
-    `sqlite:///file.db` by all processes of this machine. `entities` are the classes it can be
-    home to. `resources` returns an async context manager that yields what entities get by
+    `sqlite:///file.db` by all processes of this machine, `postgresql://`, `etcd://`, `redis://` and
+    `kubernetes://` by processes of many machines. `entities` are the classes it can be home to.
+    `resources` returns an async context manager that yields what entities get by
     `self.resource(Type)`. `listen` is `host:port` or `host:first-last`, `advertise` the address
     that others dial if that differs. `journal` keeps the events of event-sourced entities.
     `candidate=False` never coordinates. `version` is that of the program, else that of
