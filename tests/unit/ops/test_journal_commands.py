@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from postgres_lab import GUARDED, shared_server
 from typer.testing import CliRunner, Result
 
+from domicile import Durable, EventSourced, Forgettable, Node, handler
 from domicile.core.ids import EntityKey, ShardKey
 from domicile.journals.postgres.journal import PostgresJournal
 from domicile.journals.sqlite.journal import SqliteJournal
@@ -111,6 +113,110 @@ def test_show(journal: tuple[str, str]) -> None:
     assert (gone.exit_code, gone.stdout) == (0, "")
     assert "has no events" in gone.stderr
     assert domicile("show", "account", "nobody", *options(journal)).exit_code == 1
+
+
+@dataclass(frozen=True)
+class Registered:
+    email: Forgettable[str]
+    tags: dict[int, bytes]
+
+
+class Customer(EventSourced[int, Registered], name="customer"):
+    @staticmethod
+    def initial(id: str, /) -> int:
+        return 0
+
+    @staticmethod
+    def apply(state: int, event: Registered, /) -> int:
+        return state + 1
+
+    @handler
+    async def register(self, email: str) -> int:
+        return await self.persist(Registered(Forgettable(email), {1: b"x"}))
+
+
+@dataclass(frozen=True)
+class Profile:
+    email: Forgettable[str] | None = None
+    visits: int = 0
+
+
+class Visitor(Durable[Profile], name="visitor"):
+    @staticmethod
+    def initial(id: str, /) -> Profile:
+        return Profile()
+
+    @handler
+    async def visit(self, email: str) -> None:
+        await self.save(Profile(Forgettable(email), (await self.state()).visits + 1))
+
+
+@pytest.mark.parametrize("how", [(), ("--json",)])
+def test_values_that_can_be_erased_are_told_and_not_shown(
+    how: tuple[str, ...], tmp_path: Path
+) -> None:
+    async def used() -> None:
+        store = f"sqlite:///{tmp_path / 'x.db'}"
+        async with Node(store, entities=[Customer, Visitor]) as node:
+            await node.ref(Customer, "c").ask(Customer.register, "ada@example.org")
+            for _ in range(2):
+                await node.ref(Visitor, "v").ask(Visitor.visit, "ada@example.org")
+
+    asyncio.run(used())
+    store = f"sqlite:///{tmp_path / 'x.db'}"
+    shown = []
+    for command in (
+        ("tail", store, "--from-start", "--once"),
+        ("show", "customer", "c", store),
+        ("show", "customer~forgettable", "c", store),
+        ("show", "visitor", "v", store),
+        ("show", "visitor~forgettable", "v", store),
+    ):
+        found = domicile(*command, *how)
+        assert found.exit_code == 0, (command, found.output, found.exception)
+        assert "ada" not in found.stdout
+        assert b"ada".hex() not in found.stdout
+        shown.append(found.stdout)
+    tail, customer, vault, visitor, whole = shown
+    assert "Registered" in tail
+    assert "<forgettable " in customer
+    assert "<forgettable " in visitor
+    for one in (vault, whole):
+        assert "<hidden, 16 bytes>" in one
+
+
+def test_an_earlier_state_of_an_entity_without_events_is_refused(
+    journal: tuple[str, str],
+) -> None:
+    early = domicile("show", "account", "carl", *options(journal), "--at", "1")
+    assert (early.exit_code, early.stdout) == (1, "")
+    assert "its newest one only, number 3" in early.stderr
+    now = domicile("show", "account", "carl", *options(journal), "--at", "3")
+    assert now.stdout == '3  state {"n":7}\n'
+
+
+def test_whatever_can_be_stored_can_be_shown(tmp_path: Path) -> None:
+    ext = msgspec.msgpack.Ext
+
+    async def written() -> None:
+        stored = SqliteJournal(tmp_path / "x.journal", "c")
+        claim = Claim(ShardKey("default", 0), 0, 1, A)
+        await stored.claim([claim])
+        odd = {
+            "raw": b"\x00\xff", "when": ext(-1, bytes(4)), "other": ext(9, b"x"),
+            "keys": {(1, 2): 1, 3: 2, None: 3, b"k": 4},
+        }  # fmt: skip
+        events = (msgspec.msgpack.encode(("Odd", odd)), b"\xc1", msgspec.msgpack.encode(7))
+        await stored.write(Batch(1, (claim,), (JournalWrite(claim.shard, ALICE, 0, events),)))
+        await stored.close()
+
+    asyncio.run(written())
+    where = ("--journal", f"sqlite:///{tmp_path / 'x.journal'}", "--cluster", "c")
+    for how in ((), ("--json",)):
+        found = domicile("show", "account", "alice", *where, *how)
+        assert found.exit_code == 0, found.output
+        assert len(found.stdout.splitlines()) == 3
+        assert "<extension 9: 78>" in found.stdout
 
 
 def test_tail(journal: tuple[str, str]) -> None:
@@ -236,15 +342,21 @@ def test_tools_leave_an_older_format_as_it_is(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_what_can_not_be_written_is_told(journal: tuple[str, str], tmp_path: Path) -> None:
-    url, _ = journal
-    if not url.startswith("sqlite"):
-        return
+def test_what_can_not_be_written_is_told(tmp_path: Path) -> None:
+    asyncio.run(fill(SqliteJournal(tmp_path / "dev.db.journal", "c")))
+    url = f"sqlite:///{tmp_path / 'dev.db.journal'}"
     (tmp_path / "file").touch()
     refused = domicile("copy", url, f"sqlite:///{tmp_path / 'file' / 'b.journal'}")
     assert refused.exit_code == 2, refused.output
     assert "can't be copied to" in refused.stderr
     assert "nothing was left behind" in refused.stderr
+
+
+def test_a_journal_on_a_server_is_copied_with_the_tools_of_its_server() -> None:
+    url = shared_server().url
+    refused = domicile("copy", url, f"{url}_copy")
+    assert refused.exit_code == 2, refused.output
+    assert "`pg_dump` for PostgreSQL" in refused.stderr
 
 
 def test_a_wrong_password_is_told_and_not_shown() -> None:

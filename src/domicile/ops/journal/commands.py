@@ -39,6 +39,7 @@ from domicile.ops.console import (
 from domicile.ops.operate import Why, Yes
 
 if TYPE_CHECKING:
+    from domicile.core.ids import EntityKey
     from domicile.ops.journal.accept import AcceptableJournal, Acceptance
     from domicile.ops.operator import Operator
     from domicile.ops.operator_commits import AuditRecord
@@ -143,7 +144,7 @@ def show(
 ) -> None:
     """Show the events of one entity, or its stored state, as they are in the journal.
 
-    Exits with 1 if the journal has nothing of the entity.
+    Values that can be erased are not shown. Exits with 1 if the journal has nothing of the entity.
     """
     from domicile.core.ids import EntityKey
     from domicile.ports.journal import InspectableJournal, Wanted
@@ -156,14 +157,19 @@ def show(
         while True:
             [found] = await opened.recover([Wanted(entity, upto, snapshot=False)], PAGE_BYTES)
             if found.state is not None and upto == 0:
-                _, state = msgspec.msgpack.decode(found.state)
-                _print_line(as_json, {"seq": found.seq, "state": state}, "state")
+                if at is not None and at < found.seq:
+                    fail(
+                        f"{type} {id!r} has no earlier states: the journal keeps its newest one "
+                        f"only, number {found.seq}; --at is for entities with events",
+                        FAILED,
+                    )
+                _print_line(as_json, {"seq": found.seq, "state": _state(entity, found.state)})
                 shown += 1
             first = found.seq - len(found.events)
             for seq, data in enumerate(found.events, first + 1):
                 if at is not None and seq > at:
                     return
-                _print_line(as_json, {"seq": seq, **_fields(data)}, "event")
+                _print_line(as_json, {"seq": seq, **_fields(entity, data)})
                 shown += 1
             if not found.more:
                 if not shown and found.seq:
@@ -226,9 +232,8 @@ def tail(
                                 "type": event.entity.type,
                                 "id": event.entity.id,
                                 "seq": event.seq,
-                                **_fields(event.data),
+                                **_fields(event.entity, event.data),
                             },
-                            "event",
                         )
                     places[shard] = page.upto
             if once:
@@ -648,27 +653,76 @@ def _nothing(cluster: str, names: JournalNames) -> str:
     )
 
 
-def _fields(data: bytes | None) -> dict[str, Any]:
+def _fields(entity: EntityKey, data: bytes | None) -> dict[str, Any]:
     """An event without its class: its name and fields, as far as they can be read."""
+    from domicile.persist.forgettable import owner_of
+
     if data is None:
         return {"event": None, "fields": "deleted"}
     try:
+        if owner_of(entity) is not None:
+            return {"event": "forgettable", "fields": _hidden(data)}
         name, fields = msgspec.msgpack.decode(data)
-    except (msgspec.DecodeError, ValueError, TypeError):
+    except (msgspec.DecodeError, ValueError, TypeError, AttributeError):
         return {"event": "?", "fields": data.hex()}
-    return {"event": name, "fields": fields}
+    return {"event": str(name), "fields": _readable(fields)}
 
 
-def _print_line(as_json: bool, line: dict[str, Any], what: str) -> None:
+def _state(entity: EntityKey, data: bytes) -> Any:
+    """A whole state without its class, as far as it can be read."""
+    from domicile.persist.forgettable import owner_of
+
+    try:
+        if owner_of(entity) is not None:
+            return _hidden(data)
+        _, state = msgspec.msgpack.decode(data)
+    except (msgspec.DecodeError, ValueError, TypeError, AttributeError):
+        return data.hex()
+    return _readable(state)
+
+
+def _hidden(data: bytes) -> dict[str, str]:
+    """Values that can be erased, by their references: a terminal and its log keep none of them."""
+    stored = msgspec.msgpack.decode(data)
+    return {str(reference): f"<hidden, {len(one)} bytes>" for reference, one in stored.items()}
+
+
+def _readable(value: Any) -> Any:
+    """What JSON can show, for whatever MessagePack can store."""
+    from domicile.persist.forgettable import REFERENCE
+
+    match value:
+        case dict():
+            fields: dict[Any, Any] = value
+            return {_name(key): _readable(one) for key, one in fields.items()}
+        case list() | tuple():
+            values: Sequence[Any] = value
+            return [_readable(one) for one in values]
+        case msgspec.msgpack.Ext() if value.code == REFERENCE:
+            reference = int.from_bytes(value.data, "big")
+            return f"<forgettable {reference}>" if reference else "<erased>"
+        case msgspec.msgpack.Ext():
+            return f"<extension {value.code}: {bytes(value.data).hex()}>"
+        case _:
+            return value
+
+
+def _name(key: Any) -> str:
+    return key if isinstance(key, str) else _json(_readable(key))
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _print_line(as_json: bool, line: dict[str, Any]) -> None:
     if as_json:
         print_json(line)
         return
-    fields = line["state"] if what == "state" else line["fields"]
-    shown = msgspec.json.encode(fields).decode()
-    if what == "state":
-        typer.echo(f"{line['seq']}  state {shown}")
+    if "state" in line:
+        typer.echo(f"{line['seq']}  state {_json(line['state'])}")
         return
     place = "" if "shard" not in line else f"{line['shard']}@{line['offset']}  "
     place += "" if "type" not in line else f"{line['type']} {line['id']}  "
-    event = f"{line['event']} {shown}" if line["event"] else "deleted"
+    event = f"{line['event']} {_json(line['fields'])}" if line["event"] else "deleted"
     typer.echo(f"{place}{line['seq']}  {event}")
