@@ -6,13 +6,26 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 
 import pytest
+from msgspec import structs
 
+from domicile.core.ids import Incarnation
+from domicile.core.state.txn import At, Committed, Delete, Put
 from domicile.failover.records import (
+    MAX_RECEIPTS,
+    MAX_SERVERS,
     GroupConfig,
     GroupPhase,
     GroupState,
+    LossReceipt,
+    LossSum,
     ServerRecord,
+    config_key,
     decode_group_record,
+    encode_group_record,
+    loss_sum_key,
+    receipt_key,
+    receipts_prefix,
+    server_key,
     servers_prefix,
 )
 from domicile.testing.checkers.verdict import Violation
@@ -280,6 +293,119 @@ def test_an_asynchronous_loss_is_receipted() -> None:
     group = play(scenario, ASYNC)
     assert group.record.given_up
     assert sum(len(writes) for _, _, writes in group.record.given_up) > 0
+
+
+def test_the_oldest_receipts_become_a_sum_and_no_count_is_lost() -> None:
+    before = [
+        LossReceipt(server=f"old-{n % 3}", epoch=-n, chain=(), kept=100, had=100 + n,
+                    writes=-1 if n % 10 == 0 else n)
+        for n in range(1, MAX_RECEIPTS + 6)
+    ]  # fmt: skip
+    found: list[tuple[LossSum, list[LossReceipt]]] = []
+
+    async def scenario(group: SimGroup) -> None:
+        for one in before:
+            put = Put(receipt_key("g", one.epoch, one.server), encode_group_record(one))
+            assert isinstance(await group.backend.commit([], [put]), Committed)
+        old = await primary(group)
+        for machine in group.machines:
+            if machine is not old:
+                group.partition(old, machine, 6.0)
+        await asyncio.sleep(0.5)
+        group.freeze_machine(old, 6.0)
+        await next_epoch(group)
+        async with asyncio.timeout(60.0):
+            while (item := await group.backend.get(loss_sum_key("g"))) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        listing = await group.backend.list(receipts_prefix("g"))
+        left = [decode_group_record(one.value, LossReceipt) for one in listing.items]
+        found.append((decode_group_record(item.value, LossSum), left))
+
+    group = play(scenario, ASYNC)
+    ((whole, left),) = found
+    assert len(left) == MAX_RECEIPTS
+    assert whole.receipts + len(left) == len(before) + len(group.record.given_up)
+    for one in left:
+        whole = whole.plus(one)
+    new = [one for one in left if one not in before]
+    assert new
+    assert whole.size == sum(one.had - one.kept for one in (*before, *new))
+    assert whole.writes == sum(max(0, one.writes) for one in (*before, *new))
+    assert whole.uncounted == sum(one.writes < 0 for one in (*before, *new))
+
+
+def test_a_server_too_many_stays_out_until_another_one_is_gone() -> None:
+    group = SimGroup(1, ASYNC, servers=1)
+    others = [server_key("g", f"other-{n}", Incarnation(f"i{n}")) for n in range(MAX_SERVERS)]
+
+    async def main() -> None:
+        for key in others:
+            record = ServerRecord(
+                server="other", incarnation=Incarnation("i"), address="", ttl_s=3.0, fit=False
+            )
+            put = Put(key, encode_group_record(record))
+            assert isinstance(await group.backend.commit([], [put]), Committed)
+        group.start()
+        await asyncio.sleep(10.0)
+        assert "s1" not in await group.members()
+        assert isinstance(await group.backend.commit([], [Delete(others[0])]), Committed)
+        async with asyncio.timeout(20.0):
+            while "s1" not in await group.members():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    run_whole(group, main())
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_the_number_of_synchronous_replicas_changes_and_no_write_is_lost(seed: int) -> None:
+    async def configure(group: SimGroup, count: int) -> None:
+        while True:
+            item = await group.backend.get(config_key("g"))
+            assert item is not None
+            config = structs.replace(decode_group_record(item.value, GroupConfig), sync_count=count)
+            put = Put(config_key("g"), encode_group_record(config))
+            if isinstance(
+                await group.backend.commit([At(item.key, item.revision)], [put]), Committed
+            ):
+                return
+
+    async def used(group: SimGroup, count: int) -> None:
+        async with asyncio.timeout(30.0):
+            while [one.count for one in (await served(group)).quorums] != [count]:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    async def scenario(group: SimGroup) -> None:
+        random = group.world.stream("configured")
+        for count in (2, 1, 2, 1):
+            await configure(group, count)
+            if random.random() < 0.5:
+                await used(group, count)
+            await asyncio.sleep(random.random() * 0.3)
+            hurt = random.choice((group.lose_machine, group.cut_store, group.freeze_machine))
+            hurt(await primary(group), 4.0)
+            await asyncio.sleep(8.0)
+        await used(group, 1)
+
+    play(scenario, SYNC, seed)
+
+
+def test_settings_that_are_not_those_of_the_group_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(group: SimGroup) -> None:
+        await asyncio.sleep(0.1)
+        assert "is ignored" not in caplog.text
+        group.config = structs.replace(SYNC, freeze_s=2.5, sync_count=2)
+        machine = group.machines[0]
+        machine.kill_agent()
+        await asyncio.sleep(5.0)
+        machine.start_agent()
+        await asyncio.sleep(2.0)
+
+    play(scenario)
+    assert "freeze_s is 1 in the group's stored configuration, which holds, and 2.5" in caplog.text
+    assert "domicile replica configure g sync_count=2" in caplog.text
+    assert "switch_s" not in caplog.text
 
 
 def test_a_second_server_of_one_id_stays_out_until_the_first_is_gone() -> None:

@@ -32,6 +32,7 @@ from domicile.core.machines import Arm
 from domicile.core.state.cluster_view import ViewChange
 from domicile.core.state.txn import (
     Absent,
+    At,
     Changes,
     Committed,
     Conflict,
@@ -59,18 +60,25 @@ from domicile.failover.machine import (
     Want,
 )
 from domicile.failover.records import (
+    MAX_RECEIPTS,
+    MAX_SERVERS,
     GroupConfig,
     GroupPhase,
     GroupState,
     LossReceipt,
+    LossSum,
     PastPrimary,
     ServerRecord,
     config_key,
     decode_group_record,
     encode_group_record,
+    loss_sum_key,
+    parse_server_key,
     past_key,
     receipt_key,
+    receipts_prefix,
     server_key,
+    servers_prefix,
 )
 from domicile.failover.tables import ServerWish
 from domicile.membership.member import Member
@@ -91,6 +99,9 @@ KEPT_EPOCHS = 100
 
 SKIPPED_EPOCHS = 10
 """So many elections in a row may end without a primary, and none of the old records stays."""
+
+MOST_ADDED_UP = 24
+"""S7: so many receipts one commit adds up, each with a condition of its own."""
 
 RETRY_S = 0.1
 """How soon a call to the server or the store that failed is made again."""
@@ -250,23 +261,34 @@ class Agent:
             await asyncio.sleep(RETRY_S)
 
     async def _alone(self) -> None:
-        """Wait while another server has this id: two of one id would be taken for one (F1)."""
+        """Wait while another server has this id: two of one id would be taken for one (F1).
+
+        And while the group has as many servers as it may have (I6).
+        """
         said = False
         while True:
             try:
-                others = await self._namesakes()
+                listing = await self._calls.bounded(self._store.list(servers_prefix(self.group)))
             except StoreError:
                 await asyncio.sleep(RETRY_S)
                 continue
-            if not others:
+            others = self._of_own_id(listing.items)
+            full = not others and self._full(listing.items)
+            if not others and not full:
                 return
-            if not said:
-                said = True
+            if not said and full:
+                log.error(
+                    "group %s has %d servers, the most that a group may have: this one stays "
+                    "closed until another one is gone",
+                    self.group, MAX_SERVERS,
+                )  # fmt: skip
+            elif not said:
                 log.error(
                     "group %s: another server, at %s, has the id %r: this one stays closed. Stop "
                     "the other one, or give this one an id and a state folder of its own",
                     self.group, _addresses(others), self._notes.server,
                 )  # fmt: skip
+            said = True
             await asyncio.sleep(NAMESAKE_S)
 
     async def _first_of_its_id(self) -> bool:
@@ -286,7 +308,21 @@ class Agent:
         """Records of other servers with this id."""
         prefix = server_key(self.group, self._notes.server, NOBODY)
         listing = await self._calls.bounded(self._store.list(prefix))
-        return [item for item in listing.items if _folder(item) != self._notes.folder]
+        return self._of_own_id(listing.items)
+
+    def _of_own_id(self, items: Sequence[Item]) -> list[Item]:
+        prefix = server_key(self.group, self._notes.server, NOBODY)
+        return [
+            item
+            for item in items
+            if item.key.startswith(prefix) and _folder(item) != self._notes.folder
+        ]
+
+    def _full(self, items: Sequence[Item]) -> bool:
+        """Whether as many other servers are registered as a group may have."""
+        others = dict.fromkeys(_server_of(self.group, item) for item in items)
+        others.pop(self._notes.server, None)
+        return len(others) >= MAX_SERVERS
 
     async def _shut(self) -> bool:
         try:
@@ -317,7 +353,23 @@ class Agent:
                     f"this agent has {self._config.driver!r} and {self._config.mode!r}: they must "
                     "be the same for all servers of a group"
                 )
+            self._tell_differences(found)
             return
+
+    def _tell_differences(self, found: GroupConfig) -> None:
+        """The stored configuration holds for all servers; the one of this server's file does not.
+
+        In asynchronous mode nobody reads `sync_count`.
+        """
+        for name in ("freeze_s", "restart_s", "switch_s", *(("sync_count",) if found.sync else ())):
+            stored, own = getattr(found, name), getattr(self._config, name)
+            if stored != own:
+                log.warning(
+                    "group %s: %s is %g in the group's stored configuration, which holds, and %g "
+                    "in this server's settings, which is ignored: make them equal, or change the "
+                    "group: domicile replica configure %s %s=%g",
+                    self.group, name, stored, own, self.group, name, own,
+                )  # fmt: skip
 
     # the member's events
 
@@ -659,9 +711,37 @@ class Agent:
             outcome = await self._calls.try_commit([], [Put(key, encode_group_record(receipt))])
             if isinstance(outcome, Committed):
                 self._meter.count("group.loss")
+                await self._add_up()
                 return
             assert isinstance(outcome, Unknown | Conflict)
             await asyncio.sleep(RETRY_S)
+
+    async def _add_up(self) -> None:
+        """I6: the oldest receipts beyond a limit become one sum; no count is lost.
+
+        What can't be done now is done at the next receipt.
+        """
+        key = loss_sum_key(self.group)
+        try:
+            listing = await self._calls.bounded(self._store.list(receipts_prefix(self.group)))
+            if len(listing.items) <= MAX_RECEIPTS:
+                return
+            item = await self._calls.bounded(self._store.get(key))
+            whole = LossSum() if item is None else decode_group_record(item.value, LossSum)
+            found = [(decode_group_record(one.value, LossReceipt), one) for one in listing.items]
+        except (StoreError, ValueError) as error:
+            log.info("group %s: old receipts stay as they are: %s", self.group, error)
+            return
+        found.sort(key=lambda one: (one[0].epoch, one[0].server))
+        old = found[: min(len(found) - MAX_RECEIPTS, MOST_ADDED_UP)]
+        for receipt, _ in old:
+            whole = whole.plus(receipt)
+        # One commit, and each receipt as it was read: nothing is counted twice, or not at all.
+        await self._calls.try_commit(
+            [Absent(key) if item is None else At(key, item.revision),
+             *(At(one.key, one.revision) for _, one in old)],
+            [Put(key, encode_group_record(whole)), *(Delete(one.key) for _, one in old)],
+        )  # fmt: skip
 
 
 def _folder(item: Item) -> str | None:
@@ -670,6 +750,13 @@ def _folder(item: Item) -> str | None:
         return decode_group_record(item.value, ServerRecord).folder
     except ValueError:
         return None
+
+
+def _server_of(group: str, item: Item) -> str:
+    try:
+        return parse_server_key(group, item.key)[0]
+    except ValueError:
+        return ""
 
 
 def _addresses(items: Sequence[Item]) -> str:

@@ -7,6 +7,7 @@ Everything in `failover` uses these types; nothing here decides. A group's keys 
 - `server/<server id>/<agent incarnation>`: a member, under its agent's lease
 - `state`: who serves, or how far a change of primary is; no lease (S6), changed by CAS only
 - `receipt/<epoch>/<server id>`: what a server had beyond its new primary's history (F10)
+- `lost`: the sum of the oldest receipts, which are deleted once there are too many
 - `past/<epoch>`: who became primary of an epoch, when and why, for people; nothing is decided by it
 
 Primary, candidate and orchestrator are named by the *incarnation of their agent*, so that the
@@ -32,6 +33,9 @@ FORMAT = 1
 
 MAX_SERVERS = 32
 """I6: the most servers of one group."""
+
+MAX_RECEIPTS = 100
+"""I6: so many loss receipts of a group stay whole; older ones are added up (F10)."""
 
 MAX_QUORUMS = 8
 """I6: the most write quorums that a state lists; with more, changes of the set wait (F12)."""
@@ -189,6 +193,30 @@ class LossReceipt(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     format: int = FORMAT
 
 
+class LossSum(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What the oldest loss receipts told, added up. Each receipt is counted here or still there."""
+
+    receipts: int = 0
+    size: int = 0
+    """Bytes that they gave up."""
+    writes: int = 0
+    """Writes of those that could count them."""
+    uncounted: int = 0
+    """How many of them could not."""
+    until: int = 0
+    """The last epoch of one of them."""
+    format: int = FORMAT
+
+    def plus(self, receipt: LossReceipt) -> LossSum:
+        """With one more."""
+        known = receipt.writes >= 0
+        return LossSum(
+            receipts=self.receipts + 1, size=self.size + receipt.had - receipt.kept,
+            writes=self.writes + (receipt.writes if known else 0),
+            uncounted=self.uncounted + (not known), until=max(self.until, receipt.epoch),
+        )  # fmt: skip
+
+
 class PastPrimary(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Who became primary of an epoch, as an agent of the group saw it. For people only."""
 
@@ -257,6 +285,11 @@ def receipt_key(group: str, epoch: int, server: str) -> bytes:
     return receipts_prefix(group) + f"{epoch}/{quote(server, safe='')}".encode()
 
 
+def loss_sum_key(group: str) -> bytes:
+    """The key of the sum of a group's oldest loss receipts."""
+    return group_prefix(group) + b"lost"
+
+
 def past_prefix(group: str) -> bytes:
     """The prefix of what is known of a group's past primaries."""
     return group_prefix(group) + b"past/"
@@ -270,12 +303,12 @@ def past_key(group: str, epoch: int) -> bytes:
 # values
 
 GroupRecord = TypeVar(
-    "GroupRecord", GroupConfig, ServerRecord, GroupState, LossReceipt, PastPrimary
+    "GroupRecord", GroupConfig, ServerRecord, GroupState, LossReceipt, LossSum, PastPrimary
 )
 
 
 def encode_group_record(
-    record: GroupConfig | ServerRecord | GroupState | LossReceipt | PastPrimary,
+    record: GroupConfig | ServerRecord | GroupState | LossReceipt | LossSum | PastPrimary,
 ) -> bytes:
     """The stored form: JSON, so that people can read it in any store's own tools."""
     return msgspec.json.encode(record)

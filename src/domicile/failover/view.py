@@ -23,10 +23,12 @@ from domicile.failover.records import (
     GroupPhase,
     GroupState,
     LossReceipt,
+    LossSum,
     PastPrimary,
     ServerRecord,
     config_key,
     decode_group_record,
+    loss_sum_key,
     parse_group,
     parse_server_key,
     past_prefix,
@@ -46,7 +48,7 @@ class GroupRecords:
         self.group = group
         self._state_key, self._config_key = state_key(group), config_key(group)
         self._servers, self._receipts = servers_prefix(group), receipts_prefix(group)
-        self._past = past_prefix(group)
+        self._past, self._sum = past_prefix(group), loss_sum_key(group)
         self._forget()
 
     def _forget(self) -> None:
@@ -57,6 +59,8 @@ class GroupRecords:
         self.state_revision = 0
         self.members: dict[Incarnation, ServerRecord] = {}
         self.receipts: dict[bytes, LossReceipt] = {}
+        self.lost_before: LossSum | None = None
+        """The receipts that are no longer there one by one."""
         self.past: dict[bytes, PastPrimary] = {}
         self.unreadable: dict[bytes, str] = {}
 
@@ -100,6 +104,8 @@ class GroupRecords:
             self.receipts.pop(key, None)
             if item is not None:
                 self.receipts[key] = decode_group_record(item.value, LossReceipt)
+        elif key == self._sum:
+            self.lost_before = None if item is None else decode_group_record(item.value, LossSum)
         elif key.startswith(self._past):
             self.past.pop(key, None)
             if item is not None:
@@ -419,12 +425,25 @@ def _serving(
             return f"{waits}, and the group is paused: no election begins", resume, False
         return f"{waits}; an election begins", "", False
     if primary.role == "primary":
-        return "", "", False
+        return _too_few(records, config)
     waits = f"{server} refuses writes" + (f": {primary.why}" if primary.why else "")
     if config.paused:
         step = f"start {server}, or {resume}"
         return f"{waits}; the group is paused: no election begins", step, False
     return waits, "", False
+
+
+def _too_few(records: GroupRecords, config: GroupConfig) -> tuple[str, str, bool]:
+    """In synchronous mode: whether the group has as many servers as its configuration wants."""
+    others = len(dict.fromkeys(one.server for one in records.members.values())) - 1
+    if not config.sync or others >= config.sync_count:
+        return "", "", False
+    waits = f"sync_count is {config.sync_count}, and {others} servers are there beside the primary"
+    start = "start more servers: domicile replica run"
+    if others < 1:
+        return waits, start, False
+    lower = f"domicile replica configure {records.group} sync_count={others}"
+    return waits, f"{start}; or {lower}", False
 
 
 def _electing(

@@ -7,19 +7,24 @@ the group's machine; a group's agents heed what is written.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import msgspec
 
 from domicile.core.state.txn import At, Delete, Listing, Put
+from domicile.errors import ConfigError
 from domicile.failover.chains import BEFORE_THE_GROUP
 from domicile.failover.choice import FORCIBLE, Choice, NoChoice, choose
 from domicile.failover.machine import forced, switching
 from domicile.failover.records import (
     GROUPS,
+    MAX_SERVERS,
     GroupPhase,
     GroupState,
     LossReceipt,
+    LossSum,
     PastPrimary,
     WriteQuorum,
     config_key,
@@ -205,6 +210,73 @@ def pause_commit(picture: StoreSnapshot, group: str, *, paused: bool) -> Operato
     )
 
 
+CONFIGURABLE = ("freeze_s", "restart_s", "switch_s", "sync_count")
+"""What a group's configuration may change to while it lives. Driver and mode are for ever."""
+
+
+def config_changes(words: Sequence[str]) -> dict[str, float | int]:
+    """The values of `name=value` words; `ConfigError` says which word is wrong."""
+    found: dict[str, float | int] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or name not in CONFIGURABLE or name in found:
+            raise ConfigError(
+                f"{word!r} is not one change: write NAME=VALUE, once for each of "
+                f"{', '.join(CONFIGURABLE)}"
+            )
+        try:
+            value = int(text) if name == "sync_count" else float(text)
+        except ValueError:
+            kind = "a whole number" if name == "sync_count" else "a number of seconds"
+            raise ConfigError(f"{word!r}: {name} must be {kind}") from None
+        least = 1 if name == "sync_count" else 0
+        if not isfinite(value) or value < least or (not value and name != "restart_s"):
+            raise ConfigError(f"{word!r}: {name} must be {'at least 1' if least else 'positive'}")
+        found[name] = value
+    return found
+
+
+def configure_commit(
+    picture: StoreSnapshot, group: str, changes: Mapping[str, float | int]
+) -> OperatorCommit:
+    """Change what all servers of a group agree on; raises `LookupError` if that can't be.
+
+    Times count from the next step on. A new `sync_count` is a change of the write quorum: the
+    primary lists it before its server uses it, and drops the old one once it has caught up (F12).
+    """
+    records = group_records(picture, group)
+    item, config = picture.item(config_key(group)), records.config
+    if config is None or item is None:
+        raise LookupError(
+            f"group {group!r} has no configuration yet; an agent writes it: domicile replica run"
+        )
+    count = changes.get("sync_count")
+    if count is not None and not config.sync:
+        raise LookupError(
+            f"group {group!r} is asynchronous: no write waits for a replica, so sync_count has no "
+            "effect"
+        )
+    others = len(dict.fromkeys(one.server for one in records.members.values())) - 1
+    if count is not None and count > max(others, 1):
+        raise LookupError(
+            f"sync_count={count} needs {count} servers beside the primary, and {max(others, 0)} "
+            f"are registered (a group has {MAX_SERVERS} at most): no write could be acknowledged. "
+            "Add servers first: domicile replica run"
+        )
+    new = {name: value for name, value in changes.items() if getattr(config, name) != value}
+    if not new:
+        raise LookupError(f"group {group!r} has these values already")
+    told = ", ".join(
+        f"{name}={value:g} (was {getattr(config, name):g})" for name, value in new.items()
+    )
+    wanted = msgspec.structs.replace(config, **new)
+    return OperatorCommit(
+        f"{group} {told}",
+        (At(item.key, item.revision),),
+        (Put(item.key, encode_group_record(wanted)),),
+    )
+
+
 def remove_commit(records: GroupRecords, server: str) -> OperatorCommit:
     """Forget a server that is gone for good: its receipts, or as many as fit into one commit.
 
@@ -267,6 +339,8 @@ class GroupHistory:
     group: str
     epochs: tuple[PastEpoch, ...]
     commands: tuple[AuditRecord, ...]
+    lost_before: LossSum | None = None
+    """What older receipts told, which are no longer there one by one."""
 
 
 def group_history(picture: StoreSnapshot, group: str) -> GroupHistory:
@@ -295,7 +369,7 @@ def group_history(picture: StoreSnapshot, group: str) -> GroupHistory:
                 "" if known is None else known.why, begin, tuple(lost.get(epoch, ())),
             )
         )  # fmt: skip
-    return GroupHistory(group, tuple(epochs), tuple(_commands(picture, group)))
+    return GroupHistory(group, tuple(epochs), tuple(_commands(picture, group)), records.lost_before)
 
 
 def _commands(picture: StoreSnapshot, group: str) -> list[AuditRecord]:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from domicile.errors import ConfigError
 from domicile.ops.console import (
     AWAY,
     FAILED,
+    USAGE,
     App,
     AsJson,
     Cluster,
@@ -65,9 +67,15 @@ def add_replica_commands(app: typer.Typer) -> None:
         ),
         ("pause", pause_group, (f"pause orders {dev} --why 'new disks'",)),
         ("resume", resume_group, (f"resume orders {dev}",)),
+        (
+            "configure",
+            configure_group,
+            (f"configure orders {dev} freeze_s=2",
+             f"configure orders {dev} sync_count=2 restart_s=5"),
+        ),
         ("history", show_history, (f"history orders {dev}", f"history orders {dev} --json")),
         ("remove", remove_server, (f"remove orders orders-3 {dev}",)),
-    ):
+    ):  # fmt: skip
         epilog = examples(*(f"domicile replica {example}" for example in shown))
         group.command(name, epilog=epilog)(command)
     add_serving_commands(group)
@@ -298,6 +306,49 @@ def _pause(
         return await operator.do(f"replica {word}", make, group, why)
 
     say_logged(*run_operator(url, name, work))
+
+
+def configure_group(
+    group: GroupName,
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[STORE] NAME=VALUE...",
+            show_default=False,
+            help="The store's URL; freeze_s, restart_s, switch_s or sync_count with its new value.",
+        ),
+    ],
+    app: App = None,
+    cluster: Cluster = None,
+    why: Why = "",
+) -> None:
+    """Change the configuration that all servers of a group share, while it runs.
+
+    The first agent of a group stores it; what other files say later is ignored. Write the new
+    values into the servers' files too. Driver and mode can't be changed.
+    """
+    from domicile.ops.group_commits import config_changes, configure_commit
+
+    store = next((one for one in changes if "://" in one), None)
+    try:
+        wanted = config_changes([one for one in changes if one != store])
+    except ConfigError as error:
+        fail(str(error), USAGE)
+    url, name = which(store, app, cluster, "replica configure", group)
+
+    def make(picture: StoreSnapshot) -> OperatorCommit:
+        return configure_commit(picture, group, wanted)
+
+    async def look(operator: Operator) -> str:
+        return make(await operator.look()).what
+
+    agreed = run_operator(url, name, look)
+
+    async def work(operator: Operator) -> tuple[bytes, AuditRecord]:
+        return await operator.do("replica configure", make, agreed, why)
+
+    say_logged(*run_operator(url, name, work))
+    typer.echo(agreed)
 
 
 def show_history(

@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from domicile.failover.view import GroupView, ServerView
+from domicile.failover.view import GroupView, ServerView, bytes_text
 from domicile.ops.group_commits import GroupHistory, loss_text
 
 GAP = 2
@@ -145,6 +145,15 @@ def history_view(history: GroupHistory) -> RenderableType:
         begin = "" if one.begin is None else f"{one.begin:,}"
         table.add_row(str(one.epoch), one.at, one.server, begin, why)
     parts: list[RenderableType] = [Text(history.group, style="bold"), table]
+    before = history.lost_before
+    if before is not None:
+        unknown = f", and {before.uncounted:,} that count no writes" if before.uncounted else ""
+        parts.append(
+            Text(
+                f"lost before, up to epoch {before.until}: {before.receipts:,} receipts, "
+                f"{bytes_text(before.size)}, {before.writes:,} writes{unknown}", style="yellow",
+            )
+        )  # fmt: skip
     for record in history.commands:
         reason = f" ({record.why})" if record.why else ""
         parts.append(Text(f"{record.at} {record.by}, {record.command}: {record.what}{reason}"))

@@ -24,11 +24,13 @@ from domicile.failover.records import (
     GroupPhase,
     GroupState,
     LossReceipt,
+    LossSum,
     PastPrimary,
     WriteQuorum,
     config_key,
     decode_group_record,
     encode_group_record,
+    loss_sum_key,
     receipt_key,
     state_key,
 )
@@ -339,6 +341,72 @@ def test_a_group_is_paused_and_resumed(tmp_path: Path) -> None:
     assert replica("resume", "orders", url).exit_code == 0
     assert stored_config(path) == GroupConfig("valkey")
     assert [one["command"] for one in audits(path)] == ["replica pause", "replica resume"]
+
+
+SYNCED = GroupConfig("postgresql", mode="sync")
+
+
+def test_what_all_servers_share_is_changed(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    found = values(serving(), primary(), server("s2"), server("s3"), config=SYNCED)
+    url = write(path, found)
+    words = ("configure", "orders", url, "freeze_s=2", "restart_s=0", "sync_count=2")
+    result = replica(*words, "--why", "slow disks")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "orders freeze_s=2 (was 1), sync_count=2 (was 1)\n"
+    assert stored_config(path) == structs.replace(SYNCED, freeze_s=2.0, sync_count=2)
+    (audit,) = audits(path)
+    assert audit["command"] == "replica configure"
+    assert "replica configure: orders freeze_s=2" in replica("history", "orders", url).stdout
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "code", "says"),
+    [
+        (SYNCED, ["sync_count=3"], 1, "needs 3 servers beside the primary, and 2 are registered"),
+        (SYNCED, ["freeze_s=1"], 1, "has these values already"),
+        (GroupConfig("valkey"), ["sync_count=2"], 1, "is asynchronous"),
+        (SYNCED, ["mode=async"], 2, "write NAME=VALUE, once for each of freeze_s"),
+        (SYNCED, ["freeze_s"], 2, "write NAME=VALUE"),
+        (SYNCED, ["freeze_s=1", "freeze_s=2"], 2, "once for each"),
+        (SYNCED, ["freeze_s=0"], 2, "freeze_s must be positive"),
+        (SYNCED, ["freeze_s=nan"], 2, "freeze_s must be positive"),
+        (SYNCED, ["switch_s=soon"], 2, "switch_s must be a number of seconds"),
+        (SYNCED, ["sync_count=1.5"], 2, "sync_count must be a whole number"),
+        (SYNCED, ["sync_count=0"], 2, "sync_count must be at least 1"),
+        (None, ["freeze_s=2"], 1, "has no configuration yet"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused(
+    tmp_path: Path, config: GroupConfig | None, words: list[str], code: int, says: str
+) -> None:
+    path = tmp_path / "s.db"
+    url = write(path, values(serving(), primary(), server("s2"), server("s3"), config=config))
+    before = contents(path)
+    result = replica("configure", "orders", url, *words)
+    assert (result.exit_code, says in " ".join(result.stderr.split())) == (code, True), (
+        result.stderr
+    )
+    assert contents(path) == before
+
+
+def test_fewer_servers_than_synchronous_replicas_are_told(tmp_path: Path) -> None:
+    config = structs.replace(SYNCED, sync_count=2)
+    url = write(tmp_path / "s.db", values(serving(), primary(), server("s2"), config=config))
+    shown = " ".join(replica("status", "orders", url).stdout.split())
+    assert "sync_count is 2, and 1 servers are there beside the primary" in shown
+    assert "domicile replica configure orders sync_count=1" in shown
+
+
+def test_history_tells_of_receipts_that_were_added_up(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    whole = LossSum(receipts=12, size=5_000, writes=40, uncounted=2, until=9)
+    found = values(serving(), primary())
+    url = write(path, {**found, loss_sum_key("orders"): encode_group_record(whole)})
+    shown = " ".join(replica("history", "orders", url).stdout.split())
+    assert "lost before, up to epoch 9: 12 receipts, 5,000 bytes, 40 writes, and 2 that" in shown
+    told = json.loads(replica("history", "orders", url, "--json").stdout)
+    assert told["lost_before"]["receipts"] == 12
 
 
 RECEIPT = LossReceipt(
