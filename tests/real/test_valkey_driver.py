@@ -166,6 +166,22 @@ def test_what_is_seen_is_what_writes_meet_now(name: str) -> None:
 
 
 @on_each
+def test_several_may_look_at_a_time(name: str) -> None:
+    """An agent looks regularly, and also between the steps of what it does to its server."""
+
+    async def scenario(servers: ValkeyServers) -> None:
+        first = servers.driver(0)
+        await first.stand()
+        await first.promote(1)
+        for epoch, change in ((1, servers.unlock(0, 1)), (0, servers.lock(0))):
+            await change
+            seen = await asyncio.gather(*(first.look() for _ in range(5)))
+            assert [one.open_epoch for one in seen] == [epoch] * 5
+
+    run(name, scenario)
+
+
+@on_each
 def test_proved_versions_are_taken_without_a_warning(name: str, tmp_path: Path) -> None:
     async def scenario(servers: ValkeyServers) -> None:
         place = ServerPlace(

@@ -20,7 +20,7 @@ PROMPT_S = 0.005
 
 
 class PauseProbe:
-    """One server's. Not for two callers at a time."""
+    """One server's. Several callers may ask at a time."""
 
     def __init__(self, server: ValkeyServer) -> None:
         self._server = server
@@ -28,13 +28,14 @@ class PauseProbe:
         self._id = b""
         self._asked = False
         """Whether a question has no answer yet."""
+        self._turn = asyncio.Lock()
 
     async def holds(self) -> bool:
         """Whether a write that is sent now would be held back.
 
         `ConnectionError` if the server refuses to tell, `TimeoutError` if it does not answer.
         """
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(ANSWER_S), self._turn:
             asked_now = False
             while True:
                 if not self._asked:
