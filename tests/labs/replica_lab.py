@@ -9,6 +9,7 @@ test can cut or slow down.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -25,14 +26,19 @@ from time import monotonic
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
+import asyncpg
 import etcd_lab
 import msgspec
 import postgres_lab
+from redis.exceptions import RedisError
 from replica_databases import Database, Session, database
 
+from domicile import Unavailable, connect
 from domicile.backends.wiring import open_whole_store
 from domicile.core.state.txn import At, Put
 from domicile.errors import StoreError
+from domicile.failover.clients.asyncpg import follow_asyncpg
+from domicile.failover.clients.redis import follow_redis
 from domicile.failover.records import (
     GroupConfig,
     GroupPhase,
@@ -66,6 +72,12 @@ AGAIN_S = 0.05
 
 LAG_S = 5.0
 """The most by which the observer of a busy machine is late."""
+
+
+FAILED = (
+    OSError, TimeoutError, RedisError, asyncpg.PostgresError, asyncpg.InterfaceError, Unavailable,
+)  # fmt: skip
+"""What a write through a helper of the product may raise."""
 
 
 @dataclass(frozen=True)
@@ -490,15 +502,17 @@ class Writer:
         return acked - await machine.keys()
 
 
-class FollowingWriter:
-    """A client that knows the primary and goes along with it: a write that was refused is sent to
-    the next one. Its keys begin with w5."""
+class FollowingClient:
+    """A program that writes through the product's helper, and repeats nothing by itself.
 
-    def __init__(self, group: ReplicaGroup) -> None:
-        self._group = group
+    Its keys begin with w5 or a greater digit, so that they are nobody else's.
+    """
+
+    def __init__(self, group: ReplicaGroup, number: int) -> None:
+        self._group, self._number = group, number
         self.acked: list[str] = []
-        self.open: list[str] = []
-        """Writes whose connection broke before their answer."""
+        self.failed: list[str] = []
+        """Writes for which the program got an error, whatever became of them."""
         self.longest_s = 0.0
 
     async def goes_on(self, number: int) -> None:
@@ -507,32 +521,27 @@ class FollowingWriter:
         await self._group.until(lambda: len(self.acked) >= goal, "the client writes on")
 
     async def run(self) -> None:
-        number, server, session = 0, "", None
-        while True:
-            key, began = f"w5{number:06d}", monotonic()
-            number += 1
-            while True:
-                try:
-                    if session is None:
-                        state = await self._group.state()
-                        assert state is not None
-                        server = state.primary_server
-                        session = await self._group.machine(server).session()
-                except OSError:
-                    await asyncio.sleep(AGAIN_S)
-                    continue
-                try:
-                    if await session.write(key):
-                        self.acked.append(key)
-                        break
-                except OSError as error:
-                    self.open.append(f"{key} at {server}: {error}")
-                    session.close()
-                    session = None
-                    break
-                session.close()
-                session = None
-                await asyncio.sleep(PACE_S)
+        async with connect(self._group.store) as client:
+            orders = client.group(GROUP)
+            if self._group.database.name == "postgresql":
+                async with follow_asyncpg(
+                    orders, user="app", database="postgres", ssl=False, max_size=2
+                ) as pool:
+                    insert = "INSERT INTO public.kept VALUES ($1)"
+                    await self._keep_writing(lambda key: pool.execute(insert, key))
+            else:
+                async with follow_redis(orders, max_connections=2) as redis:
+                    await self._keep_writing(lambda key: redis.set(key, "1"))
+
+    async def _keep_writing(self, write: Callable[[str], Awaitable[Any]]) -> None:
+        for number in itertools.count():
+            key, began = f"w{5 + self._number}{number:06d}", monotonic()
+            try:
+                await write(key)
+            except FAILED as error:
+                self.failed.append(f"{key}: {error!r}")
+            else:
+                self.acked.append(key)
             self.longest_s = max(self.longest_s, monotonic() - began)
             await asyncio.sleep(PACE_S)
 

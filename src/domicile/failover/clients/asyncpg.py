@@ -1,9 +1,19 @@
-"""A pool of asyncpg that stays with a group's primary."""
+"""A pool of asyncpg that stays with a group's primary.
+
+What certainly did not run is sent again to the next primary: the connection was not made, it had
+ended before anything was sent, or the server refused the statement because it takes no writes. What
+may have run is never repeated here.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from inspect import signature
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from domicile.errors import ConfigError
@@ -20,14 +30,99 @@ except ImportError as error:
 if TYPE_CHECKING:
     Connected = asyncpg.Connection[asyncpg.Record]
 
+log = logging.getLogger("domicile")
+
+REPEAT_S = 15.0
+"""How long a statement that did not run is repeated, unless `follow_asyncpg` is told."""
+
+AGAIN_S = 0.02
+
+ALONE = re.compile(r"\s*(insert|update|delete|merge|select|with|values|table)\b[^;]*;?\s*", re.I)
+"""One statement that is one transaction: refused, it did nothing. `CALL` and `DO` may commit."""
+
+ENDED = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+"""What a connection raises that ends while it is made ready for its next user."""
+
+NOT_TAKEN = (
+    OSError, TimeoutError, asyncpg.PostgresConnectionError, asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError, asyncpg.TooManyConnectionsError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+)  # fmt: skip
+"""How a server that is no primary any more, or not yet, answers a new connection."""
+
+
+class FollowingPool(asyncpg.Pool):
+    """As asyncpg's pool. `execute`, `fetch`, `fetchrow` and `fetchval` repeat what did not run."""
+
+    repeat_s = REPEAT_S
+
+    async def execute(self, query: str, *args: Any, **options: Any) -> str:
+        """As asyncpg's."""
+        found: str = await self._run("execute", query, args, options)
+        return found
+
+    async def fetch(self, query: str, *args: Any, **options: Any) -> list[Any]:
+        """As asyncpg's."""
+        found: list[Any] = await self._run("fetch", query, args, options)
+        return found
+
+    async def fetchrow(self, query: str, *args: Any, **options: Any) -> Any:
+        """As asyncpg's."""
+        return await self._run("fetchrow", query, args, options)
+
+    async def fetchval(self, query: str, *args: Any, **options: Any) -> Any:
+        """As asyncpg's."""
+        return await self._run("fetchval", query, args, options)
+
+    async def _run(
+        self, call: str, query: str, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        until = monotonic() + self.repeat_s
+        while True:
+            connection: Any = await self._taken(until)
+            try:
+                # One that ended meanwhile takes nothing, so nothing is sent on it.
+                if not connection.is_closed() or monotonic() >= until:
+                    return await getattr(connection, call)(query, *args, **options)
+            except asyncpg.ReadOnlySQLTransactionError:
+                connection.terminate()
+                if ALONE.fullmatch(query) is None or monotonic() >= until:
+                    raise
+            finally:
+                await self._given_back(connection)
+            await asyncio.sleep(AGAIN_S)
+
+    async def _given_back(self, connection: Any) -> None:
+        """To the pool. What the statement did stands, also if its connection ends now."""
+        try:
+            await self.release(connection)
+        except ENDED as error:
+            log.debug("a connection ended after its statement: %s", error)
+
+    async def _taken(self, until: float) -> Any:
+        """A connection to the primary. Nothing has been sent on it, so any failure is repeated."""
+        while True:
+            try:
+                return await self.acquire()
+            except NOT_TAKEN as error:
+                if monotonic() >= until or isinstance(error, asyncpg.InvalidPasswordError):
+                    raise
+            await asyncio.sleep(AGAIN_S)
+
 
 @asynccontextmanager
-async def follow_asyncpg(group: Group, **options: Any) -> AsyncGenerator[asyncpg.Pool[Any]]:
+async def follow_asyncpg(
+    group: Group, *, repeat_s: float = REPEAT_S, **options: Any
+) -> AsyncGenerator[FollowingPool]:
     """An `asyncpg.Pool` whose every connection is to the group's present primary.
 
     `options` are those of `asyncpg.create_pool`, without a host and a port. A change of primary
-    ends all its connections: a statement under way raises an error of asyncpg's, and a commit under
-    way may have happened. `acquire` then connects to the next primary, and waits for it as
+    ends all its connections. A statement that certainly did not run is sent again to the next
+    primary, for `repeat_s` seconds at most, if it was given to the pool itself: `execute`, `fetch`,
+    `fetchrow` or `fetchval`, one statement, refused with SQLSTATE 25006 or before it was sent. So a
+    planned switchover fails no such write that ends in time. Another statement under way raises an
+    error of asyncpg's, and a commit under way may have happened. `acquire` gives a connection to
+    the present primary; what runs on it is never repeated. Without a primary a call waits as
     `group.primary()` does. The client of `group` must outlive this block.
     """
     given = options.pop("connect", asyncpg.connect)
@@ -58,5 +153,11 @@ async def follow_asyncpg(group: Group, **options: Any) -> AsyncGenerator[asyncpg
     course = PrimaryCourse(group, ended)
     # The pool connects when it is used: there may be no primary yet.
     options.setdefault("min_size", 0)
-    async with course.followed(), asyncpg.create_pool(connect=connect, **options) as pool:
+    every = signature(asyncpg.create_pool).parameters.values()
+    usual: dict[str, Any] = {one.name: one.default for one in every if one.default is not one.empty}
+    dsn = options.pop("dsn", usual.pop("dsn", None))
+    settled: dict[str, Any] = {**usual, "connect": connect, **options}
+    made = FollowingPool(dsn, **settled)
+    made.repeat_s = repeat_s
+    async with course.followed(), made as pool:
         yield pool

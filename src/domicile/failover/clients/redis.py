@@ -1,10 +1,17 @@
-"""A client of redis-py that stays with a group's primary, on Valkey and on Redis."""
+"""A client of redis-py that stays with a group's primary, on Valkey and on Redis.
+
+What certainly was not executed is sent again to the next primary: the connection was not made,
+nothing was sent, or the server refused it because it is a replica. What may have run is never
+repeated here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from time import monotonic
+from typing import Any, TypeVar
 
 from domicile.errors import ConfigError
 from domicile.failover.clients.primary_course import PrimaryCourse
@@ -12,15 +19,25 @@ from domicile.failover.following import Group
 
 try:
     import redis.asyncio
+    from redis.asyncio.client import Pipeline
     from redis.exceptions import ConnectionError as NotConnected
-    from redis.exceptions import ReadOnlyError
+    from redis.exceptions import ExecAbortError, ReadOnlyError
+    from redis.exceptions import TimeoutError as NoAnswer
 except ImportError as error:
     raise ConfigError(
         "a client of Valkey or Redis needs the client library: pip install 'domicile[redis]'"
     ) from error
 
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
+REPEAT_S = 15.0
+"""How long a command that was not executed is repeated, unless `follow_redis` is told."""
+
+AGAIN_S = 0.02
+
+Answer = TypeVar("Answer")
+
+
+class NothingSent(NotConnected):
+    """There was no connection to the primary, so nothing was executed. A retry is safe."""
 
 
 class _ToPrimary(redis.asyncio.Connection):
@@ -30,42 +47,129 @@ class _ToPrimary(redis.asyncio.Connection):
         super().__init__(**options)  # pyright: ignore[reportUnknownMemberType]
         self._course = course
         self._epoch = 0
+        self._refused = False
+        """Whether the server has shown that it is no primary any more."""
+
+    @property
+    def _leads(self) -> bool:
+        return self._epoch == self._course.epoch and not self._refused
 
     async def connect(self) -> None:
         """Open it to the primary of now; nothing if it is open."""
-        if self.is_connected and self._epoch == self._course.epoch:
+        if self.is_connected and self._leads:
             return
         await self.disconnect()
+        self._refused = False
         found = await self._course.primary()
         self.host, self.port, self._epoch = found.host, found.port, found.epoch
-        await super().connect()  # type: ignore[no-untyped-call]
+        try:
+            await super().connect()  # type: ignore[no-untyped-call]
+        except (NotConnected, NoAnswer) as error:
+            raise NothingSent(f"the primary took no connection: {error}") from error
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         """Send, unless another primary has been announced since it was opened."""
-        if self.is_connected and self._epoch != self._course.epoch:
+        if self.is_connected and not self._leads:
             await self.disconnect()
-            raise NotConnected("another primary was announced; nothing was sent. Retry is safe")
+            raise NothingSent("another primary was announced; nothing was sent. Retry is safe")
         await super().send_packed_command(command, check_health)
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
-        """The answer. A server that is no primary any more is left."""
+        """The answer. A server that is no primary any more gets nothing after it."""
         try:
             # redis-py leaves the type of an answer open.
             return await super().read_response(*args, **options)  # pyright: ignore[reportUnknownVariableType]
         except ReadOnlyError:
-            await self.disconnect()
+            # Answers to the rest of a transaction may still come.
+            self._refused = True
             raise
 
 
+def _was_refused(error: Exception) -> bool:
+    """Whether a replica refused a command, or a whole transaction: it executes no write."""
+    return isinstance(error, ReadOnlyError) or (
+        isinstance(error, ExecAbortError) and "READONLY" in str(error)
+    )
+
+
+async def _repeated(
+    call: Callable[[], Awaitable[Answer]], again: Callable[[Exception], bool], repeat_s: float
+) -> Answer:
+    """The answer to a call that is made again while it certainly was not executed."""
+    until = monotonic() + repeat_s
+    while True:
+        try:
+            return await call()
+        except (NothingSent, ReadOnlyError, ExecAbortError) as error:
+            if not again(error) or monotonic() >= until:
+                raise
+        await asyncio.sleep(AGAIN_S)
+
+
+class FollowingRedis(redis.asyncio.Redis):
+    """As redis-py's client; what was certainly not executed is sent to the next primary."""
+
+    repeat_s = REPEAT_S
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        """As redis-py's: one command, on any connection."""
+
+        def again(error: Exception) -> bool:
+            return isinstance(error, NothingSent) or _was_refused(error)
+
+        # redis-py leaves the type of an answer open.
+        call: Any = super().execute_command  # pyright: ignore[reportUnknownMemberType]
+        return await _repeated(lambda: call(*args, **options), again, self.repeat_s)
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
+        """As redis-py's."""
+        pipeline = FollowingPipeline(
+            self.connection_pool, self.response_callbacks, transaction, shard_hint
+        )
+        pipeline.repeat_s = self.repeat_s
+        return pipeline
+
+
+class FollowingPipeline(Pipeline):
+    """As redis-py's. What was refused is repeated only as a whole, so only a transaction is."""
+
+    repeat_s = REPEAT_S
+
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:
+        """As redis-py's: what was queued."""
+        commands, explicit = list(self.command_stack), self.explicit_transaction
+        whole = self.is_transaction or explicit
+        # What a watch has read belongs to the server that was asked; a script may be loaded there.
+        alone = self.watching or bool(self.scripts)
+
+        def again(error: Exception) -> bool:
+            nothing_ran = isinstance(error, NothingSent) or (whole and _was_refused(error))
+            return nothing_ran and not alone
+
+        call: Any = super().execute  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+        async def attempt() -> list[Any]:
+            self.command_stack, self.explicit_transaction = list(commands), explicit
+            found: list[Any] = await call(raise_on_error)
+            return found
+
+        return await _repeated(attempt, again, self.repeat_s)
+
+
 @asynccontextmanager
-async def follow_redis(group: Group, **options: Any) -> AsyncGenerator[Redis]:
+async def follow_redis(
+    group: Group, *, repeat_s: float = REPEAT_S, **options: Any
+) -> AsyncGenerator[FollowingRedis]:
     """A `redis.asyncio.Redis` whose every connection is to the group's present primary.
 
     `options` are those of a redis-py connection, and `max_connections`. A change of primary ends
-    all its connections: a command under way raises redis-py's `ConnectionError` and may have run. A
-    command that a restarted primary refuses raises `ReadOnlyError` and has not run. The next one is
-    sent to the next primary, and waits for it as `group.primary()` does. The client of `group` must
-    outlive this block.
+    all its connections. A command or a transaction that certainly was not executed is sent again to
+    the next primary, for `repeat_s` seconds at most: the connection was not made, or the server
+    refused it with READONLY. So a planned switchover fails no write. What was under way when its
+    connection broke raises redis-py's `ConnectionError`, and may have run. Of a pipeline without a
+    transaction, and of one that watches keys, a part may have run: a refusal is the caller's then.
+    Without a primary a command waits as `group.primary()` does. The client of `group` must outlive
+    this block.
     """
     # A retry would send a write again that may have run, so there is none unless it is asked for.
     options.setdefault("retry", None)
@@ -76,7 +180,8 @@ async def follow_redis(group: Group, **options: Any) -> AsyncGenerator[Redis]:
 
     course = PrimaryCourse(group, ended)
     pool = redis.asyncio.ConnectionPool(connection_class=_ToPrimary, course=course, **options)
-    async with course.followed(), redis.asyncio.Redis(connection_pool=pool) as client:
+    async with course.followed(), FollowingRedis(connection_pool=pool) as client:
+        client.repeat_s = repeat_s
         try:
             yield client
         finally:

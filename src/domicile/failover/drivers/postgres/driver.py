@@ -58,6 +58,9 @@ STREAMS_S = 10.0
 WORK_S = 60.0
 """How long one statement of the driver may take."""
 
+GRACE_S = 0.25
+"""How long a switchover lets transactions end by themselves before their sessions end (FO-15)."""
+
 KEPT_MARKS = 100
 """I6: older marks of promotions are deleted."""
 
@@ -132,13 +135,14 @@ class PostgresDriver(ReplicaDriver):
         await self._applied()
 
     async def drain(self) -> None:
-        """As `ReplicaDriver.drain`. Sessions end, and clients are refused until it is over."""
+        """As `ReplicaDriver.drain`. Clients are refused until it is over; then sessions end."""
         now = await self._tell()
         if now.recovering:
             return
         if now.gate.run != now.run:
             raise ConnectionError("the server was opened by nobody; it is not drained")
-        await self._server.shut("agent", msgspec.structs.replace(now.gate, epoch=0))
+        drained = msgspec.structs.replace(now.gate, epoch=0)
+        await self._server.shut("agent", drained, grace_s=GRACE_S)
 
     async def dismiss(self) -> None:
         """As `ReplicaDriver.dismiss`. Nothing waits: draining ends all sessions."""

@@ -61,6 +61,9 @@ if TYPE_CHECKING:
 ANSWER_S = 1.0
 """A server that does not answer within this time counts as down."""
 
+LEAST_PART = 5
+"""This part of a grace is always waited: clients that are between two statements learn of it."""
+
 POLL_S = 0.02
 
 IMMEDIATE_S = 0.3
@@ -565,17 +568,39 @@ class LocalServer:
                 session.terminate()
                 await asyncio.sleep(POLL_S)
 
-    async def shut(self, name: str, state: GateState) -> None:
-        """Let nobody in but the group's own roles, and end all others."""
+    async def shut(self, name: str, state: GateState, *, grace_s: float = 0.0) -> None:
+        """Let nobody in but the group's own roles, and end all others.
+
+        `grace_s`: what runs may end first, for so long at most. What begins meanwhile is refused
+        as a write, so its client knows that it did not run.
+        """
         self.write_rules(shut=True)
         state = self.write_gate(state)
         self.reload()
         session = await self.loaded(name, "domicile.gate_stamp", state.stamp)
         try:
             async with server_answered("the server"):
+                if grace_s:
+                    await self._come_to_rest(session, grace_s)
                 await self.end_sessions(session)
         finally:
             session.terminate()
+
+    async def _come_to_rest(self, session: Session, grace_s: float) -> None:
+        """Wait until no client's transaction is open, at least for a part of the time."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        while True:
+            busy = await session.fetchval(
+                "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
+                " AND state <> 'idle' AND pid <> pg_backend_pid()"
+                " AND NOT starts_with(application_name, $1)",
+                OUR_SESSIONS,
+            )
+            passed_s = loop.time() - begun
+            if passed_s >= grace_s or (not busy and passed_s >= grace_s / LEAST_PART):
+                return
+            await asyncio.sleep(POLL_S)
 
     # the log
 
