@@ -30,11 +30,21 @@ def printed(*more: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-async def may(client: KubeClient, verb: str, resource: str, name: str = "") -> bool:
+async def may(
+    client: KubeClient,
+    verb: str,
+    resource: str,
+    name: str = "",
+    *,
+    group: str = "",
+    namespace: str = "",
+) -> bool:
     """Whether the printed account may do that, as the API server's authorizer says."""
-    attributes = {"verb": verb, "resource": resource, "name": name}
+    attributes = {"verb": verb, "group": group, "resource": resource, "name": name}
     if resource == "pods":
-        attributes["namespace"] = "default"
+        namespace = "default"
+    if namespace:
+        attributes["namespace"] = namespace
     body: dict[str, Any] = {
         "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
         "spec": {"user": "system:serviceaccount:default:shop", "resourceAttributes": attributes},
@@ -76,5 +86,41 @@ def test_the_manifests_of_entities_are_accepted_and_suffice(
             assert not await may(client, "list", "nodes")
             assert not await may(client, "delete", "pods")
             assert not await may(client, "get", "secrets")
+
+    asyncio.run(scenario())
+
+
+def test_pods_may_use_a_store_of_kubernetes(server: ApiServer) -> None:
+    """Every verb by which the store reads and writes, in its namespace and in no other."""
+
+    async def scenario() -> None:
+        async with server.client() as client:
+            await client.create(NAMESPACES, {"metadata": {"name": "bank"}})
+
+            async def applied() -> bool:
+                return "default" in [
+                    one.metadata.name for one in (await client.list(NAMESPACES)).items
+                ]
+
+            await until(applied, "the first namespaces are there")
+            await apply_all(client, printed("--store", "kubernetes://bank"))
+
+            async def all_granted() -> bool:
+                return all([
+                    await may(client, verb, resource, group=group, namespace="bank")
+                    for group, resource, verbs in (
+                        ("", "configmaps", ("get", "list", "watch", "create", "update", "delete")),
+                        (
+                            "coordination.k8s.io", "leases",
+                            ("get", "list", "watch", "create", "patch", "delete"),
+                        ),
+                    )
+                    for verb in verbs
+                ])  # fmt: skip
+
+            await until(all_granted, "the rights are known to the authorizer", 30.0)
+            assert not await may(client, "get", "configmaps", namespace="default")
+            assert not await may(client, "get", "secrets", namespace="bank")
+            assert not await may(client, "list", "configmaps")
 
     asyncio.run(scenario())

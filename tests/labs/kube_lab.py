@@ -44,6 +44,9 @@ VERSION = "1.36.3"
 INSTANCES = tuple("abcdefgh")
 """Users that instances of a ring run as."""
 
+SHARDER = "system:serviceaccount:sharding-system:domicile-sharder"
+"""The user that a sharder is in a cluster: it has the rights that `ring install` prints alone."""
+
 AUDIT = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -113,6 +116,7 @@ class ApiServer:
         )
         users = ["admin", *(f"sharder-{number}" for number in range(4)), *INSTANCES]
         tokens = [f"token-{user},{user},{user},system:masters\n" for user in users]
+        tokens.append(f"token-{SHARDER},{SHARDER},{SHARDER},system:serviceaccounts\n")
         (home / "tokens.csv").write_text("".join(tokens))
         (home / "audit.json").write_text(json.dumps(AUDIT))
         self._authorities = base64.b64encode(made.authorities).decode()

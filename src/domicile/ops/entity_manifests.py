@@ -7,6 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from domicile.stores.kubernetes.address import SCHEME, parse_kubernetes_url
+
 Manifest = dict[str, Any]
 
 NODE_PORT, HTTP_PORT = 7000, 9464
@@ -20,6 +22,19 @@ LEAVE_S = 45
 """Seconds for what follows: SIGTERM, and the leave of `drain_deadline_s` and more (H14)."""
 
 RBAC = "rbac.authorization.k8s.io"
+
+
+STORE_RULES: list[Manifest] = [
+    {
+        "apiGroups": [""], "resources": ["configmaps"],
+        "verbs": ["get", "list", "watch", "create", "update", "delete"],
+    },
+    {
+        "apiGroups": ["coordination.k8s.io"], "resources": ["leases"],
+        "verbs": ["get", "list", "watch", "create", "patch", "delete"],
+    },
+]  # fmt: skip
+"""What a node needs whose store is `kubernetes://`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +68,20 @@ def entity_manifests(program: EntityProgram) -> list[Manifest]:
             {**head, "kind": f"{kind}Binding", "roleRef": role, "subjects": [account]},
         ]
 
+    def store_rights() -> list[Manifest]:
+        if not program.store.startswith(f"{SCHEME}://"):
+            return []
+        address = parse_kubernetes_url(program.store)
+        if address.kubeconfig:
+            return []  # it is another account that uses the store
+        # Its own name: the store may lie in another namespace, which other programs use too.
+        metadata = {
+            "name": f"{program.namespace}-{program.name}-store",
+            "namespace": address.namespace,
+            "labels": _labels(program),
+        }
+        return rights("Role", metadata, STORE_RULES)
+
     pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch"]}
     machines = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}
     system = {
@@ -65,6 +94,7 @@ def entity_manifests(program: EntityProgram) -> list[Manifest]:
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": here},
         *rights("Role", here, [pods]),
         *rights("ClusterRole", everywhere, [machines, system]),
+        *store_rights(),
         {
             "apiVersion": "v1", "kind": "Service", "metadata": here,
             "spec": {"clusterIP": "None", "selector": selector["matchLabels"], "ports": ports},

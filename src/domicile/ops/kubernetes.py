@@ -79,9 +79,13 @@ def manifests(
             "show; put it into the Secret, and DOMICILE_STORE as that of DOMICILE_TOKEN",
             err=True,
         )
-    found = entity_manifests(
-        EntityProgram(name, target, image, store, namespace, version, replicas, workload.value)
+    program = EntityProgram(
+        name, target, image, store, namespace, version, replicas, workload.value
     )
+    try:
+        found = entity_manifests(program)
+    except ConfigError as error:
+        fail(str(error), USAGE)
     typer.echo(yaml_of(found))
 
 

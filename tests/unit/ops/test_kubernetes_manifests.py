@@ -19,6 +19,7 @@ from domicile.ops.cli import app
 from domicile.ops.entity_manifests import DRAIN_S
 
 PAGE = Path(domicile.__file__).parents[2] / "docs" / "how-to" / "deploy-on-kubernetes.md"
+RIGHTS = PAGE.with_name("run-on-kubernetes-store.md")
 LINE = ["kubernetes", "manifests", "shop", "--app", "shop.main:node", "--image", "shop:1"]
 ETCD = ["--store", "etcd://etcd:2379"]
 
@@ -39,6 +40,29 @@ def container(found: list[dict[str, Any]]) -> dict[str, Any]:
     (only,) = workload["spec"]["template"]["spec"]["containers"]
     mine: dict[str, Any] = only
     return mine
+
+
+def rules_of_store(*more: str) -> dict[str, Any] | None:
+    name = "default-shop-store"
+    found = [one for one in printed(*more) if one["metadata"]["name"] == name]
+    for one in found:
+        assert one["metadata"]["namespace"] == "bank"
+    return next((one for one in found if one["kind"] == "Role"), None)
+
+
+def test_a_store_of_kubernetes_needs_rights_in_its_namespace() -> None:
+    role = rules_of_store("--store", "kubernetes://bank?store=tills")
+    assert role is not None
+    on_page = RIGHTS.read_text().partition("kind: Role\n")[2].partition("```")[0]
+    assert role["rules"] == yaml.safe_load(on_page)["rules"]
+    assert rules_of_store() is None
+    assert rules_of_store("--store", "kubernetes://bank?kubeconfig=/etc/other") is None
+
+
+def test_a_store_without_a_namespace_is_told() -> None:
+    done = CliRunner().invoke(app, [*LINE, "--store", "kubernetes://"])
+    assert done.exit_code == 2
+    assert "names no namespace" in done.output
 
 
 @pytest.mark.parametrize("workload", ["Deployment", "StatefulSet"])
