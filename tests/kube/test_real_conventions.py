@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from kube_lab import (
     GROUP,
+    SHARDER,
     SITES,
     ApiServer,
     SharderProcess,
@@ -57,7 +58,7 @@ async def ring_of(
         }
         await client.create(RINGS, body)
         stack.push_async_callback(forget, client, name)
-        sharder = SharderProcess(server, home, "sharder-1", *more, user="sharder-1")
+        sharder = SharderProcess(server, home, "sharder-1", *more, user=SHARDER)
         stack.callback(sharder.stop)
         yield client, sharder
         for one in (await client.list(SITES)).items:
@@ -193,7 +194,7 @@ def test_an_instance_by_conventions_alone_lives_and_dies(server: ApiServer, tmp_
             moved = [
                 one for one in server.audited()
                 if one.get("objectRef", {}).get("resource") == "websites" and one["verb"] == "patch"
-                and one["user"]["username"] == "sharder-1"
+                and one["user"]["username"] == SHARDER
             ]  # fmt: skip
             assert taken
             assert moved
@@ -352,7 +353,7 @@ def test_an_object_that_is_kept_is_told_in_an_event(server: ApiServer, tmp_path:
 
             async def told() -> bool:
                 found = (await client.list(EVENTS, "default")).items
-                return any(one.metadata.name.startswith("domicile-drain-") for one in found)
+                return any(one.metadata.name.startswith("domicile-drainoverdue-") for one in found)
 
             await until(told, "an event tells of the object")
             owners = {
@@ -362,13 +363,14 @@ def test_an_object_that_is_kept_is_told_in_an_event(server: ApiServer, tmp_path:
             assert owners == {"keeps"}, "it is never moved behind its instance's back"
             status = (await client.get(RINGS, "kept")).status.conditions[0]
             assert "not let go of in time" in status.message
+            uid = (await client.get(RINGS, "kept")).metadata.uid
             shown = await asyncio.to_thread(sharder.metrics)
             for name in (
                 "controller_sharding_assignments_total",
                 "controller_sharding_drains_total",
                 "controller_sharding_ring_calculations_total",
-                'controller_sharding_shard_state{controllerring="kept",shard="keeps",state="ready"}',
-                'controller_sharding_controllerring_status_shards{controllerring="kept"} 2',
+                'shard="keeps",controllerring="kept",state="ready"} 1',
+                f'_controllerring_status_shards{{controllerring="kept",uid="{uid}"}} 2',
             ):
                 assert name in shown
 

@@ -51,6 +51,11 @@ class ObservedLease:
     changed_at: float
 
     @property
+    def uid(self) -> str:
+        """The uid of the Lease; another one of the same name has another uid."""
+        return str(self.fingerprint[0])
+
+    @property
     def sharders(self) -> bool:
         """Whether a sharder has taken it."""
         return self.holder == SHARDER

@@ -5,8 +5,11 @@ Counted by `sharding`, read by a scraper through `families`. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from domicile.kube.leases import InstanceState
+from domicile.kubeapi.objects import ControllerRing
 from domicile.observe.exposition import Labels, MetricFamily, Sample
 
 PREFIX = "controller_sharding_"
@@ -19,13 +22,33 @@ HELP = {
 }
 
 
+OF_RING = {
+    "metadata_generation": "The generation of a ring.",
+    "observed_generation": "The generation that the ring's status speaks of.",
+    "status_shards": "How many instances a ring has.",
+    "status_available_shards": "How many of them are there.",
+}
+
+STATES = (*(state.value for state in InstanceState), "unknown")
+"""The values of a state set: each is a sample, of which one is 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownInstance:
+    """An instance for a scraper."""
+
+    name: str
+    namespace: str
+    uid: str
+    state: InstanceState
+
+
 class RingMetrics:
     """Counters and gauges of all rings of one process."""
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[Labels, int]] = {name: {} for name in HELP}
-        self._states: dict[str, Mapping[str, str]] = {}
-        self._available: dict[str, int] = {}
+        self._rings: dict[str, tuple[ControllerRing, Sequence[ShownInstance]]] = {}
 
     def count(self, name: str, labels: Labels) -> None:
         """Count one more of something in `HELP`."""
@@ -36,14 +59,13 @@ class RingMetrics:
         """A counter, whatever its labels."""
         return sum(self._counts[name].values())
 
-    def show(self, ring: str, states: Mapping[str, str], available: int) -> None:
-        """The instances of a ring as they are now."""
-        self._states[ring], self._available[ring] = states, available
+    def show(self, ring: ControllerRing, instances: Sequence[ShownInstance]) -> None:
+        """A ring and its instances as they are now."""
+        self._rings[ring.metadata.name] = ring, instances
 
     def forget(self, ring: str) -> None:
         """A ring is gone: its gauges go, its counters stay."""
-        self._states.pop(ring, None)
-        self._available.pop(ring, None)
+        self._rings.pop(ring, None)
 
     def families(self) -> list[MetricFamily]:
         """Everything, for a scraper."""
@@ -58,21 +80,31 @@ class RingMetrics:
         ]
         info: list[Sample] = []
         state: list[Sample] = []
-        shards: list[Sample] = []
-        available: list[Sample] = []
-        for ring, states in sorted(self._states.items()):
-            of_ring = (("controllerring", ring),)
-            shards.append(Sample(len(states), of_ring))
-            available.append(Sample(self._available[ring], of_ring))
-            for shard, value in sorted(states.items()):
-                info.append(Sample(1, (*of_ring, ("shard", shard))))
-                state.append(Sample(1, (*of_ring, ("shard", shard), ("state", value))))
-        gauges = (
+        numbers: dict[str, list[Sample]] = {name: [] for name in OF_RING}
+        for name, (ring, instances) in sorted(self._rings.items()):
+            of_ring = (("controllerring", name), ("uid", ring.metadata.uid))
+            values = (
+                ring.metadata.generation,
+                ring.status.observed_generation,
+                len(instances),
+                sum(one.state.available for one in instances),
+            )
+            for samples, value in zip(numbers.values(), values, strict=True):
+                samples.append(Sample(value, of_ring))
+            for one in instances:
+                of_shard = (
+                    ("namespace", one.namespace), ("shard", one.name), ("controllerring", name),
+                )  # fmt: skip
+                info.append(Sample(1, (*of_shard, ("uid", one.uid))))
+                for known in STATES:
+                    state.append(
+                        Sample(int(known == one.state.value), (*of_shard, ("state", known)))
+                    )
+        gauges = [
             ("shard_info", "The instances of a ring.", info),
-            ("shard_state", "Their states.", state),
-            ("controllerring_status_shards", "How many instances a ring has.", shards),
-            ("controllerring_status_available_shards", "How many of them are there.", available),
-        )
+            ("shard_state", "Their states: 1 for the present one, 0 for the others.", state),
+            *((f"controllerring_{name}", OF_RING[name], found) for name, found in numbers.items()),
+        ]
         return found + [
             MetricFamily(f"{PREFIX}{name}", "gauge", help, samples)
             for name, help, samples in gauges

@@ -59,6 +59,9 @@ TAKE_AGAIN_S = 2.0
 SYNC_S = 300.0
 """A full walk comes at least so often, for objects that the webhook has missed."""
 
+NAMESPACES_S = 1.0
+"""After the ring's namespaces changed. Many often change together."""
+
 DRAIN_POLL_S = 2.0
 DRAIN_POLL_MOST_S = 15.0
 
@@ -431,7 +434,7 @@ class SharderMachine:
                     del self.leases[name]
                     self._gone(before, now)
             case NamespacesChanged():
-                self._full_at = min(self._full_at, now)
+                self._full_at = min(self._full_at, now + NAMESPACES_S)
             case LeaseTaken():
                 self._took(event, now)
             case Relabelled():

@@ -31,7 +31,8 @@ from domicile.kube.conventions import (
     webhook_name,
 )
 from domicile.kube.holding import KubeLeaseHolder
-from domicile.kube.ring_metrics import RingMetrics
+from domicile.kube.ring_metrics import RingMetrics, ShownInstance
+from domicile.kube.ring_reports import RingReports
 from domicile.kube.sharder import (
     TAKEN_DURATION_S,
     BeginWalk,
@@ -64,7 +65,7 @@ from domicile.kube.sharder import (
 from domicile.kubeapi.client import KubeClient
 from domicile.kubeapi.errors import KubeConflict, KubeError, KubeNotFound
 from domicile.kubeapi.follow import ObjectChanged, ObjectRemoved, ObjectsListed, follow
-from domicile.kubeapi.kinds import EVENTS, LEASES, NAMESPACES, RINGS, WEBHOOKS, ApiKind
+from domicile.kubeapi.kinds import LEASES, NAMESPACES, RINGS, WEBHOOKS, ApiKind
 from domicile.kubeapi.objects import (
     ControllerRing,
     KubeLease,
@@ -72,7 +73,6 @@ from domicile.kubeapi.objects import (
     LabelSelector,
     PartialObject,
     micro_time,
-    second_time,
 )
 from domicile.membership.clock import SystemClock
 from domicile.ports.clock import Clock, Timer
@@ -121,7 +121,7 @@ class RingSharder:
         self._timer: Timer | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._walk: asyncio.Task[None] | None = None
-        self._trouble = ""
+        self._reports = RingReports(self.machine, clock)
         self._rings_made = 0
 
     async def run(self) -> None:
@@ -131,6 +131,7 @@ class RingSharder:
                 self._tasks = tasks
                 tasks.create_task(self._follow_leases())
                 tasks.create_task(self._follow_namespaces())
+                tasks.create_task(self._reports.run())
         finally:
             self._tasks = None
             if self._timer is not None:
@@ -140,12 +141,14 @@ class RingSharder:
     def lead(self, client: KubeClient | None) -> None:
         """Act from now on, by a client that checks that we may; or no longer (None)."""
         self._acting = client
+        self._reports.lead(client)
         self.feed(LeadingChanged(client is not None))
 
     def see(self, ring: ControllerRing) -> None:
         """The ring's resource has changed."""
         before = self.machine.ring
         self.feed(RingSeen(ring))
+        self._reports.look_again()
         if before.spec != ring.spec:
             self._spawn(self.configure())
 
@@ -210,9 +213,20 @@ class RingSharder:
                         self._namespaces[one.metadata.name] = labels_of_namespace(one)
                     case ObjectRemoved(one):
                         self._namespaces.pop(one.metadata.name, None)
+                known = self._namespaces_known.is_set()
                 self._namespaces_known.set()
-                if before and before != self._namespaces:
+                if known and self._have_others(before):
                     self.feed(NamespacesChanged())
+
+    def _have_others(self, before: Mapping[str, Mapping[str, str]]) -> bool:
+        """Whether the ring's namespaces are others than before. The objects of one that was deleted
+        are gone with it."""
+        selector, now = self._selector(), self._namespaces
+        changed = [name for name, labels in now.items() if before.get(name) != labels]
+        return any(
+            (name in before and selector.matches(dict(before[name]))) != selector.matches(now[name])
+            for name in changed
+        )
 
     def _is_meant(self, namespace: str) -> bool:
         labels = self._namespaces.get(namespace)
@@ -244,18 +258,18 @@ class RingSharder:
                 if self._walk is not None:
                     self._walk.cancel()
                 self._walk = self._spawn(self._run_walk(walk, kind))
+                if kind is Walk.FULL:
+                    self._spawn(self._restore_webhook())
             case Overdue():
-                self._spawn(self._tell_overdue(effect))
+                self._tell_overdue(effect)
             case LeaseTooLong(instance, duration_s):
-                log.warning(
-                    "ring %s: the Lease of %s lasts %d s; if it dies, its objects wait for twice "
-                    "as long",
-                    self.name,
-                    instance,
-                    duration_s,
+                self._reports.warn(
+                    "LeaseTooLong",
+                    f"the Lease of {instance} lasts {duration_s} s; if it dies, its objects wait "
+                    "for twice as long",
                 )
             case CountsChanged():
-                self._spawn(self._report())
+                self._reports.counted()
             case Relabel():
                 raise AssertionError("only a walk changes labels")
 
@@ -335,12 +349,11 @@ class RingSharder:
                 for resource, labels in self._stages(kind):
                     await self._list(walk, resource, labels, changes, places)
             complete = True
-            self._say("")
+            self._reports.say("walk", "")
         except* KubeError as errors:
-            said = str(errors.exceptions[0])
-            log.warning("ring %s: a walk broke off: %s", self.name, said)
-            self._say(said)
+            self._reports.say("walk", f"a walk broke off: {errors.exceptions[0]}")
         self.feed(WalkEnded(walk, complete))
+        self._reports.look_again()
 
     def _stages(self, kind: Walk) -> list[tuple[GroupResource, str]]:
         """What is listed, in order: objects that control others come first (K3)."""
@@ -430,98 +443,48 @@ class RingSharder:
 
     # What people see.
 
-    async def _tell_overdue(self, overdue: Overdue) -> None:
+    def _tell_overdue(self, overdue: Overdue) -> None:
         name, instance = overdue.name, overdue.instance
-        said = (
-            f"{instance} was asked {overdue.waited_s:.0f} s ago to let go of {name} and has not; "
-            "it is not moved while that instance lives"
-        )
-        log.warning("ring %s: %s", self.name, said)
         served = self._kinds.get(name.resource)
-        if self._acting is None or served is None:
-            return
-        now = self._clock.wall()
-        event = {
-            "metadata": {"generateName": "domicile-drain-"},
-            "involvedObject": {
+        about: dict[str, str] | None = None
+        if served is not None:
+            about = {
                 "apiVersion": served.api_version,
                 "kind": served.kind,
                 "namespace": name.namespace,
                 "name": name.name,
-            },
-            "reason": "DrainOverdue",
-            "message": said,
-            "type": "Warning",
-            "source": {"component": "domicile-sharder"},
-            "firstTimestamp": second_time(now),
-            "lastTimestamp": second_time(now),
-            "count": 1,
-        }
-        try:
-            await self._acting.create(EVENTS, event, name.namespace or "default")
-        except (KubeError, Fenced) as error:
-            log.info("an event could not be written: %s", error)
-        await self._report()
-
-    def _say(self, trouble: str) -> None:
-        if trouble != self._trouble:
-            self._trouble = trouble
-            self._spawn(self._report())
-
-    async def _report(self) -> None:
-        client, machine = self._acting, self.machine
-        if client is None:
-            return
-        now = self._clock.now()
-        states = [lease.state(now) for lease in machine.leases.values()]
-        overdue = [f"{name} at {instance}" for name, instance, _ in machine.overdue(now)]
-        said = self._trouble or f"{len(states)} instances"
-        if overdue:
-            said += f"; not let go of in time: {', '.join(overdue[:5])}"
-            said += f" and {len(overdue) - 5} more" if len(overdue) > 5 else ""
-        ready = "False" if self._trouble else "True"
-        condition = {
-            "type": "Ready",
-            "status": ready,
-            "reason": "ReconciliationFailed" if self._trouble else "ReconciliationSucceeded",
-            "message": said[:1024],
-            "observedGeneration": machine.ring.metadata.generation,
-            "lastTransitionTime": self._changed_at(ready),
-        }
-        status = {
-            "observedGeneration": machine.ring.metadata.generation,
-            "shards": len(states),
-            "availableShards": sum(state.available for state in states),
-            "conditions": [condition],
-        }
-        with suppress(KubeError, Fenced):
-            await client.patch(RINGS, self.name, merge={"status": status}, subresource="status")
-
-    def _changed_at(self, ready: str) -> str:
-        for one in self.machine.ring.status.conditions:
-            if one.type == "Ready" and one.status == ready and one.last_transition_time:
-                return one.last_transition_time
-        return second_time(self._clock.wall())
+            }
+        said = (
+            f"{instance} was asked {overdue.waited_s:.0f} s ago to let go of {name} and has not; "
+            "it is not moved while that instance lives"
+        )
+        self._reports.warn("DrainOverdue", said, about)
 
     async def configure(self) -> None:
         """Make the ring's webhook known to the API server, trying until it is."""
-        if self._client_config is None:
-            return
         pause_s = 0.5
-        while (client := self._acting) is not None:
-            try:
-                await client.apply(
-                    WEBHOOKS, self.webhook_configuration(), manager=LEADER, force=True
-                )
-            except Fenced:
-                return
-            except KubeError as error:
-                log.warning("ring %s: its webhook could not be configured: %s", self.name, error)
-                self._say(str(error))
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, 30.0)
-            else:
-                return
+        while self._acting is not None and not await self._apply_webhook():
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, 30.0)
+
+    async def _restore_webhook(self) -> None:
+        """Somebody may have deleted it, or changed it."""
+        await self._apply_webhook()
+
+    async def _apply_webhook(self) -> bool:
+        """Make it what it should be, whatever others made of it."""
+        client = self._acting
+        if client is None or self._client_config is None:
+            return True
+        try:
+            await client.apply(WEBHOOKS, self.webhook_configuration(), manager=LEADER, force=True)
+        except Fenced:
+            return True
+        except KubeError as error:
+            self._reports.say("webhook", f"the webhook could not be configured: {error}")
+            return False
+        self._reports.say("webhook", "")
+        return True
 
     def webhook_configuration(self) -> dict[str, Any]:
         """The ring's MutatingWebhookConfiguration (KR-05, KR-06)."""
@@ -565,9 +528,11 @@ class RingSharder:
 
     def _show(self) -> None:
         now = self._clock.now()
-        states = {name: lease.state(now).value for name, lease in self.machine.leases.items()}
-        available = len(self.machine.instances.instances)
-        self._metrics.show(self.name, states, available)
+        instances = [
+            ShownInstance(name, self._where.get(name, ""), lease.uid, lease.state(now))
+            for name, lease in sorted(self.machine.leases.items())
+        ]
+        self._metrics.show(self.machine.ring, instances)
 
 
 class Sharder:

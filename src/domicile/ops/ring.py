@@ -286,7 +286,7 @@ async def look_at_ring(client: KubeClient, name: str, *, now: float = 0.0) -> di
     from domicile.kubeapi.kinds import LEASES, NAMESPACES
 
     ring = await _ring_called(client, name)
-    selector = ring.spec.namespace_selector or default_namespaces(NAMESPACE)
+    selector = ring.spec.namespace_selector or default_namespaces(await _sharder_lives_in(client))
     meant = [
         one.metadata.name
         for one in (await client.list(NAMESPACES)).items
@@ -347,6 +347,16 @@ async def look_at_ring(client: KubeClient, name: str, *, now: float = 0.0) -> di
         "unassigned_count": without,
         "well": well,
     }
+
+
+async def _sharder_lives_in(client: KubeClient) -> str:
+    """The sharder's namespace, in which it leaves objects alone: that of its own Lease."""
+    from domicile.kube.sharding import LEADER, LEADER_LABEL
+    from domicile.kubeapi.kinds import LEASES
+
+    labels = ",".join(f"{name}={value}" for name, value in LEADER_LABEL.items())
+    found = [one.metadata for one in (await client.list(LEASES, labels=labels)).items]
+    return next((one.namespace for one in found if one.name == LEADER), NAMESPACE)
 
 
 async def _ring_called(client: KubeClient, name: str) -> ControllerRing:

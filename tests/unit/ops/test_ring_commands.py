@@ -12,8 +12,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from domicile.errors import ConfigError
-from domicile.kube.ring_metrics import RingMetrics
+from domicile.kube.conventions import GROUP as RING_GROUP
+from domicile.kube.leases import InstanceState
+from domicile.kube.ring_metrics import RingMetrics, ShownInstance
 from domicile.kubeapi.client import KubeClient
+from domicile.kubeapi.objects import ControllerRing, ObjectMeta, RingStatus
 from domicile.observe.exposition import write
 from domicile.ops.cli import app
 from domicile.ops.ring import look_at_ring, ring_view
@@ -126,18 +129,55 @@ def test_metrics_have_the_names_of_the_wire() -> None:
     metrics = RingMetrics()
     of_ring = (("controllerring", "sites"), ("group", ""), ("resource", "configmaps"))
     metrics.count("movements", of_ring)
-    metrics.show("sites", {"a": "ready"}, 1)
+    ring = ControllerRing(
+        metadata=ObjectMeta(name="sites", uid="u1", generation=3),
+        status=RingStatus(observed_generation=2),
+    )
+    instances = [
+        ShownInstance("a", "default", "u2", InstanceState.READY),
+        ShownInstance("b", "default", "u3", InstanceState.DEAD),
+    ]
+    metrics.show(ring, instances)
     text = write(metrics.families())
-    assert (
-        'controller_sharding_movements_total{controllerring="sites",group="",'
-        'resource="configmaps"} 1' in text
-    )
-    assert (
-        'controller_sharding_shard_state{controllerring="sites",shard="a",state="ready"} 1' in text
-    )
-    assert (
-        'controller_sharding_controllerring_status_available_shards{controllerring="sites"} 1'
-        in text
-    )
+    of_ring_shown = '{controllerring="sites",uid="u1"}'
+    of_a = 'namespace="default",shard="a",controllerring="sites"'
+    for shown in (
+        'movements_total{controllerring="sites",group="",resource="configmaps"} 1',
+        f'shard_info{{{of_a},uid="u2"}} 1',
+        f'shard_state{{{of_a},state="ready"}} 1',
+        f"controllerring_metadata_generation{of_ring_shown} 3",
+        f"controllerring_observed_generation{of_ring_shown} 2",
+        f"controllerring_status_shards{of_ring_shown} 2",
+        f"controllerring_status_available_shards{of_ring_shown} 1",
+    ):
+        assert f"\ncontroller_sharding_{shown}\n" in text, shown
+    # A state set: each state has a sample, and one of them is 1.
+    others = ("expired", "uncertain", "dead", "orphaned", "unknown")
+    for state in others:
+        assert f'controller_sharding_shard_state{{{of_a},state="{state}"}} 0' in text
     metrics.forget("sites")
     assert "shard_info{" not in write(metrics.families())
+
+
+def test_objects_beside_the_sharder_are_left_out_wherever_it_runs() -> None:
+    world = World(1)
+    server = FakeApiServer(random=world.stream("server"))
+    client = KubeClient(server.exchange("a"), random=world.stream("client"))
+    spec = {"resources": [{"group": "", "resource": "configmaps"}]}
+    server.put("controllerrings", {"metadata": {"name": "sites"}, "spec": spec}, RING_GROUP)
+    for name in ("controllers", "sharding-system"):
+        server.put("namespaces", {"metadata": {"name": name}})
+        server.put("configmaps", {"metadata": {"name": f"in-{name}", "namespace": name}})
+    labels = {"app.kubernetes.io/name": "domicile-sharder"}
+    metadata = {"name": "domicile-sharder", "namespace": "controllers", "labels": labels}
+    server.put("leases", {"metadata": metadata, "spec": {}}, "coordination.k8s.io")
+    try:
+        seen: dict[str, object] = {}
+
+        async def body() -> None:
+            seen.update(await look_at_ring(client, "sites"))
+
+        world.run(body(), world.process("test"))
+    finally:
+        world.close()
+    assert seen["unassigned"] == ["configmaps sharding-system/in-sharding-system"]
