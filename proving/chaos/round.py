@@ -31,7 +31,7 @@ from domicile.testing.processes.history import SLACK_S, RealHistory, before
 from domicile.testing.processes.node_process import HarnessError
 from proving.chaos.faults import Chaos, Fault
 from proving.chaos.load import MIXED, PATIENCE_S, Load
-from proving.chaos.server import EMBEDDED, ServedStore, StoreServer, server_faults
+from proving.chaos.server import EMBEDDED, ServedStore, StoreServer, answering, server_faults
 from proving.chaos.tally import SERVED, Tally
 from proving.chaos.targeted import FAULTS
 
@@ -193,7 +193,9 @@ class _Round:
             await asyncio.to_thread(self.store.start)
         try:
             async with self.cluster:
-                with felt(self.cluster.now, late):
+                away = self.chaos.disk.locked
+                asks = answering(self.store, self.cluster.now, away, late)
+                with felt(self.cluster.now, late), asks:
                     await self._play()
         finally:
             if self.store is not None:

@@ -7,7 +7,9 @@ its own. The kinds that only the embedded store has are left out of such a run.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from random import Random
 
 from domicile.backends.registry import shown_url
@@ -35,6 +37,11 @@ EMBEDDED = (
     "full disk", "store cut", "asleep", "stale leader", "cut leader", "contest", "slow store",
 )  # fmt: skip
 """Kinds of faults that are made inside SQLite."""
+
+
+ASK_S = 0.3
+SLOW_S = 0.5
+"""An API server that needs longer for an answer did not get its share of the machine."""
 
 
 class ServedStore:
@@ -73,6 +80,42 @@ class ServedStore:
 
     def __str__(self) -> str:
         return shown_url(self.url)
+
+
+@contextmanager
+def answering(
+    store: ServedStore | None,
+    now: Callable[[], float],
+    away: Callable[[], bool],
+    late: Callable[[float, float], object],
+) -> Generator[None]:
+    """Ask an API server again and again, by a thread; `late` hears when it took long to answer.
+
+    It has much to do for each call, and on a machine with other work it may stand still while the
+    harness runs. `away`: a fault is at work on it.
+    """
+    over = threading.Event()
+    server = None if store is None else store.server
+
+    def ask(server: KubernetesServer) -> None:
+        while not over.wait(ASK_S):
+            asked, broken = now(), away()
+            with suppress(OSError):
+                server.ask("/livez")
+            at = now()
+            if at > asked + SLOW_S and not (broken or away() or over.is_set()):
+                late(asked, at)
+
+    thread = None
+    if isinstance(server, KubernetesServer):
+        thread = threading.Thread(target=ask, args=(server,), name="chaos-asks", daemon=True)
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if thread is not None:
+            thread.join()
 
 
 def server_faults(store: ServedStore) -> dict[str, Fault]:
