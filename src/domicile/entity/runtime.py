@@ -42,6 +42,7 @@ from domicile.entity.hosting.residents import Residents
 from domicile.entity.hosting.shard_host import LimitedHost, ShardHost
 from domicile.entity.hosting.stop_budget import StopBudget
 from domicile.entity.hosting.trials import Trials
+from domicile.entity.hosting.unreleased import UnreleasedShards
 from domicile.entity.hosting.unserved import UnservedMessages
 from domicile.entity.model.entity import Entity, EntityType, entity_type
 from domicile.entity.model.ref import Call, Ref, Route
@@ -162,6 +163,9 @@ class Runtime:
         self.unserved = UnservedMessages(self, note_need)
         self.remembering = Remembering(self)
         self.hosts: dict[ShardKey, ShardHost] = {}
+        self.unreleased = UnreleasedShards(
+            self.loop, guard, lambda shard: self.hosts[shard].repeat_released()
+        )
         self._by_role: dict[str, dict[int, ShardHost]] = {}
         self.running: Turn | None = None
         """The turn that holds the event loop now; other threads may read this."""
@@ -513,23 +517,15 @@ class Runtime:
 
     def settled(self) -> bool:
         """H14: nothing is left to release, and nothing that was sent is still open."""
-        return not self.unreleased and not self.sending.waiting() and not self._here
+        return not self.must_release and not self.sending.waiting() and not self._here
 
     @property
-    def unreleased(self) -> bool:
+    def must_release(self) -> bool:
         """H14: whether a shard is still to be released, or the store does not name its next home
         yet."""
-        return any(host.unsettled for host in self.hosts.values())
-
-    @property
-    def draining(self) -> bool:
-        """Whether some shard is being emptied, which ends by its deadline (H10)."""
-        return any(host.owner.phase is Phase.DRAINING for host in self.hosts.values())
-
-    def repeat_released(self) -> None:
-        """H10: on each leader change, and every second while the store lags behind."""
-        for host in self.hosts.values():
-            host.repeat_released()
+        return self.unreleased.keeps(self.control.may_place) or any(
+            self.hosts[shard].unsettled for shard in self.carrier.handed_over()
+        )
 
     def repeat_soon(self) -> None:
         """A shard was released: repeat that until the store shows it."""
@@ -636,8 +632,7 @@ class Runtime:
 
     def _repeat(self) -> None:
         self._repeater = None
-        if self.guard():
-            self.repeat_released()
+        self.unreleased.repeat_some()
 
 
 def _nobody() -> None:

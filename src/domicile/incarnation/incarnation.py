@@ -457,7 +457,7 @@ class RunningIncarnation:
             case NodeChanged(record) if record.status == "leaving":
                 self._hurry(record.incarnation)
             case LeaderChanged():
-                self.runtime.repeat_released()
+                self.runtime.unreleased.repeat_all()
             case KickWished():
                 self._stuck.kick(fact)
             case _:

@@ -54,7 +54,9 @@ class Shutdown:
         """Until everything is released and nothing sent is open, or its time is over."""
         await self.until(runtime.settled, self._settings.drain_deadline_s)
         decides = self._control.decides
-        if may_overstay(draining=runtime.draining, unreleased=runtime.unreleased, decides=decides):
+        if may_overstay(
+            draining=runtime.unreleased.draining, unreleased=runtime.must_release, decides=decides
+        ):
             await self.until(runtime.settled, late_s(self._settings))
 
     async def see_off(self) -> None:

@@ -10,7 +10,7 @@ epoch after the one in which they were taken.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
@@ -176,6 +176,10 @@ class CarryTransfer:
     def handing_over(self, shard: ShardKey) -> bool:
         """Whether the release of a shard waits for its next home."""
         return shard in self._releases
+
+    def handed_over(self) -> Iterable[ShardKey]:
+        """The shards whose releases wait for their next homes."""
+        return self._releases
 
     def lost(self, shard: ShardKey) -> None:
         """The shard is no longer at home here, or in a new epoch: drop everything kept for it."""

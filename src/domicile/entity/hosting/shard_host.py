@@ -104,12 +104,13 @@ class ShardHost(Execution):
     def see(self, entry: Entry) -> None:
         """A newer map entry."""
         self._carry_out(self.owner.see(entry))
+        self.runtime.unreleased.note(self.shard, self.owner)
 
     def outrun(self, epoch: int) -> None:
         """J1, J2: a journal has seen a newer claim than this home's, so the shard needs a newer
         epoch."""
         self._floor = max(epoch, self._floor)
-        self._carry_out(self.owner.happen(OwnerEvent.OUTRUN))
+        self._happen(OwnerEvent.OUTRUN)
 
     def link_gone(self, source: LinkKey) -> None:
         """An incoming link's state was dropped."""
@@ -119,6 +120,7 @@ class ShardHost(Execution):
         """The lease is lost: start and answer nothing; the runtime cancels what runs (L4)."""
         self.timers.lose_all("its node lost its lease")
         self.owner.happen(OwnerEvent.FENCED)
+        self.runtime.unreleased.note(self.shard, self.owner)
         self._forget_cells("its node lost its lease")
         self._disarm()
 
@@ -208,6 +210,10 @@ class ShardHost(Execution):
         )  # fmt: skip
 
     # effects
+
+    def _happen(self, event: OwnerEvent) -> None:
+        self._carry_out(self.owner.happen(event))
+        self.runtime.unreleased.note(self.shard, self.owner)
 
     def _carry_out(self, effects: Iterable[OwnerEffect[Incoming]]) -> None:
         for effect in effects:
@@ -342,7 +348,7 @@ class ShardHost(Execution):
                 # Another message has started them meanwhile.
                 self.settle()
             else:
-                self._carry_out(self.owner.happen(OwnerEvent.EMPTY))
+                self._happen(OwnerEvent.EMPTY)
         return True
 
     def _stop(self, cell: Cell, why: StopReason = StopReason.ASKED) -> bool:
