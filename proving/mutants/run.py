@@ -23,9 +23,9 @@ there fails, and none does without the patch.
 With `--chaos` the patch meets real processes instead: minutes of chaos (`--minutes`, or what the
 patch says as `Chaos-Minutes`), one seed after the other, until a checker objects; `--only`, or
 `Chaos-Only` in the patch, names the kinds of faults if not all are to strike. A patch says whether
-it can be found there: `Chaos: yes`, or `Chaos: no, ` and why not; with `--all` those that can are
-tried, one after the other, and a table of them ends the run. Such a run does not repeat, so
-`make chaos` without a patch is what shows that nobody objects without reason.
+it can be found there: `Chaos: yes`, or `Chaos: no, ` and why not, or `Chaos: untried`; with `--all`
+those that can are tried, one after the other, and a table of them ends the run. Such a run does
+not repeat, so `make chaos` without a patch is what shows that nobody objects without reason.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def write(name: str, rule: str, profile: str) -> Path:
         ["git", "diff", "--unified=3", "src"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     patch = MUTANTS / f"{name}.patch"
-    head = f"Rule: {rule}\nProfile: {profile}\nChaos: no, not tried there yet\n"
+    head = f"Rule: {rule}\nProfile: {profile}\nChaos: untried\n"
     patch.write_text(head + symbol_patch.as_text(symbol_patch.from_diff(diff, ROOT)))
     return patch
 

@@ -30,7 +30,8 @@ NAMED = (
 FAMILIES = "LHNCSJ"
 LEAST_OF_EACH = 3
 HEAD = re.compile(
-    r"Rule: (?P<rule>[A-Z]\d*)\nProfile: (?P<profile>\w+)\nChaos: (?P<chaos>yes|no, .{10,})\n"
+    r"Rule: (?P<rule>[A-Z]\d*)\nProfile: (?P<profile>\w+)\n"
+    r"Chaos: (?P<chaos>yes|untried|no, (?!.*\btried\b).{10,})\n"
     r"(Chaos-Minutes: (?P<minutes>\d+)\n)?(Chaos-Only: (?P<only>.+)\n)?\n@@ "
 )
 SUITE_HEAD = re.compile(
@@ -89,6 +90,17 @@ def test_the_page_says_how_chaos_found_those_that_it_can() -> None:
     section = page.partition("## Mutants under chaos")[2].partition("\n## ")[0]
     told = re.findall(r"^\| `([\w-]+)` \| \d* ?\| \d+ \| \w+ \|", section, re.MULTILINE)
     assert told == [patch.stem for patch in run.patches_of(chaotic=True)]
+
+
+def test_the_page_names_those_that_nobody_has_tried_under_chaos() -> None:
+    page = (ROOT / "docs" / "explanation" / "testing.md").read_text(encoding="utf-8")
+    told = re.search(
+        r"^(\d+) of (\d+) mutants are untried under chaos: (.+?)\.$", page, re.M | re.S
+    )
+    assert told is not None
+    untried = [patch.stem for patch in PATCHES if head(patch)["chaos"] == "untried"]
+    assert re.findall(r"`([\w-]+)`", told[3]) == untried
+    assert (int(told[1]), int(told[2])) == (len(untried), len(PATCHES))
 
 
 def test_a_table_tells_of_each_mutant() -> None:

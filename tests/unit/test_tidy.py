@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +34,7 @@ PURE = (
     "kube/conventions.py",
     "kube/hashring.py",
     "kube/leases.py",
+    "kube/pod_proof.py",
     "kube/ranges.py",
     "kube/ring_metrics.py",
     "kube/sharder.py",
@@ -349,6 +351,14 @@ def pure_files() -> Iterator[Path]:
         path = SRC / name
         assert path.exists(), f"{name} has moved: name its new place in PURE"
         yield from [path] if path.is_file() else python_files(path)
+
+
+def test_the_contract_of_pure_modules_names_the_same_modules() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    (pure,) = [one for one in contracts if one["name"].startswith("Pure modules")]
+    mine = ["domicile." + name.removesuffix(".py").replace("/", ".") for name in PURE]
+    assert mine == pure["source_modules"]
 
 
 def test_what_must_be_pure_is() -> None:

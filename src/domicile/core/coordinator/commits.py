@@ -28,7 +28,6 @@ from domicile.core.state.keys import (
     node_key,
     node_lease,
     release_key,
-    started_key,
     trial_key,
 )
 from domicile.core.state.records import OnTrial, encode_record
@@ -230,7 +229,6 @@ class Housekeeping:
         """Keys of reports about past epochs, of needs that no longer matter, of clearances that are
         carried out, and of the mark of a rewind that is over."""
         obsolete = [release_key(*report) for report in view.releases if _is_over(view, report)]
-        obsolete += [started_key(*report) for report in view.started if _is_over(view, report)]
         obsolete += [needs_key(shard) for shard in _satisfied(view)]
         obsolete += [
             trial_key(owner)

@@ -96,7 +96,7 @@ NEVER = float("inf")
 TimedInputs = tuple[object, ...]
 """What of a round's input changes by time alone, to be compared with another."""
 
-REPORTS = (KeyFamily.RELEASE, KeyFamily.STARTED, KeyFamily.NEEDS)
+REPORTS = (KeyFamily.RELEASE, KeyFamily.NEEDS)
 """Families of keys in which owners leave their reports."""
 
 CROWDS = (KeyFamily.BLOCK, *REPORTS)

@@ -209,8 +209,6 @@ class ClusterView:
         self.floors: dict[ShardKey, int] = {}
         """The epochs above that are not 0. They are kept after their releases, until a listing
         (J1)."""
-        self.started: dict[OwnerReport, bool] = {}
-        """Reports of owners of earlier versions, as keys: to be deleted."""
         self.needs: dict[ShardKey, tuple[str, ...]] = {}
         """Entity types that messages of a shard need and an owner of it lacked (DX-26)."""
         self.offsets: dict[ShardKey, OffsetMark] = {}
@@ -228,7 +226,6 @@ class ClusterView:
             KeyFamily.DRAIN: self.drains,
             KeyFamily.WISH: self.wishes,
             KeyFamily.RELEASE: self.releases,
-            KeyFamily.STARTED: self.started,
             KeyFamily.NEEDS: self.needs,
             KeyFamily.OFFSET: self.offsets,
             KeyFamily.TRIAL: self.trials,

@@ -38,8 +38,6 @@ DRAIN = b"drain/"
 WISH = b"wish/"
 DEAD = b"dead/"
 TARGET_KEY = b"target"
-STARTED = b"started/"
-"""Reports of earlier versions about first starts; a leader deletes them."""
 TRIAL = b"trial/"
 CLEARANCE = b"pardon/"
 AUDIT = b"audit/"
@@ -126,11 +124,6 @@ def clearance_key(shard: ShardKey) -> bytes:
 def release_key(incarnation: Incarnation, shard: ShardKey, epoch: int) -> bytes:
     """The key of a release that an owner stores because it cannot reach the leader (H10)."""
     return RELEASE + _report_text(incarnation, shard, epoch)
-
-
-def started_key(incarnation: Incarnation, shard: ShardKey, epoch: int) -> bytes:
-    """The key of an owner's report that entities of a suspect shard start, in earlier versions."""
-    return STARTED + _report_text(incarnation, shard, epoch)
 
 
 def needs_key(shard: ShardKey) -> bytes:
@@ -255,7 +248,6 @@ class KeyFamily(Enum):
     WISH = (WISH, wish_key, _parse_shard, bytes.decode)
     KICK = (KICK, _of_parts(kick_key), _parse_kick, bytes)
     RELEASE = (RELEASE, _of_parts(release_key), _parse_report, _decode_floor)
-    STARTED = (STARTED, _of_parts(started_key), _parse_report, _present)
     NEEDS = (NEEDS, needs_key, _parse_shard, _decode_needs)
     OFFSET = (OFFSET, offset_key, _parse_shard, _decode_offset)
     TRIAL = (TRIAL, trial_key, Incarnation, partial(decode_record, kind=TrialRecord))

@@ -34,7 +34,6 @@ from domicile.core.state.keys import (
     needs_key,
     node_key,
     release_key,
-    started_key,
     wish_key,
 )
 from domicile.core.state.records import (
@@ -60,7 +59,6 @@ NAMES: dict[KeyFamily, Any] = {
     KeyFamily.WISH: ShardKey("a/b", 7),
     KeyFamily.KICK: (SHARD, EntityKey("cart", "a/b c")),
     KeyFamily.RELEASE: OwnerReport(A, ShardKey("a/b@c", 7), 3),
-    KeyFamily.STARTED: REPORT,
     KeyFamily.NEEDS: ShardKey("a/b", 7),
     KeyFamily.OFFSET: ShardKey("a/b", 7),
     KeyFamily.TRIAL: A,
@@ -108,7 +106,7 @@ def test_the_stored_bytes_stay_as_they_are() -> None:
     assert {family.name: family.prefix for family in KeyFamily} == {
         "NODE": b"nodes/", "CLIENT": b"clients/", "CONFIG": b"config", "LEADER": b"leader",
         "BLOCK": b"map/", "DRAIN": b"drain/", "WISH": b"wish/", "KICK": b"kick/",
-        "RELEASE": b"release/", "STARTED": b"started/", "NEEDS": b"needs/",
+        "RELEASE": b"release/", "NEEDS": b"needs/",
         "OFFSET": b"offset/", "TRIAL": b"trial/",
         "CLEARANCE": b"pardon/",
         "TARGET": b"target", "REWOUND": b"rewound", "MOVED": b"moved", "DEAD": b"dead/",
@@ -244,13 +242,12 @@ def test_a_block_that_was_read_is_taken_if_it_is_newer() -> None:
 def test_notes_come_and_go() -> None:
     view = ClusterView()
     pairs = (
-        (wish_key(SHARD), b"n-a"), (release_key(*REPORT), b"9"), (started_key(*REPORT), b""),
+        (wish_key(SHARD), b"n-a"), (release_key(*REPORT), b"9"),
         (clearance_key(SHARD), b""), (TARGET_KEY, b"2.0"), (REWOUND_KEY, b""),
     )  # fmt: skip
     assert view.apply(put(2, *pairs)) == [
         NoteChanged(KeyFamily.WISH, SHARD, "n-a"),
         NoteChanged(KeyFamily.RELEASE, REPORT, 9),
-        NoteChanged(KeyFamily.STARTED, REPORT, True),
         NoteChanged(KeyFamily.CLEARANCE, SHARD, True),
         NoteChanged(KeyFamily.TARGET, None, "2.0"),
         NoteChanged(KeyFamily.REWOUND, None, True),
@@ -258,14 +255,13 @@ def test_notes_come_and_go() -> None:
     assert view.wishes == {SHARD: "n-a"}
     assert view.releases == {REPORT: 9}
     assert view.floors == {SHARD: 9}
-    assert list(view.started) == [REPORT]
     assert list(view.clearances) == [SHARD]
     assert view.target == "2.0"
     assert view.rewound
     items = tuple(Item(key, value, 2, 2) for key, value in pairs)
     assert view.load(Listing(3, items)) == []
     assert len(view.load(Listing(4, ()))) == len(pairs)
-    assert not any((view.wishes, view.releases, view.floors, view.started, view.clearances))
+    assert not any((view.wishes, view.releases, view.floors, view.clearances))
     assert view.target == ""
     assert not view.rewound
 
