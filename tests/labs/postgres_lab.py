@@ -45,8 +45,8 @@ def programs() -> Path | None:
 class PostgresServer:
     """One server, from `start` to `stop`."""
 
-    def __init__(self, bin: Path) -> None:
-        self._bin = bin
+    def __init__(self, bin: Path, *options: str) -> None:
+        self._bin, self._options = bin, options
         self._home = Path(tempfile.mkdtemp(prefix="domicile-postgres-"))
         self._process: subprocess.Popen[bytes] | None = None
         self.port = _free_port()
@@ -85,6 +85,7 @@ class PostgresServer:
             [
                 *self._as, str(self._bin / "postgres"), "-D", str(data), "-p", str(self.port),
                 "-h", "127.0.0.1", "-k", str(self._home), "-c", "max_connections=200",
+                *self._options,
             ],
             stdout=subprocess.DEVNULL, stderr=(self._home / "log").open("ab"), cwd="/",
         )  # fmt: skip
@@ -93,6 +94,39 @@ class PostgresServer:
             assert self._process.poll() is None, (self._home / "log").read_text()
             assert time.monotonic() < until, "the server did not get ready"
             time.sleep(0.02)
+
+    def follow(self, primary: PostgresServer) -> None:
+        """Start it as a standby of another server."""
+        self._run(
+            "pg_basebackup", "-h", "127.0.0.1", "-p", str(primary.port), "-U", "domicile",
+            "-D", str(self._home / "data"), "-R", "-X", "stream", "-c", "fast", "--no-sync",
+        )  # fmt: skip
+        self.start()
+
+    def wait_for_standby(self) -> None:
+        """Wait until a standby receives what this server writes."""
+        asked = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'"
+        until = time.monotonic() + READY_S
+        while self.ask(asked) == "0":
+            assert time.monotonic() < until, "no standby has connected"
+            time.sleep(0.02)
+
+    def promote(self) -> None:
+        """Make a standby the primary."""
+        self.ask("SELECT pg_promote()")
+
+    def set(self, name: str, value: str) -> None:
+        """Change a setting while it runs."""
+        self.ask(f"ALTER SYSTEM SET {name} = {value}")
+        self.ask("SELECT pg_reload_conf()")
+        until = time.monotonic() + READY_S
+        while self.ask(f"SHOW {name}") != value.strip("'"):
+            assert time.monotonic() < until, f"{name} does not change"
+            time.sleep(0.02)
+
+    def ask(self, statement: str) -> str:
+        """What a statement returns, as text."""
+        return self._run("psql", "-X", "-q", "-A", "-t", "-d", self.url, "-c", statement).strip()
 
     def kill(self) -> None:
         """End it at once, with all its sessions, as a crash does."""
@@ -149,12 +183,13 @@ class PostgresServer:
             subprocess.run([str(ready), *asked], capture_output=True, check=False).returncode == 0
         )
 
-    def _run(self, program: str, *args: str) -> None:
+    def _run(self, program: str, *args: str) -> str:
         done = subprocess.run(
             [*self._as, str(self._bin / program), *args],
             capture_output=True, text=True, cwd="/", check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
 
 @cache

@@ -37,6 +37,7 @@ class PostgresBackend(Backend):
             meter=options.meter,
             unhurried=f"{cluster}/".encode() + CLIENTS if cluster else b"",
             reads_only=options.reads_only,
+            creates=options.creates,
         )
 
     def commits(self, url: str, after: int) -> list[QueuedCommit] | None:

@@ -36,6 +36,7 @@ class RedisBackend(Backend):
         return RedisStore(
             RedisAddress.parse(url, shown_url(url)), by=options.by, meter=options.meter,
             op_timeout_s=options.op_timeout_s, reads_only=options.reads_only,
+            creates=options.creates,
         )  # fmt: skip
 
     def commits(self, url: str, after: int) -> list[QueuedCommit] | None:

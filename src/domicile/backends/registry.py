@@ -52,6 +52,8 @@ class OpenOptions:
     meter: Meter = field(default_factory=NoMeter)
     reads_only: bool = False
     """Whether the process only reads: then its user need not be allowed to write."""
+    creates: bool = True
+    """Whether a store that is not there is made. Tools only work with what is there."""
     lives: Callable[[Incarnation], Awaitable[bool]] | None = None
     """Whether the store has the record of an incarnation, for a journal that must know it (J3)."""
     serves: bool = False

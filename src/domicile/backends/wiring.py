@@ -131,11 +131,18 @@ class WholeStore:
 
 
 def open_whole_store(
-    url: str, *, by: str, op_timeout_s: float = 5.0, reads_only: bool = False
+    url: str,
+    *,
+    by: str,
+    op_timeout_s: float = 5.0,
+    reads_only: bool = False,
+    creates: bool = True,
 ) -> WholeStore:
     """A store for a tool, which `by` names in the store's history. Close its `store` afterwards."""
     backend = store_backend(url)
-    options = OpenOptions(by, store=url, op_timeout_s=op_timeout_s, reads_only=reads_only)
+    options = OpenOptions(
+        by, store=url, op_timeout_s=op_timeout_s, reads_only=reads_only, creates=creates
+    )
     return WholeStore(url, backend, backend.open_store(url, options), backend.health(url, options))
 
 

@@ -1,7 +1,8 @@
 """What `domicile doctor` looks at: a cluster's store, its server, speed, contents and journal.
 
-Called by `doctor`. It writes a few small values under a lease of its own, which it ends, and
-nothing else. Each finding that needs something to be done says what.
+Called by `doctor`. It looks first and creates nothing. Only in a store that has something it writes
+a few small values under a lease of its own, which it ends. Each finding that needs something to be
+done says what.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from domicile.backends.registry import OpenOptions, journal_backend, shown_url, store_backend
@@ -20,7 +22,7 @@ from domicile.errors import ConfigError, DomicileError, StoreError
 from domicile.ops.status import NoCluster, existing, part
 from domicile.ports.findings import Finding, InspectableStore, Severity
 from domicile.ports.health import Health, Verdict
-from domicile.ports.journal import JournalUnknown
+from domicile.ports.journal import JournalAbsent, JournalUnknown
 from domicile.ports.store import Store
 from domicile.settings import Settings
 
@@ -40,19 +42,30 @@ async def examine(
     try:
         existing(store_backend(url), url)
         whole = open_whole_store(
-            url, by="doctor", op_timeout_s=settings.op_timeout_s, reads_only=reads_only
-        )
+            url, by="doctor", op_timeout_s=settings.op_timeout_s, reads_only=reads_only,
+            creates=False,
+        )  # fmt: skip
     except (ConfigError, NoCluster) as error:
         return [Finding(Severity.ERROR, "store", str(error))], False
     try:
         try:
             took_s, listing = await _timed(lambda: whole.store.list(b""))
         except (StoreError, ConfigError) as error:
-            return [Finding(Severity.ERROR, "store", str(error))], False
+            found.append(Finding(Severity.ERROR, "store", str(error)))
+            if isinstance(whole.store, InspectableStore):
+                # The server may say more of itself than that its store can't be read.
+                with suppress(StoreError, ConfigError):
+                    found += await whole.store.findings()
+            return found, False
         found.append(Finding(Severity.OK, "reached", f"a first listing took {_ms(took_s)}"))
         if isinstance(whole.store, InspectableStore):
             found += await _asked(whole.store.findings)
-        found += await _speed(whole.store, cluster, settings, reads_only=reads_only)
+        found += await _speed(whole.store, cluster, settings)
+        if listing.items and not reads_only:
+            found += await _asked(lambda: _written(whole.store, cluster, settings), "access")
+        elif not reads_only:
+            said = "nothing is stored here yet, so nothing was written to measure commits"
+            found.append(Finding(Severity.NOTE, "commits", said, "ask again once a node runs"))
         found += _size(listing)
         found += _contents(whole, listing, cluster, settings)
     finally:
@@ -61,44 +74,45 @@ async def examine(
     return found, True
 
 
-async def _asked(ask: Callable[[], Awaitable[Sequence[Finding]]]) -> Sequence[Finding]:
+async def _asked(
+    ask: Callable[[], Awaitable[Sequence[Finding]]], subject: str = "store"
+) -> Sequence[Finding]:
     try:
         return await ask()
     except (StoreError, ConfigError) as error:
-        return [Finding(Severity.ERROR, "store", str(error))]
+        return [Finding(Severity.ERROR, subject, str(error))]
 
 
 # speed
 
 
-async def _speed(
-    store: Store, cluster: str, settings: Settings, *, reads_only: bool
-) -> list[Finding]:
+async def _speed(store: Store, cluster: str, settings: Settings) -> list[Finding]:
+    key = f"{cluster}{PROBE}none".encode()
+    try:
+        reads = [(await _timed(lambda: store.get(key)))[0] for _ in range(SAMPLES)]
+    except (StoreError, ConfigError) as error:
+        return [Finding(Severity.ERROR, "access", str(error))]
+    return [_judged("reads", reads, settings)]
+
+
+async def _written(store: Store, cluster: str, settings: Settings) -> list[Finding]:
     """L2: a renewal must be answered within `op_timeout_s`, and twice within ttl − margin."""
     id = secrets.token_hex(8)
     lease, key = f"doctor-{id}", f"{cluster}{PROBE}{id}".encode()
+    found: list[Finding] = []
+    granted_s = await store.grant(lease, settings.ttl_s)
     try:
-        reads = [(await _timed(lambda: store.get(key)))[0] for _ in range(SAMPLES)]
-        found = [_judged("reads", reads, settings)]
-        if reads_only:
-            return found
-        granted_s = await store.grant(lease, settings.ttl_s)
-        try:
-            renewals = [(await _timed(lambda: store.renew(lease)))[0] for _ in range(SAMPLES)]
-            commits: list[float] = []
-            for number in range(SAMPLES):
-                put = Put(key, b"%d" % number, lease)
-                took_s, outcome = await _timed(lambda put=put: store.commit([], [put]))  # type: ignore[misc]
-                if not isinstance(outcome, Committed):
-                    said = f"a commit ended as {type(outcome).__name__}"
-                    found.append(
-                        Finding(Severity.ERROR, "commits", said, "look at the store's log")
-                    )
-                commits.append(took_s)
-        finally:
-            await store.revoke(lease)
-    except (StoreError, ConfigError) as error:
-        return [Finding(Severity.ERROR, "access", str(error))]
+        renewals = [(await _timed(lambda: store.renew(lease)))[0] for _ in range(SAMPLES)]
+        commits: list[float] = []
+        for number in range(SAMPLES):
+            put = Put(key, b"%d" % number, lease)
+            took_s, outcome = await _timed(lambda put=put: store.commit([], [put]))  # type: ignore[misc]
+            if not isinstance(outcome, Committed):
+                said = f"a commit ended as {type(outcome).__name__}"
+                found.append(Finding(Severity.ERROR, "commits", said, "look at the store's log"))
+            commits.append(took_s)
+    finally:
+        await store.revoke(lease)
     found += [_judged("renewals", renewals, settings), _judged("commits", commits, settings)]
     if granted_s > settings.ttl_s:
         said = f"the store grants {granted_s:g} s where ttl_s={settings.ttl_s:g} was asked for"
@@ -240,6 +254,11 @@ async def _journal(url: str, cluster: str, settings: Settings, named: str | None
             took_s, _ = await _timed(lambda: opened.claim([]))
         finally:
             await opened.close()
+    except JournalAbsent as error:
+        if named is None:
+            said = f"there is none in {shown} yet: no durable entity has written"
+            return [Finding(Severity.NOTE, "journal", said)]
+        return [Finding(Severity.ERROR, "journal", f"{shown}: {error}")]
     except (DomicileError, JournalUnknown) as error:
         return [Finding(Severity.ERROR, "journal", f"{shown}: {error}")]
     return [Finding(Severity.OK, "journal", f"{shown} answered after {_ms(took_s)}")]

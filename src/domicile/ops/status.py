@@ -229,7 +229,7 @@ def existing(backend: Backend, url: str) -> None:
 def open_existing(url: str, by: str, *, reads_only: bool = False) -> WholeStore:
     """A store for a tool that `by` names in the store's history; raises `NoCluster`."""
     existing(store_backend(url), url)
-    return open_whole_store(url, by=by, op_timeout_s=READ_S, reads_only=reads_only)
+    return open_whole_store(url, by=by, op_timeout_s=READ_S, reads_only=reads_only, creates=False)
 
 
 def part(listing: Listing, url: str, cluster: str) -> Listing:

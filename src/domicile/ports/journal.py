@@ -186,6 +186,10 @@ class JournalUnknown(Exception):
     """The journal's answer was lost; the call may have had its effect. Settle a batch (J4)."""
 
 
+class JournalAbsent(JournalUnknown):
+    """There is no journal of this cluster yet: a node with durable entities makes it."""
+
+
 class Journal(Protocol):
     """What durable entities need. Any call may raise `JournalUnknown`, for all that it asked.
 

@@ -18,7 +18,7 @@ from domicile.backends import registry
 from domicile.backends.registry import Backend, OpenOptions
 from domicile.core.state.keys import block_key, node_key
 from domicile.core.state.records import MoveRecord, encode_record
-from domicile.core.state.txn import Condition, Conflict, Outcome, Write
+from domicile.core.state.txn import Condition, Conflict, Outcome, Put, Write
 from domicile.errors import StoreUnavailable
 from domicile.ops.checkup import examine
 from domicile.ops.cli import app
@@ -152,16 +152,26 @@ class Slows(Backend):
 
     def __init__(self, **faults: Any) -> None:
         self._faults = faults
+        self._store = MemoryStore(ManualClock())
 
     def open_store(self, url: str, options: OpenOptions) -> Store:
-        store: Store = Slow(MemoryStore(ManualClock()).client("x"), **self._faults)  # type: ignore[assignment]
+        store: Store = Slow(self._store.client("x"), **self._faults)  # type: ignore[assignment]
         return store
+
+    async def fill(self) -> None:
+        await self._store.client("x").commit([], [Put(b"c/config", b"?")])
 
 
 def slowly(monkeypatch: pytest.MonkeyPatch, **faults: Any) -> dict[str, Finding]:
-    monkeypatch.setattr(registry, "_known", {**registry._known, "slow": Slows(**faults)})
+    slows = Slows(**faults)
+    monkeypatch.setattr(registry, "_known", {**registry._known, "slow": slows})
     settings = Settings(ttl_s=6.0, op_timeout_s=0.05)
-    findings, there = asyncio.run(examine("slow://x", "c", settings, None))
+
+    async def look() -> tuple[list[Finding], bool]:
+        await slows.fill()
+        return await examine("slow://x", "c", settings, None)
+
+    findings, there = asyncio.run(look())
     assert there
     return {one.subject: one for one in findings if one.severity is not Severity.OK}
 

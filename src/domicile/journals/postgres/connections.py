@@ -30,7 +30,7 @@ from domicile.journals.postgres.schema import (
     day_partition,
 )
 from domicile.journals.trouble import JournalTrouble
-from domicile.ports.journal import JournalUnknown, older_format
+from domicile.ports.journal import JournalAbsent, JournalUnknown, older_format
 from domicile.postgres.sessions import (
     FAILURES,
     SessionPlace,
@@ -204,7 +204,7 @@ class Connections:
         """
         if not await connection.fetchval("SELECT to_regclass('meta') IS NOT NULL"):
             listed = ", ".join(await known_clusters(connection)) or "no cluster"
-            raise JournalUnknown(
+            raise JournalAbsent(
                 f"the journal {self.shown} has nothing of cluster "
                 f"{self._schema.removesuffix('_journal')!r}, it holds {listed}: say another "
                 "--cluster or --journal"

@@ -159,10 +159,13 @@ def _working(urls: list[str], work: Callable[[list[WholeStore]], Awaitable[T]]) 
         existing(store_backend(urls[0]), urls[0])
         opened: list[WholeStore] = []
         try:
-            for url in urls:
+            for place, url in enumerate(urls):
                 if store_backend(url).reach == "process":
                     existing(store_backend(url), url)
-                opened.append(open_whole_store(url, by="operator", op_timeout_s=CALL_S))
+                # Only the store that is copied to may be a new one.
+                opened.append(
+                    open_whole_store(url, by="operator", op_timeout_s=CALL_S, creates=place > 0)
+                )
             return await work(opened)
         finally:
             for whole in opened:

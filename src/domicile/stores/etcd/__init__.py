@@ -11,6 +11,7 @@
 - A lease's text becomes a number by hashing; a key under the lease holds the text (`leases`). A
   renewal counts after a read through a majority in the same raft term.
 - A watch resumes from the last event that was handed out (`watch`).
+- `domicile doctor` asks each server by itself (`survey`) and is told what that means (`findings`).
 
 `rpc.proto` is the part of etcd's API that is used. Reading order: client, connection, watch.
 """

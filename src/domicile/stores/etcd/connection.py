@@ -82,6 +82,9 @@ TIME_TO_LIVE = EtcdMethod(
 )
 KEEP_ALIVE = EtcdMethod("/etcdserverpb.Lease/LeaseKeepAlive", pb.LeaseKeepAliveResponse)
 WATCH = EtcdMethod("/etcdserverpb.Watch/Watch", pb.WatchResponse)
+MEMBERS = EtcdMethod("/etcdserverpb.Cluster/MemberList", pb.MemberListResponse)
+STATUS = EtcdMethod("/etcdserverpb.Maintenance/Status", pb.StatusResponse)
+ALARM = EtcdMethod("/etcdserverpb.Maintenance/Alarm", pb.AlarmResponse)
 AUTHENTICATE = EtcdMethod("/etcdserverpb.Auth/Authenticate", pb.AuthenticateResponse)
 
 
@@ -230,6 +233,28 @@ class EtcdConnections:
                 return reply
             finally:
                 await session.end()
+
+    @asynccontextmanager
+    async def only(self, endpoint: str) -> AsyncGenerator[EtcdSession, None]:
+        """A channel to one server, which need not know a leader or the known history. For tools."""
+        session = EtcdSession(endpoint, await self._channel(endpoint), self.history.now())
+        try:
+            async with in_time(self.op_timeout_s):
+                if not self._logged_in():
+                    await self._log_in(session)
+                yield session
+        finally:
+            await session.channel.close()
+
+    @property
+    def login(self) -> tuple[tuple[str, str], ...]:
+        """What goes with a request that a server without a leader may answer."""
+        return self.metadata()[1:]
+
+    @property
+    def auth(self) -> bool | None:
+        """Whether etcd asks for a login; None: nobody has logged in."""
+        return False if self._no_login else True if self._token else None
 
     def unary(self, session: EtcdSession, method: EtcdMethod[A]) -> Any:
         """What calls a procedure of etcd with one request."""

@@ -16,11 +16,14 @@ from math import isfinite
 
 from domicile.core.state.txn import Changes, Condition, Item, Listing, Outcome, Write
 from domicile.errors import StoreError, StoreUnavailable
+from domicile.ports.findings import Finding
 from domicile.ports.meter import Meter, NoMeter
 from domicile.stores.etcd.address import EtcdAddress
-from domicile.stores.etcd.client import EtcdClient, EtcdProcess
+from domicile.stores.etcd.client import EtcdClient, EtcdProcess, prefix_end
+from domicile.stores.etcd.findings import cluster_findings
 from domicile.stores.etcd.history import EtcdHistory
 from domicile.stores.etcd.leases import LeaseNumbers
+from domicile.stores.etcd.survey import asked_about
 from domicile.stores.etcd.watch import EtcdWatch
 from domicile.stores.threaded import LoopThreadedStore
 
@@ -80,6 +83,12 @@ class EtcdStore:
     async def revoke(self, lease: str) -> None:
         """As `Store.revoke`."""
         await self._use().revoke(lease)
+
+    async def findings(self) -> Sequence[Finding]:
+        """As `InspectableStore.findings`: each server of the URL is asked by itself."""
+        self._use()
+        connections = self.client.connections
+        return cluster_findings(await asked_about(connections, self.data, prefix_end(self.data)))
 
     def watch(self, prefix: bytes, from_revision: int) -> AsyncIterator[Changes]:
         """As `Store.watch`."""

@@ -2,6 +2,6 @@
 
 `schema` has the tables and the functions that read and write them; `history` is what a process
 knows of the store's past (S5); `line` is one connection with its queue; `client` makes calls of
-jobs; `standby` advances store time while nobody leads (S4); `store` implements the port. Needs the
-extra `domicile[postgres]`.
+jobs; `standby` advances store time while nobody leads (S4); `store` implements the port; `findings`
+is what `domicile doctor` reports about a server. Needs the extra `domicile[postgres]`.
 """

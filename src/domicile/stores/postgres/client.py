@@ -6,6 +6,7 @@ own. All of them share what is known of the store's past (S5). A client belongs 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,16 @@ from domicile.core.state.txn import (
     check_limits,
 )
 from domicile.errors import ConfigError, StoreUnavailable
+from domicile.ports.findings import Finding
 from domicile.ports.store import Kept
-from domicile.postgres.sessions import SessionPlace, check_session, explained, session_settings
+from domicile.postgres.sessions import (
+    FAILURES,
+    SessionPlace,
+    check_session,
+    explained,
+    session_settings,
+)
+from domicile.stores.postgres.findings import CONTENTS, FACTS, MAY_LOOK, postgres_findings
 from domicile.stores.postgres.history import KnownPast, Mark
 from domicile.stores.postgres.line import ConnectionLine, LineJob
 from domicile.stores.postgres.schema import (
@@ -74,22 +83,45 @@ class StoreServer:
 
     async def connect(self, left_s: float) -> RawConnection:
         """A session that may be used: of a primary, with its own settings, on sound tables."""
-        settings = session_settings("domicile store", SCHEMA, self._lock_s)
-        connection = await asyncpg.connect(
-            self._url,
-            timeout=left_s,
-            server_settings=settings,
-            target_session_attrs=(
-                None if "target_session_attrs" in self._url else SessionAttribute.primary
-            ),
-        )
+        connection = await self._session(left_s, SessionAttribute.primary)
         try:
-            await check_session(connection, settings, self._place)
             await self._check_tables(connection)
         except BaseException:
             connection.terminate()
             raise
         self.was_open = True
+        return connection
+
+    async def look(self) -> list[Finding]:
+        """What the server says of itself, and its tables if this user may read them."""
+        try:
+            async with asyncio.timeout(self._wait_s):
+                connection = await self._session(self._wait_s, SessionAttribute.any)
+                try:
+                    facts = await connection.fetchrow(FACTS)
+                    assert facts is not None
+                    contents = None
+                    if facts["owner"] is not None and await connection.fetchval(MAY_LOOK):
+                        contents = await connection.fetchrow(CONTENTS)
+                finally:
+                    connection.terminate()
+        except (*FAILURES, OSError, TimeoutError) as error:
+            raise self.explained(error) from error
+        return postgres_findings(dict(facts), None if contents is None else dict(contents))
+
+    async def _session(self, left_s: float, wanted: SessionAttribute) -> RawConnection:
+        settings = session_settings("domicile store", SCHEMA, self._lock_s)
+        connection = await asyncpg.connect(
+            self._url,
+            timeout=left_s,
+            server_settings=settings,
+            target_session_attrs=None if "target_session_attrs" in self._url else wanted,
+        )
+        try:
+            await check_session(connection, settings, self._place)
+        except BaseException:
+            connection.terminate()
+            raise
         return connection
 
     def explained(self, error: Exception) -> Exception:

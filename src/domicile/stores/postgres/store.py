@@ -36,6 +36,7 @@ from domicile.errors import (
     StoreUnavailable,
     WatchCompacted,
 )
+from domicile.ports.findings import Finding
 from domicile.ports.meter import Meter, NoMeter
 from domicile.ports.store import Kept
 from domicile.stores.key_range import above
@@ -84,7 +85,7 @@ class PostgresStore:
     which keeps the newest `kept_commits`. A call ends within about `op_timeout_s`. Commits that
     only concern keys under `unhurried` notify nobody: watches find them with the next commit or
     renewal, in order. With `reads_only` nothing is created, and a read does not fail if this user
-    may not end a lease that has expired.
+    may not end a lease that has expired. Without `creates` tables must be there.
     """
 
     tick_s = TICK_S
@@ -101,6 +102,7 @@ class PostgresStore:
         meter: Meter | None = None,
         unhurried: bytes = b"",
         reads_only: bool = False,
+        creates: bool = True,
     ) -> None:
         if kept_commits < 1:
             raise ValueError(f"kept_commits is {kept_commits}; keep at least one commit")
@@ -109,7 +111,7 @@ class PostgresStore:
         self._shown, self._by = shown, by
         self._reads_only, self._op_timeout_s = reads_only, op_timeout_s
         self._meter = NoMeter() if meter is None else meter
-        self._server = StoreServer(url, shown, op_timeout_s, creates=not reads_only)
+        self._server = StoreServer(url, shown, op_timeout_s, creates=creates and not reads_only)
         self._known = KnownPast(shown, self._noticed)
         self._generation = 0
         self._kept_commits, self._unhurried = kept_commits, unhurried
@@ -194,6 +196,11 @@ class PostgresStore:
     async def prepare(self) -> None:
         """Make the tables, or bring them up to date; every first call does it, too."""
         await self._writes().ask(self._generation, GET, b"")
+
+    async def findings(self) -> Sequence[Finding]:
+        """As `InspectableStore.findings`, on a session of its own; also where no store is."""
+        self._check_open()
+        return await self._server.look()
 
     async def close(self) -> None:
         """Close the connections and end the watches. Leases stay until they expire."""

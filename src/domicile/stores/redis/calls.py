@@ -41,6 +41,9 @@ KEPT_S = 3600.0
 """I6: the change log keeps this many commits, bytes and seconds of store time, the first limit
 counts. A watch from before must list again."""
 
+READING = ("get", "list", "log", "state")
+"""Operations that find nothing where no store is."""
+
 PARTS = ("meta", "item", "index", "ttl", "due", "held", "log", "tag")
 US = 1_000_000
 
@@ -114,6 +117,7 @@ class ScriptCalls:
         by: str = "",
         kept_commits: int = KEPT_COMMITS,
         reads_only: bool = False,
+        creates: bool = True,
         seen: Callable[[ScriptAnswer], None] = lambda answer: None,
         rewound: Callable[[StoreRewound], None] = lambda error: None,
     ) -> None:
@@ -123,7 +127,7 @@ class ScriptCalls:
         self._by = by
         self._limits = (str(kept_commits), str(KEPT_BYTES), str(round(KEPT_S * US)))
         self._script = READS if reads_only else WRITES
-        self._reads_only = reads_only
+        self._reads_only, self._creates = reads_only, creates and not reads_only
         self._seen, self._rewound = seen, rewound
         self._history, self._revision, self._tag = "", 0, ""
 
@@ -143,7 +147,7 @@ class ScriptCalls:
         generation = self.generation if generation is None else generation
         self._check(generation)
         history, revision, tag = self.known
-        fresh = "" if self._reads_only else secrets.token_hex(16)
+        fresh = secrets.token_hex(16) if self._creates else ""
         arguments = (
             len(self._keys), *self._keys, operation, history, str(revision), tag, fresh,
             secrets.token_hex(8), self._by, *self._limits, *values,
@@ -161,6 +165,11 @@ class ScriptCalls:
         if status == "absent":
             if self._history:
                 self._went_back("it is empty")
+            if operation not in READING:
+                raise ConfigError(
+                    f"there is no store at {self._server.shown}: start a node with it first, or "
+                    "name another"
+                )
             return ScriptAnswer(status, "", 0, "", 0.0, 0.0, ())
         answer = ScriptAnswer(
             status, raw[1].decode(), raw[2], raw[3].decode(),

@@ -68,7 +68,8 @@ class RedisStore:
     """Implements `domicile.ports.store.Store`. It connects at the first call.
 
     `by` names this process in the log. A call ends within about `op_timeout_s`. With `reads_only`
-    no call writes: this process ends no expired lease and does not advance store time.
+    no call writes: this process ends no expired lease and does not advance store time. Without
+    `creates` no store is made where none is: reads find nothing, writes fail.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class RedisStore:
         meter: Meter | None = None,
         random: Random | None = None,
         reads_only: bool = False,
+        creates: bool = True,
     ) -> None:
         if kept_commits < 1:
             raise ValueError(f"kept_commits is {kept_commits}; keep at least one commit")
@@ -93,7 +95,7 @@ class RedisStore:
         self._reads_only = reads_only
         self._calls = ScriptCalls(
             self.server, address.keys, by=by, kept_commits=kept_commits, reads_only=reads_only,
-            seen=self._saw, rewound=self._went_back,
+            creates=creates, seen=self._saw, rewound=self._went_back,
         )  # fmt: skip
         self._pace = TickPace(Random() if random is None else random)
         self._tasks = TaskSet[None](f"redis {address.shown}")
