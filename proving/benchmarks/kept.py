@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,10 @@ class Kept:
     def forget(self, key: str) -> None:
         """Have a cell measured anew."""
         self.cells.pop(key, None)
+
+    def lacks(self, cells: Iterable[str], measured: Collection[str]) -> list[str]:
+        """Cells beside those that were measured now of which nothing is kept."""
+        return [key for key in cells if key not in measured and not self.cells.get(key)]
 
     def add(self, key: str, told: Measured) -> None:
         """Keep a round."""

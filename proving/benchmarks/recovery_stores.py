@@ -340,6 +340,13 @@ def main(given: Sequence[str] | None = None) -> int:
     for key, why in absent.items():
         print(f"\n{key}: not measured: {why}")
     if options.write_docs:
+        # Also the cells that were not chosen now: the page shows all of them.
+        lost = kept.lacks(CELLS, keys)
+        if lost:
+            tell(f"{PAGE} stays as it is: nothing is kept of {', '.join(lost)}, say no --only")
+            return 1
+        found = {key: kept.cells.get(key, []) for key in CELLS}
+        text = f"{page(found)}\n\n{_facts()}"
         filled = fill(PAGE.read_text(encoding="utf-8"), "recovery-stores", f"{text}\n")
         PAGE.write_text(filled, encoding="utf-8")
     return 1 if any(CELLS[key].ttl_s is not None for key in absent) else 0

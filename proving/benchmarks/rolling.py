@@ -1,10 +1,10 @@
 """What callers feel while nodes are replaced, emptied, added and taken away.
 
-    python -m proving.benchmarks.rolling                     all three, in about two minutes python
-    -m proving.benchmarks.rolling --only rolling      one of rolling, drain, scale python -m
-    proving.benchmarks.rolling --quick             a smoke test; its figures mean nothing python -m
-    proving.benchmarks.rolling --write-docs        also into docs/explanation/performance.md python
-    -m proving.benchmarks.rolling --from FILE         the table of an earlier run
+    python -m proving.benchmarks.rolling                 all three, in about two minutes
+    python -m proving.benchmarks.rolling --only rolling  one of rolling, drain, scale
+    python -m proving.benchmarks.rolling --quick         a smoke test; its figures mean nothing
+    python -m proving.benchmarks.rolling --write-docs    also into docs/explanation/performance.md
+    python -m proving.benchmarks.rolling --from FILE     the table of an earlier run
 
 Real node processes on one store (`--store NAME`, else the embedded one), and a load in a process of
 its own. The capacity of the cluster is what a closed loop reaches in the same run; then a quarter

@@ -70,7 +70,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--every", type=_positive, help="seconds between two live lines")
     add(
         "--network", default="auto", choices=("auto", "namespaces", "loopback"),
-        help="namespaces need root; auto takes them where it can",
+        help="namespaces need root; auto takes them where it can; not with a server as store",
     )  # fmt: skip
     add(
         "--store",
@@ -88,6 +88,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.nodes < 3:
         parser.error("--nodes must be at least 3")
+    if options.network == "namespaces" and options.store in SERVERS:
+        parser.error(
+            f"--network namespaces does not go with --store {options.store}: the server listens at "
+            "a loopback address, which a namespace does not reach"
+        )
     if options.managers < 0:
         parser.error("--managers must not be negative")
     rounds = _rounds(options.minutes)

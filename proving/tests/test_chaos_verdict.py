@@ -133,3 +133,10 @@ def command_words(line: str) -> list[str]:
     _, option, module, *arguments = shlex.split(line)
     assert (option, module) == ("-m", "proving.chaos")
     return arguments
+
+
+def test_namespaces_with_a_server_as_store_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.parse(["--store", "etcd", "--network", "namespaces"])
+    assert "loopback address" in capsys.readouterr().err
+    assert command.parse(["--store", "etcd"]).network == "auto"

@@ -99,3 +99,28 @@ def test_what_is_missing_is_told_and_measured_first_round_first(
     assert "5 rounds are missing" in capsys.readouterr().out
     assert stores.main(asked[:-1]) == 0
     assert len(done) == 9
+
+
+def test_the_page_keeps_the_cells_that_were_not_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page_file = tmp_path / "page.md"
+    page_file.write_text(
+        "<!-- measured:stores -->\nold\n<!-- /measured:stores -->\n", encoding="utf-8"
+    )
+    before = page_file.read_text(encoding="utf-8")
+
+    def measure(cell: Any, scale: Any, parent: Any) -> dict[str, Any]:
+        shares = {"node_share": 0.01, "server_share": 0.01, "p50_s": 0.01, "p99_s": 0.02}
+        return measured(2_000.0, max_s=0.03, count=9, **shares)[0]
+
+    monkeypatch.setattr(stores, "measure", measure)
+    monkeypatch.setattr(stores, "PAGE", page_file)
+    asked = ["--cache", str(tmp_path), "--rounds", "1", "--write-docs"]
+    assert stores.main([*asked, "--only", "etcd"]) == 1
+    assert "nothing is kept of commits-sqlite-1x1" in capsys.readouterr().err
+    assert page_file.read_text(encoding="utf-8") == before
+    assert stores.main(asked) == 0
+    assert stores.main([*asked, "--only", "etcd", "--again"]) == 0
+    written = page_file.read_text(encoding="utf-8")
+    assert all(f"| {title} |" in written for title in ("SQLite", "etcd", "PostgreSQL"))
