@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import NamedTuple, get_type_hints
 
 import pytest
+import yaml
 from console_lab import Session, steps
 from postgres_lab import shared_server
 from typer.main import get_command
@@ -28,13 +29,15 @@ PAGES = (
     *sorted(DOCS.rglob("*.md")),
     *(EXAMPLE_PAGES := sorted((ROOT / "examples").glob("*/README.md"))),
 )
-SHOWN = ("python", "console", "sh", "text", "mermaid")
-"""What blocks may hold. Python and consoles are run, the targets that shells name exist."""
+SHOWN = ("python", "console", "sh", "text", "mermaid", "yaml")
+"""What blocks may hold. Python and consoles are run, the targets that shells name exist, and YAML
+can be read."""
 
 FENCE = re.compile(r"(?P<above>[^\n]*\n)```python\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
 ROW = re.compile(r"^\| `(?P<name>[\w-]+)` \| (?P<second>[^|]+) \|", re.MULTILINE)
 EVENT = re.compile(r"\.event\(\s*\"(?P<kind>\w+)\"")
 BLOCK = re.compile(r"^```(?P<kind>python|console)\n.*?^```$", re.DOTALL | re.MULTILINE)
+YAML = re.compile(r"^```yaml\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 KIND = re.compile(r"^ *```(?P<kind>\w*)[^\n]*\n.*?^ *```$", re.DOTALL | re.MULTILINE)
 MARK = re.compile(r"<!-- test(?:: (?P<file>[\w.]+)(?P<fails>, fails)?)? -->")
 VERB = re.compile(r"(?<![\w.])sim\.(?P<name>\w+)")
@@ -409,6 +412,12 @@ def test_blocks_are_of_known_kinds() -> None:
         if match["kind"] and match["kind"] not in SHOWN
     ]
     assert unknown == []
+
+
+def test_blocks_of_yaml_can_be_read() -> None:
+    found = [match["text"] for page in PAGES for match in YAML.finditer(page.read_text("utf-8"))]
+    assert found
+    assert all(part for text in found for part in yaml.safe_load_all(text))
 
 
 def test_links_within_the_docs_lead_somewhere() -> None:

@@ -30,7 +30,8 @@ VARYING = (
     (re.compile(r"\([0-9a-f]{8}\)"), "(<incarnation>)"),
     (re.compile(r"\brevision \d+"), "revision <n>"),
     (re.compile(r"\bepoch +\d+"), "epoch <n>"),
-    (re.compile(r"\bin \d+\.\d+ ?s\b"), "in <n> s"),
+    # Pytest says more of a run of over a minute.
+    (re.compile(r"\bin \d+\.\d+ ?s\b(?: \(\d+:\d\d:\d\d\))?"), "in <n> s"),
     (re.compile(r"[\d,]+ +[\d,]+ +[\d,]+(?= +[\d,]+ ms )"), "<figures>"),
     (re.compile(r"(?<= )\d[\d.,]* (?:ms|s|min)(?= |$)"), "<age>"),
     (re.compile(r"[─━]+|={3,}|_{3,}"), ""),
