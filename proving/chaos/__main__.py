@@ -88,7 +88,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.nodes < 3:
         parser.error("--nodes must be at least 3")
-    if options.network == "namespaces" and options.store in SERVERS:
+    if options.network == "namespaces" and options.store in CHAOS_SERVERS:
         parser.error(
             f"--network namespaces does not go with --store {options.store}: the server listens at "
             "a loopback address, which a namespace does not reach"
