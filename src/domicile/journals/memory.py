@@ -20,6 +20,7 @@ from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
 from domicile.ports.journal import (
     BLIND,
     MOST_KEYS,
+    SCAN_BYTES,
     Batch,
     Claim,
     ClaimAnswer,
@@ -190,16 +191,22 @@ class MemoryJournal:
             found.append(StoredReply(head.keys[key]) if head is not None and known else None)
         return found
 
-    async def scan(self, shard: ShardKey, after: int, limit: int) -> EventPage:
+    async def scan(
+        self, shard: ShardKey, after: int, limit: int, max_bytes: int = SCAN_BYTES
+    ) -> EventPage:
         """Committed events of a shard, in order. Waits for no lock."""
         fence = self._fences.get((shard, 0))
         if fence is None:
             return EventPage((), 0)
         events: list[StoredEvent] = []
+        size = 0
         for offset in range(after + 1, fence.next + 1):
             event = fence.log.get(offset)
             if event is None:
                 continue
+            size += len(event.data or b"")
+            if events and size > max_bytes:
+                return EventPage(tuple(events), events[-1].offset)
             events.append(event)
             if len(events) == limit:
                 return EventPage(tuple(events), offset)

@@ -23,6 +23,10 @@ MOST_KEYS = 256
 """A recovery tells the keys of an entity that has no more than these."""
 
 
+SCAN_BYTES = 1 << 20
+"""Most bytes of events in one page of a scan, unless its caller says another number."""
+
+
 class Claim(msgspec.Struct, frozen=True, gc=False):
     """The right of an owner to write to a shard under an epoch. A fence row has one per layout."""
 
@@ -238,8 +242,12 @@ class Journal(Protocol):
         """What became of keyed asks that were recorded."""
         ...
 
-    async def scan(self, shard: ShardKey, after: int, limit: int) -> EventPage:
+    async def scan(
+        self, shard: ShardKey, after: int, limit: int, max_bytes: int = SCAN_BYTES
+    ) -> EventPage:
         """Events of a shard after an offset, at most `limit`, for projections.
+
+        Their data has at most `max_bytes` together, but one event comes always, if there is one.
 
         No gap is possible: offsets are taken under the lock of the fence row, which is held until
         the commit.

@@ -17,6 +17,7 @@ from domicile.core.ids import EntityKey, ShardKey
 from domicile.journals.memory import MemoryJournal
 from domicile.membership.clock import SystemClock
 from domicile.ports.journal import (
+    SCAN_BYTES,
     Batch,
     Claim,
     ClaimAnswer,
@@ -58,8 +59,10 @@ class TheirJournal:
     async def inbox(self, asked: Sequence[tuple[EntityKey, str]]) -> Sequence[StoredReply | None]:
         return await self._kept.inbox(asked)
 
-    async def scan(self, shard: ShardKey, after: int, limit: int) -> EventPage:
-        return await self._kept.scan(shard, after, limit)
+    async def scan(
+        self, shard: ShardKey, after: int, limit: int, max_bytes: int = SCAN_BYTES
+    ) -> EventPage:
+        return await self._kept.scan(shard, after, limit, max_bytes)
 
     async def remembered(
         self, shard: ShardKey, after: Remembered | None, limit: int

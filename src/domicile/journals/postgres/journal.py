@@ -46,6 +46,7 @@ from domicile.journals.postgres.transfer import fill_tables, stored_tables
 from domicile.ports.clock import Clock
 from domicile.ports.journal import (
     MOST_KEYS,
+    SCAN_BYTES,
     Batch,
     Claim,
     ClaimAnswer,
@@ -167,17 +168,20 @@ class PostgresJournal:
             rows = await connection.fetch(INBOX, entities, [key for _, key in asked])
         return [StoredReply(row["reply"]) if row["known"] else None for row in rows]
 
-    async def scan(self, shard: ShardKey, after: int, limit: int) -> EventPage:
+    async def scan(
+        self, shard: ShardKey, after: int, limit: int, max_bytes: int = SCAN_BYTES
+    ) -> EventPage:
         """As `Journal.scan`."""
         async with self._connections.use() as connection:
-            rows = await connection.fetch(SCAN, shard.role, shard.shard, after, limit)
+            rows = await connection.fetch(SCAN, shard.role, shard.shard, after, limit, max_bytes)
         events = [
             StoredEvent(row["off"], EntityKey(row["type"], row["id"]), row["seq"], row["data"])
             for row in rows
             if row["off"] is not None
         ]
         upto: int = rows[0]["next"] if rows else 0
-        return EventPage(tuple(events), events[-1].offset if len(events) == limit else upto)
+        is_cut = len(events) == limit or (bool(events) and len(events) < rows[0]["found"])
+        return EventPage(tuple(events), events[-1].offset if is_cut else upto)
 
     async def remembered(
         self, shard: ShardKey, after: Remembered | None, limit: int

@@ -383,9 +383,15 @@ INBOX = """SELECT x.entity IS NOT NULL AS known, x.reply
     LEFT JOIN inbox x USING (entity, key) ORDER BY w.n"""
 
 # One statement sees one state of the tables: the last offset and the events belong together.
-SCAN = """SELECT f.next, v.off, v.seq, v.data, e.type, e.id FROM fence f
+SCAN = """SELECT f.next, v.off, v.seq, v.data, v.found, e.type, e.id FROM fence f
     LEFT JOIN LATERAL (
-        SELECT * FROM event v WHERE v.fence = f.n AND v.off > $3 ORDER BY v.off LIMIT $4
+        SELECT * FROM (
+            SELECT p.*, sum(coalesce(length(p.data), 0)) OVER (ORDER BY p.off) AS total,
+                row_number() OVER (ORDER BY p.off) AS place, count(*) OVER () AS found
+            FROM (
+                SELECT * FROM event v WHERE v.fence = f.n AND v.off > $3 ORDER BY v.off LIMIT $4
+            ) p
+        ) q WHERE q.total <= $5 OR q.place = 1
     ) v ON true
     LEFT JOIN entity e ON e.entity = v.entity
     WHERE f.role = $1 AND f.layout = 0 AND f.shard = $2 ORDER BY v.off"""

@@ -50,6 +50,7 @@ from domicile.journals.sqlite.schema import (
 from domicile.journals.sqlite.transfer import Filling, stored_rows
 from domicile.journals.trouble import JournalTrouble
 from domicile.ports.journal import (
+    SCAN_BYTES,
     Batch,
     Claim,
     EventPage,
@@ -110,6 +111,14 @@ _SCAN = """SELECT json_group_array(json_array(off, seq, type, id, length(data)))
         SELECT v.off, v.seq, e.type, e.id, v.data
         FROM event v CROSS JOIN entity e ON e.n = v.entity
         WHERE v.fence = ? AND v.off > ? ORDER BY v.off LIMIT ?
+)"""
+
+# How many events a page would have, and how many of them are not too many bytes together.
+_FITTING = """SELECT count(*), count(*) FILTER (WHERE total <= ?4) FROM (
+    SELECT sum(size) OVER (ORDER BY off) AS total FROM (
+        SELECT v.off, coalesce(length(v.data), 0) AS size
+        FROM event v WHERE v.fence = ?1 AND v.off > ?2 ORDER BY v.off LIMIT ?3
+    )
 )"""
 
 _OFFSETS = """SELECT json_group_array(json_array(shard, next)) FROM fence
@@ -187,9 +196,11 @@ class SqliteJournal:
         """As `Journal.inbox`."""
         return await self._read(lambda: self._reading.inbox(asked))
 
-    async def scan(self, shard: ShardKey, after: int, limit: int) -> EventPage:
+    async def scan(
+        self, shard: ShardKey, after: int, limit: int, max_bytes: int = SCAN_BYTES
+    ) -> EventPage:
         """As `Journal.scan`."""
-        return await self._read(lambda: self._reading.scan(shard, after, limit))
+        return await self._read(lambda: self._reading.scan(shard, after, limit, max_bytes))
 
     async def remembered(
         self, shard: ShardKey, after: Remembered | None, limit: int
@@ -591,9 +602,9 @@ class _ReadingSide(_Side):
         """What is stored for keys."""
         return self._told(lambda connection: self._inbox(connection, asked))
 
-    def scan(self, shard: ShardKey, after: int, limit: int) -> EventPage:
+    def scan(self, shard: ShardKey, after: int, limit: int, max_bytes: int) -> EventPage:
         """A page of a shard's events."""
-        return self._told(lambda connection: self._scan(connection, shard, after, limit))
+        return self._told(lambda connection: self._scan(connection, shard, after, limit, max_bytes))
 
     def remembered(self, shard: ShardKey, after: Remembered | None, limit: int) -> list[Remembered]:
         """A page of a shard's remembered entities."""
@@ -631,8 +642,13 @@ class _ReadingSide(_Side):
             at += size or 0
         return found
 
-    def _scan(self, connection: Any, shard: ShardKey, after: int, limit: int) -> EventPage:
+    def _scan(
+        self, connection: Any, shard: ShardKey, after: int, limit: int, max_bytes: int
+    ) -> EventPage:
         n, upto = self._fence(connection, shard)
+        [(found, fitting)] = connection.execute(_FITTING, (n, after, limit, max_bytes)).fetchall()
+        if fitting < found:
+            limit = max(1, fitting)
         [(rows, data)] = connection.execute(_SCAN, (n, after, limit)).fetchall()
         events: list[StoredEvent] = []
         at = 0

@@ -12,7 +12,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar, cast
@@ -693,11 +693,10 @@ def _readable(value: Any) -> Any:
 
     match value:
         case dict():
-            fields: dict[Any, Any] = value
-            return {_name(key): _readable(one) for key, one in fields.items()}
+            items = cast(Mapping[Any, Any], value).items()
+            return {_name(key): _readable(one) for key, one in items}
         case list() | tuple():
-            values: Sequence[Any] = value
-            return [_readable(one) for one in values]
+            return [_readable(one) for one in cast(Sequence[Any], value)]
         case msgspec.msgpack.Ext() if value.code == REFERENCE:
             reference = int.from_bytes(value.data, "big")
             return f"<forgettable {reference}>" if reference else "<erased>"

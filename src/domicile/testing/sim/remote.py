@@ -16,6 +16,7 @@ from domicile.core.ids import EntityKey, ShardKey
 from domicile.core.state.txn import Changes, Condition, Item, Listing, Outcome, Unknown, Write
 from domicile.errors import StoreError, StoreRewound, StoreUnavailable
 from domicile.ports.journal import (
+    SCAN_BYTES,
     Batch,
     Claim,
     ClaimAnswer,
@@ -315,9 +316,11 @@ class RemoteJournal:
         """As `Journal.inbox`."""
         return await self._call(partial(self._backend.inbox, tuple(asked)))
 
-    async def scan(self, shard: ShardKey, after: int, limit: int) -> EventPage:
+    async def scan(
+        self, shard: ShardKey, after: int, limit: int, max_bytes: int = SCAN_BYTES
+    ) -> EventPage:
         """As `Journal.scan`."""
-        return await self._call(partial(self._backend.scan, shard, after, limit))
+        return await self._call(partial(self._backend.scan, shard, after, limit, max_bytes))
 
     async def remembered(
         self, shard: ShardKey, after: Remembered | None, limit: int

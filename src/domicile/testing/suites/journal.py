@@ -974,6 +974,29 @@ class JournalContract(ABC):
 
         self.run(scenario)
 
+    def test_a_page_of_a_shard_has_not_too_many_bytes_and_one_event_always(self) -> None:
+        async def scenario(journal: Journal, gate: Gate) -> None:
+            await journal.claim([OLD])
+            await journal.write(batch(1, OLD, write(ENTITY, 0, b"11", b"", b"333", b"4" * 9)))
+            await journal.write(
+                batch(2, OLD, write(BOB, 0, b"b"), JournalWrite(SHARD, CAROL, 0, delete=True))
+            )
+
+            async def page(after: int, limit: int, most: int) -> tuple[list[bytes | None], int]:
+                found = await journal.scan(SHARD, after, limit, most)
+                return [one.data for one in found.events], found.upto
+
+            assert await page(0, 10, 4) == ([b"11", b""], 2)
+            assert await page(0, 10, 5) == ([b"11", b"", b"333"], 3)
+            assert await page(0, 1, 5) == ([b"11"], 1)
+            assert await page(3, 10, 0) == ([b"4" * 9], 4)
+            # The mark of a deletion has no bytes.
+            assert await page(4, 10, 1) == ([b"b", None], 6)
+            assert await page(0, 10, 15) == ([b"11", b"", b"333", b"4" * 9, b"b", None], 6)
+            assert await page(6, 10, 0) == ([], 6)
+
+        self.run(scenario)
+
     def test_no_event_of_a_stalled_commit_is_passed_over(self) -> None:
         """What is not committed yet has no offset that a later one could overtake."""
 
