@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import importlib.util
+import os
 import re
 import sys
 from contextlib import nullcontext
@@ -16,6 +17,7 @@ import yaml
 from console_lab import Session, steps
 from postgres_lab import shared_server
 from typer.main import get_command
+from valkey_lab import program
 
 from domicile import Entity, Settings, errors, handler
 from domicile.ops.cli import app
@@ -388,11 +390,20 @@ def run(example: Example, directory: Path) -> None:
     ],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
-def test_the_console_sessions_of_a_page_are_true(page: Path, tmp_path: Path) -> None:
+def test_the_console_sessions_of_a_page_are_true(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A named block is saved where the page shows it. The sessions of the examples are played in
     `test_examples.py`, beside their files."""
     text = page.read_text(encoding="utf-8")
     files = iter(of_page(page))
+    if "valkey-server" in text:
+        server = program()
+        if server is None:
+            pytest.skip("no Valkey or Redis server is installed")
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "valkey-server").symlink_to(server)
+        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     with Session(tmp_path) as console:
         for block in BLOCK.finditer(text):
             if block["kind"] == "console":

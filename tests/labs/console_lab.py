@@ -1,11 +1,12 @@
 """Runs the console sessions of a page for real and compares what they print.
 
 A ```` ```console ```` block holds commands after `$ ` and their output; a command that ends with a
-backslash goes on in the next line. `domicile run` and `manager`, also after `env`, stay in the
-background, as in terminals of their own, until killed by a later command or the session ends; the
-lines shown for it must appear in its log in that order. A question (`domicile status`,
-`domicile where`) is asked again until the answer is the one shown, within a bound. Process numbers,
-node names, ports, times, ages, figures, revisions and epochs may differ from those on the page.
+backslash goes on in the next line. `domicile run`, `manager` and `replica run`, also after `env`,
+stay in the background, as in terminals of their own, until killed by a later command or the session
+ends; the lines shown for it must appear in its log in that order. A question (`domicile status`,
+`domicile where`, `domicile replica`) is asked again until the answer is the one shown, within a
+bound. Process numbers, node names, ports, times, ages, figures, positions, revisions and epochs may
+differ from those on the page.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ VARYING = (
     (re.compile(r"\([0-9a-f]{8}\)"), "(<incarnation>)"),
     (re.compile(r"\brevision \d+"), "revision <n>"),
     (re.compile(r"\bepoch +\d+"), "epoch <n>"),
+    (re.compile(r"(?<= )\d+:[\d,]+(?= )"), "<position>"),
+    (re.compile(r"^logged as audit/.*"), "<audit>"),
     # Pytest says more of a run of over a minute.
     (re.compile(r"\bin \d+\.\d+ ?s\b(?: \(\d+:\d\d:\d\d\))?"), "in <n> s"),
     (re.compile(r"[\d,]+ +[\d,]+ +[\d,]+(?= +[\d,]+ ms )"), "<figures>"),
@@ -49,7 +52,7 @@ SIGNALS = {
     "-CONT": signal.SIGCONT,
 }
 ENDING = {signal.SIGTERM: 0, signal.SIGKILL: -signal.SIGKILL}
-QUESTIONS = ("domicile status", "domicile where")
+QUESTIONS = ("domicile status", "domicile where", "domicile replica")
 
 
 class Step(NamedTuple):
@@ -117,9 +120,9 @@ class Session:
 
     def play(self, step: Step) -> None:
         """Do one step; `AssertionError` if it prints something else."""
-        if re.match(r"(env (\w+=\S+ )+)?domicile (run|manager) ", step.command):
+        if re.match(r"(env (\w+=\S+ )+)?domicile (replica )?(run|manager) ", step.command):
             self._open(step)
-        elif step.command.startswith("kill "):
+        elif step.command.startswith("kill ") and "$(" not in step.command:
             self._kill(step)
         else:
             self._call(step)
