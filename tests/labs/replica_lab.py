@@ -18,7 +18,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,15 +65,18 @@ PATIENCE_S = 300.0
 """The machine may be busy; what is slow but right passes."""
 
 ANSWER_S = 0.4
-"""A write that is not answered within this time counts as not acknowledged."""
+"""After this time without an answer the writer goes on in another session; it reads on in this."""
+
+MOST_LATE = 100
+"""So many sessions whose answers are late are kept, per server."""
+
+PULSE_S = 0.005
+PULSES = 5
+"""A busy machine hands over an answer late: it may have arrived so many pulses before."""
 
 PACE_S = 0.004
 AGAIN_S = 0.05
 """Between two writes to one server: after one that it took, and after another."""
-
-LAG_S = 5.0
-"""The most by which the observer of a busy machine is late."""
-
 
 FAILED = (
     OSError, TimeoutError, RedisError, asyncpg.PostgresError, asyncpg.InterfaceError, Unavailable,
@@ -86,8 +90,9 @@ class Acked:
 
     key: str
     server: str
-    sent_at: float
-    acked_at: float
+    after: float
+    before: float
+    """Its answer arrived between these times."""
 
 
 @dataclass
@@ -97,6 +102,22 @@ class Seen:
     epoch: int
     server: str
     at: float
+    not_before: float
+    """It was announced after this time: a read that began then did not see it yet."""
+
+
+def wrong_answers(acked: Sequence[Acked], serving: Sequence[Seen]) -> list[str]:
+    """Acknowledgements of a server that arrived while another one was the announced primary."""
+    found: list[str] = []
+    for one in acked:
+        before = [seen for seen in serving if seen.at < one.after]
+        if not before or before[-1].server == one.server:
+            continue
+        # A later announcement of its server may have come before it, not seen yet.
+        later = serving[len(before) :]
+        if not any(seen.server == one.server and seen.not_before < one.before for seen in later):
+            found.append(f"{one.key} by {one.server} in epoch {before[-1].epoch}")
+    return found
 
 
 class _Signalled:
@@ -386,7 +407,9 @@ class ReplicaGroup:
 
     async def observe(self) -> None:
         """Note when each primary was first seen to be announced."""
+        not_before = 0.0
         while True:
+            began = monotonic()
             with suppress(StoreError):
                 state = await self.state()
                 if state is not None and state.phase is GroupPhase.SERVING:
@@ -394,7 +417,10 @@ class ReplicaGroup:
                     if last is None or (last.epoch, last.server) != (
                         state.epoch, state.primary_server,
                     ):  # fmt: skip
-                        self.serving.append(Seen(state.epoch, state.primary_server, monotonic()))
+                        self.serving.append(
+                            Seen(state.epoch, state.primary_server, monotonic(), not_before)
+                        )
+                not_before = began
             await asyncio.sleep(0.01)
 
     async def close(self) -> None:
@@ -431,12 +457,15 @@ class Writer:
         """Writes of which nobody knows whether they happened, with their servers."""
         self.numbers = 0
         self.goes_no_more = False
+        self._pulses = deque([monotonic()], maxlen=PULSES)
         self.goes = asyncio.Event()
         """Cleared, it sends nothing."""
         self.goes.set()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            tasks.create_task(self._beat())
             for machine in self._group.machines:
                 task = tasks.create_task(self._keep_writing(machine))
                 task.add_done_callback(self._ended)
@@ -444,29 +473,49 @@ class Writer:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.goes_no_more = True
 
+    async def _beat(self) -> None:
+        while True:
+            self._pulses.append(monotonic())
+            await asyncio.sleep(PULSE_S)
+
     async def _keep_writing(self, machine: Machine) -> None:
+        late: dict[asyncio.Task[bool], Session] = {}
         while True:
             with suppress(OSError, TimeoutError):
                 session = await machine.session()
                 try:
                     while not session.over:
-                        pause_s = PACE_S if await self._write(machine.name, session) else AGAIN_S
-                        await asyncio.sleep(pause_s)
+                        await self.goes.wait()
+                        writing = self._tasks.create_task(self._write(machine.name, session))
+                        await asyncio.wait([writing], timeout=ANSWER_S)
+                        if not writing.done():
+                            # A server that stood still may answer when it goes on.
+                            late[writing] = session
+                            break
+                        await asyncio.sleep(PACE_S if writing.result() else AGAIN_S)
                 finally:
-                    session.close()
+                    if session not in late.values():
+                        session.close()
+            for ended in [one for one in late if one.done()]:
+                late.pop(ended).close()
+            if len(late) > MOST_LATE:
+                next(iter(late)).cancel()
             await asyncio.sleep(AGAIN_S)
 
     async def _write(self, server: str, session: Session) -> bool:
-        await self.goes.wait()
+        """Whether the server acknowledged; False also if nobody knows."""
         self.numbers += 1
         key = f"w{self.numbers:07d}"
-        sent_at = monotonic()
         self.open[key] = server
-        async with asyncio.timeout(ANSWER_S):
+        sent_at = monotonic()
+        try:
             done = await session.write(key)
+        except (OSError, TimeoutError):
+            session.close()
+            return False
         del self.open[key]
         if done:
-            self.acked.append(Acked(key, server, sent_at, monotonic()))
+            self.acked.append(Acked(key, server, max(sent_at, self._pulses[0]), monotonic()))
         return done
 
     async def goes_on(self, server: str, number: int) -> None:
@@ -484,17 +533,8 @@ class Writer:
         return sum(not server or one.server == server for one in self.acked)
 
     def wrong(self) -> list[str]:
-        """Writes that a server acknowledged although another one had been announced before they
-        were sent."""
-        found: list[str] = []
-        for one in self.acked:
-            before = [seen for seen in self._group.serving if seen.at < one.sent_at]
-            after = [seen for seen in self._group.serving if seen.at >= one.sent_at]
-            # Or the write was held back until its server became primary.
-            held = after and after[0].server == one.server and after[0].at < one.acked_at + LAG_S
-            if before and before[-1].server != one.server and not held:
-                found.append(f"{one.key} by {one.server} in epoch {before[-1].epoch}")
-        return found
+        """As `wrong_answers`."""
+        return wrong_answers(self.acked, self._group.serving)
 
     async def missing(self, machine: Machine) -> set[str]:
         """Acknowledged writes that a server does not have."""

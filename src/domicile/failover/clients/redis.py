@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from domicile.errors import ConfigError
 from domicile.failover.clients.primary_course import PrimaryCourse
@@ -146,7 +146,7 @@ class FollowingPipeline(Pipeline):
             nothing_ran = isinstance(error, NothingSent) or (whole and _was_refused(error))
             return nothing_ran and not alone
 
-        call: Any = super().execute  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        call = cast("Any", super().execute)  # pyright: ignore[reportUnknownMemberType]
 
         async def attempt() -> list[Any]:
             self.command_stack, self.explicit_transaction = list(commands), explicit
