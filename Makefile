@@ -36,7 +36,7 @@ ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
 endif
 
-.PHONY: help setup check format test test-real test-stores test-hosts test-kube kube-apiserver test-docs prove golden sim sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable bench-stores compare planner idle overload recovery recovery-stores rolling crowd soak docs etcd-rpc lock clean test-replica bench-failover
+.PHONY: help setup check format test test-real test-stores test-hosts test-kube kube-apiserver test-docs prove golden sim sim-groups sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable bench-stores compare planner idle overload recovery recovery-stores rolling crowd soak docs etcd-rpc lock clean test-replica bench-failover
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,6 +100,7 @@ prove: setup ## what takes long: tests of the harness, search, mutants, seeds, c
 	$(MAKE) search
 	$(MAKE) mutants
 	$(MAKE) sim
+	$(MAKE) sim-groups
 	$(MAKE) chaos MINUTES=4
 
 golden: setup ## rewrite the golden digests after an intended change of runs
@@ -107,6 +108,9 @@ golden: setup ## rewrite the golden digests after an intended change of runs
 
 sim: setup ## 3,000 simulated seeds (SEEDS=A:B, PROFILE=NAME, JOBS=N)
 	$(PY) -m proving.campaign --seeds $(SEEDS) --profile $(PROFILE) --jobs $(JOBS)
+
+sim-groups: setup ## 3,000 simulated seeds of replica groups (SEEDS=A:B, JOBS=N)
+	$(PY) -m proving.groups --seeds $(SEEDS) --jobs $(JOBS)
 
 sim-long: setup ## 100,000 of them, with stops: the same command goes on (UNTIL=N, JOBS=N, ARGS=...)
 	$(PY) -m proving.long --until $(UNTIL) --jobs $(JOBS) $(ARGS)

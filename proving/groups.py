@@ -26,6 +26,7 @@ from domicile.testing.groups.checkers import (
     check_kept,
     check_one_primary,
     states,
+    stored_receipts,
 )
 from domicile.testing.groups.group import GroupMachineHost, SimGroup
 
@@ -325,7 +326,9 @@ async def _live(group: SimGroup, random: Random, result: GroupResult) -> None:
     logs = {name: database.log for name, database in group.databases.items()}
     for violation in (
         *check_one_primary(group.history, group.record),
-        *check_kept(group.record, log, sync=group.config.sync, at=now),
+        *check_kept(
+            group.record, log, stored_receipts(group.history), sync=group.config.sync, at=now
+        ),
         *check_contents(logs, now),
     ):
         result.violations.append(str(violation))

@@ -282,7 +282,8 @@ def write(name: str, rule: str, profile: str) -> Path:
 def patches_of(*, chaotic: bool) -> list[Path]:
     """All patches, or all that chaos must find."""
     if not chaotic:
-        return sorted([*MUTANTS.glob("*.patch"), *(MUTANTS / "suites").glob("*.patch")])
+        folders = (MUTANTS, MUTANTS / "groups", MUTANTS / "suites")
+        return sorted(patch for folder in folders for patch in folder.glob("*.patch"))
     every = sorted([*MUTANTS.glob("*.patch"), *(MUTANTS / "chaos").glob("*.patch")])
     return [patch for patch in every if head_of(patch).chaotic]
 

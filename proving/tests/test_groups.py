@@ -9,7 +9,7 @@ import pytest
 
 from proving.groups import GroupResult, main, run_group_seed, told
 from proving.mutants import symbol_patch
-from proving.mutants.run import head_of
+from proving.mutants.run import head_of, patches_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PATCHES = sorted((ROOT / "proving" / "mutants" / "groups").glob("*.patch"))
@@ -40,6 +40,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_mutant_applies_and_is_told_on_the_page(patch: Path, tmp_path: Path) -> None:
     head = head_of(patch)
     assert (head.profile, head.chaotic) == ("groups", False)
+    assert patch in patches_of(chaotic=False), "`make mutants` tries it"
     shutil.copytree(ROOT / "src" / "domicile" / "failover", tmp_path / "failover")
     symbol_patch.apply(patch.read_text(encoding="utf-8"), tmp_path)
     page = (ROOT / "docs" / "explanation" / "replica-groups.md").read_text(encoding="utf-8")

@@ -34,9 +34,10 @@ from domicile.testing.groups.checkers import (
     check_kept,
     check_one_primary,
     states,
+    stored_receipts,
 )
 from domicile.testing.groups.group import GroupMachineHost, SimGroup
-from domicile.testing.groups.servers import Accepted, GroupLog, LogEntry, SimNoteBook
+from domicile.testing.groups.servers import Accepted, GroupLog, LogEntry, SimNoteBook, saved_at
 
 SYNC, ASYNC = GroupConfig("sim", mode="sync"), GroupConfig("sim")
 
@@ -61,7 +62,15 @@ def play(scenario: Scenario, config: GroupConfig = SYNC, seed: int = 1) -> SimGr
         state = await served(group)
         log = group.databases[state.primary_server].log
         found.extend(check_one_primary(group.history, group.record))
-        found.extend(check_kept(group.record, log, sync=config.sync, at=group.world.now))
+        found.extend(
+            check_kept(
+                group.record,
+                log,
+                stored_receipts(group.history),
+                sync=config.sync,
+                at=group.world.now,
+            )
+        )
         logs = {name: database.log for name, database in group.databases.items()}
         found.extend(check_contents(logs, group.world.now))
 
@@ -508,12 +517,17 @@ def test_two_primaries_are_seen() -> None:
 def test_lost_and_unreceipted_writes_are_seen() -> None:
     record = GroupLog(acknowledged={1: 5.0, 2: 5.0, 3: 5.0}, given_up=[(6.0, "s1", (3,))])
     log = [LogEntry("a", 1)]
-    lost = check_kept(record, log, sync=True, at=9.0)
+    receipts = {saved_at(6.0, "s1"): 1}
+    lost = check_kept(record, log, receipts, sync=True, at=9.0)
     assert [one.message for one in lost] == [
         "acknowledged write 2 is lost", "acknowledged write 3 is lost",
     ]  # fmt: skip
-    (bare,) = check_kept(record, log, sync=False, at=9.0)
+    (bare,) = check_kept(record, log, receipts, sync=False, at=9.0)
     assert bare.message == "acknowledged write 2 is gone, and no receipt has it"
+    # What was saved counts only if a receipt in the store says so, and how much it was.
+    for wrong in ({}, {saved_at(6.0, "s1"): 2}, {saved_at(6.0, "s2"): 1}):
+        told = check_kept(record, log, wrong, sync=False, at=9.0)
+        assert [one.message[19:20] for one in told] == ["2", "3"]
 
 
 def test_one_history_with_two_contents_is_seen() -> None:

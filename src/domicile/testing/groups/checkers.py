@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from domicile.testing.checkers.verdict import Findings, Violation
-from domicile.testing.groups.servers import GroupLog, LogEntry
+from domicile.testing.groups.servers import GroupLog, LogEntry, saved_at
 from domicile.testing.history import History
 
 STATE = b"group/g/state"
+RECEIPTS = b"group/g/receipt/"
 
 
 def states(history: History) -> Iterator[tuple[float, dict[str, Any]]]:
@@ -54,13 +55,36 @@ def check_one_primary(history: History, record: GroupLog) -> list[Violation]:
     return findings.violations
 
 
+def stored_receipts(history: History) -> dict[str, int]:
+    """What the receipts in the store say at the end: where something is saved, how many writes."""
+    found: dict[str, dict[str, Any]] = {}
+    for event in history.of("commit"):
+        for key, value, _ in event.fields["puts"]:
+            if key.startswith(RECEIPTS):
+                found[key] = msgspec.json.decode(value)
+    return {one["saved"]: one.get("writes", 0) for one in found.values()}
+
+
 def check_kept(
-    record: GroupLog, primary: Sequence[LogEntry], *, sync: bool, at: float
+    record: GroupLog,
+    primary: Sequence[LogEntry],
+    receipts: Mapping[str, int],
+    *,
+    sync: bool,
+    at: float,
 ) -> list[Violation]:
-    """F6-F10: no acknowledged write is lost; asynchronously, each that is lost is receipted."""
+    """F6-F10: no acknowledged write is lost; asynchronously, each that is lost is receipted.
+
+    `receipts`: those in the store. One counts if it says how many writes its server saved.
+    """
     findings = Findings("F8")
     kept = {entry.write: None for entry in primary}
-    receipted = {write: None for _, _, writes in record.given_up for write in writes}
+    receipted = {
+        write: None
+        for when, server, writes in record.given_up
+        if receipts.get(saved_at(when, server)) == len(writes)
+        for write in writes
+    }
     crashed = {write: None for _, _, writes in record.crashed for write in writes}
     for write, acknowledged_at in record.acknowledged.items():
         if write in kept:

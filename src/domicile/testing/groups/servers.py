@@ -71,6 +71,11 @@ class GroupLog:
     """Writes that a server lost in a crash, before it had them on disk."""
 
 
+def saved_at(at: float, server: str) -> str:
+    """Where a receipt says that a simulated server saved what it gave up then."""
+    return f"memory of {server} at {at:.9f}"
+
+
 @dataclass
 class _Waiting:
     """A write that waits for its quorum."""
@@ -368,12 +373,16 @@ class SimReplicaDriver:
         """As `ReplicaDriver.save`."""
         writes: list[int] = []
 
+        where: list[str] = []
+
         def keep() -> None:
+            now, name = self._world.now, self._database.name
             writes[:] = [entry.write for entry in self._database.log[kept:] if entry.write > 0]
-            self._record.given_up.append((self._world.now, self._database.name, tuple(writes)))
+            self._record.given_up.append((now, name, tuple(writes)))
+            where.append(saved_at(now, name))
 
         await self.call(keep)
-        return SavedLoss(len(writes), f"memory of {self._database.name}")
+        return SavedLoss(len(writes), where[-1])
 
     async def follow(self, address: str, kept: int) -> None:
         """As `ReplicaDriver.follow`."""
