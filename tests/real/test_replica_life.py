@@ -14,12 +14,14 @@ from replica_scenarios import (
 )
 
 
-@pytest.mark.scenario("FO-01", "FO-03", "FO-05", "FO-08", "FO-21")
+@pytest.mark.scenario("FO-01", "FO-08", "FO-21")
+@pytest.mark.scenario("FO-03", "FO-05", partial=True)
 def test_a_group_outlives_what_is_killed_of_it() -> None:
     play(outlives_what_is_killed)
 
 
-@pytest.mark.scenario("FO-10", "FO-21")
+@pytest.mark.scenario("FO-21")
+@pytest.mark.scenario("FO-10", partial=True)
 def test_frozen_processes_leave_no_server_open() -> None:
     play(frozen_processes_leave_no_server_open)
 

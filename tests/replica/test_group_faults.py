@@ -27,7 +27,8 @@ STORES: tuple[StoreName, ...] = ("sqlite", "etcd")
 each_store = pytest.mark.parametrize("store", STORES)
 
 
-@pytest.mark.scenario("FO-11", "FO-18", "FO-20")
+@pytest.mark.scenario("FO-11", "FO-20")
+@pytest.mark.scenario("FO-18", partial=True)
 @each_database()
 @pytest.mark.parametrize("how", ["no answer", "reset", "answers after 5 s"])
 def test_a_primary_without_its_store_is_closed_before_another_is_promoted(

@@ -21,13 +21,15 @@ OTHERS = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.scenario("FO-01", "FO-03", "FO-05", "FO-08", "FO-21")
+@pytest.mark.scenario("FO-01", "FO-08", "FO-21")
+@pytest.mark.scenario("FO-03", "FO-05", partial=True)
 @OTHERS
 def test_a_group_outlives_what_is_killed_of_it(kind: str, store: StoreName) -> None:
     play(outlives_what_is_killed, kind=kind, store=store)
 
 
-@pytest.mark.scenario("FO-10", "FO-21")
+@pytest.mark.scenario("FO-21")
+@pytest.mark.scenario("FO-10", partial=True)
 @OTHERS
 def test_frozen_processes_leave_no_server_open(kind: str, store: StoreName) -> None:
     play(frozen_processes_leave_no_server_open, kind=kind, store=store)
