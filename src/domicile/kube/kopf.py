@@ -24,7 +24,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -232,8 +232,10 @@ class KopfRing:
                 "with the resources of this operator"
             ) from error
         resources = _resources_of(wanted)
+        kinds: list[ApiKind[PartialObject]] = []
         for group, plural in resources:
             kind = await client.discover(group, plural)
+            kinds.append(kind)
             self._resources[group, plural] = kind.version
             self._check_daemons(kind, main=resources[group, plural])
             if resources[group, plural]:
@@ -244,6 +246,13 @@ class KopfRing:
                     id=f"domicile-drain-{self.ring.name}",
                     registry=self._registry,
                 )(self._let_go)
+        if others := self.unshared(kinds):
+            log.warning(
+                "handlers of what is not in the ring %s run in every replica at once: %s; put "
+                "their kinds into the ring, or them into a program of one replica",
+                self.ring.name,
+                ", ".join(others),
+            )
         # Peering would pause all operators but one. A move is no change of an object.
         settings.peering.standalone = True
         for label in (self.ring.shard_label, self.ring.drain_label):
@@ -267,6 +276,18 @@ class KopfRing:
             loop.create_task(self._watch_lease()),
             loop.create_task(self._watch_ring(resources)),
         ]
+
+    def unshared(self, kinds: Collection[ApiKind[PartialObject]]) -> list[str]:
+        """Handlers of objects that are of none of these kinds, with what they are for. Indexes are
+        left out: each replica needs its own."""
+        registry = self._registry
+        found: dict[str, None] = {}
+        for part in (registry._watching, registry._changing, registry._spawning):  # pyright: ignore[reportPrivateUsage]
+            for handler in part.get_all_handlers():
+                told = handler.selector
+                if told is not None and not any(_may_match(told, kind) for kind in kinds):
+                    found[f"{handler.id} ({told})"] = None
+        return list(found)
 
     def _check_daemons(self, kind: ApiKind[PartialObject], *, main: bool) -> None:
         """Kopf does not say which daemons run for an object, so each has to tell us."""
@@ -310,7 +331,7 @@ class KopfRing:
             selectors = (request.url.query.get("labelSelector", ""), self.member.selector)
             wanted = ",".join(one for one in selectors if one)
             request.url = request.url.update_query(labelSelector=wanted)
-        token = self._credentials.bearer()
+        token = await self._credentials.bearer_now()
         if token:
             request.headers["Authorization"] = f"Bearer {token}"
         if self._credentials.server_name:

@@ -35,12 +35,14 @@ class HttpExchange:
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
         self.server = credentials.server
-        verify: ssl.SSLContext | bool = False
+        self._tls: ssl.SSLContext | None = None
+        self._shown = b""
         if credentials.server.startswith("https://"):
-            verify = tls_context(credentials)
+            self._tls = tls_context(credentials)
+            self._shown, _ = credentials.pair()
         self._client = httpx2.AsyncClient(
             base_url=credentials.server,
-            verify=verify,
+            verify=self._tls if self._tls is not None else False,
             trust_env=False,
             # Deadlines are the caller's: a watch is silent for minutes.
             timeout=httpx2.Timeout(None, connect=CONNECT_S),
@@ -53,7 +55,7 @@ class HttpExchange:
     async def open(self, request: ApiRequest) -> AsyncGenerator[ApiAnswer, None]:
         """As `ApiExchange.open`."""
         headers = {"Accept": "application/json", "User-Agent": "domicile", **request.headers}
-        token = self._credentials.bearer()
+        token = await self._token()
         if token:
             headers["Authorization"] = f"Bearer {token}"
         name = self._credentials.server_name
@@ -66,11 +68,29 @@ class HttpExchange:
                 content=request.body,
                 extensions={"sni_hostname": name} if name else None,
             ) as response:
+                if response.status_code == 401 and self._credentials.plugin is not None:
+                    self._credentials.plugin.forget()
                 yield _HttpAnswer(response)
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
             raise BrokenExchange(f"no connection: {error}", sent=False) from error
         except httpx2.TransportError as error:
             raise BrokenExchange(f"{type(error).__name__}: {error}", sent=True) from error
+
+    async def _token(self) -> str:
+        credentials = self._credentials
+        if credentials.plugin is None:
+            return credentials.bearer()
+        try:
+            token = await credentials.bearer_now()
+        except ConfigError as error:
+            # It worked before, and may work again: a later attempt asks once more.
+            raise BrokenExchange(str(error), sent=False) from error
+        certificate, key = credentials.pair()
+        if self._tls is not None and certificate != self._shown:
+            # New connections show the new one.
+            load_pair(self._tls, certificate, key)
+            self._shown = certificate
+        return token
 
     async def close(self) -> None:
         """Close all connections."""
@@ -99,19 +119,24 @@ def tls_context(credentials: Credentials) -> ssl.SSLContext:
         if credentials.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        if credentials.certificate:
-            # OpenSSL reads certificates of our own from files only.
-            with tempfile.TemporaryDirectory(prefix="domicile-") as folder:
-                pair = Path(folder) / "pair.pem"
-                opened = os.open(pair, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-                with os.fdopen(opened, "wb") as file:
-                    file.write(credentials.certificate + b"\n" + credentials.key)
-                context.load_cert_chain(pair)
+        certificate, key = credentials.pair()
+        if certificate:
+            load_pair(context, certificate, key)
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(
             f"the certificates for {credentials.server} can't be used: {error}"
         ) from error
     return context
+
+
+def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    """Show a certificate. OpenSSL reads certificates of our own from files only."""
+    with tempfile.TemporaryDirectory(prefix="domicile-") as folder:
+        pair = Path(folder) / "pair.pem"
+        opened = os.open(pair, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(opened, "wb") as file:
+            file.write(certificate + b"\n" + key)
+        context.load_cert_chain(pair)
 
 
 def connect_to_kubernetes(

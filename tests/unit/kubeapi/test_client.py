@@ -207,7 +207,7 @@ users:
 - name: u
   user: {tokenFile: token}
 - name: e
-  user: {exec: {command: aws}}
+  user: {auth-provider: {name: gcp}}
 """
 
 
@@ -221,7 +221,7 @@ def test_a_kubeconfig_is_read_and_its_token_again(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("second")
     assert found.bearer() == "second"
     assert "second" not in repr(found)
-    with pytest.raises(ConfigError, match="runs a program and is not supported"):
+    with pytest.raises(ConfigError, match="gets credentials by auth-provider"):
         find_credentials(str(path), "plugin")
     with pytest.raises(ConfigError, match="no context named 'other'; it has: main, plugin"):
         find_credentials(str(path), "other")
