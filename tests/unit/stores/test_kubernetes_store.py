@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
-from kubernetes_store_lab import fake_kubernetes_stores
+from kubernetes_store_lab import Unthreaded, fake_kubernetes_stores
 
 from domicile.backends.kubernetes import KUBERNETES
 from domicile.backends.wiring import check_urls
-from domicile.core.state.txn import Absent, Put
+from domicile.core.state.txn import Absent, Put, Unknown
 from domicile.errors import ConfigError, StoreUnavailable
+from domicile.kubeapi.client import KubeClient
+from domicile.kubeapi.exchange import ApiAnswer, ApiRequest
 from domicile.settings import CLOCK_DRIFT
-from domicile.stores.kubernetes.address import parse_kubernetes_url
+from domicile.stores.kubernetes.address import KubernetesAddress, parse_kubernetes_url
+from domicile.stores.kubernetes.client import KubernetesClient
 from domicile.stores.kubernetes.objects import GrantedLease
 from domicile.stores.kubernetes.observed import ObservedLeases
 from domicile.stores.kubernetes.store import KubernetesStore
+from domicile.testing.kube import FakeExchange
 from domicile.testing.suites.store import StoreContract, Stores, put
 
 
@@ -100,3 +105,61 @@ def test_a_durable_entity_needs_a_journal_with_a_name() -> None:
     assert KUBERNETES.default_journal("kubernetes://bank") is None
     with pytest.raises(ConfigError, match="journal="):
         check_urls("kubernetes://bank", None, ["Account"])
+
+
+class _Closable:
+    """Implements `ApiExchange`. As the library for HTTP, it sends nothing once it is closed."""
+
+    def __init__(self, inner: FakeExchange) -> None:
+        self._inner, self._closed = inner, False
+        self.server = inner.server
+        self.before_answer: Callable[[ApiRequest], Awaitable[None]] | None = None
+
+    @asynccontextmanager
+    async def open(self, request: ApiRequest) -> AsyncGenerator[ApiAnswer, None]:
+        if self._closed:
+            raise RuntimeError("Cannot send a request, as the client has been closed.")
+        async with self._inner.open(request) as answer:
+            if self.before_answer is not None:
+                await self.before_answer(request)
+            yield answer
+
+    async def close(self) -> None:
+        self._closed = True
+
+
+def test_a_store_that_is_closed_during_a_call_is_unavailable() -> None:
+    """A node that leaves closes its store while its lease is still being given back."""
+
+    async def main() -> None:
+        async with fake_kubernetes_stores() as stores:
+            for call in ("revoke", "commit"):
+                exchange = _Closable(stores.server.exchange(call))
+                store = Unthreaded(
+                    KubernetesAddress("default"),
+                    lambda exchange=exchange: KubeClient(exchange, timeout_s=0.5),  # type: ignore[misc]
+                    now=lambda: 0.0, by=call,
+                )  # fmt: skip
+                await store.grant(call, 30.0)
+
+                async def close(
+                    request: ApiRequest,
+                    call: str = call,
+                    exchange: _Closable = exchange,
+                    client: KubernetesClient = store.use(),  # noqa: B008
+                ) -> None:
+                    # Between the two requests of the call.
+                    if request.method == ("DELETE" if call == "revoke" else "GET"):
+                        exchange.before_answer = None
+                        await client.close()
+
+                exchange.before_answer = close
+                if call == "revoke":
+                    with pytest.raises(StoreUnavailable, match="closed during a call"):
+                        await store.revoke(call)
+                else:
+                    outcome = await store.commit([], [Put(b"k", b"", call)])
+                    assert isinstance(outcome, Unknown)
+                await store.close()
+
+    asyncio.run(main())

@@ -114,6 +114,7 @@ class KubernetesClient:
     ) -> None:
         self.kube, self.address, self.history = kube, address, history
         self._by, self._op_timeout_s = by, op_timeout_s
+        self._closed = False
         self._made_in = history.generation
         self._fixed = fixed
         """Whether this client ends with the history that it was made in."""
@@ -190,6 +191,10 @@ class KubernetesClient:
             return Unknown()
         except KubeError as error:
             raise StoreUnavailable(str(error)) from error
+        except RuntimeError:
+            if not self._closed:
+                raise
+            return Unknown()  # closed under way
         if isinstance(outcome, Committed) and writes and isinstance(writes[0], Put):
             self.history.saw(outcome.revision, known, generation)
         return outcome
@@ -402,6 +407,7 @@ class KubernetesClient:
 
     async def close(self) -> None:
         """Close the connections."""
+        self._closed = True
         await self.kube.close()
 
     async def _exists(self, name: str) -> bool:
@@ -442,6 +448,13 @@ class KubernetesClient:
         except TimeoutError as error:
             raise StoreUnavailable(
                 f"{self.address.shown} did not answer within {self._op_timeout_s:g} s"
+            ) from error
+        except RuntimeError as error:
+            # The library for HTTP says it so. A call of several requests may be under way here.
+            if not self._closed:
+                raise
+            raise StoreUnavailable(
+                f"the store's client {self.address.shown} was closed during a call"
             ) from error
 
 
