@@ -374,7 +374,7 @@ def test_without_the_watchdog_it_joins_anew_instead(place: Path) -> None:
     with running(place, "run", "clerkapp:hasty", "--no-watchdog") as node:
         node.hear("listening")
         as_client(place, lambda client: block(client, 3))
-        node.hear("fenced, joining anew")
+        node.hear("fenced, rejoining")
         node.hear("joined")
         assert as_client(place, add_twice) == [1, 2]
         node.signal(signal.SIGTERM)
@@ -427,6 +427,6 @@ def test_a_process_that_was_stopped_past_its_lease_never_goes_on_as_before(place
             # It shows the stacks of threads that run on meanwhile, and may crash over that.
             assert node.ended() in (1, -signal.SIGSEGV)
         else:
-            assert any("fenced, joining anew" in line for line in node.said)
+            assert any("fenced, rejoining" in line for line in node.said)
             node.signal(signal.SIGTERM)
             assert node.ended() == 0

@@ -203,7 +203,7 @@ def test_an_orderly_stop_of_the_home_takes_timers_along(kind: type[Bell]) -> Non
     test()
 
 
-@pytest.mark.scenario("DX-25")
+@pytest.mark.scenario("DX-25", partial=True)
 @simulated(entities=BELLS, nodes=3, seeds=6, settings=SETTINGS)
 async def test_every_timer_fires_once_through_a_rolling_restart(sim: Sim) -> None:
     clear(sim)
@@ -311,7 +311,7 @@ def at_home(sim: Sim, shard: ShardKey, node: int) -> bool:
     return entry.state == "serving" and entry.owner == sim.nodes[node].incarnation
 
 
-@pytest.mark.scenario("DX-25")
+@pytest.mark.scenario("DX-25", partial=True)
 @simulated(entities=BELLS, nodes=3, seeds=20, settings=SETTINGS)
 async def test_timers_fire_exactly_once_through_many_moves(sim: Sim) -> None:
     clear(sim)
@@ -606,10 +606,81 @@ async def test_an_entity_that_carries_idles_only_by_its_own_wish(sim: Sim) -> No
     assert await bell.ask(CarriedBell.count) == 0
 
 
+@pytest.mark.scenario("DX-25")
+@simulated(entities=[Bell], nodes=3, seeds=6, settings=SETTINGS)
+async def test_a_timer_waits_for_its_time_moves_along_or_is_counted_as_lost(sim: Sim) -> None:
+    clear(sim)
+    began = sim.world.now
+    bell = sim.ref(Bell, "b")
+    await bell.ask(Bell.ring_in, 30.0, 1)
+    await sim.advance(25.0)
+    assert LOG == [("b", "start")], "passivation waits: its idle time has passed twice"
+    await move(sim, Bell, "b")
+    await sim.advance(10.0)
+    assert (rung("b"), at_s(began)) == ([1], [30.0]), "a planned move takes it along"
+    assert lost(sim) == 0
+    await bell.ask(Bell.ring_in, 20.0, 2)
+    home = sim.owner(Bell, "b")
+    sim.freeze(home)
+    await sim.advance(30.0)
+    sim.thaw(home)
+    await sim.advance(30.0)
+    assert rung("b") == [1]
+    assert lost(sim) == 1, "a home that lost its lease counts it"
+
+
 # real processes
 
 
+class Chime(Bell, name="timer-chime", idle_s=0.5):
+    """Idle soon, and writes down when it starts and stops."""
+
+    async def on_start(self) -> None:
+        enter(self.id, "start", 0)
+
+    async def on_stop(self) -> None:
+        enter(self.id, "stop", 0)
+
+
 @pytest.mark.scenario("DX-25")
+def test_a_timer_of_a_process_waits_moves_along_or_is_counted_as_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ledger = open_ledger(monkeypatch, tmp_path)
+
+    def done() -> list[str]:
+        lines = ledger.read_text(encoding="utf-8").splitlines()
+        return [" ".join(line.split("\t")[1:3]) for line in lines]
+
+    async def scenario() -> None:
+        async with Processes([Chime], nodes=2, settings=SETTINGS) as cluster:
+            await cluster.wait_until(lambda: balanced(cluster))
+            chime = cluster.ref(Chime, "c")
+            await chime.ask(Chime.ring_in, 2.0, 1)
+            await cluster.wait_until(lambda: "stop 0" in done())
+            assert done() == ["start 0", "ring 1", "stop 0"], "passivation waits"
+            await chime.ask(Chime.ring_in, 8.0, 2)
+            home = cluster.owner(Chime, "c")
+            await cluster.stop(home)
+            await cluster.wait_until(lambda: "ring 2" in done())
+            assert cluster.counts(home)["timer.lost"] == 0
+            assert cluster.counts(home)["timer.sent"] == 1, "a planned move takes it along"
+            cluster.start(home)
+            await cluster.wait_until(cluster.settled)
+            await chime.ask(Chime.ring_in, 60.0, 3)
+            home = cluster.owner(Chime, "c")
+            shard = cluster.shard(Chime, "c")
+            epoch = cluster.entry(shard).epoch
+            cluster.freeze(home)
+            await cluster.wait_until(lambda: cluster.entry(shard).epoch > epoch)
+            cluster.thaw(home)
+            await cluster.wait_until(lambda: cluster.counts(home)["timer.lost"] == 1)
+            assert "ring 3" not in done()
+
+    run(scenario())
+
+
+@pytest.mark.scenario("DX-25", partial=True)
 def test_timers_of_a_stopped_process_fire_once_at_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -494,7 +494,7 @@ class RunningIncarnation:
         """L4, L5: this incarnation is over."""
         self.rewound = self.rewound or self.member.rewound
         if not self._left:
-            log.warning("fenced, joining anew: %s", reason, extra=self.tags)
+            log.warning("fenced, rejoining: %s", reason, extra=self.tags)
         self._over.set()  # first: whatever fails below must not keep this life from its end
         self.runtime.fence(reason)
         self._end_links()

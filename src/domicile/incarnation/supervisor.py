@@ -41,7 +41,7 @@ class FailureCount:
 log = TaggedLog()
 
 REJOIN_S = 1.0
-"""How long a node that could not join anew waits before it tries again."""
+"""How long a node that could not rejoin waits before it tries again."""
 
 
 class Supervisor:
@@ -148,12 +148,12 @@ class Supervisor:
     def _away(self) -> Unavailable:
         if self.failed:
             return Unavailable(
-                f"this process left its cluster for good after an error ({self.failed}); look "
+                f"this process stopped permanently after an error ({self.failed}); look "
                 "at its log and start it anew"
             )
         return Unavailable(
             "this process is not part of a cluster now: enter it with `async with` first, or "
-            "retry soon if it is joining anew after losing its lease"
+            "retry soon if it is rejoining after losing its lease"
         )
 
     async def _supervise(
@@ -173,7 +173,7 @@ class Supervisor:
                     # Nor is it if an earlier try got as far as being fenced: the store was there.
                     if not joined.done() and not (again and isinstance(error, StoreError)):
                         raise
-                    log.warning("can't join anew yet: %s", error, extra=life.tags)
+                    log.warning("can't rejoin yet: %s", error, extra=life.tags)
                     rewound, owed = life.rewound or isinstance(error, StoreRewound), life.owed
                     await asyncio.sleep(REJOIN_S)
                     continue
@@ -199,7 +199,7 @@ class Supervisor:
         except Exception as error:
             if joined.done():
                 if not self._stopping:
-                    log.error("ended for good, start it anew: %s", _why(error))
+                    log.error("stopped permanently, start it anew: %s", _why(error))
                 raise
             joined.set_exception(error)
         finally:
@@ -212,7 +212,7 @@ class Supervisor:
 
     def _report(self, error: Exception, life: RunningIncarnation) -> None:
         """What nobody expected must not pass unseen: not in a log, not in a simulation."""
-        log.error("this incarnation failed, joining anew: %s", _why(error), extra=life.tags)
+        log.error("this incarnation failed, rejoining: %s", _why(error), extra=life.tags)
         context = {"message": "an incarnation failed", "exception": error}
         asyncio.get_running_loop().call_exception_handler(context)
 

@@ -76,12 +76,12 @@ class DeathWatch:
         self._parted: dict[Incarnation, None] = {}
         self._failing = False
         self._sweep_at = clock.now() + SWEEP_EVERY_S
-        self._lookout = ProbeSchedule(me)
+        self._schedule = ProbeSchedule(me)
         self._woken = asyncio.Event()
 
     def look_soon(self) -> None:
         """There is a sign of a death: start a full probe round."""
-        self._lookout.alarm()
+        self._schedule.alarm()
         self._woken.set()
 
     def parted(self, incarnation: Incarnation) -> None:
@@ -103,7 +103,7 @@ class DeathWatch:
         while self._guard():
             for incarnation in self._due():
                 if self._verdict(incarnation) is Verdict.DEAD:
-                    await self._bury(incarnation)
+                    await self._record_death(incarnation)
             self._sweep()
             await self._rest()
 
@@ -127,7 +127,7 @@ class DeathWatch:
     def _look_now(self, client: Incarnation, after_s: tuple[float, ...]) -> None:
         if client in self._members.clients and self._guard():
             if self._verdict(client) is Verdict.DEAD:
-                self._lookout.suspect(client)
+                self._schedule.suspect(client)
                 self._woken.set()
             elif after_s:
                 self._look_at(client, after_s)
@@ -155,7 +155,7 @@ class DeathWatch:
             return f"its health port calls it dead, but can't say why ({error})"
 
     async def _rest(self) -> None:
-        rest_s = self._lookout.next_rest_s(self._clock.now())
+        rest_s = self._schedule.next_rest_s(self._clock.now())
         self._woken.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(rest_s):
@@ -163,7 +163,7 @@ class DeathWatch:
 
     def _due(self) -> list[Incarnation]:
         members = self._members
-        due = self._lookout.due(members.nodes, members.clients, self._clock.now())
+        due = self._schedule.due(members.nodes, members.clients, self._clock.now())
         self._buried = {one: None for one in self._buried if self._registered(one)}
         return [one for one in due if one not in self._buried]
 
@@ -173,7 +173,7 @@ class DeathWatch:
     def _registered(self, one: Incarnation) -> bool:
         return one in self._members.nodes or one in self._members.clients
 
-    async def _bury(self, dead: Incarnation) -> None:
+    async def _record_death(self, dead: Incarnation) -> None:
         record = self._members.nodes.get(dead)
         evidence = self._evidence(dead)
         try:

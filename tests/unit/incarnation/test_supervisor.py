@@ -209,7 +209,7 @@ def test_a_life_that_ends_by_something_unexpected_is_followed_by_another(
             while failing.left or node.life is None or not node.life.control.leading:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             assert node.health().ok
-        assert caplog.text.count("this incarnation failed, joining anew") == times
+        assert caplog.text.count("this incarnation failed, rejoining") == times
 
     asyncio.run(main())
 
@@ -233,7 +233,7 @@ def test_lives_that_fail_one_after_the_other_end_for_good_and_say_so(
             await node.ref(Patient, "p").ask(Patient.wait)
         with pytest.raises(ExceptionGroup):
             await node.__aexit__()
-        assert "ended for good" in caplog.text
+        assert "stopped permanently" in caplog.text
 
     asyncio.run(main())
 
