@@ -1,4 +1,5 @@
-"""Smoke: a real API server, a sharder, two instances of a controller, and the death of a pod."""
+"""Smoke, on a real API server: a sharder with two instances of a controller, the death of a pod,
+and a cluster whose store it is."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from kube_lab import GROUP, SITES, ApiServer, SharderProcess, install_websites, started, until
+from smoke_lab import a_process_is_killed
 
 from domicile.core.ids import Incarnation
 from domicile.kube.member import Ring
@@ -125,3 +127,7 @@ def test_objects_are_shared_and_a_dead_pod_is_proved(server: ApiServer, tmp_path
             await a_pod_dies(client)
 
     asyncio.run(scenario())
+
+
+def test_a_killed_process_is_replaced(server: ApiServer) -> None:
+    asyncio.run(a_process_is_killed(f"kubernetes://default?kubeconfig={server.kubeconfig}"))
