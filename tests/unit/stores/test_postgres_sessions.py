@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from pooler_lab import (
     pooler,
     refuses_settings,
 )
-from postgres_lab import GUARDED, shared_server
+from postgres_lab import GUARDED, PostgresServer, programs, shared_server
 from postgres_store_lab import PostgresStores, lab, until
 
 from domicile.backends.registry import OpenOptions, shown_url, store_backend
@@ -212,7 +212,7 @@ def test_a_pooler_of_transactions_is_refused(
     run(scenario)
 
 
-def test_a_standby_is_refused_and_a_primary_is_found() -> None:
+def test_a_server_that_takes_no_writes_is_refused() -> None:
     async def scenario(stores: PostgresStores) -> None:
         async with admin() as raw:
             # What a standby says of itself.
@@ -225,6 +225,47 @@ def test_a_standby_is_refused_and_a_primary_is_found() -> None:
                 await raw.execute("ALTER ROLE domicile RESET default_transaction_read_only")
 
     run(scenario)
+
+
+def test_a_standby_is_refused_and_the_primary_is_found_also_after_a_promotion() -> None:
+    """Of a URL with two servers; what was acknowledged is on the synchronous standby."""
+    shared_server()
+    bin = programs()
+    assert bin is not None
+    primary, standby = PostgresServer(bin), PostgresServer(bin)
+
+    async def main() -> None:
+        both = f"127.0.0.1:{standby.port},127.0.0.1:{primary.port}/"
+        url = primary.url.replace(f"127.0.0.1:{primary.port}/", both)
+        alone = primary.url.replace(f":{primary.port}/", f":{standby.port}/")
+        first = opened(url)
+        revision = await put(first, b"k", b"1")
+        await asyncio.to_thread(standby.follow, primary)
+        await asyncio.to_thread(primary.wait_for_standby)
+        await asyncio.to_thread(primary.set, "synchronous_standby_names", "'*'")
+        assert "name the primary" in await refused(alone)
+        assert "takes no writes" in await refused(f"{alone}?target_session_attrs=any")
+        second = await put(first, b"k", b"2")
+        assert second > revision
+        await asyncio.to_thread(primary.kill)
+        await asyncio.to_thread(standby.set, "synchronous_standby_names", "''")
+        await asyncio.to_thread(standby.promote)
+        async with asyncio.timeout(120):
+            while True:
+                with suppress(StoreUnavailable):
+                    found = await first.get(b"k")
+                    break
+        assert found is not None
+        assert (found.revision, found.value) == (second, b"2")
+        assert await put(first, b"k", b"3") > second
+        await first.close()
+
+    try:
+        primary.start()
+        asyncio.run(main())
+    finally:
+        standby.stop()
+        primary.stop()
 
 
 def test_an_older_format_is_brought_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
