@@ -71,6 +71,24 @@ class EtcdMembers:
         for member in self.members:
             member.stop()
 
+    def add(self) -> EtcdServer:
+        """One more member joins."""
+        joins = needed(
+            name=f"m{len(self.members)}", options=["--initial-cluster-state", "existing"]
+        )
+        peer = f"http://127.0.0.1:{joins.peer_port}"
+        _in_time(self.members[0], "member", "add", joins.name, f"--peer-urls={peer}")
+        joins.cluster = f"{self.members[0].cluster},{joins.cluster}"
+        self.members.append(joins)
+        joins.start()
+        return joins
+
+    def remove(self, member: EtcdServer, by: EtcdServer) -> None:
+        """A member leaves for ever; another one is told so."""
+        listed = json.loads(by.ctl("member", "list", "-w", "json"))["members"]
+        number = next(one["ID"] for one in listed if one.get("name") == member.name)
+        _in_time(by, "member", "remove", f"{number:x}")
+
     def url(self, root: str = "") -> str:
         """The URL that names all of them."""
         hosts = ",".join(f"127.0.0.1:{member.port}" for member in self.members)
@@ -88,6 +106,19 @@ class EtcdMembers:
                         return member
             time.sleep(0.05)
         raise AssertionError("no member leads")
+
+
+def _in_time(member: EtcdServer, *arguments: str) -> None:
+    """Change the members: etcd refuses that until all have been connected for a while."""
+    until = time.monotonic() + READY_S
+    while True:
+        try:
+            member.ctl(*arguments)
+            return
+        except AssertionError as error:
+            if "unhealthy cluster" not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(0.1)
 
 
 class AnswerProxy(ByteProxy):

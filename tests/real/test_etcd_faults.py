@@ -638,3 +638,37 @@ def test_the_real_ttl_is_answered() -> None:
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
+
+
+def test_members_that_join_and_leave_are_passed_over_and_names_of_new_ones_take_effect() -> None:
+    """The servers of a URL stay the same, and one of them that is a member suffices."""
+
+    async def main() -> None:
+        with EtcdMembers() as members:
+            url = members.url("coming")
+            async with opened(url, op_s=10.0) as store:
+                first = await committed(store, b"1")
+                joined = await asyncio.to_thread(members.add)
+                assert await committed(store, b"2") > first
+                # Both leave of which the process may be asking one, one after the other.
+                for leaves in members.members[:2]:
+                    await asyncio.to_thread(members.remove, leaves, joined)
+                    leaves.stop()
+                    assert await committed(store, b"3") > first
+                found = await store.get(b"k")
+                assert found is not None
+                # What only the new member's address is known to sees the same store.
+                async with opened(joined.url("coming"), by="b", op_s=10.0) as other:
+                    assert await other.get(b"k") == found
+
+    asyncio.run(main())
+
+
+async def committed(store: EtcdStore, value: bytes) -> int:
+    """The revision of a commit; tried again while members change."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with suppress(StoreUnavailable):
+                outcome = await store.commit([], [Put(b"k", value)])
+                if isinstance(outcome, Committed):
+                    return outcome.revision
