@@ -54,9 +54,12 @@ from domicile.ports.store import (
     ThreadedStore,
     writes_one_key,
 )
-from domicile.settings import MAX_TICK_S
 
 T = TypeVar("T")
+
+PACED_S, PACE, PACE_TRIES = 1.0, 1.7, 20
+"""A ttl in seconds, how many times as long its lease may last where store time is ticked, and how
+often that is tried."""
 
 
 class Stores(Protocol):
@@ -884,13 +887,25 @@ class StoreContract(ABC):
         self.run(scenario)
 
     def test_time_that_is_ticked_keeps_pace(self) -> None:
-        """S4: a tick adds at most `MAX_TICK_S`, so ticks must come more often."""
+        """S4: a tick adds at most `MAX_TICK_S`, so ticks must come more often. Otherwise a lease
+        lasts several times its ttl."""
 
         async def scenario(stores: Stores) -> None:
             store = stores.client("a")
             if not isinstance(store, NeedsTicks) or not store.tick_s:
                 without("ticks")
-            assert 0 < store.tick_s < MAX_TICK_S
+            loop = asyncio.get_running_loop()
+            took_s: list[float] = []
+            # On a busy machine ticks come late at times, and time is late with them.
+            while not took_s or (took_s[-1] > PACE * PACED_S and len(took_s) < PACE_TRIES):
+                began = loop.time()
+                await store.grant("l", PACED_S)
+                await put(store, b"k", b"", "l")
+                while await store.get(b"k") is not None:
+                    await asyncio.sleep(store.tick_s)  # not `advance`, which ticks by itself
+                    await store.tick()
+                took_s.append(loop.time() - began)
+            assert min(took_s) <= PACE * PACED_S
 
         self.run(scenario)
 
