@@ -118,7 +118,10 @@ class FollowingRedis(redis.asyncio.Redis):
             return isinstance(error, NothingSent) or _was_refused(error)
 
         # redis-py leaves the type of an answer open.
-        call: Any = super().execute_command  # pyright: ignore[reportUnknownMemberType]
+        call = cast(
+            "Callable[..., Awaitable[Any]]",
+            super().execute_command,  # pyright: ignore[reportUnknownMemberType]
+        )
         return await _repeated(lambda: call(*args, **options), again, self.repeat_s)
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
