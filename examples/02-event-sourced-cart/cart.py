@@ -1,13 +1,12 @@
-"""A shopping cart whose state is a sequence of events, on three nodes of one process."""
+"""A shopping cart whose state is a sequence of events, and a node that is home to carts."""
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field, replace
 
 from domicile import EventSourced, Node, Rejection, handler
 
-STORE = "memory://cart"
+STORE = "sqlite:///.domicile/carts.db"
 
 
 @dataclass(frozen=True)
@@ -110,24 +109,4 @@ def _changed(contents: Contents, article: str, by: int) -> dict[str, int]:
     return {name: count for name, count in articles.items() if count}
 
 
-async def main() -> None:
-    """Fill a cart while nodes come and go."""
-    first, second = (Node(STORE, entities=[Cart]) for _ in range(2))
-    async with second:
-        ann = second.ref(Cart, "ann")
-        async with first:
-            print("lamps:", await ann.ask(Cart.put, "lamp", 2))
-            print("bulbs:", await ann.ask(Cart.put, "bulb", 6))
-        print("one node has left; its carts have moved")
-        print("lamps:", await ann.ask(Cart.take_out, "lamp"))
-        async with Node(STORE, entities=[Cart]) as third:
-            cart = third.ref(Cart, "ann")
-            print("ordered:", await cart.ask(Cart.order, "n-17"))
-            try:
-                await cart.ask(Cart.put, "rug")
-            except AlreadyOrdered as refusal:
-                print("too late, it was ordered as", *refusal.args)
-
-
-if __name__ == "__main__":
-    asyncio.run(main())
+node = Node(STORE, entities=[Cart])
