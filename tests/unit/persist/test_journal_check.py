@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import pytest
+from failing_journal import FailingJournal
 
 from domicile.core.ids import ShardKey
 from domicile.core.state.agreement import agreed_config
@@ -18,8 +20,9 @@ from domicile.entity.hosting.execution import OutcomeUnknown
 from domicile.errors import ConfigError
 from domicile.journals.memory import MemoryJournal
 from domicile.persist.journal_check import JournalCheck, check_of, compare_on_join
-from domicile.ports.journal import JournalMarks, JournalUnknown
+from domicile.ports.journal import ComparableJournal, JournalMarks, JournalUnknown, TellsOffsets
 from domicile.testing.suites.journal import ENTITY, OLD, SHARD, batch, write
+from proving.bank.probe import ProbedJournal
 
 OTHER = ShardKey("other", 1)
 MINE, YOURS = "a" * 32, "b" * 32
@@ -150,3 +153,15 @@ def test_roles_agree_on_their_journals_one_by_one() -> None:
     assert agreed_config(both, {"a": 4}, {}, ()) == both, "a process without a journal"
     with pytest.raises(ConfigError, match=r"role 'b' .* Nothing was changed"):
         agreed_config(both, {"b": 4}, {}, (), {"b": MINE})
+
+
+@pytest.mark.parametrize("wrapper", [FailingJournal, ProbedJournal])
+@pytest.mark.parametrize("protocol", [ComparableJournal, TellsOffsets])
+def test_what_stands_before_a_journal_says_by_name_that_it_can_be_compared(
+    wrapper: type, protocol: type
+) -> None:
+    """As isinstance() asks from Python 3.12 on: without `__getattr__`."""
+    calls = [name for name in dir(protocol) if not name.startswith("_")]
+    assert calls
+    for name in calls:
+        assert callable(inspect.getattr_static(wrapper, name)), name
