@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 from redis.exceptions import ReadOnlyError
+from redis_lab import free_port
 from valkey_lab import ValkeyServers, open_servers, program
 
 from domicile.errors import ConfigError
 from domicile.failover.database_kinds import ServerPlace
-from domicile.failover.drivers.valkey import ValkeyDriver, ValkeyKind, count_writes
+from domicile.failover.drivers.valkey import (
+    ValkeyDriver,
+    ValkeyGate,
+    ValkeyKind,
+    count_writes,
+)
+from domicile.failover.drivers.valkey.gate import FENCED_START
 from domicile.failover.drivers.valkey.kind import PROVED
 from domicile.testing.suites.replica_driver import ReplicaDriverContract
 
@@ -222,6 +230,65 @@ def test_a_server_that_may_not_show_whether_it_holds_writes_back_is_refused(
         assert not facts.up
 
     run("redis", scenario)
+
+
+@on_each
+def test_an_attached_server_comes_up_fenced_whoever_starts_it(name: str, tmp_path: Path) -> None:
+    """F3: its configuration file ends with the line that fences it, before it is ever opened."""
+    bin = program(name)
+    assert bin is not None
+    port, file = free_port(), tmp_path / "server.conf"
+    running: list[subprocess.Popen[bytes]] = []
+    file.write_text(f'port {port}\nbind 127.0.0.1\ndir {tmp_path}\nsave ""\n')
+    url = f"redis://127.0.0.1:{port}"
+    driver = ValkeyDriver(url, tmp_path / "saved")
+    gate = ValkeyGate(url, tmp_path / "saved", writes_config=True)
+
+    def spawn() -> None:
+        running.append(subprocess.Popen([bin, file], stdout=subprocess.DEVNULL))
+
+    async def start() -> None:
+        await asyncio.to_thread(spawn)
+        while not (await driver.look()).up:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+    async def scenario() -> None:
+        try:
+            async with asyncio.timeout(60.0):
+                await start()
+                for epoch in (1, 2):
+                    await gate.lock()
+                    await driver.stand()
+                    await driver.promote(epoch)
+                    await gate.unlock(epoch, (await driver.look()).run, None)
+                    assert (await driver.look()).open_epoch == epoch
+                    assert file.read_text().count(FENCED_START) == 1
+                    assert file.read_text().splitlines()[-1] == FENCED_START
+                    running[-1].kill()
+                    await asyncio.to_thread(running[-1].wait)
+                    await start()
+                    facts = await driver.look()
+                    assert (facts.open_epoch, facts.follows) == (0, "")
+        finally:
+            await driver.close()
+            await gate.close()
+            for process in running:
+                process.kill()
+                process.wait()
+
+    asyncio.run(scenario())
+
+
+@on_each
+def test_an_attached_server_without_a_file_is_refused(name: str, tmp_path: Path) -> None:
+    """F3: nothing would have it come up fenced."""
+
+    async def scenario(servers: ValkeyServers) -> None:
+        place = ServerPlace(url=f"redis://{servers.address(0)}", folder=tmp_path)
+        with pytest.raises(ConfigError, match="without a configuration file"):
+            await ValkeyKind().check(place, "async")
+
+    run(name, scenario)
 
 
 def test_writes_are_counted_without_what_else_a_stream_has() -> None:
