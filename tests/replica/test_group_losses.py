@@ -11,7 +11,7 @@ import os
 
 import pytest
 from replica_databases import DATABASES, each_database
-from replica_lab import FollowingClient, Machine, ReplicaGroup, StoreName, play
+from replica_lab import PATIENCE_S, FollowingClient, Machine, ReplicaGroup, StoreName, play
 
 from domicile.failover.records import GroupPhase
 
@@ -155,7 +155,10 @@ def test_planned_switchovers_fail_no_write_of_a_client_that_follows(
         finally:
             for task in writing:
                 task.cancel()
-            await asyncio.wait(writing)
+            _, left = await asyncio.wait(writing, timeout=PATIENCE_S)
+            for task in left:
+                task.print_stack()
+            assert not left, "a client does not end"
         for task, client in zip(writing, clients, strict=True):
             if not task.cancelled():
                 task.result()
