@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kube_lab import GROUP, SITES, ApiServer, install_websites, started, until
+from ring_judge import judge_acts
 
 from domicile.kube.member import Ring
 from domicile.kube.range_member import RangeMember, UnfilteredList
@@ -43,7 +44,7 @@ class Instance:
         self._server, self.name = server, name
         self.member: RangeMember | None = None
         self.seen: dict[str, int] = {}
-        self.working: dict[str, None] = {}
+        self.acts: list[dict[str, Any]] = []
         self.task = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
@@ -56,11 +57,15 @@ class Instance:
                 await self.member.run(self._reconcile, GROUP, "websites")
 
     async def _reconcile(self, _: KubeClient, one: Any) -> None:
-        name = one.metadata.name
-        self.working[name] = None
-        await asyncio.sleep(0.02)
-        self.seen[name] = self.seen.get(name, 0) + 1
-        del self.working[name]
+        name, loop = one.metadata.name, asyncio.get_running_loop()
+        act = {"object": name, "instance": self.name, "run": f"{self.name}-{len(self.acts)}"}
+        self.acts.append({**act, "at": loop.time()})
+        try:
+            await asyncio.sleep(0.02)
+            self.seen[name] = self.seen.get(name, 0) + 1
+        finally:
+            # All instances have one clock.
+            self.acts.append({**act, "at": loop.time()})
 
     @property
     def held(self) -> list[int]:
@@ -118,6 +123,9 @@ def test_ranges_are_handed_over_and_no_object_is_written(server: ApiServer) -> N
             leases = (await client.list(LEASES, "default", labels="domicile.dev/range")).items
             assert len(leases) == COUNT
             assert {one.spec.holder_identity for one in leases} == {"b", "c"}
+            runs, overlaps = judge_acts([act for one in there.values() for act in one.acts])
+            assert runs > OBJECTS, "objects that moved were worked on again"
+            assert not overlaps, overlaps[:10]
 
     async def enough(one: Instance) -> bool:
         return len(one.seen) >= OBJECTS // 5

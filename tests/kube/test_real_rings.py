@@ -13,6 +13,7 @@ import pytest
 from kube_lab import GROUP, SITES, ApiServer, SharderProcess, install_websites, started, until
 
 from domicile.errors import Fenced
+from domicile.kube.hashring import HashRing, object_key
 from domicile.kube.member import Ring, RingMember
 from domicile.kubeapi.client import KubeClient
 from domicile.kubeapi.errors import KubeConflict, KubeRefused
@@ -117,9 +118,11 @@ async def whole_life(server: ApiServer, home: Path) -> None:
             return bool(probe.metadata.label(LABEL)) and not made.metadata.label(LABEL)
 
         await until(labelled, "the webhook answers")
+        ring = HashRing(("a", "b"))
         for number in range(30):
             site = await make_site(client, number)
-            assert site.metadata.label(LABEL) in ("a", "b")
+            key = object_key(GROUP, "Website", "default", site.metadata.name)
+            assert site.metadata.label(LABEL) == ring.owner(key)
             owner = {
                 "apiVersion": f"{GROUP}/v1", "kind": "Website", "name": site.metadata.name,
                 "uid": site.metadata.uid, "controller": True,

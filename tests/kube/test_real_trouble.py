@@ -20,15 +20,17 @@ from pathlib import Path
 import pytest
 import ring_instance
 from kube_lab import INSTANCES, ApiServer, SharderProcess, install_websites, started, until
-from ring_judge import judge_acts, judge_audit
+from ring_judge import judge_acts, judge_audit, judge_sharders
 
+from domicile.kube.sharding import LEADER
 from domicile.kubeapi.client import KubeClient
-from domicile.kubeapi.kinds import RINGS
+from domicile.kubeapi.kinds import NAMESPACES, RINGS
 from domicile.ops.ring import look_at_ring
 
 STEPS = int(os.environ.get("DOMICILE_RING_STEPS", "50"))
 SEED = int(os.environ.get("DOMICILE_RING_SEED", "1"))
 OBJECTS = 40
+OUTSIDE = "outside"
 DURATION_S = 4
 MOST, FEWEST = 5, 1
 REST_S = 400.0
@@ -113,6 +115,10 @@ def test_no_object_has_two_instances_through_fifty_troubles(
     print(shown)
     assert not verdict.wrong, verdict.wrong[:10]
     assert not overlaps, overlaps[:10]
+    acted, usurped = judge_sharders(server.audited(), LEADER)
+    assert not usurped, usurped[:10]
+    assert acted == 2 or STEPS < 50, "both sharders have acted, one after the other"
+    assert verdict.owners.pop(OUTSIDE) == "", "its namespace is not the ring's"
     assert len(verdict.owners) == OBJECTS
     assert all(verdict.owners.values())
     # There was something to judge.
@@ -123,7 +129,11 @@ def test_no_object_has_two_instances_through_fifty_troubles(
 async def troubles(server: ApiServer, cluster: Cluster) -> None:
     choice = random.Random(SEED)
     async with server.client() as client:
-        spec = {"resources": [{"group": "example.com", "resource": "websites"}]}
+        here = {"matchLabels": {"kubernetes.io/metadata.name": "default"}}
+        resources = [{"group": "example.com", "resource": "websites"}]
+        spec = {"resources": resources, "namespaceSelector": here}
+        await client.create(NAMESPACES, {"metadata": {"name": "elsewhere"}})
+        await client.create(ring_instance.SITES, {"metadata": {"name": OUTSIDE}}, "elsewhere")
         await client.create(RINGS, {"metadata": {"name": "websites"}, "spec": spec})
         for name in ("sharder-1", "sharder-2"):
             cluster.sharder(name)
@@ -134,16 +144,21 @@ async def troubles(server: ApiServer, cluster: Cluster) -> None:
             body = {"metadata": {"name": f"site-{number}"}}
             await client.create(ring_instance.SITES, body, "default")
         await until(lambda: rests(client, cluster, OBJECTS), "all have an instance", REST_S)
-        for step in range(STEPS):
-            await trouble(cluster, choice)
+        steps = 0
+        while steps < STEPS:
+            what = await trouble(cluster, choice)
             await asyncio.sleep(choice.uniform(0.2, 3.0))
-            if step % 10 == 9:
+            if what == "sharder":
+                continue  # on top of the steps
+            steps += 1
+            if steps % 10 == 0 or steps == STEPS:
                 for name in list(cluster.frozen):
                     cluster.thaw(name)
-                await until(lambda: rests(client, cluster, OBJECTS), f"rest, step {step}", REST_S)
+                await until(lambda: rests(client, cluster, OBJECTS), f"rest, step {steps}", REST_S)
 
 
-async def trouble(cluster: Cluster, choice: random.Random) -> None:
+async def trouble(cluster: Cluster, choice: random.Random) -> str:
+    """One join, leave, kill, freeze or thaw of an instance, or the kill of a sharder."""
     there = sorted(set(cluster.processes) - set(cluster.frozen))
     away = sorted(set(INSTANCES) - set(cluster.processes))
     what = choice.choice(("join", "leave", "kill", "freeze", "join", "sharder"))
@@ -165,6 +180,7 @@ async def trouble(cluster: Cluster, choice: random.Random) -> None:
         cluster.kill(choice.choice(there))
     else:
         cluster.freeze(choice.choice(there))
+    return what
 
 
 async def rests(client: KubeClient, cluster: Cluster, objects: int) -> bool:

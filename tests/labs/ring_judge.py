@@ -92,6 +92,37 @@ def _writes(entries: Iterable[Entry]) -> Iterable[tuple[int, Entry]]:
             yield int(version), entry
 
 
+def judge_sharders(entries: Iterable[Entry], lease: str) -> tuple[int, list[str]]:
+    """Writes of sharders to objects, each against who held the sharders' Lease at that moment: one
+    acts at a time (KR-13). Returns how many sharders acted, and what was wrong."""
+    acted: dict[str, None] = {}
+    wrong: list[str] = []
+    holder = ""
+    for version, entry in sorted(_written(entries), key=lambda one: one[0]):
+        made, user = entry["responseObject"], entry["user"]["username"]
+        where = entry["objectRef"]
+        if where["resource"] == "leases":
+            if made["metadata"]["name"] == lease:
+                gone = entry["verb"] == "delete"
+                holder = "" if gone else (made.get("spec") or {}).get("holderIdentity") or ""
+        elif where["resource"] == "websites" and user.startswith("sharder-"):
+            acted[user] = None
+            if user != holder:
+                shown = f"{made['metadata']['name']} at {version}, by {user}"
+                wrong.append(f"{shown}: {holder or 'nobody'} held {lease}")
+    return len(acted), wrong
+
+
+def _written(entries: Iterable[Entry]) -> Iterable[tuple[int, Entry]]:
+    for entry in entries:
+        wrote = entry["verb"] in ("create", "update", "patch", "delete")
+        if not wrote or entry["responseStatus"]["code"] >= 300:
+            continue
+        version = (entry.get("responseObject") or {}).get("metadata", {}).get("resourceVersion", "")
+        if version:
+            yield int(version), entry
+
+
 def judge_acts(lines: Iterable[Entry]) -> tuple[int, list[str]]:
     """Runs of two instances on one object that overlap in time, and how many runs there were."""
     runs: dict[tuple[str, str, str], tuple[float, float]] = {}
