@@ -36,27 +36,14 @@ class Verdict:
 def judge_audit(entries: Iterable[Entry], instances: Iterable[str]) -> Verdict:
     """Every write to the objects and Leases of a ring, in their order."""
     verdict, names = Verdict(), frozenset(instances)
+    entries = list(entries)
+    lost = _lost(entries)
+    versions: dict[str, str] = {}
     labels: dict[str, dict[str, str]] = {}
     holders: dict[str, str] = {}
-    for version, entry in sorted(_writes(entries), key=lambda one: one[0]):
-        made: Entry = entry["responseObject"]
-        name, user = made["metadata"]["name"], entry["user"]["username"]
-        if entry["objectRef"]["resource"] == "leases":
-            holder = (made.get("spec") or {}).get("holderIdentity") or ""
-            if holder == TAKEN and holders.get(name) != TAKEN:
-                verdict.takes += 1
-            holders[name] = "" if entry["verb"] == "delete" else holder
-            continue
-        verdict.writes += 1
-        if entry["verb"] == "delete":
-            labels.pop(name, None)
-            continue
-        before, after = labels.get(name), made["metadata"].get("labels") or {}
-        labels[name] = after
-        if before is None:
-            verdict.assigned += SHARD in after
-            continue
-        shown = f"{name} at {version}, by {user}"
+
+    def judged(user: str, before: Entry, after: Entry, where: str) -> None:
+        shown = f"{where}, by {user}"
         former, now = before.get(SHARD, ""), after.get(SHARD, "")
         if user in names:
             verdict.acts += 1
@@ -75,8 +62,57 @@ def judge_audit(entries: Iterable[Entry], instances: Iterable[str]) -> Verdict:
                 verdict.moved += 1
         elif DRAIN in after and DRAIN not in before:
             verdict.drains += 1
+
+    for version, entry in sorted(_writes(entries), key=lambda one: one[0]):
+        made: Entry = entry["responseObject"]
+        name, user = made["metadata"]["name"], entry["user"]["username"]
+        if entry["objectRef"]["resource"] == "leases":
+            holder = (made.get("spec") or {}).get("holderIdentity") or ""
+            if holder == TAKEN and holders.get(name) != TAKEN:
+                verdict.takes += 1
+            holders[name] = "" if entry["verb"] == "delete" else holder
+            continue
+        verdict.writes += 1
+        if entry["verb"] == "delete":
+            labels.pop(name, None)
+            continue
+        before, after = labels.get(name), made["metadata"].get("labels") or {}
+        labels[name], last = after, versions.get(name, "")
+        versions[name] = str(version)
+        if before is None:
+            verdict.assigned += SHARD in after
+            continue
+        between = lost.get((name, last))
+        if between is not None and _version_named(entry) not in ("", last):
+            # Its answer was lost, but it was carried out: this write names a later version.
+            given = _changed(before, between)
+            given.setdefault(SHARD, after.get(SHARD, ""))  # by the webhook, at once
+            judged(between["user"]["username"], before, given, f"{name} after {last}")
+            before = given
+        judged(user, before, after, f"{name} at {version}")
     verdict.owners = {name: found.get(SHARD, "") for name, found in labels.items()}
     return verdict
+
+
+def _lost(entries: Iterable[Entry]) -> dict[tuple[str, str], Entry]:
+    """Writes of which nobody knows the outcome, by the object and the version that they named."""
+    return {
+        (entry["objectRef"]["name"], _version_named(entry)): entry
+        for entry in entries
+        if entry["verb"] == "patch" and entry["responseStatus"]["code"] >= 500
+        and entry["objectRef"].get("resource") == "websites"
+    }  # fmt: skip
+
+
+def _version_named(entry: Entry) -> str:
+    request = entry.get("requestObject")
+    named: str = request.get("metadata", {}).get("resourceVersion", "") if request else ""
+    return named
+
+
+def _changed(labels: Mapping[str, str], entry: Entry) -> dict[str, str]:
+    merged = {**labels, **(entry["requestObject"]["metadata"].get("labels") or {})}
+    return {name: value for name, value in merged.items() if value is not None}
 
 
 def _writes(entries: Iterable[Entry]) -> Iterable[tuple[int, Entry]]:

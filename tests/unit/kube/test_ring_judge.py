@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ring_judge import judge_sharders
+from ring_judge import DRAIN, SHARD, judge_audit, judge_sharders
 
 
 def entry(version: int, user: str, resource: str, name: str, **more: Any) -> dict[str, Any]:
@@ -36,3 +36,37 @@ def test_each_write_is_judged_by_the_term_it_fell_into() -> None:
         2,
         ["y at 6, by sharder-1: sharder-2 held sharders"],
     )
+
+
+def site(
+    version: int, user: str, labels: dict[str, str | None], *, named: int, code: int = 200
+) -> dict[str, Any]:
+    ring = {"shard": SHARD, "drain": DRAIN}
+    found = entry(version, user, "websites", "x")
+    found["objectRef"] = {"resource": "websites", "apiGroup": "example.com", "name": "x"}
+    found["responseStatus"] = {"code": code}
+    shown = {ring[name]: value for name, value in labels.items()}
+    metadata = {"resourceVersion": str(named), "labels": shown}
+    found["requestObject"] = {"metadata": metadata}
+    if code < 300:
+        found["responseObject"]["metadata"]["labels"] = shown
+    else:
+        found["responseObject"] = {"message": "context canceled"}
+    return found
+
+
+def test_a_write_whose_answer_was_lost_may_have_happened() -> None:
+    """An instance lets go, is killed before the answer, and the next one acts: nothing is wrong.
+    Without that write it is."""
+    made = site(1, "admin", {"shard": "b"}, named=0)
+    asked = site(2, "sharder-1", {"shard": "b", "drain": "true"}, named=1)
+    let_go = site(0, "b", {"shard": None, "drain": None}, named=2, code=504)
+    acts = site(4, "g", {"shard": "g"}, named=3)
+    verdict = judge_audit([made, asked, let_go, acts], "bg")
+    assert (verdict.wrong, verdict.let_go) == ([], 1)
+    assert judge_audit([made, asked, acts], "bg").wrong == ["x at 4, by g: it belonged to b"]
+    unasked = site(0, "b", {"shard": None}, named=1, code=504)
+    acts = site(4, "g", {"shard": "g"}, named=3)
+    assert judge_audit([made, unasked, acts], "bg").wrong == [
+        "x after 1, by b: let go without being asked"
+    ]
