@@ -36,7 +36,7 @@ ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
 endif
 
-.PHONY: help setup check format test test-real test-stores test-hosts test-kube kube-apiserver test-docs prove golden sim sim-groups sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable bench-stores compare planner idle overload recovery recovery-stores rolling crowd soak docs etcd-rpc lock clean test-replica bench-failover
+.PHONY: help setup check format test test-real test-stores test-hosts test-kube kube-apiserver test-docs prove golden sim sim-groups sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable bench-stores compare planner idle overload recovery recovery-stores rolling crowd soak docs etcd-rpc lock clean test-replica bench-failover bench-rings
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -102,6 +102,7 @@ prove: setup ## what takes long: tests of the harness, search, mutants, seeds, c
 	$(MAKE) search
 	$(MAKE) mutants
 	$(MAKE) sim
+	$(MAKE) sim PROFILE=one-key SEEDS=0:300
 	$(MAKE) sim-groups
 	$(MAKE) chaos MINUTES=4
 
@@ -153,6 +154,9 @@ bench-stores: setup ## what each store costs: idle requests, commits, watches (A
 
 bench-failover: setup ## time without a primary, beside Sentinel and Patroni (ARGS=--next, ARGS="--only valkey-")
 	$(PY) -m proving.benchmarks.failover $(ARGS)
+
+bench-rings: setup kube-apiserver ## what a ring of controllers costs (ARGS=--next, ARGS="--only objects")
+	$(PY) -m proving.benchmarks.rings $(ARGS)
 
 compare: setup ## CPU per message of another checkout and of this one, interleaved: OLD=path
 	@test -n "$(OLD)" || { echo "usage: make compare OLD=path/to/checkout" >&2; exit 2; }

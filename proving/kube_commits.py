@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -50,7 +51,7 @@ class _Key:
 
 
 @dataclass(frozen=True, slots=True)
-class _Untimed:
+class Untimed:
     """A commit, and by what the audit log knows it: the text of its write, or what it deleted."""
 
     commit: QueuedCommit
@@ -80,8 +81,8 @@ class KubernetesCommits:
         self._keys: dict[bytes, _Key] = {}
         self._leases: dict[str, str] = {}
         self._read = 0
-        self._untimed: list[_Untimed] = []
-        self._audit = _AuditLog(server)
+        self._untimed: list[Untimed] = []
+        self._audit = AuditLog(server.audit)
 
     def __call__(self) -> list[QueuedCommit]:
         """The commits that are new since the last call; those without a time come later."""
@@ -96,7 +97,7 @@ class KubernetesCommits:
             self._untimed += self._seen(event)
         return self._timed()
 
-    def _seen(self, event: Any) -> Iterator[_Untimed]:
+    def _seen(self, event: Any) -> Iterator[Untimed]:
         kv, gone = event.kv, event.type == event.DELETE
         if kv.key.startswith(self._leases_at):
             self._saw_lease(kv, gone)
@@ -109,7 +110,7 @@ class KubernetesCommits:
             if known is not None:
                 expiry = bool(known.lease) and known.lease not in self._leases
                 commit = replace(commit, deletes=[known.key], expiry=expiry)
-                yield _Untimed(commit, known.uid, name.decode())
+                yield Untimed(commit, known.uid, name.decode())
             return
         found = _object(kv, ConfigMap)
         item, metadata = read_item(found), found.metadata
@@ -120,7 +121,7 @@ class KubernetesCommits:
         write = metadata.annotation(WRITE)
         put = (item.key, item.value, self._leases.get(lease, lease) or None)
         commit = replace(commit, by=write.rpartition(" ")[0], puts=[put])
-        yield _Untimed(commit, write, name.decode())
+        yield Untimed(commit, write, name.decode())
 
     def _saw_lease(self, kv: Any, gone: bool) -> None:
         name = kv.key[len(self._leases_at) :].decode()
@@ -158,11 +159,11 @@ class KubernetesCommits:
         return found[::-1]
 
 
-class _AuditLog:
+class AuditLog:
     """When the API server got which request."""
 
-    def __init__(self, server: KubernetesServer) -> None:
-        self._path, self._offset = server.audit, 0
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
         self._answered: dict[str, _Asked] = {}
         self._doubtful: dict[str, dict[str, float]] = {}
         """By name: when requests came that have no answer, or one that says nothing."""
@@ -178,11 +179,11 @@ class _AuditLog:
                 with suppress(json.JSONDecodeError):  # cut off by a kill
                     self._take(json.loads(line))
 
-    def answered(self, one: _Untimed) -> _Asked | None:
+    def answered(self, one: Untimed) -> _Asked | None:
         """The request that made a commit, if it was answered."""
         return self._answered.get(one.mark)
 
-    def came(self, one: _Untimed, before: float) -> float | None:
+    def came(self, one: Untimed, before: float) -> float | None:
         """When the request came that must have made a commit: the last that may have done it."""
         found = [at for at in self._doubtful.get(one.name, {}).values() if at <= before]
         return max(found, default=None)

@@ -28,6 +28,7 @@ from uuid import uuid4
 
 import yaml
 
+from domicile.errors import Fenced
 from domicile.kube.conventions import drain_label, shard_label
 from domicile.kube.hashring import HashRing, object_key
 from domicile.kube.member import Ring
@@ -260,22 +261,24 @@ async def instance(kubeconfig: str, name: str, duration_s: int, *, idle: bool) -
         del one
 
     async with KubeClient(HttpExchange(find_credentials(kubeconfig)), timeout_s=30.0) as client:
-        member = Ring(RING).member(
-            client, instance=name, namespace="default", duration_s=duration_s
-        )
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-        async with member:
-            work = member.wait_lost() if idle else member.run(
-                reconcile, "", "configmaps", workers=8
-            )  # fmt: skip
-            running = asyncio.ensure_future(work)
-            stopped = asyncio.ensure_future(stop.wait())
-            await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
-            running.cancel()
-            await asyncio.wait((running,))
-            if not running.cancelled():
-                running.result()
+        stopped = asyncio.ensure_future(stop.wait())
+        while not stop.is_set():
+            member = Ring(RING).member(
+                client, instance=name, namespace="default", duration_s=duration_s
+            )
+            async with member:
+                work = member.wait_lost() if idle else member.run(
+                    reconcile, "", "configmaps", workers=8
+                )  # fmt: skip
+                running = asyncio.ensure_future(work)
+                await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
+                running.cancel()
+                await asyncio.wait((running,))
+                if not running.cancelled():
+                    with suppress(Fenced):  # it begins anew, as a pod does
+                        running.result()
 
 
 if __name__ == "__main__":
