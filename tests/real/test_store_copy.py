@@ -1,4 +1,4 @@
-"""A cluster moves from the embedded store to a server and back, with the commands that users type.
+"""A cluster moves from one kind of store to another and back, with the commands that users type.
 
 Another kind of server is one more line in `SERVERS`.
 """
@@ -10,9 +10,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import etcd_lab
+import postgres_lab
 import pytest
 from redis_lab import server
 
@@ -42,7 +44,19 @@ def valkey() -> Iterator[str]:
         yield process.url
 
 
-SERVERS: dict[str, Callable[[], object]] = {"valkey": valkey}
+@contextmanager
+def postgresql() -> Iterator[str]:
+    yield postgres_lab.shared_server().new_database()
+
+
+@contextmanager
+def etcd() -> Iterator[str]:
+    yield etcd_lab.shared_server().new_database()
+
+
+SERVERS: dict[str, Callable[[], AbstractContextManager[str]]] = {
+    "valkey": valkey, "postgresql": postgresql, "etcd": etcd,
+}  # fmt: skip
 
 
 def domicile(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -92,8 +106,27 @@ def test_a_cluster_moves_to_a_server_and_back(kind: str, tmp_path: Path) -> None
         assert all(a >= max(b, c) for a, b, c in zip(await epochs(embedded), grown, before))  # noqa: B905
         assert await epoch_under(embedded) > max(grown) - 1
 
-    with SERVERS[kind]() as there:  # type: ignore[attr-defined]
+    with SERVERS[kind]() as there:
         asyncio.run(main(there))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("valkey", "postgresql"), ("postgresql", "etcd"), ("etcd", "valkey")],
+)
+def test_a_cluster_moves_from_one_kind_of_server_to_another(source: str, target: str) -> None:
+    async def main(here: str, there: str) -> None:
+        first = await epoch_under(here)
+        said = await asyncio.to_thread(domicile, "store", "copy", here, there)
+        assert said.returncode == 0, said.stderr
+        assert "compared, all equal" in said.stdout
+        assert await epochs(there) == await epochs(here)
+        assert await epoch_under(there) > first
+        with pytest.raises(ConfigError, match="was moved to the store"):
+            await epoch_under(here)
+
+    with SERVERS[source]() as here, SERVERS[target]() as there:
+        asyncio.run(main(here, there))
 
 
 def test_a_running_node_is_in_the_way_and_a_mark_ends_it(tmp_path: Path) -> None:
