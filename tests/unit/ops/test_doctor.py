@@ -24,7 +24,11 @@ from domicile.ops.checkup import examine
 from domicile.ops.cli import app
 from domicile.ports.findings import Finding, Severity
 from domicile.ports.store import Store
+from domicile.stores.etcd import rpc_pb2 as pb
+from domicile.stores.etcd.address import parse_etcd_url
+from domicile.stores.etcd.findings import EtcdMemberSaid, EtcdSurvey, cluster_findings
 from domicile.stores.memory.store import MemoryStore
+from domicile.stores.postgres.findings import postgres_findings
 from domicile.stores.redis.calls import ScriptAnswer
 from domicile.stores.redis.findings import server_findings
 from domicile.stores.redis.server import RedisFacts
@@ -250,3 +254,110 @@ def test_a_redis_server_is_judged(
     assert seen.pop("consistency") == "note"
     assert seen.pop("clock") == "note"
     assert seen == expected
+
+
+POSTGRES = {
+    "version": "17.2", "number": 170002, "standby": False, "read_only": False, "who": "app",
+    "super": False, "may_create": False, "owner": "owner", "may_use": True, "forbidden": None,
+    "fsync": "on", "full_pages": "on", "commits": "on", "standby_names": "", "standbys": 0,
+    "waited_for": 0, "unseen": 0, "most": 100, "sessions": 10, "longest": 1.0,
+    "database": 10_000_000, "size": 200_000, "wall": 1_000.0,
+}  # fmt: skip
+CONTENTS = {
+    "format": 1, "history": "abcdefgh-1", "revision": 20, "trimmed": 4, "stale": 0.1, "keys": 3,
+    "leases": 2, "oldest": 60.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("facts", "contents", "subject", "severity"),
+    [
+        ({}, {}, "server", "ok"),
+        ({"number": 120009, "version": "12.9"}, {}, "server", "error"),
+        ({"standby": True}, {}, "server", "error"),
+        ({"read_only": True}, {}, "server", "error"),
+        ({"may_use": False}, {}, "privileges", "error"),
+        ({"owner": None}, {}, "privileges", "error"),
+        ({"super": True}, {}, "privileges", "note"),
+        ({"fsync": "off"}, {}, "durability", "error"),
+        ({"commits": "off"}, {}, "durability", "error"),
+        ({"standbys": 1}, {}, "standbys", "warning"),
+        ({"standbys": 1, "standby_names": "*", "waited_for": 1}, {}, "standbys", "ok"),
+        ({"standby_names": "a"}, {}, "standbys", "error"),
+        ({"sessions": 90}, {}, "connections", "warning"),
+        ({"longest": 3_600.0}, {}, "connections", "warning"),
+        ({"wall": 4_600.0}, {}, "clock", "note"),
+        ({}, {"stale": 60.0}, "time", "warning"),
+        ({}, {"stale": 60.0, "leases": 0}, "store", "ok"),
+    ],
+)
+def test_a_postgresql_server_is_judged(
+    facts: dict[str, Any], contents: dict[str, Any], subject: str, severity: str
+) -> None:
+    found = postgres_findings({**POSTGRES, **facts}, {**CONTENTS, **contents}, now=1_000.0)
+    order = [one.value for one in Severity]
+    mine = [one.severity.value for one in found if one.subject == subject]
+    assert max(mine, key=order.index) == severity
+    assert all(one.step for one in found if one.severity in (Severity.WARNING, Severity.ERROR))
+
+
+def test_what_is_stored_in_postgresql_is_told_as_far_as_the_user_may_look() -> None:
+    [store] = [one for one in postgres_findings(POSTGRES, CONTENTS) if one.subject == "store"]
+    assert "revision 20; 3 keys, 2 leases; changes are kept from revision 5 on" in store.said
+    found = postgres_findings(POSTGRES, None)
+    assert any("may not read the tables" in one.said for one in found)
+    found = postgres_findings({**POSTGRES, "owner": None, "may_create": True}, None)
+    assert any("there is no store in this database" in one.said for one in found)
+
+
+def etcd_status(member: int, **more: Any) -> pb.StatusResponse:
+    fields = {"version": "3.5.21", "dbSize": 2**20, "dbSizeInUse": 2**20, "leader": 1, **more}
+    header = pb.ResponseHeader(cluster_id=7, member_id=member, revision=9)
+    return pb.StatusResponse(header=header, **fields)
+
+
+def etcd_findings(
+    url: str = "etcd://a,b,c",
+    members: int = 3,
+    alarms: Sequence[tuple[int, int]] = (),
+    auth: bool | None = None,
+    **more: Any,
+) -> list[Finding]:
+    address = parse_etcd_url(url)
+    servers = [
+        EtcdMemberSaid(endpoint, etcd_status(number, **more))
+        for number, endpoint in enumerate(address.endpoints, 1)
+    ]
+    listed = [pb.Member(ID=number, name=f"m{number}") for number in range(1, members + 1)]
+    return cluster_findings(EtcdSurvey(address, servers, listed, alarms, auth, 5))
+
+
+@pytest.mark.parametrize(
+    ("given", "subject", "severity", "words"),
+    [
+        ({}, "members", "ok", "without 1 of them"),
+        ({"members": 0}, "members", "note", "no member tells"),
+        ({"members": 4}, "members", "warning", "does not name m4"),
+        ({"members": 2}, "members", "error", "is no member"),
+        ({"version": "3.3.1"}, "version", "error", "3.4 or newer"),
+        ({"url": "etcd://a", "members": 1, "version": "3.5.1"}, "version", "warning", "14370"),
+        ({"leader": 0}, "leader", "error", "knows no leader"),
+        ({"alarms": [(1, 1)]}, "alarms", "error", "etcdctl alarm disarm"),
+        ({"alarms": [(2, 2)]}, "alarms", "error", "its data differs"),
+        ({"dbSize": 1_900 * 2**20}, "space", "warning", "the usual limit"),
+        ({"dbSize": 90, "dbSizeQuota": 100}, "space", "warning", "raise --quota"),
+        ({"dbSize": 900 * 2**20}, "space", "note", "etcdctl defrag"),
+        ({"url": "etcd://a,b,c?tls=true"}, "access", "note", "no login"),
+        ({"url": "etcd://u:p@a,b,c?tls=true", "auth": True}, "access", "ok", "logged in as 'u'"),
+        ({"url": "etcd://u:p@a,b,c", "auth": False}, "access", "warning", "etcdctl auth enable"),
+        ({}, "store", "ok", "history 7, revision 9; changes are kept from revision 5 on"),
+    ],
+)
+def test_an_etcd_cluster_is_judged(
+    given: dict[str, Any], subject: str, severity: str, words: str
+) -> None:
+    found = [one for one in etcd_findings(**given) if one.subject == subject]
+    order = [one.value for one in Severity]
+    assert max((one.severity.value for one in found), key=order.index) == severity
+    assert words in " ".join(f"{one.said} {one.step}" for one in found)
+    assert all(one.step for one in found if one.severity in (Severity.WARNING, Severity.ERROR))
