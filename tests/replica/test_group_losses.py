@@ -131,7 +131,7 @@ def test_synchronous_failovers_in_a_row_lose_nothing(kind: str, store: StoreName
     play(scenario, kind=kind, store=store, between=True, more='mode = "sync"')
 
 
-@pytest.mark.scenario("FO-15")
+@pytest.mark.scenario("FO-15", partial=True)
 @each_database((*DATABASES, "redis"))
 @each_store
 def test_planned_switchovers_fail_no_write_of_a_client_that_follows(
