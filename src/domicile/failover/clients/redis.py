@@ -33,7 +33,7 @@ REPEAT_S = 15.0
 
 AGAIN_S = 0.02
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 
 class NothingSent(NotConnected):
@@ -93,8 +93,8 @@ def _was_refused(error: Exception) -> bool:
 
 
 async def _repeated(
-    call: Callable[[], Awaitable[Answer]], again: Callable[[Exception], bool], repeat_s: float
-) -> Answer:
+    call: Callable[[], Awaitable[T]], again: Callable[[Exception], bool], repeat_s: float
+) -> T:
     """The answer to a call that is made again while it certainly was not executed."""
     until = monotonic() + repeat_s
     while True:
@@ -118,10 +118,7 @@ class FollowingRedis(redis.asyncio.Redis):
             return isinstance(error, NothingSent) or _was_refused(error)
 
         # redis-py leaves the type of an answer open.
-        call = cast(
-            "Callable[..., Awaitable[Any]]",
-            super().execute_command,  # pyright: ignore[reportUnknownMemberType]
-        )
+        call = cast("Any", super().execute_command)  # pyright: ignore[reportUnknownMemberType]
         return await _repeated(lambda: call(*args, **options), again, self.repeat_s)
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
