@@ -280,7 +280,7 @@ class Cluster:
         return found
 
 
-@pytest.mark.scenario("LS-19")
+@pytest.mark.scenario("LS-19", partial=True)
 def test_a_node_whose_api_server_is_unreachable_downs_itself(server: ApiServer) -> None:
     async def main() -> None:
         name = f"store-{next(NUMBERS)}"
