@@ -10,7 +10,7 @@ from proving.benchmarks.rings import CELLS, MIB, chosen, page
 def sized(most_mib: float) -> dict[str, Any]:
     return {
         "at_rest": 60 * MIB, "most_changing": most_mib * MIB, "most_walking": 61 * MIB,
-        "change_cpu": 0.002, "walk_cpu": 0.5, "share": 0.35, "load": 1.0, "cpus": 2,
+        "change_cpu": 0.002, "share": 0.35, "load": 1.0, "cpus": 2,
     }  # fmt: skip
 
 
