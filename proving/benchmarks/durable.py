@@ -1,6 +1,6 @@
 """Durable entities measured: keyed asks on SQLite and PostgreSQL journals, recovery, sizes, peers.
 
-    python -m proving.benchmarks.durable                  all cells, in about half an hour
+    python -m proving.benchmarks.durable                  all cells, three rounds of 5 s each
     python -m proving.benchmarks.durable --only lone      cells with that word in their names
     python -m proving.benchmarks.durable --quick          a smoke test; its figures mean nothing
     python -m proving.benchmarks.durable --list           the names of the cells
