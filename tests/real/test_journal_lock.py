@@ -109,6 +109,35 @@ def test_a_stopped_writer_with_a_record_is_left_alone(tmp_path: Path) -> None:
         assert process.poll() is None
 
 
+def test_a_node_that_stands_still_in_its_write_is_ended_by_another_node(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """J3: the journal of a node learns from its store which processes are gone."""
+    path = tmp_path / "x.db"
+    settings = Settings(shards=SHARDS, ask_timeout_s=120.0)
+
+    async def scenario() -> None:
+        async with Node(f"sqlite:///{path}", entities=[Purse], settings=settings) as node:
+            # What the stopped process was about to write is not there.
+            assert await node.ref(Purse, purse_in(0)).ask(Purse.pay, 1) == 2
+
+    process = subprocess.Popen(
+        [sys.executable, "-c", NODE, str(path), *sys.path],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1\n"
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        asyncio.run(scenario())
+        assert process.wait(60) == -signal.SIGKILL
+        assert f"process {process.pid} stood still while it wrote" in caplog.text
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()  # type: ignore[union-attr]
+
+
 @dataclass(frozen=True)
 class Paid:
     amount: int
@@ -140,6 +169,45 @@ class Bell(Entity, name="stalled.bell"):
 
 
 SHARDS = 4
+
+NODE = """
+import asyncio, sys
+sys.path[:0] = sys.argv[2:]
+import signal, threading
+from functools import partial
+from pathlib import Path
+
+import apsw
+
+from domicile import Node, Settings
+from domicile.journals.sqlite import journal
+from test_journal_lock import SHARDS, Purse, purse_in
+
+begun = []
+
+def stand_still() -> None:
+    begun.append(1)
+    if len(begun) < 2:
+        return
+    # Not while another thread writes to the store: its file has a lock of its own.
+    raw = apsw.Connection(sys.argv[1])
+    raw.set_busy_timeout(60_000)
+    raw.execute("BEGIN IMMEDIATE")
+    raw.execute("ROLLBACK")
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+journal.SqliteJournal = partial(journal.SqliteJournal, pause=stand_still)
+
+async def main() -> None:
+    async with Node(
+        "sqlite:///" + sys.argv[1], entities=[Purse], settings=Settings(shards=SHARDS)
+    ) as node:
+        purse = node.ref(Purse, purse_in(0))
+        print(await purse.ask(Purse.pay, 1), flush=True)
+        await purse.ask(Purse.pay, 10)
+
+asyncio.run(main())
+"""
 
 
 def purse_in(shard: int) -> str:
