@@ -18,7 +18,6 @@ from domicile.core.state.keys import (
     DRAIN,
     NODES,
     RELEASE,
-    STARTED,
     TARGET_KEY,
     WISH,
 )
@@ -160,7 +159,7 @@ async def test_a_silent_majority_does_not_leave_the_cluster_without_a_leader(sim
 
 
 def test_stray_keys_end_nobody() -> None:
-    prefixes = (NODES, CLIENTS, DRAIN, WISH, RELEASE, STARTED, CLEARANCE, DEAD)
+    prefixes = (NODES, CLIENTS, DRAIN, WISH, RELEASE, CLEARANCE, DEAD)
     keys = [*(prefix + tail for prefix in prefixes for tail in (b"\xff", b"x")), TARGET_KEY]
     sim = Sim(1, entities=[Desk], nodes=3, settings=Settings(shards=8))
 

@@ -62,7 +62,7 @@ def stored_receipts(history: History) -> dict[str, int]:
         for key, value, _ in event.fields["puts"]:
             if key.startswith(RECEIPTS):
                 found[key] = msgspec.json.decode(value)
-    return {one["saved"]: one.get("writes", 0) for one in found.values()}
+    return {one.get("saved", ""): one.get("writes", 0) for one in found.values()}
 
 
 def check_kept(
