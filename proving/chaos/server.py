@@ -160,9 +160,11 @@ async def _away(
             return
         chaos.cluster.note_fault("stall")
         await asyncio.to_thread(away)
+        since = chaos.cluster.now()
         chaos.struck(kind)
         try:
             await chaos.lasts(low_s, max(1.5 * ttl_s, low_s + 1.0), random)
         finally:
+            chaos.cluster.note_standstill(since, chaos.cluster.now())
             await asyncio.to_thread(back)
             chaos.cluster.note_fault("flow")

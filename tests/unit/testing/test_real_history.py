@@ -50,6 +50,26 @@ def test_a_record_that_its_own_node_removed_did_not_go_before_that_node_ended() 
     assert told(1.95) == ["commit", "expire", "commit", "ended"], "checkers shall see that"
 
 
+def test_no_record_went_while_the_server_of_the_store_stood_still() -> None:
+    """The next commit was sent meanwhile and had to wait; its time is no time of an expiry."""
+
+    def told(at: float, seen: dict[int, float]) -> list[str]:
+        log = [
+            QueuedCommit(1, 1.0, "node-0", [], [b"one/a"], False),
+            QueuedCommit(2, at, "", [], [b"one/" + NODES + b"x"], True, guessed=True),
+            QueuedCommit(3, at, "node-1", [], [b"one/d"], False),
+        ]
+        deeds = [Event(2.5, "accept", {"inc": "x"}), Event(4.5, "fenced", {"inc": "x"})]
+        history = merge(log, deeds, Counter(), "one", 5.0, seen, [(2.0, 4.0)])
+        return [event.kind for event in history.events]
+
+    after = ["commit", "accept", "expire", "commit", "fenced"]
+    assert told(2.2, {2: 4.1}) == after
+    assert told(1.99, {2: 4.1}) == after, "sent just before, and answered after it"
+    before_it = ["commit", "expire", "commit", "accept", "fenced"]
+    assert told(1.99, {2: 1.995}) == before_it, "checkers shall see that"
+
+
 # what a pause may leave: one deed, begun before it
 
 

@@ -163,6 +163,7 @@ class Processes(RealFaults):
         self._view: StoreView | None = None
         self._readers: dict[Path, RecordReader] = {}
         self._events: list[Event] = []
+        self._stood: list[tuple[float, float]] = []
         self._phases: dict[tuple[Incarnation, str, int], tuple[str, int]] = {}
         self._commits: dict[int, QueuedCommit] = {}
         self._keeps_log = True
@@ -352,7 +353,7 @@ class Processes(RealFaults):
                 "collect() every few thousand moves"
             )
         seen = {} if self._view is None else self._view.seen
-        merged = merge(ordered, self._events, totals, CLUSTER, until, seen)
+        merged = merge(ordered, self._events, totals, CLUSTER, until, seen, self._stood)
         merged.one_key = self._operator is not None and writes_one_key(self._operator)
         return merged
 

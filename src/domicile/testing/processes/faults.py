@@ -41,6 +41,7 @@ class RealFaults(Verbs):
 
     nodes: list[NodeProcess]
     _events: list[Event]
+    _stood: list[tuple[float, float]]
     _now: Callable[[], float]
     _surroundings: Surroundings | None
     _levers: Levers | None
@@ -267,6 +268,10 @@ class RealFaults(Verbs):
         if until is not None:
             fields["until"] = until
         self._events.append(Event(self._now() if at is None else at, "fault", fields))
+
+    def note_standstill(self, since: float, until: float) -> None:
+        """Tell when the store's server did nothing at all: it was stopped, or did not run."""
+        self._stood.append((since, until))
 
     # inside
 

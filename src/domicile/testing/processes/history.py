@@ -8,7 +8,7 @@ its statement is handed to the store. So no cause is stamped later than its effe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf, nextafter
 
 from domicile.core.state.keys import NODES
@@ -52,12 +52,14 @@ def merge(
     cluster: str,
     until: float,
     seen: Mapping[int, float] | None = None,
+    stood: Sequence[tuple[float, float]] = (),
 ) -> RealHistory:
     """All events up to a time, in the order of their times; of equal times, commits come first.
 
     A cut by time contains every cause of each event in it. Commits come in the order of their
     revisions: of those that waited for one lock, the first in line need not have got it first.
-    `seen` says when the harness saw them, for what a log has no time of.
+    `seen` says when the harness saw them, for what a log has no time of; `stood`, from when to when
+    the store's server did nothing at all.
     """
     recorded = list(recorded)
     stops = {
@@ -70,7 +72,9 @@ def merge(
     for commit in commits:
         when = commit.at
         if commit.guessed:
-            when = _not_before_its_end(commit, prefix, stops, seen.get(commit.revision, inf))
+            seen_at = seen.get(commit.revision, inf)
+            when = _not_before_its_end(commit, prefix, stops, seen_at)
+            when = _not_while_it_stood(when, stood, seen_at)
         at = max(at, when) if at - when < WAIT_S else when
         found.append(_stored(commit, prefix)._replace(at=at))
     found += recorded
@@ -91,6 +95,18 @@ def _not_before_its_end(
     names = [key.removeprefix(own).decode() for key in commit.deletes if key.startswith(own)]
     before = [stops[name] for name in names if stops.get(name, inf) <= seen_at]
     return max([commit.at, *(nextafter(at, inf) for at in before)])
+
+
+def _not_while_it_stood(at: float, stood: Sequence[tuple[float, float]], seen_at: float) -> float:
+    """When a commit happened that was guessed to be as early as the next one was sent.
+
+    That one may have waited for a server that stood still, or was away. If the harness saw the
+    commit only after that, the server made it after that.
+    """
+    for since, until in stood:
+        if at < until and (since <= at if seen_at == inf else until <= seen_at):
+            at = until
+    return at
 
 
 def _stored(commit: QueuedCommit, prefix: bytes) -> Event:
