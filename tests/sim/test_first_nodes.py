@@ -30,6 +30,14 @@ class Porter(Entity, name="porter"):
         return await self.ref(Cook, cook).ask(Cook.cook)
 
 
+class Waiter(Entity, name="waiter"):
+    """Is not used before it is waited for."""
+
+    @handler
+    async def wait(self) -> None:
+        pass
+
+
 class Cook(Entity, name="cook", role="kitchen"):
     """Lives in another role."""
 
@@ -67,6 +75,47 @@ async def test_a_client_waits_for_the_first_node_and_its_messages_keep_their_ord
     # The tells to these two begin when those to the first are queued: their order is the same.
     for porter in porters[1:]:
         assert await porter.ask(Porter.take, 100) == [0, 1, 2, 3, 4, 100]
+
+
+@pytest.mark.scenario("DX-27")
+@simulated(entities=[Porter], nodes=0, seeds=2, settings=FEW)
+async def test_a_call_lines_up_behind_those_that_wait_although_its_ref_knows_the_way(
+    sim: Sim,
+) -> None:
+    """I5: the first task goes on first, and its second call comes before the other task runs."""
+    porter = sim.ref(Porter, "a")
+    made: list[int] = []
+
+    async def send(*numbers: int) -> None:
+        for number in numbers:
+            made.append(number)
+            await porter.tell(Porter.take, number)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(send(1, 3, 5))
+        group.create_task(send(2, 4))
+        await sim.advance(LATE_S)
+        sim.add()
+    assert made == [1, 2, 3, 4, 5]
+    assert await porter.ask(Porter.take, 6) == [1, 2, 3, 4, 5, 6]
+
+
+@simulated(entities=[Porter, Waiter], nodes=2, seeds=2, settings=FEW)
+async def test_refs_old_and_new_keep_one_order_while_another_type_waits(sim: Sim) -> None:
+    """I5: the old ref knows its shard, and the type of the call that waits was never seen."""
+    old = sim.ref(Porter, "a").options(timeout_s=30)
+    assert await old.ask(Porter.take, 0) == [0]
+    for node in (0, 1):
+        await sim.stop(node)
+    waiter = sim.ref(Waiter, "w").options(timeout_s=30)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(waiter.tell(Waiter.wait))
+        for number, porter in enumerate((sim.ref(Porter, "a"), old, sim.ref(Porter, "a"), old)):
+            group.create_task(porter.options(timeout_s=30).tell(Porter.take, number))
+            group.create_task(old.tell(Porter.take, 10 + number))
+        await sim.advance(1)
+        sim.start(0)
+    assert await old.ask(Porter.take, 99) == [0, 10, 1, 11, 2, 12, 3, 13, 99]
 
 
 @pytest.mark.scenario("DX-27")

@@ -43,7 +43,8 @@ message again, to the next owner. If the caller stops waiting, `Cancel` follows 
 **The rooms**, each importing only those below it, and what each keeps:
 
 - `runtime`  routes and batches; bounds how long messages may begin within one turn of the loop
-- `sending`  I5: a call has its number before it first suspends; I6: what waits is limited;
+- `sending`  I5: a call has its number, or its place in a line, before it first suspends;
+             I6: what waits is limited;
              I9: every ask gets one outcome that says whether it ran; a lost tell is counted
 - `hosting`  a handler begins only in `Execution.begin`, after the owner machine and the lease allow
              it; an exclusive handler runs alone in its entity; a draining shard is released only

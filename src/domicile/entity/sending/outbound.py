@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from domicile.concurrency.waiting_line import WaitingLine
 from domicile.core.handoff.admission import Outflow
 from domicile.core.handoff.pending import (
     GiveUp,
@@ -93,6 +94,18 @@ SWEEP_S = 0.5
 """Seconds between two searches for tells that waited longer than their timeout."""
 
 
+class _Arrivals:
+    """Calls that wait for the first node of a role."""
+
+    __slots__ = ("line", "node_up", "why")
+
+    def __init__(self) -> None:
+        self.line = WaitingLine()
+        self.node_up = asyncio.Event()
+        self.why = ""
+        """Why none of them can be sent any more."""
+
+
 class OutgoingCalls:
     """All shards this incarnation sends to."""
 
@@ -116,8 +129,8 @@ class OutgoingCalls:
         self._asks = 0
         self._sweep: Timer | None = None
         self._places = Routing(runtime)
-        self._arrivals: dict[str, dict[asyncio.Future[None], None]] = {}
-        """By role: calls that wait for its first node, the oldest first."""
+        self._arrivals: dict[str, _Arrivals] = {}
+        """By role: calls that wait for its first node."""
 
     # calls
 
@@ -188,48 +201,48 @@ class OutgoingCalls:
     ) -> tuple[float, Route, float]:
         """As `_address`, once a node of the call's role is up (DX-27); also the seconds left then.
 
-        Calls go on in the order in which they were made: a later call lines up behind those that
-        still wait.
+        Calls go on in the order in which they were made (I5): a later call lines up behind those
+        that still wait.
         """
         if turn is not None and turn.active:
             timeout_s = time_left_s(turn, timeout_s)
         until = self._now() + timeout_s
-        while True:
-            await self._wait_for_node(call, until - self._now())
-            try:
-                now, route = self._address(call, turn, waited=True)
-            except NoNodeUp:
-                continue
-            return now, route, until - now
-
-    async def _wait_for_node(self, call: Call, timeout_s: float) -> None:
         role = call.kind.role
-        line = self._arrivals.setdefault(role, {})
+        arrivals = self._arrivals.get(role)
+        if arrivals is None:
+            arrivals = self._arrivals[role] = _Arrivals()
+        line = arrivals.line
         if len(line) >= self._limits.buffer:
             self._runtime.meter.count("message.overloaded")
             raise too_many_wait(call, len(line))
-        place: asyncio.Future[None] = self._loop.create_future()
-        line[place] = None
         self._asks += 1
-        self._loop.call_soon(self._welcome)
         try:
             async with asyncio.timeout(timeout_s):
-                await place
+                now, route = await line.wait(self._arrive(arrivals, call, turn))
         except TimeoutError:
             raise self._no_node(call.kind.name, role) from None
         finally:
             self._asks -= 1
-            del line[place]
             if not line:
                 self._arrivals.pop(role, None)
+        return now, route, until - now
+
+    async def _arrive(
+        self, arrivals: _Arrivals, call: Call, turn: Turn | None
+    ) -> tuple[float, Route]:
+        """As `_address`, once a node of the call's role is up."""
+        while not self._places.has_node(call.kind.role):
+            arrivals.node_up.clear()
+            await arrivals.node_up.wait()
+            if arrivals.why:
+                raise Unavailable(arrivals.why)
+        return self._address(call, turn, waited=True)
 
     def _welcome(self) -> None:
         """Let the calls go on whose role has a node now."""
-        for role, line in self._arrivals.items():
+        for role, arrivals in self._arrivals.items():
             if self._places.has_node(role):
-                for place in line:
-                    if not place.done():
-                        place.set_result(None)
+                arrivals.node_up.set()
 
     def _no_node(self, kind: str, role: str) -> Unavailable:
         return no_node(kind, role, alone=not self._runtime.members.nodes)
@@ -251,12 +264,12 @@ class OutgoingCalls:
             and (turn is None or not turn.active or turn.host.runtime is not runtime)
         ):
             raise Unavailable("this node is leaving the cluster; send from another one")
+        if self._arrivals and not waited and call.kind.role in self._arrivals:
+            raise NoNodeUp
         route = call.route
         if route is None:
             route = Route()
         if route.sending is not self:
-            if not waited and call.kind.role in self._arrivals:
-                raise NoNodeUp
             shard = self._places.shard_of(call)
             route.lead(self, self.senders.get(shard) or self._sender(shard), _weight(call))
         return now, route
@@ -555,10 +568,9 @@ class OutgoingCalls:
 
     def fail_all(self, why: str) -> None:
         """The incarnation ends: every call without an outcome gets one (I6)."""
-        for line in self._arrivals.values():
-            for place in line:
-                if not place.done():
-                    place.set_exception(Unavailable(why))
+        for arrivals in self._arrivals.values():
+            arrivals.why = why
+            arrivals.node_up.set()
         for sender in self.senders.values():
             for pending in [*sender.queue, *sender.written.values()]:
                 if pending.resolved:
