@@ -7,9 +7,9 @@ ask and the reply. Only the outputs of the entity wait for that write:
 - a reply, a rejection or a failure waits for the newest write that is not over, whichever turn sent
   it: the handler may have seen what that write stores (`hold`);
 - an ask or a tell first sends what its turn staged so far, then waits for the newest write
-  (`flush`). A hook runs beside the turns. It reads no state that one of them has staged, which may
-  yet be dropped. What it sends first waits until what is staged is sent or dropped: it must not
-  commit half of another turn;
+  (`flush`). They leave in the order of their calls (I5). A hook runs beside the turns. It reads no
+  state that one of them has staged, which may yet be dropped. What it sends first waits until what
+  is staged is sent or dropped: it must not commit half of another turn;
 - the stored reply of a repeated key waits the same way, if the key itself is not committed.
 
 If a write commits, what waits for it leaves. If it does not, or nobody knows, every output that
@@ -31,6 +31,7 @@ from datetime import datetime
 from typing import Any
 
 from domicile.concurrency.single_flight import SingleFlight
+from domicile.concurrency.waiting_line import WaitingLine
 from domicile.entity.hosting.activation import name_of
 from domicile.entity.hosting.cell import Cell, Turn, current_turn
 from domicile.entity.hosting.execution import OutcomeUnknown
@@ -75,9 +76,9 @@ class EntityLog(ABC):
 
     __slots__ = (
         "_beside", "_block", "_cell", "_claim", "_deletes", "_early", "_erases", "_failed",
-        "_forgets", "_fresh", "_hooks", "_is_erasing", "_is_remembered", "_key", "_key_sent",
-        "_keys", "_newest", "_open", "_reading", "_room", "_sends", "_sure", "_writer", "seq",
-        "state", "vault",
+        "_forgets", "_fresh", "_hooks", "_hooks_line", "_is_erasing", "_is_remembered", "_key",
+        "_key_sent", "_keys", "_line", "_newest", "_open", "_reading", "_room", "_sends", "_sure",
+        "_writer", "seq", "state", "vault",
     )  # fmt: skip
 
     def __init__(self, cell: Cell) -> None:
@@ -127,6 +128,10 @@ class EntityLog(ABC):
         self._beside: list[asyncio.Future[None]] = []
         """What hooks read and send: it waits until what the turn beside them has staged is sent or
         dropped."""
+        self._line = WaitingLine()
+        """I5: outputs that wait for the newest write as of their call."""
+        self._hooks_line = WaitingLine()
+        """I5: outputs of hooks that wait for the turn beside them."""
         self._block: Turn | None = None
         """The turn that runs a fenced block now (J10)."""
         self._sends = 0
@@ -264,11 +269,11 @@ class EntityLog(ABC):
             )
         if sends and self.is_staged and self._failed is None:
             self._send(None)
-        if beside and self.is_staged and self._failed is None:
-            await self._turn_beside()
+        if beside and (self.is_staged or self._hooks_line):
+            await self._hooks_line.wait(self._beside_over())
         self._check()
-        if self._newest is not None:
-            error = await over(self._newest)
+        if self._newest is not None or self._line:
+            error = await self._line.wait(self._newest_over())
             if error is not None:
                 raise _again(error)
 
@@ -300,6 +305,13 @@ class EntityLog(ABC):
             await self._turn_beside()
             self._check()
             waited = True
+
+    async def _newest_over(self) -> DomicileError | None:
+        return None if self._newest is None else await over(self._newest)
+
+    async def _beside_over(self) -> None:
+        if self.is_staged and self._failed is None:
+            await self._turn_beside()
 
     async def _turn_beside(self) -> None:
         """Wait until what the turn beside a hook has staged is sent or dropped."""

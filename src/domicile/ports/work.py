@@ -78,6 +78,9 @@ class OutputGate(Protocol):
     async def flush(self, *, sends: bool, beside: bool = False) -> None:
         """Something is about to leave the entity: wait until what it depends on has committed.
 
+        Outputs go on in the order of their calls (I5). A hook's output has its place when it no
+        longer waits for another turn.
+
         `sends`: the running turn asks for it, or one that it waits for; what is staged so far is
         sent first. `beside`: a hook asks for it, so wait until another turn has sent or dropped
         what it staged.

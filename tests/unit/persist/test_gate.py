@@ -242,6 +242,76 @@ class Talker(EventSourced[int, Added], name="talker"):
         await self.append(Added(what))
 
 
+class Crier(EventSourced[int, Added], name="crier"):
+    """Calls from several tasks, handlers and hooks at once. Notes each call when it makes it."""
+
+    @staticmethod
+    def initial(id: str, /) -> int:
+        return 0
+
+    @staticmethod
+    def apply(state: int, event: Added, /) -> int:
+        return state + event.what
+
+    async def cry(self, what: int) -> None:
+        LOG.append(("made", what))
+        await self.ref(Witness, "w").tell(Witness.hear, what)
+
+    async def after(self, happens: asyncio.Event, *whats: int) -> None:
+        await happens.wait()
+        for what in whats:
+            await self.cry(what)
+
+    async def after_the_commit(self, *whats: int) -> None:
+        await self.committed()
+        for what in whats:
+            await self.cry(what)
+
+    @handler
+    async def cry_from_tasks(self) -> None:
+        """The first task waits for the same write as the second one's call."""
+        await self.persist(Added(1))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.after_the_commit(2, 3))
+            group.create_task(self.cry(1))
+            group.create_task(self.after_the_commit(4, 5))
+
+    @handler
+    async def add_slowly(self, what: int, seconds: float) -> None:
+        """Suspends with something staged, and wakes tasks when it ends."""
+        await self.persist(Added(what))
+        await asyncio.sleep(seconds)
+        for woken in WOKEN:
+            woken.set()
+
+    @handler(shared=True)
+    async def cry_now(self, what: int) -> None:
+        await self.cry(what)
+
+    @handler(shared=True)
+    async def cry_once_committed(self, whats: list[int]) -> None:
+        await self.after_the_commit(*whats)
+
+    @handler
+    async def cry_from_a_hook(self, seconds: float) -> None:
+        """Two tasks of a hook: the second one's call need not wait any more when it is made."""
+
+        async def hook() -> None:
+            await asyncio.sleep(seconds)
+            woken = asyncio.Event()
+            async with asyncio.TaskGroup() as group:
+                WOKEN.append(woken)
+                group.create_task(self.after(woken, 2, 3))
+                group.create_task(self.cry(1))
+
+        self.after_commit(hook)
+        await self.append(Added(1))
+
+
+WOKEN: list[asyncio.Event] = []
+"""What wakes the task of a hook."""
+
+
 class Mutable(EventSourced[list[int], Added], name="mutable"):
     """A state that is changed in place, which `apply` should not do."""
 
@@ -630,6 +700,59 @@ async def test_what_is_appended_while_a_hook_reads_the_state_is_seen_by_the_next
     await sim.wait_until(lambda: any(entry[0] == "heard" for entry in LOG))
     assert await talker.ask(Talker.total) == 3
     assert await talker.ask(Talker.add, 4) == 7
+
+
+# the order of what leaves
+
+
+def heard_as_made() -> bool:
+    """I5: whether all calls were heard in the order in which they were made."""
+    made = [what for kind, what in LOG if kind == "made"]
+    return [what for kind, what in LOG if kind == "heard"] == made
+
+
+@simulated(entities=[Crier, Witness], nodes=2, seeds=SEEDS, settings=FEW)
+async def test_calls_of_several_tasks_leave_in_order(sim: Sim) -> None:
+    LOG.clear()
+    crier = sim.ref(Crier, "c")
+    await crier.ask(Crier.cry_from_tasks)
+    await sim.wait_until(lambda: len(LOG) == 10)
+    assert heard_as_made(), LOG
+    assert LOG[0] == ("made", 1)
+
+
+@simulated(entities=[Crier, Witness], nodes=2, seeds=SEEDS, settings=FEW)
+async def test_calls_of_several_handlers_leave_in_order(sim: Sim) -> None:
+    """The first makes its calls when the write is over that the call of the second waits for."""
+    LOG.clear()
+    WOKEN.clear()
+    crier = sim.ref(Crier, "c")
+    await crier.ask(Crier.add_slowly, 1, 0.0)
+    await stalled(sim)
+    work = [
+        background(sim, crier.ask(Crier.add_slowly, 1, 0.0)),
+        background(sim, crier.ask(Crier.cry_once_committed, [2, 3])),
+        background(sim, crier.ask(Crier.cry_now, 1)),
+        background(sim, crier.ask(Crier.cry_once_committed, [4])),
+    ]
+    await asyncio.gather(*work)
+    LOG.remove("stalled")
+    await sim.wait_until(lambda: len(LOG) == 8)
+    assert heard_as_made(), LOG
+
+
+@simulated(entities=[Crier, Witness], nodes=2, seeds=SEEDS, settings=FEW)
+async def test_calls_of_a_hook_leave_in_order(sim: Sim) -> None:
+    """The first waits for the handler beside the hook, the others come when it has ended."""
+    LOG.clear()
+    WOKEN.clear()
+    crier = sim.ref(Crier, "c")
+    await crier.ask(Crier.cry_from_a_hook, 0.5)
+    slow = background(sim, crier.ask(Crier.add_slowly, 1, 1.0))
+    await sim.wait_until(lambda: LOG == [("made", 1)])
+    assert await slow is None
+    await sim.wait_until(lambda: len(LOG) == 6)
+    assert heard_as_made(), LOG
 
 
 # append

@@ -73,7 +73,11 @@ class Call(msgspec.Struct):
 
 
 class Outbound(Protocol):
-    """Where calls go. Both methods take their place in the order (I5) before they first suspend."""
+    """Where calls go.
+
+    Both methods take their place in the order (I5) before they first suspend. If a durable entity
+    calls, that is its place among the calls of that entity.
+    """
 
     def ask(self, call: Call) -> Coroutine[Any, Any, Any]:
         """The handler's value, or the error that says whether it ran (I9)."""
