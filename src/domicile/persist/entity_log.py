@@ -78,7 +78,7 @@ class EntityLog(ABC):
         "_beside", "_block", "_cell", "_claim", "_deletes", "_early", "_erases", "_failed",
         "_forgets", "_fresh", "_hooks", "_hooks_line", "_is_erasing", "_is_remembered", "_key",
         "_key_sent", "_keys", "_line", "_newest", "_open", "_reading", "_room", "_sends", "_sure",
-        "_writer", "seq", "state", "vault",
+        "_writer", "number", "seq", "state", "vault",
     )  # fmt: skip
 
     def __init__(self, cell: Cell) -> None:
@@ -86,6 +86,8 @@ class EntityLog(ABC):
         assert isinstance(writer, JournalWriter), "a node with durable entities has a journal"
         self._cell = cell
         self._writer = writer
+        self.number = writer.next_gate()
+        """As `OutputGate.number`."""
         self._claim: ShardClaim | None = None
         self.state: Any = UNREAD
         """What handlers see: everything that is committed, sent or staged."""

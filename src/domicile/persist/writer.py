@@ -190,6 +190,7 @@ class JournalWriter:
         """By entity: its newest write that is not over."""
         self._open: dict[SentWrite, None] = {}
         self._room: deque[asyncio.Future[None]] = deque()
+        self._gates = 0
         self._departs = False
         """Whether what waits is sent at the end of this turn of the loop."""
         self._context = Context()
@@ -217,6 +218,11 @@ class JournalWriter:
         if not claim.is_ready:
             await claim.ready()
         return claim
+
+    def next_gate(self) -> int:
+        """The number of a new output gate, for histories."""
+        self._gates += 1
+        return self._gates
 
     def send(self, claim: ShardClaim, sent: SentWrite) -> None:
         """Have something written, with whatever else waits. Its gate is told when it is over."""

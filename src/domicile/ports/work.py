@@ -38,6 +38,11 @@ class OutputGate(Protocol):
         """The number of the entity's last event that is sent, committed or not; 0 if not known."""
         ...
 
+    @property
+    def number(self) -> int:
+        """For histories: which gate of its incarnation it is."""
+        ...
+
     def may_begin(self, key: str) -> bool:
         """Whether a turn may begin without `prepare`: there is room, and its key is new."""
         ...

@@ -60,11 +60,15 @@ withheld       inc, role, shard, epoch, sender, n, type, id, why ("fenced", "unk
                answer depends on did not commit, or nobody knows: the caller is told maybe executed
 reply          inc, sender, role, shard, n — handed to the connection
 **sender**
+made           inc, call (number), type, id, gate (number of the output gate of the durable entity
+               that makes it, or None), hook (bool: by an `after_commit` hook) — a call to that
+               entity was made that may wait before it is submitted
 submit         inc, role, shard, n, type, id, method, ask (bool), chain (list of (type, id)),
                held (messages queued for that shard after it), timeout (seconds), by (type and id of
                the entity whose handler sends it, or None), seen (the last event of that entity
                that the sender may have seen when it made the call, if the entity goes on beside
-               it: in a hook, or in a task that a handler left; None: all that it shows)
+               it: in a hook, or in a task that a handler left; None: all that it shows), call
+               (as in `made`; None: it did not wait)
 write          inc, role, shard, n, to, epoch, finishing (bool), open (unstarted on that link and
                shard after it), beyond (bool: past the window, for a waiting handler)
 flush          inc, role, shard, to, id — behind everything written to that owner (H4)

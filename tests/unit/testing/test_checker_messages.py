@@ -29,6 +29,30 @@ def test_other_entities_and_senders_have_their_own_order() -> None:
     accepted(tape)
 
 
+def made(tape: Tape, call: int, id: str = "x", gate: int | None = None, hook: bool = False) -> Tape:
+    return tape.note("made", inc=C, call=call, type="T", id=id, gate=gate, hook=hook)
+
+
+def test_a_call_that_is_overtaken_while_it_waits_is_rejected() -> None:
+    tape = made(made(Tape(), 1), 2).submit(1, call=2).submit(2, call=1)
+    violation = rejected(tape, "I5", "message 2 of cccccccc for r/0 was made before a call")
+    assert [event.fields.get("call") for event in violation.events] == [1, 2, 1]
+    rejected(made(Tape(), 1).submit(1).submit(2, call=1), "I5", "was made before a call")
+    rejected(made(made(Tape(), 1, gate=7), 2, gate=7).submit(1, call=2).submit(2, call=1), "I5", "")
+
+
+def test_calls_that_wait_may_be_given_up_and_keep_the_order_of_the_others() -> None:
+    tape = made(made(made(Tape(), 1), 2), 3).submit(1, call=1).submit(2, call=3).submit(3)
+    accepted(tape)
+
+
+def test_each_durable_entity_its_hooks_and_each_target_have_their_own_order() -> None:
+    tape = made(made(Tape(), 1, gate=1), 2, gate=2)
+    made(made(made(tape, 3, gate=1, hook=True), 4, gate=1, id="y"), 5)
+    tape.submit(1, call=5).submit(2, call=4, id="y").submit(3, call=3).submit(4, call=2)
+    accepted(tape.submit(5, call=1).submit(6))
+
+
 def test_a_message_that_starts_twice_is_rejected() -> None:
     tape = Tape().start(1).finish(1).move().start(1, inc=B, epoch=2)
     rejected(tape, "I5", "started twice")

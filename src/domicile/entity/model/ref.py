@@ -66,6 +66,8 @@ class Call(msgspec.Struct):
     route: Route | None = None
     seen: int | None = None
     """For histories: as `Turn.seen` of the turn that makes it, when it was made."""
+    made: int | None = None
+    """For histories: its number among the calls of its process that may have waited."""
 
     def encoded(self) -> bytes:
         """The arguments as bytes; `TypeError` if the handler cannot be called with them."""

@@ -131,6 +131,8 @@ class OutgoingCalls:
         self._places = Routing(runtime)
         self._arrivals: dict[str, _Arrivals] = {}
         """By role: calls that wait for its first node."""
+        self._made = 0
+        """For histories: number of calls that were made and may have waited."""
 
     # calls
 
@@ -138,7 +140,7 @@ class OutgoingCalls:
         """Send and wait for the outcome."""
         turn = current_turn.get()
         if turn is not None and turn.gate is not None:
-            call.seen = turn.seen
+            self._note_made(call, turn)
             # What a durable entity knows is committed before another one learns of it (I4, J5).
             await turn.before_output()
         timeout_s = call.timeout_s
@@ -185,7 +187,7 @@ class OutgoingCalls:
         """Queue and return."""
         turn = current_turn.get()
         if turn is not None and turn.gate is not None:
-            call.seen = turn.seen
+            self._note_made(call, turn)
             await turn.before_output()
         timeout_s = call.timeout_s
         if timeout_s is None:
@@ -207,6 +209,7 @@ class OutgoingCalls:
         if turn is not None and turn.active:
             timeout_s = time_left_s(turn, timeout_s)
         until = self._now() + timeout_s
+        self._note_made(call, turn)
         role = call.kind.role
         arrivals = self._arrivals.get(role)
         if arrivals is None:
@@ -375,6 +378,22 @@ class OutgoingCalls:
         if not pending.ask and pending.to is None and self._sweep is None:
             self._sweep = runtime.clock.call_at(now + SWEEP_S, self._sweep_tells)
 
+    def _note_made(self, call: Call, turn: Turn | None) -> None:
+        """For histories: a call was made, and may have to wait before it gets its number."""
+        runtime = self._runtime
+        if not runtime.tracing or call.made is not None:
+            return
+        gate = None if turn is None else turn.gate
+        if turn is not None:
+            call.seen = turn.seen
+        self._made += 1
+        call.made = self._made
+        runtime.meter.event(
+            "made", inc=runtime.me, call=call.made, type=call.entity.type, id=call.entity.id,
+            gate=None if gate is None else gate.number,
+            hook=turn is not None and turn.active and turn.is_beside,
+        )  # fmt: skip
+
     def note_submit(
         self, call: Call, pending: OutgoingCall, held: int, timeout_s: float, *, here: bool = False
     ) -> None:
@@ -389,7 +408,7 @@ class OutgoingCalls:
             "submit", inc=self._runtime.me, role=request.role, shard=request.shard, n=pending.n,
             type=request.type, id=request.id, method=request.method, ask=pending.ask,
             chain=[(caller.type, caller.id) for caller in request.chain], held=held,
-            timeout=timeout_s, by=by, seen=call.seen,
+            timeout=timeout_s, by=by, seen=call.seen, call=call.made,
         )  # fmt: skip
 
     def note_write(self, pending: OutgoingCall, home: Home, *, finishing: bool, open: int) -> None:

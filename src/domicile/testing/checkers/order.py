@@ -1,5 +1,8 @@
 """I5, order: messages of one sender to one entity run in sending order, each at most once.
 
+Calls are sent in the order in which they were made. Each durable entity has an order of its own,
+because its calls wait for commits; so have its hooks, which wait for a turn.
+
 A gap is allowed only if the sender is told and there is a reason; a planned move is none.
 """
 
@@ -60,6 +63,7 @@ def check_order(history: History) -> list[Violation]:
     """I5: order, at most once, honest outcomes, and no gap without a fault."""
     judge = _Judge(read(history))
     verbs = {
+        "made": judge.made,
         "submit": judge.submit,
         "write": judge.write,
         "accept": judge.accept,
@@ -90,6 +94,9 @@ class _Judge:
         self._late_s = _EPSILON_S + reading.slack_s
         self._early_s = EARLY_S if reading.slack_s else _EPSILON_S
         self._fates: dict[_Key, _Fate] = {}
+        self._made: dict[tuple[str, int], tuple[int, Event]] = {}
+        self._newest: dict[tuple[str, int | None, bool, str, str], tuple[int, Event]] = {}
+        """Of those submitted so far, the call that was made last, and where in the history."""
         self._withdrawn: dict[tuple[str, _Key], Event] = {}
         self._last: dict[tuple[str, str, str], Event] = {}
         self._on: dict[tuple[str, str, str], int] = {}
@@ -103,8 +110,22 @@ class _Judge:
             fate = self._fates[key] = _Fate()
         return fate
 
+    def made(self, event: Event, fields: dict[str, Any]) -> None:
+        self._made[fields["inc"], fields["call"]] = (self.position, event)
+
     def submit(self, event: Event, fields: dict[str, Any]) -> None:
-        self._fate((fields["inc"], fields["role"], fields["shard"], fields["n"])).submit = event
+        key = (fields["inc"], fields["role"], fields["shard"], fields["n"])
+        self._fate(key).submit = event
+        call = (key[0], fields.get("call") or 0)
+        made_at, made = self._made.pop(call, (self.position, event))
+        gate, hook = made.fields.get("gate"), made.fields.get("hook", False)
+        lane = (key[0], gate, hook, fields["type"], fields["id"])
+        last = self._newest.get(lane)
+        if last is not None and made_at < last[0]:
+            message = f"{Message(*key)} was made before a call that was submitted before it"
+            self.found.add(event.at, message, made, last[1], event)
+        else:
+            self._newest[lane] = (made_at, event)
 
     def write(self, event: Event, fields: dict[str, Any]) -> None:
         key = (fields["inc"], fields["role"], fields["shard"], fields["n"])
