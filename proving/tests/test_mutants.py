@@ -36,7 +36,7 @@ HEAD = re.compile(
 )
 SUITE_HEAD = re.compile(
     r"Rule: [A-Z]\d*\n"
-    r"Suite: (?P<suite>(?P<file>tests/(unit|real)/\S+\.py)(::(?P<test>\w+)\S*)?)\n\n@@ "
+    r"Suite: (?P<suite>(?P<file>tests/(unit|sim|real)/\S+\.py)(::(?P<test>\w+)\S*)?)\n\n@@ "
 )
 
 
