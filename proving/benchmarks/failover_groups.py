@@ -185,26 +185,16 @@ class OurGroup:
 
     def _write_settings(self, machine: _Machine, *, first: bool) -> None:
         store = self._etcd.behind(self._etcd.url("bench"), machine.store.port)
-        text = (
-            f'store = "{store}"\ngroup = "{GROUP}"\ndriver = "{self._driver}"\n'
-            f'mode = "{self._mode}"\nid = "{machine.name}"\nstate = "{machine.home}/agent"\n'
-            f'[server]\naddress = "127.0.0.1:{machine.front.port}"\n'
-        )
         if self._driver == "valkey":
-            data = own(machine.home / "data")
-            command = [
-                str(valkey_program()), "--port", str(machine.port), "--bind", "127.0.0.1",
-                "--dir", str(data), "--save", "", "--pidfile", str(data / "pid"),
-                "--repl-diskless-sync-delay", "0",
-            ]  # fmt: skip
-            text += f'url = "redis://127.0.0.1:{machine.port}"\n'
-            text += f"command = {msgspec.json.encode(command).decode()}\n"
+            own(machine.home / "data")
+            bin = valkey_program()
         else:
             bin = postgres_programs()
-            text += f'url = "postgresql://domicile@127.0.0.1:{machine.port}/postgres"\n'
-            text += f'data = "{machine.home}/data"\n[server.options]\nbinaries = "{bin}"\n'
             if first:
                 new_database(bin, machine.home / "data")
+        text = settings_text(
+            machine.home, machine.port, machine.front.port, store, self._driver, self._mode, bin
+        )
         (machine.home / "server.toml").write_text(text, encoding="utf-8")
 
     def _launch(self, machine: _Machine) -> None:
@@ -334,6 +324,30 @@ class OurGroup:
             await self._whole.store.close()
         await asyncio.to_thread(self._etcd.stop)
         shutil.rmtree(self._home, ignore_errors=True)
+
+
+def settings_text(
+    home: Path, port: int, front: int, store: str, driver: str, mode: str, bin: Path
+) -> str:
+    """The settings of one server: `home` is named by its id, `front` is where clients reach it."""
+    text = (
+        f'store = "{store}"\ngroup = "{GROUP}"\ndriver = "{driver}"\nmode = "{mode}"\n'
+        f'id = "{home.name}"\nstate = "{home}/agent"\n'
+        f'[server]\naddress = "127.0.0.1:{front}"\n'
+    )
+    if driver == "valkey":
+        command = [
+            str(bin), "--port", str(port), "--bind", "127.0.0.1", "--dir", f"{home}/data",
+            "--save", "", "--pidfile", f"{home}/data/pid", "--repl-diskless-sync-delay", "0",
+        ]  # fmt: skip
+        return (
+            f'{text}url = "redis://127.0.0.1:{port}"\n'
+            f"command = {msgspec.json.encode(command).decode()}\n"
+        )
+    return (
+        f'{text}url = "postgresql://domicile@127.0.0.1:{port}/postgres"\n'
+        f'data = "{home}/data"\nbinaries = "{bin}"\n'
+    )
 
 
 def new_database(bin: Path, data: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from domicile.failover.replica_settings import replica_settings
 from proving.benchmarks import failover
+from proving.benchmarks.failover_groups import settings_text
 from proving.benchmarks.report import fill
 
 
@@ -50,3 +53,22 @@ def test_the_page_has_a_place_for_the_table(capsys: pytest.CaptureFixture[str]) 
     assert "a table" in fill(text, "failover", "a table\n")
     assert failover.main(["--list", "--only", "valkey-server"]) == 0
     assert capsys.readouterr().out == "valkey-server\n"
+
+
+@pytest.mark.parametrize(
+    ("driver", "mode"), [("valkey", "async"), ("postgresql", "async"), ("postgresql", "sync")]
+)
+def test_an_agent_takes_the_settings_that_the_benchmark_writes(
+    tmp_path: Path, driver: str, mode: str
+) -> None:
+    home = tmp_path / "orders-1"
+    home.mkdir()
+    file = home / "server.toml"
+    file.write_text(
+        settings_text(home, 7001, 7002, "etcd://127.0.0.1:2379", driver, mode, Path("/bin"))
+    )
+    found = replica_settings(file, {})
+    assert (found.id, found.mode, found.reached_at()) == ("orders-1", mode, "127.0.0.1:7002")
+    found.kind()
+    if driver == "postgresql":
+        assert found.place().options == {"binaries": "/bin"}
