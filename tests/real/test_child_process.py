@@ -47,6 +47,11 @@ def lives(pid: int) -> bool:
         return False
 
 
+def runs(pid: int | None) -> str:
+    """The name of the program."""
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
 @pytest.mark.parametrize("immediate", [True, False])
 def test_a_server_is_started_once_and_stopped(tmp_path: Path, immediate: bool) -> None:
     async def scenario() -> None:
@@ -100,6 +105,45 @@ def test_a_server_that_fails_says_how(tmp_path: Path) -> None:
         )
         with pytest.raises(FileNotFoundError, match="no-such-program"):
             await absent.start()
+
+    asyncio.run(scenario())
+
+
+@needs_linux
+def test_only_the_child_itself_ends_with_its_parent(tmp_path: Path) -> None:
+    """F2: what the kernel would not end is told, with both process ids."""
+
+    async def scenario() -> None:
+        server = child(tmp_path)
+        assert f"process {os.getpid()} answers" in server.outlives(os.getpid())
+        await server.start()
+        assert server.pid is not None
+        assert server.outlives(server.pid) == ""
+        why = server.outlives(os.getpid())
+        assert f"process {os.getpid()} answers" in why
+        assert f"is {server.pid}." in why
+        await server.stop(immediate=True)
+
+    asyncio.run(scenario())
+
+
+@needs_linux
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may change the user")
+def test_a_child_that_changes_its_user_is_told(tmp_path: Path) -> None:
+    """The kernel forgets then that the child ends with its parent."""
+
+    async def scenario() -> None:
+        async def ready() -> bool:
+            return runs(server.pid) == "sleep"
+
+        server = ChildProcess(
+            ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "sleep", "600"],
+            log=tmp_path / "log", ready=ready,
+        )  # fmt: skip
+        await server.start()
+        assert server.pid is not None
+        assert "another user" in server.outlives(server.pid)
+        await server.stop(immediate=True)
 
     asyncio.run(scenario())
 

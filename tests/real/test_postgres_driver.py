@@ -57,6 +57,22 @@ def test_a_primary_is_replaced_and_comes_back_as_a_replica() -> None:
     run_on(NEWEST, scenario)
 
 
+@needs(NEWEST)
+def test_the_server_that_is_opened_is_the_guards_child() -> None:
+    """F2: by the server's own word, and for the run that is opened only."""
+
+    async def scenario(servers: PostgresServers) -> None:
+        run = (await servers.driver(0).look()).run
+        pid = await servers.gates[0].process_id(run)
+        assert pid == servers.processes[0].pid
+        assert servers.processes[0].outlives(pid) == ""
+        assert f"process {pid} answers" in servers.processes[1].outlives(pid)
+        with pytest.raises(ConnectionError, match="restarted"):
+            await servers.gates[0].process_id("another run")
+
+    run_on(NEWEST, scenario)
+
+
 def checked(place: ServerPlace, mode: Mode = "async") -> tuple[str, ...]:
     return asyncio.run(database_kind("postgresql").check(place, mode))
 

@@ -25,6 +25,7 @@ from domicile.membership.clock import SystemClock
 
 PATIENCE_S = 60.0
 LONG_S = 600.0
+OWN = 7
 
 
 class Gate:
@@ -34,6 +35,10 @@ class Gate:
         self.open_epoch = 0
         self.said: list[str] = []
         self.hangs = False
+        self.pid = OWN
+
+    async def process_id(self, run: str) -> int:
+        return self.pid
 
     async def unlock(self, epoch: int, run: str, quorum: WriteQuorum | None) -> None:
         self.said.append(f"unlock {epoch}")
@@ -69,6 +74,9 @@ class Child:
 
     async def running(self) -> bool:
         return self.lives
+
+    def outlives(self, pid: int) -> str:
+        return "" if pid == OWN else f"it is process {pid}"
 
 
 class Timer:
@@ -156,6 +164,27 @@ def test_a_server_is_open_until_the_deadline_and_no_longer() -> None:
             with pytest.raises(ConnectionError, match="another run"):
                 await agent.open(4, "other", one.clock.now() + LONG_S, None)
             assert one.child.killed == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_is_not_its_child_is_not_opened() -> None:
+    async def scenario() -> None:
+        async with guarded() as one:
+            agent = await one.agent()
+            one.gate.pid = 8
+            with pytest.raises(ConnectionError, match="process 8"):
+                await agent.open(3, "run", one.clock.now() + LONG_S, None)
+            assert (one.gate.open_epoch, one.timer.at) == (0, 0.0)
+            one.gate.pid = OWN
+            await agent.open(3, "run", one.clock.now() + LONG_S, None)
+            assert one.gate.open_epoch == 3
+        # In attach mode nobody is its child.
+        async with guarded(child=False) as one:
+            agent = await one.agent()
+            one.gate.pid = 8
+            await agent.open(3, "run", one.clock.now() + LONG_S, None)
+            assert one.gate.open_epoch == 3
 
     asyncio.run(scenario())
 

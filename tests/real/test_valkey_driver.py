@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import subprocess
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 from redis.exceptions import ReadOnlyError
 from redis_lab import free_port
 from valkey_lab import ValkeyServers, open_servers, program
@@ -23,6 +27,10 @@ from domicile.failover.drivers.valkey import (
 )
 from domicile.failover.drivers.valkey.gate import FENCED_START
 from domicile.failover.drivers.valkey.kind import PROVED
+from domicile.failover.guard.kernel_timer import NoTimer
+from domicile.failover.guard.line import GuardLine
+from domicile.failover.guard.server_guard import ServerGuard
+from domicile.membership.clock import SystemClock
 from domicile.testing.suites.replica_driver import ReplicaDriverContract
 
 needs_valkey = pytest.mark.skipif(
@@ -262,8 +270,9 @@ def test_an_attached_server_comes_up_fenced_whoever_starts_it(name: str, tmp_pat
                     await driver.promote(epoch)
                     await gate.unlock(epoch, (await driver.look()).run, None)
                     assert (await driver.look()).open_epoch == epoch
-                    assert file.read_text().count(FENCED_START) == 1
-                    assert file.read_text().splitlines()[-1] == FENCED_START
+                    fence = "\n".join((*FENCED_START, ""))
+                    assert file.read_text().count(fence) == 1
+                    assert file.read_text().endswith(fence)
                     running[-1].kill()
                     await asyncio.to_thread(running[-1].wait)
                     await start()
@@ -289,6 +298,135 @@ def test_an_attached_server_without_a_file_is_refused(name: str, tmp_path: Path)
             await ValkeyKind().check(place, "async")
 
     run(name, scenario)
+
+
+class OneGuarded:
+    """A server that its guard starts by a command, and the agent's end of that guard."""
+
+    def __init__(self, home: Path, port: int, command: Sequence[str]) -> None:
+        url = f"redis://127.0.0.1:{port}"
+        place = ServerPlace(url=url, folder=home, command=tuple(command))
+        process = ValkeyKind().process(place)
+        assert process is not None
+        self.gate, self.process = ValkeyKind().gate(place, "async"), process
+        self.socket, self.driver = home / "guard.sock", ValkeyDriver(url, home)
+        self.guard = ServerGuard(
+            self.gate, process, socket=self.socket, clock=SystemClock(), stop_budget_s=0.3,
+            timer=NoTimer(),
+        )  # fmt: skip
+        self.port = port
+
+    async def config(self, name: str) -> str:
+        client = Redis(host="127.0.0.1", port=self.port, decode_responses=True)
+        found = await client.config_get(name)
+        await client.aclose()
+        return str(found[name])
+
+    async def info(self) -> dict[str, object]:
+        client = Redis(host="127.0.0.1", port=self.port)
+        try:
+            return dict(await client.info("everything"))
+        finally:
+            await client.aclose()
+
+    async def opened(self) -> None:
+        """Promote it and have the guard open it, as an agent does."""
+        line = await GuardLine.connected(self.socket)
+        reading = asyncio.create_task(line.keep_reading())
+        try:
+            await self.driver.stand()
+            await self.driver.promote(1)
+            run = (await self.driver.look()).run
+            await line.open(1, run, SystemClock().now() + 60.0, None)
+            assert (await self.driver.look()).open_epoch == 1
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
+
+
+@asynccontextmanager
+async def one_guarded(
+    more: Callable[[Path, int], Sequence[str]], *, port: int = 0
+) -> AsyncIterator[OneGuarded]:
+    home = Path(tempfile.mkdtemp(prefix="domicile-guarded-"))
+    one = OneGuarded(home, at := port or free_port(), more(home, at))
+    running = asyncio.create_task(one.guard.run())
+    try:
+        async with asyncio.timeout(60.0):
+            while not (one.socket.exists() and (await one.driver.look()).up):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            yield one
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        await one.driver.close()
+        await one.gate.close()  # type: ignore[attr-defined]
+        shutil.rmtree(home)
+
+
+def with_file(name: str, text: str) -> Callable[[Path, int], Sequence[str]]:
+    """A command that starts a server by a file of its operator's."""
+
+    def command(home: Path, port: int) -> Sequence[str]:
+        file = home / "server.conf"
+        file.write_text(
+            f'port {port}\nbind 127.0.0.1\ndir {home}\nsave ""\npidfile {home}/pid\n'
+            f"logfile {home}/log\n{text}\n"
+        )
+        return [str(program(name)), str(file)]
+
+    return command
+
+
+@on_each
+def test_a_server_that_would_leave_its_guard_stays_its_child(name: str) -> None:
+    """F2, F3: whatever its file says."""
+
+    async def scenario() -> None:
+        more = with_file(name, "daemonize yes\nsupervised auto\nreplica-read-only no")
+        async with one_guarded(more) as one:
+            assert (await one.info())["process_id"] == one.process.pid  # type: ignore[attr-defined]
+            assert await one.config("replica-read-only") == "yes"
+            await one.opened()
+
+    asyncio.run(scenario())
+
+
+@on_each
+def test_a_server_that_is_not_the_guards_child_is_not_opened(name: str) -> None:
+    """F2: it would stay open when the guard is killed."""
+
+    async def scenario() -> None:
+        async with opened(name) as others:
+            port = others.ports[0]
+            theirs = int((await others.driver(0)._server.info())["process_id"])
+            async with one_guarded(with_file(name, ""), port=port) as one:
+                with pytest.raises(ConnectionError, match=f"process {theirs} .*{os.getpid()}"):
+                    await one.opened()
+                assert not await others.write(0, "refused")
+
+    asyncio.run(scenario())
+
+
+@on_each
+def test_a_server_behind_another_program_is_not_opened(name: str, tmp_path: Path) -> None:
+    """F2: the kernel would end that program alone."""
+
+    def behind(home: Path, port: int) -> Sequence[str]:
+        words = with_file(name, "")(home, port)
+        return ["sh", "-c", f'{words[0]} {words[1]} "$@" & echo $! > {tmp_path}/pid; wait', "sh"]
+
+    async def scenario() -> None:
+        async with one_guarded(behind) as one:
+            inner, outer = (await one.info())["process_id"], one.process.pid  # type: ignore[attr-defined]
+            assert inner != outer
+            with pytest.raises(ConnectionError, match=f"process {inner} .*is {outer}"):
+                await one.opened()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), 9)
 
 
 def test_writes_are_counted_without_what_else_a_stream_has() -> None:

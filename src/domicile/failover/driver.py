@@ -125,6 +125,11 @@ class ServerGate(Protocol):
     It runs in the guard's process. It must not need the agent, its driver, or the store.
     """
 
+    async def process_id(self, run: str) -> int:
+        """The main process of the server that has this run, by its own word; an error if the
+        server that answers has another run."""
+        ...
+
     async def unlock(self, epoch: int, run: str, quorum: WriteQuorum | None) -> None:
         """Accept writes in this epoch, if the server has this run and is promoted; an error if
         not. With a quorum: acknowledge only what it has (F12). Also to change the quorum."""
@@ -149,6 +154,11 @@ class ServerProcess(Protocol):
 
     async def running(self) -> bool:
         """Whether the process lives."""
+        ...
+
+    def outlives(self, pid: int) -> str:
+        """Why the server's main process, which has this id, might outlive the guard; empty if it
+        is the guard's own child and ends with it (F2)."""
         ...
 
 

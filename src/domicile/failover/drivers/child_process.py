@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 LAUNCHER = Path(__file__).with_name("die_with_parent.py")
 
@@ -34,6 +35,9 @@ TAIL_BYTES = 2_000
 
 class ChildProcess:
     """One command and at most one process of it."""
+
+    asks_again: ClassVar[bool] = False
+    """Whether the command changes its user, and then asks the kernel itself for its end."""
 
     def __init__(
         self,
@@ -109,6 +113,29 @@ class ChildProcess:
         """As `ServerProcess.running`."""
         return self.pid is not None
 
+    def outlives(self, pid: int) -> str:
+        """As `ServerProcess.outlives`."""
+        own = self.pid
+        if own is None:
+            return (
+                f"process {pid} answers at its url, and the guard (pid {os.getpid()}) has no child "
+                "that runs. Stop what else has that address, and let `command` stay in the "
+                "foreground"
+            )
+        if pid != own:
+            return (
+                f"process {pid} answers at its url, and the child of the guard (pid "
+                f"{os.getpid()}) is {own}. A process that is not the guard's child would outlive "
+                "it: stop what else has that address, and let `command` be the server itself, not "
+                "a program that starts it"
+            )
+        if sys.platform == "linux" and not self.asks_again and _user(pid) != _user(os.getpid()):
+            return (
+                f"its process {pid} has another user or group than the guard (pid {os.getpid()}), "
+                "so the kernel would not end it with the guard: run the guard as that user"
+            )
+        return ""
+
     def _spawn(self) -> subprocess.Popen[bytes]:
         if shutil.which(self._command[0], path=self._path()) is None:
             raise FileNotFoundError(
@@ -140,6 +167,18 @@ def with_parent(command: Sequence[str]) -> tuple[str, ...]:
         return tuple(command)
     assert threading.current_thread() is threading.main_thread(), "other threads end too early"
     return (sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid()), *command)
+
+
+def _user(pid: int) -> tuple[str, ...]:
+    """The users and groups that a process acts as: the kernel forgets what a child that changes
+    them has asked for."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return ()
+    found = {line.partition(":")[0]: line.split()[1:] for line in status}
+    # Of four: the real, the effective, the saved one, and the one for files.
+    return tuple(found[name][at] for name in ("Uid", "Gid") for at in (1, 3))
 
 
 async def _gone(process: subprocess.Popen[bytes]) -> None:

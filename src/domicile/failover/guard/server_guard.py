@@ -169,6 +169,10 @@ class ServerGuard:
         return ""
 
     async def _open(self, order: OpenServer) -> None:
+        if self._process is not None:
+            why = self._process.outlives(await self._gate.process_id(order.run))
+            if why:
+                raise ConnectionError(f"the server is not opened: {why}")
         if self._clock.now() >= self._until:
             raise ConnectionError("the deadline has passed")
         self._closed = False

@@ -37,13 +37,22 @@ class PostgresGate(ServerGate):
     def __init__(self, place: ServerPlace) -> None:
         self._server = LocalServer(place)
 
+    async def process_id(self, run: str) -> int:
+        """As `ServerGate.process_id`."""
+        async with self._server.session("guard") as session:
+            row = await session.fetchrow(
+                f"SELECT {RUN} AS run, pg_read_file('postmaster.pid') AS file"
+            )
+            assert row is not None
+            _check_run(row["run"], run)
+            return int(row["file"].split("\n", 1)[0])
+
     async def unlock(self, epoch: int, run: str, quorum: WriteQuorum | None) -> None:
         """As `ServerGate.unlock`."""
         now = await self._tell()
         if now.recovering:
             raise ConnectionError("the server is in recovery; it is not opened")
-        if now.run != run:
-            raise ConnectionError(f"the server restarted: its run is {now.run}, not {run}")
+        _check_run(now.run, run)
         state = now.gate if now.gate.run == run else GateState(run=run, nobody=True)
         if quorum is None:
             state = msgspec.structs.replace(state, quorum=None, nobody=False)
@@ -118,6 +127,11 @@ class PostgresGate(ServerGate):
                 recovering=row["recovering"], run=row["run"],
                 gate=read_state(row["gate"], GateState),
             )  # fmt: skip
+
+
+def _check_run(now: str, run: str) -> None:
+    if now != run:
+        raise ConnectionError(f"the server restarted: its run is {now}, not {run}")
 
 
 class _Now(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import ClassVar
 
 from domicile.failover.database_kinds import ServerPlace
 from domicile.failover.drivers.child_process import ChildProcess
@@ -14,6 +15,8 @@ START_S = 60.0
 
 class PostgresProcess(ChildProcess):
     """One server. It starts in recovery (F3), and not while its data is being replaced."""
+
+    asks_again: ClassVar[bool] = True
 
     def __init__(self, place: ServerPlace) -> None:
         self._server = LocalServer(place)

@@ -8,6 +8,7 @@ to open may be under way. So no such order takes effect after the server was clo
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from domicile.failover.drivers.valkey.server import (
 )
 from domicile.failover.records import WriteQuorum
 
-FENCED_START = f"replicaof {DEAD_ADDRESS[0]} {DEAD_ADDRESS[1]}"
-"""The line of a configuration file by which a server starts fenced (F3)."""
+FENCED_START = ("replica-read-only yes", f"replicaof {DEAD_ADDRESS[0]} {DEAD_ADDRESS[1]}")
+"""The last lines of a configuration file by which a server starts fenced (F3)."""
 
 
 class ValkeyGate:
@@ -32,6 +33,12 @@ class ValkeyGate:
         self._server = ValkeyServer(url)
         self._folder, self._writes_config = folder, writes_config
 
+    async def process_id(self, run: str) -> int:
+        """As `ServerGate.process_id`."""
+        info = await self._server.info()
+        _check_run(info, run)
+        return int(info["process_id"])
+
     async def unlock(self, epoch: int, run: str, quorum: WriteQuorum | None) -> None:
         """As `ServerGate.unlock`."""
         if quorum is not None:
@@ -39,8 +46,7 @@ class ValkeyGate:
         info = await self._server.info()
         if info["role"] != "master":
             raise ConnectionError("the server is a replica; it is not opened")
-        if info["run_id"] != run:
-            raise ConnectionError(f"the server restarted: its run is {info['run_id']}, not {run}")
+        _check_run(info, run)
         if self._writes_config:
             await asyncio.to_thread(fence_the_start, Path(str(info["config_file"])))
         await asyncio.to_thread(write_opened, self._folder, OpenedNote(run, epoch))
@@ -76,16 +82,17 @@ class ValkeyGate:
 
 
 def fence_the_start(file: Path) -> None:
-    """Let a server's configuration file end with the line that starts it fenced. Blocks.
+    """Let a server's configuration file end with the lines that start it fenced. Blocks.
 
-    `ConnectionError` if that can't be. The server itself never writes the file, so the line stays.
+    `ConnectionError` if that can't be. The server itself never writes the file, so they stay.
     """
     try:
         text = file.read_text()
-        if text.rstrip().rpartition("\n")[2].strip() == FENCED_START:
+        last = [line.strip() for line in text.rstrip().splitlines()[-len(FENCED_START) :]]
+        if last == list(FENCED_START):
             return
         new = file.with_name(f"{file.name}.new")
-        new.write_text(f"{text.rstrip()}\n{FENCED_START}\n")
+        new.write_text("\n".join((text.rstrip(), *FENCED_START, "")))
         new.chmod(file.stat().st_mode)
         new.replace(file)
     except OSError as error:
@@ -94,6 +101,11 @@ def fence_the_start(file: Path) -> None:
             f"{error.strerror}. Start the server with a file that this process may write, or give "
             "its command to Domicile"
         ) from error
+
+
+def _check_run(info: Mapping[str, Any], run: str) -> None:
+    if info["run_id"] != run:
+        raise ConnectionError(f"the server restarted: its run is {info['run_id']}, not {run}")
 
 
 async def listens_at(server: ValkeyServer) -> dict[str, Any] | None:

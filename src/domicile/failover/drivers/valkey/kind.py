@@ -21,6 +21,12 @@ PROVED = {"redis": "7.0", "valkey": "9.1"}
 OLDEST = (6, 2)
 """The first version of Redis that can hold back writes alone."""
 
+STARTED = (
+    "--daemonize", "no", "--supervised", "no",
+    "--replica-read-only", "yes", "--replicaof", *DEAD_ADDRESS,
+)  # fmt: skip
+"""What a command ends with, whatever its file says: the guard's own child (F2), fenced (F3)."""
+
 FORBIDDEN = ("no permissions", "unknown command")
 """What a server answers where a command is not permitted, or renamed."""
 
@@ -109,7 +115,7 @@ class ValkeyKind:
             return await listens_at(server) is not None
 
         return ChildProcess(
-            [*place.command, "--replicaof", *DEAD_ADDRESS], log=place.folder / "server.log",
+            [*place.command, *STARTED], log=place.folder / "server.log",
             ready=ready,
         )  # fmt: skip
 
