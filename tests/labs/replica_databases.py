@@ -33,6 +33,10 @@ CONNECT_S = 5.0
 PAGE = 8192
 """Bytes of a page of PostgreSQL's log; each begins with a header."""
 
+WITHOUT_END = "DO $$ BEGIN INSERT INTO public.kept VALUES ('w8000000'); LOOP END LOOP; END $$"
+
+BUSY = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND backend_xid IS NOT NULL"
+
 KEY = re.compile(rb"w[0-9]{7}")
 
 
@@ -89,6 +93,10 @@ class Database(Protocol):
 
         Returns what stands still by that.
         """
+        ...
+
+    async def keep_busy(self, port: int) -> list[int]:
+        """Begin a write that never ends; the processes that carry it out beside the main one."""
         ...
 
     def saved(self, receipt: LossReceipt) -> set[str]:
@@ -176,6 +184,10 @@ class Valkey:
         await command(port, "CLIENT", "KILL", "TYPE", "replica")
         return []
 
+    async def keep_busy(self, port: int) -> list[int]:
+        # One process does everything, one command after the other.
+        return []
+
     def saved(self, receipt: LossReceipt) -> set[str]:
         return {key.decode() for key in KEY.findall(Path(receipt.saved).read_bytes())}
 
@@ -258,6 +270,7 @@ class Postgres:
 
     def __init__(self, version: int | None = None) -> None:
         self._bin = FOUND[version or max(FOUND)]
+        self._busy: list[asyncio.Task[str]] = []
 
     def settings(self, home: Path, number: int, port: int) -> str:
         if not (home / "data").exists():
@@ -322,6 +335,24 @@ class Postgres:
         connection.terminate()
         os.kill(sender, signal.SIGSTOP)
         return [sender]
+
+    async def keep_busy(self, port: int) -> list[int]:
+        connection = await asyncpg.connect(
+            host=HERE, port=port, user="app", database="postgres", timeout=CONNECT_S, ssl=False
+        )
+        pid: int = await connection.fetchval("SELECT pg_backend_pid()")
+        work = asyncio.create_task(connection.execute(WITHOUT_END))
+        # How it ends is told by who ended it.
+        work.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._busy.append(work)
+        watcher = await asyncpg.connect(
+            host=HERE, port=port, user="domicile", database="postgres", ssl=False
+        )
+        while not await watcher.fetchval(BUSY, pid):
+            assert not work.done(), work.exception()
+            await asyncio.sleep(0.005)
+        watcher.terminate()
+        return [pid]
 
     def saved(self, receipt: LossReceipt) -> set[str]:
         # Whole files of the log, so also what was before; a page's header may cut a key in two.

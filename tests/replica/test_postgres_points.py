@@ -6,9 +6,12 @@ import asyncio
 import os
 import signal
 import struct
+import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import asyncpg
 import pytest
 from postgres_group_lab import (
     FOUND,
@@ -22,10 +25,13 @@ from postgres_group_lab import (
 
 from domicile.failover.drivers.postgres.config_files import slot_name
 from domicile.failover.drivers.postgres.local_server import children
+from domicile.failover.drivers.postgres.server_family import lives
 from domicile.failover.records import WriteQuorum
 
 VERSIONS = [pytest.param(version, marks=needs(version)) for version in (15, 18)]
 NEWEST = max(FOUND, default=18)
+
+WITHOUT_END = "DO $$ BEGIN INSERT INTO public.kept VALUES ('late'); LOOP END LOOP; END $$"
 
 
 def directory(servers: PostgresServers, number: int) -> int:
@@ -416,6 +422,126 @@ def test_a_lock_stops_what_was_open_and_leaves_what_was_not() -> None:
         assert not await servers.write(0, "refused")
 
     run_on(NEWEST, scenario)
+
+
+async def forever(servers: PostgresServers) -> tuple[asyncio.Task[Any], int]:
+    """A client's statement that has written and goes on for ever; the process that it runs in."""
+    session = await servers.session(0)
+    pid: int = await session.fetchval("SELECT pg_backend_pid()")
+    busy = asyncio.create_task(session.execute(WITHOUT_END))
+    watcher = await servers.session(0, "domicile")
+    while not await watcher.fetchval(  # noqa: ASYNC110
+        "SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND backend_xid IS NOT NULL", pid
+    ):
+        await asyncio.sleep(0.005)
+    return busy, pid
+
+
+@pytest.mark.scenario("FO-20", "FO-21", partial=True)
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("by", ["lock", "start", "stop", "clean stop"])
+def test_a_statement_does_not_outlive_a_postmaster_that_was_killed(version: int, by: str) -> None:
+    """F3: a busy session notices late that its postmaster is gone, and would still commit."""
+
+    async def scenario(servers: PostgresServers) -> None:
+        await serve(servers)
+        busy, pid = await forever(servers)
+        servers.kept[0] = False
+        local, process = servers.local[0], servers.processes[0]
+        postmaster = local.postmaster()
+        assert postmaster is not None
+        os.kill(postmaster, signal.SIGKILL)
+        await wait_until(lambda: local.postmaster() is None)
+        assert lives(pid)
+        match by:
+            case "lock":
+                await servers.gates[0].lock()
+            case "start":
+                assert not await process.running()
+                await process.start()
+                assert local.postmaster() not in (None, postmaster)
+            case "stop":
+                await process.stop(immediate=True)
+            case _:
+                await local.stop_cleanly()
+        assert not lives(pid)
+        with pytest.raises((OSError, asyncpg.PostgresError, asyncpg.InterfaceError)):
+            await busy
+
+    run_on(version, scenario, count=1)
+
+
+PARENT = """
+import asyncio, pathlib, sys
+from domicile.failover.database_kinds import ServerPlace
+from domicile.failover.drivers.postgres import PostgresProcess
+
+async def main(url, folder, data, binaries):
+    place = ServerPlace(
+        url=url, folder=pathlib.Path(folder), data=pathlib.Path(data),
+        options={"binaries": binaries, "name": "server-0"},
+    )
+    process = PostgresProcess(place)
+    await process.start()
+    print(process.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.scenario("FO-21", partial=True)
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("what", ["killed", "stopped"])
+def test_a_killed_guard_ends_a_statement_whose_postmaster_can_not(version: int, what: str) -> None:
+    """F2: the kernel asks the postmaster to end its sessions; a stopped one does not heed it."""
+
+    async def scenario(servers: PostgresServers) -> None:
+        await servers.crash(0)
+        place, local = servers.places[0], servers.local[0]
+        guard = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", PARENT, place.url, str(place.folder), str(place.data),
+            place.options["binaries"], stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            assert guard.stdout is not None
+            postmaster = int(await guard.stdout.readline())
+            await serve(servers)
+            busy, pid = await forever(servers)
+            if what == "stopped":
+                os.kill(postmaster, signal.SIGSTOP)
+            else:
+                os.kill(postmaster, signal.SIGKILL)
+                await wait_until(lambda: not lives(postmaster))
+        finally:
+            guard.kill()
+            await guard.wait()
+        await wait_until(lambda: not lives(pid) and not lives(postmaster))
+        with pytest.raises((OSError, asyncpg.PostgresError, asyncpg.InterfaceError)):
+            await busy
+        await wait_until(lambda: local.postmaster() is None)
+
+    run_on(version, scenario, count=1)
+
+
+@needs(NEWEST)
+def test_what_only_stands_in_the_data_directory_is_left_alone() -> None:
+    """An operator's shell is no process of the server."""
+
+    async def scenario(servers: PostgresServers) -> None:
+        local = servers.local[0]
+        shell = await asyncio.create_subprocess_exec("sleep", "600", cwd=local.data)
+        try:
+            await serve(servers)
+            servers.kept[0] = False
+            await local.stop_now()
+            assert shell.returncode is None
+            assert lives(shell.pid)
+        finally:
+            shell.kill()
+            await shell.wait()
+
+    run_on(NEWEST, scenario, count=1)
 
 
 @needs(NEWEST)

@@ -68,7 +68,11 @@ class PostgresGate(ServerGate):
     async def lock(self) -> None:
         """As `ServerGate.lock`."""
         server = self._server
-        if server.postmaster() is None or not server.in_production():
+        if server.postmaster() is None:
+            # Its sessions may have outlived it.
+            await server.end_all()
+            return
+        if not server.in_production():
             # In recovery it refuses writes by itself. Before it ever takes any it is shut.
             return
         if server.starts_fenced():

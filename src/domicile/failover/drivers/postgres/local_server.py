@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -37,6 +37,12 @@ from domicile.failover.drivers.postgres.config_files import (
     server_conf,
     slot_name,
     unquoted_value,
+)
+from domicile.failover.drivers.postgres.server_family import (
+    family,
+    lives,
+    named_postmaster,
+    send,
 )
 from domicile.failover.drivers.postgres.timelines import (
     Lineage,
@@ -416,47 +422,50 @@ class LocalServer:
     def postmaster(self) -> int | None:
         """The server's main process, if it lives."""
         try:
-            pid = int((self.data / "postmaster.pid").read_text().split("\n", 1)[0])
-            if pid <= 0 or not _lives(pid):
+            pid = named_postmaster(self.data)
+            if not pid or not lives(pid):
                 return None
             # Another process may have the number by now.
             return pid if Path(f"/proc/{pid}/cwd").samefile(self.data) else None
-        except (OSError, ValueError):
+        except OSError:
             return None
 
     def reload(self) -> None:
         """Have a running server load its files."""
         pid = self.postmaster()
         if pid is not None:
-            _send(pid, signal.SIGHUP)
+            send(pid, signal.SIGHUP)
 
     async def stop_now(self) -> None:
         """Stop the server at once: nobody gets another answer from it. Returns when it is gone."""
         pid = self.postmaster()
-        if pid is None:
-            return
-        family = [pid, *children(pid)]
-        _send(pid, signal.SIGQUIT)
-        try:
-            async with asyncio.timeout(IMMEDIATE_S):
-                await _gone(family)
-                return
-        except TimeoutError:
-            pass
-        # Stopped processes heed nothing else. The first of them can start no more.
-        family = list(dict.fromkeys((*family, *children(pid))))
-        for one in family:
-            _send(one, signal.SIGKILL)
-        await _gone(family)
+        if pid is not None:
+            begun = [pid, *children(pid)]
+            send(pid, signal.SIGQUIT)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(IMMEDIATE_S):
+                    await _gone(begun)
+        await self.end_all()
+
+    async def end_all(self) -> None:
+        """Kill what is left of the server, and return when nothing is.
+
+        Stopped processes heed nothing else. And sessions outlive a postmaster that was killed: a
+        busy one would go on, commit and answer.
+        """
+        while found := family(self.data):
+            for one in found:
+                send(one, signal.SIGKILL)
+            await asyncio.sleep(POLL_S)
 
     async def stop_cleanly(self) -> None:
         """Stop the server with its data in order, as `pg_rewind` wants it."""
         pid = self.postmaster()
-        if pid is None:
-            return
-        family = [pid, *children(pid)]
-        _send(pid, signal.SIGINT)
-        await _gone(family)
+        if pid is not None:
+            begun = [pid, *children(pid)]
+            send(pid, signal.SIGINT)
+            await _gone(begun)
+        await self.end_all()
 
     async def end_sessions(self, session: Session) -> None:
         """End every session that is not the group's, and every connection that is none yet.
@@ -483,7 +492,7 @@ class LocalServer:
             if not ended:
                 return
             for one in ended:
-                _send(one, signal.SIGTERM)
+                send(one, signal.SIGTERM)
             await asyncio.sleep(POLL_S)
 
     async def run(self, name: str, *args: str, keep: tuple[int, ...] = ()) -> str:
@@ -678,23 +687,8 @@ def _helps(pid: int) -> bool:
     return not title or HELPERS.search(title.partition(b"postgres: ")[2]) is not None
 
 
-def _lives(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state not in ("Z", "X")
-
-
-def _send(pid: int, what: signal.Signals) -> None:
-    try:
-        os.kill(pid, what)
-    except ProcessLookupError:
-        return
-
-
 async def _gone(pids: list[int]) -> None:
-    while any(_lives(pid) for pid in pids):  # noqa: ASYNC110
+    while any(lives(pid) for pid in pids):  # noqa: ASYNC110
         await asyncio.sleep(POLL_S)
 
 

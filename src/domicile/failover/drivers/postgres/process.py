@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from typing import ClassVar
 
 from domicile.failover.database_kinds import ServerPlace
 from domicile.failover.drivers.child_process import ChildProcess
+from domicile.failover.drivers.postgres import server_family
 from domicile.failover.drivers.postgres.local_server import LocalServer, ServerRefused
 
 START_S = 60.0
@@ -20,6 +23,7 @@ class PostgresProcess(ChildProcess):
 
     def __init__(self, place: ServerPlace) -> None:
         self._server = LocalServer(place)
+        self._watcher: subprocess.Popen[bytes] | None = None
         super().__init__(
             ["postgres"], log=self._server.folder / "server.log", ready=self._answers,
             start_s=START_S, orderly=signal.SIGINT, immediate=signal.SIGQUIT,
@@ -38,10 +42,13 @@ class PostgresProcess(ChildProcess):
                             f"somebody else has started the server of {server.data}: stop it, "
                             "Domicile starts it"
                         )
+                    # Of a run before this one, or the server would not start beside them.
+                    await server.end_all()
                     server.prepare()
                     server.start_fenced()
                     self._command = tuple(server.start_command())
                     self._process = self._spawn()
+                    self._watch(self._process.pid)
             except BlockingIOError:
                 return
         await super().start()
@@ -51,6 +58,26 @@ class PostgresProcess(ChildProcess):
         if immediate:
             await self._server.stop_now()
         await super().stop(immediate=immediate)
+        if self._process is not None:
+            await self._server.end_all()
+        self._end_watcher()
+
+    def _watch(self, postmaster: int) -> None:
+        """Have the server's processes ended when this one is gone, whatever became of the first."""
+        self._end_watcher()
+        # Its input has no other holder than this process, so it ends with it.
+        self._watcher = subprocess.Popen(
+            [sys.executable, "-I", "-S", server_family.__file__, str(self._server.data),
+             str(postmaster)],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
+            start_new_session=True,
+        )  # fmt: skip
+
+    def _end_watcher(self) -> None:
+        if self._watcher is not None:
+            self._watcher.kill()
+            self._watcher.communicate()
+            self._watcher = None
 
     async def _answers(self) -> bool:
         try:
