@@ -28,6 +28,7 @@ from domicile.errors import ConfigError
 from domicile.failover.database_kinds import Mode, ServerPlace, database_kind
 from domicile.failover.drivers.postgres import PostgresKind
 from domicile.failover.drivers.postgres.local_server import LocalServer
+from domicile.failover.records import WriteQuorum
 
 NEWEST = max(FOUND, default=18)
 
@@ -71,6 +72,75 @@ def test_the_server_that_is_opened_is_the_guards_child() -> None:
             await servers.gates[0].process_id("another run")
 
     run_on(NEWEST, scenario)
+
+
+@needs(NEWEST)
+def test_roles_whose_commits_do_not_wait_are_told() -> None:
+    async def scenario(servers: PostgresServers) -> None:
+        await servers.driver(0).stand()
+        await servers.driver(0).promote(1)
+        with servers.local[0].own_config().open("a") as file:
+            file.write("fsync = on\n")
+        await servers.unlock(0, 1)
+        place = servers.places[0]
+        admin = await servers.session(0, "domicile")
+        assert await PostgresKind().check(place, "sync") == ()
+        await admin.execute("ALTER ROLE app SET synchronous_commit = off")
+        await admin.execute("ALTER DATABASE postgres SET synchronous_commit = local")
+        await admin.execute("ALTER ROLE app IN DATABASE postgres SET synchronous_commit = on")
+        first, second = await PostgresKind().check(place, "sync")
+        assert "is local for all roles in database postgres" in first
+        assert "is off for role app:" in second
+        assert await PostgresKind().check(place, "async") == ()
+
+    run_on(NEWEST, scenario, count=1)
+
+
+@needs(NEWEST)
+def test_what_alter_system_says_does_not_keep() -> None:
+    """F12: neither before a server is opened, nor while it is open; nor what is ruled for ever."""
+
+    async def scenario(servers: PostgresServers) -> None:
+        quorum = WriteQuorum("server-0", ("server-1",), 1)
+        first = servers.driver(0)
+        await first.stand()
+        admin = await servers.session(0, "domicile")
+        await admin.execute("ALTER SYSTEM SET synchronous_standby_names = ''")
+        await admin.execute("ALTER SYSTEM SET restart_after_crash = on")
+        await first.promote(1)
+        await servers.unlock(0, 1, quorum)
+        assert not await servers.write(0, "alone", 0.5)
+        opened = await first.look()
+        assert opened.in_use is not None
+        assert (opened.open_epoch, opened.in_use.quorum) == (1, quorum)
+
+        admin = await servers.session(0, "domicile")
+        await admin.execute("ALTER SYSTEM SET synchronous_standby_names = ''")
+        await admin.execute("SELECT pg_reload_conf()")
+        while (facts := await first.look()).open_epoch == 1:
+            pass
+        assert (facts.open_epoch, facts.in_use) == (-1, None)
+        assert await servers.write(0, "nobody else has it")
+        await servers.unlock(0, 1, quorum)
+        assert not await servers.write(0, "alone again", 0.5)
+        facts = await first.look()
+        assert facts.in_use is not None
+        # What was acknowledged meanwhile lies before the quorum counts again.
+        assert (facts.open_epoch, facts.in_use.since > opened.in_use.since) == (1, True)
+
+        await admin.execute("ALTER SYSTEM SET synchronous_commit = off")
+        with pytest.raises(ConnectionError, match="synchronous_commit is off"):
+            await servers.unlock(0, 1, quorum)
+        await servers.lock(0)
+        admin = await servers.session(0, "domicile")
+        assert await admin.fetchval("SHOW restart_after_crash") == "off"
+        # A replica that was made to follow somebody lets go of it.
+        await admin.execute("ALTER SYSTEM SET primary_conninfo = 'host=127.0.0.1 port=1'")
+        await first.stand()
+        admin = await servers.session(0, "domicile")
+        assert await admin.fetchval("SHOW primary_conninfo") == ""
+
+    run_on(NEWEST, scenario, count=1, mode="sync")
 
 
 def checked(place: ServerPlace, mode: Mode = "async") -> tuple[str, ...]:
@@ -119,6 +189,35 @@ def test_a_wrong_setting_is_named_with_its_remedy(made: ServerPlace, line: str, 
             checked(made, "sync")
     finally:
         path.write_text(before)
+
+
+@needs(NEWEST)
+@pytest.mark.parametrize(
+    "name", ["synchronous_standby_names", "primary_conninfo", "primary_slot_name"]
+)
+def test_what_would_win_over_domicile_is_refused(made: ServerPlace, name: str) -> None:
+    """`ALTER SYSTEM` of before, or what pg_basebackup -R wrote; or the command itself."""
+    assert made.data is not None
+    path = made.data / "postgresql.auto.conf"
+    before = path.read_text()
+    try:
+        path.write_text(f"{before}{name} = ''\n")
+        with pytest.raises(ConfigError, match=rf"auto.conf sets {name}.* RESET {name}"):
+            checked(made, "sync")
+    finally:
+        path.write_text(before)
+    given = replace(made, command=("postgres", "-D", str(made.data), "-c", f"{name}="))
+    with pytest.raises(ConfigError, match=rf"command sets {name}"):
+        checked(given, "sync")
+
+
+@needs(NEWEST)
+def test_settings_of_the_command_are_checked_too(made: ServerPlace) -> None:
+    weak = ("postgres", "-D", str(made.data), "--synchronous-commit=off")
+    with pytest.raises(ConfigError, match="synchronous_commit is off"):
+        checked(replace(made, command=weak), "sync")
+    # Ruled: it can't be said otherwise.
+    assert checked(replace(made, command=(*weak[:3], "-c", "restart_after_crash=on")), "sync") == ()
 
 
 @needs(NEWEST)

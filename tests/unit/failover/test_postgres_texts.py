@@ -8,9 +8,11 @@ from domicile.failover.drivers.postgres.config_files import (
     NOBODYS_NAME,
     FollowState,
     GateState,
+    command_settings,
     conninfo,
     follow_conf,
     gate_conf,
+    names_in,
     own_rules,
     passfile,
     quoted,
@@ -38,6 +40,14 @@ MB = 1 << 20
 HISTORY = (
     "1\t0/3000000\tno recovery target specified\n\n2\t0/5000000\tno recovery target specified\n"
 )
+
+
+def test_settings_are_found_in_a_command_and_in_a_file() -> None:
+    words = ["postgres", "-D", "/d", "-c", "Fsync=off", "-ca=1", "--work-mem=2MB", "--single", "-c"]
+    assert command_settings(words) == {"fsync": "off", "a": "1", "work_mem": "2MB"}
+    assert command_settings([]) == {}
+    text = "# synchronous_commit = off\n\nPrimary_conninfo = 'a=b'\nfsync off\nfsync=on\n #x\n"
+    assert names_in(text) == ["primary_conninfo", "fsync"]
 
 
 def test_places_in_the_log_are_read_and_written() -> None:

@@ -1,11 +1,14 @@
 """The texts of the files that rule a server: its settings, and who may connect. Pure.
 
-The operator's own files are read and never written. `server.conf` includes them and adds what the
-group needs; what the gate and the driver change lies in two small files of their own, so that
-neither waits for the other.
+The operator's own files are read and never written; only what `ALTER SYSTEM` says of the names in
+`CHANGED` is taken back. `server.conf` includes them and adds what the group needs. What the gate
+and the driver change lies in two small files of their own, so that neither waits for the other.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -29,12 +32,19 @@ wal_retrieve_retry_interval = '200ms'
 """
 """What holds unless the operator's own settings say otherwise."""
 
-RULED = """\
-restart_after_crash = off
-recovery_target_timeline = 'latest'
-hot_standby = on
-"""
-"""What must hold. A server that crashed and came back by itself would be open in its old epoch."""
+RULED = {"restart_after_crash": "off", "recovery_target_timeline": "latest", "hot_standby": "on"}
+"""What must hold, by the command line: that wins over every file, also over `ALTER SYSTEM`. A
+server that crashed and came back by itself would be open in its old epoch."""
+
+CHANGED = ("synchronous_standby_names", "primary_conninfo", "primary_slot_name")
+"""What the gate and the driver change while the server runs, so by files. Nothing else may say it:
+`postgresql.auto.conf` is read after all other files, and the command line wins over them."""
+
+AUTO_FILE = "postgresql.auto.conf"
+"""What `ALTER SYSTEM` writes, and `pg_basebackup -R`."""
+
+WEAK_COMMITS = ("off", "local", "remote_write")
+"""Values of `synchronous_commit` by which a client gets its answer before a replica has it all."""
 
 
 class GateState(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,19 +118,38 @@ def follow_conf(state: FollowState, conninfo: str, slot: str) -> str:
     return "\n".join((*lines, ""))
 
 
-def server_conf(own: str, hba: str, gate: str, follow: str) -> str:
+def server_conf(own: str, gate: str, follow: str) -> str:
     """The file that the server is started with; the arguments are the paths of the others."""
     return "".join(
         (
             "# Written by Domicile at each start. Your own settings belong into the file below.\n",
             DEFAULTS,
             f"include_if_exists {quoted(own)}\n",
-            RULED,
-            f"hba_file = {quoted(hba)}\n",
             f"include {quoted(gate)}\n",
             f"include {quoted(follow)}\n",
         )
     )
+
+
+def command_settings(words: Sequence[str]) -> dict[str, str]:
+    """The settings in a command that starts a server: `-c name=value`, or `--name=value`."""
+    found: dict[str, str] = {}
+    for before, word in pairwise(("", *words)):
+        text = ""
+        if before == "-c":
+            text = word
+        elif word.startswith("--") or (word.startswith("-c") and len(word) > len("-c")):
+            text = word[2:]
+        name, equals, value = text.partition("=")
+        if equals:
+            found[name.strip().replace("-", "_").lower()] = value
+    return found
+
+
+def names_in(text: str) -> list[str]:
+    """The names that a file of settings sets."""
+    words = (line.replace("=", " ").split(None, 1) for line in text.splitlines())
+    return list(dict.fromkeys(one[0].lower() for one in words if one and one[0][0] != "#"))
 
 
 def own_rules(text: str, roles: tuple[str, ...]) -> str:

@@ -19,6 +19,7 @@ from domicile.failover.drivers.postgres.config_files import (
     GateState,
     conninfo,
     slot_name,
+    standby_names,
 )
 from domicile.failover.drivers.postgres.gate import RUN
 from domicile.failover.drivers.postgres.local_server import (
@@ -82,6 +83,7 @@ SELECT pg_is_in_recovery() AS recovering, {RUN} AS run,
         END AS timeline,
     current_setting('domicile.gate', true) AS gate,
     current_setting('domicile.follows', true) AS follows,
+    current_setting('synchronous_standby_names') AS names,
     current_setting('recovery_min_apply_delay') AS delay,
     to_regclass('domicile_failover.history') IS NOT NULL AS marked
 """
@@ -225,6 +227,9 @@ class PostgresDriver(ReplicaDriver):
         if not recovering:
             # Out of recovery, and not by this run's guard and driver: nobody's epoch.
             open_epoch = gate.epoch if here else -1
+            if open_epoch and row["names"] != standby_names(gate):
+                # Somebody has set it since: commits do not wait for the quorum.
+                open_epoch, here = -1, False
             if here and gate.quorum is not None and not gate.nobody:
                 in_use = InUse(gate.quorum, gate.since)
             acknowledged = await _followers(session)
@@ -296,6 +301,9 @@ class PostgresDriver(ReplicaDriver):
         self._server.reload()
         session = await self._server.loaded("agent", "domicile.follow_stamp", state.stamp)
         try:
+            async with server_answered("the server"):
+                if await session.fetchval("SELECT current_setting('primary_conninfo')"):
+                    await self._server.take_back(session)
             async with server_answered("the server"), asyncio.timeout(WORK_S):
                 while await session.fetchval(  # noqa: ASYNC110
                     "SELECT count(*) FROM pg_stat_wal_receiver"

@@ -13,7 +13,7 @@ import msgspec
 
 from domicile.failover.database_kinds import ServerPlace
 from domicile.failover.driver import ServerGate
-from domicile.failover.drivers.postgres.config_files import GateState
+from domicile.failover.drivers.postgres.config_files import WEAK_COMMITS, GateState, standby_names
 from domicile.failover.drivers.postgres.local_server import (
     LOADED_S,
     POLL_S,
@@ -53,10 +53,18 @@ class PostgresGate(ServerGate):
         if now.recovering:
             raise ConnectionError("the server is in recovery; it is not opened")
         _check_run(now.run, run)
+        if quorum is not None and now.commit in WEAK_COMMITS:
+            raise ConnectionError(
+                f"synchronous_commit is {now.commit}: clients would get an answer before a replica "
+                "has their write. Set it to on, and load the settings"
+            )
+        overruled = now.names != standby_names(now.gate)
+        if overruled:
+            await self._rule_again(now.gate)
         state = now.gate if now.gate.run == run else GateState(run=run, nobody=True)
         if quorum is None:
             state = msgspec.structs.replace(state, quorum=None, nobody=False)
-        elif state.quorum != quorum or state.nobody:
+        elif state.quorum != quorum or state.nobody or overruled:
             state = await self._use(state, quorum)
         opened = msgspec.structs.replace(state, epoch=epoch)
         if opened != now.gate:
@@ -93,6 +101,23 @@ class PostgresGate(ServerGate):
     async def _loaded(self, state: GateState) -> None:
         (await self._server.loaded("guard", "domicile.gate_stamp", state.stamp)).terminate()
 
+    async def _rule_again(self, state: GateState) -> None:
+        """Have the quorum be what was written (F12): what was acknowledged since counts as before.
+
+        A server that does not let itself be ruled is stopped.
+        """
+        async with self._server.session("guard") as session:
+            await self._server.take_back(session)
+        try:
+            async with asyncio.timeout(LOADED_S):
+                while (await self._tell()).names != standby_names(state):  # noqa: ASYNC110
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            await self._server.stop_now()
+            raise ConnectionError(
+                "synchronous_standby_names is not what Domicile has written: the server is stopped"
+            ) from None
+
     async def _use(self, state: GateState, quorum: WriteQuorum) -> GateState:
         """Have commits wait for another quorum (F12).
 
@@ -124,12 +149,17 @@ class PostgresGate(ServerGate):
         async with self._server.session("guard") as session:
             row = await session.fetchrow(
                 f"SELECT pg_is_in_recovery() AS recovering, {RUN} AS run,"
-                " current_setting('domicile.gate', true) AS gate"
+                " current_setting('domicile.gate', true) AS gate,"
+                " current_setting('synchronous_standby_names') AS names,"
+                # A session of ours has another value.
+                " (SELECT setting FROM pg_file_settings WHERE name = 'synchronous_commit'"
+                "  ORDER BY seqno DESC LIMIT 1) AS commit"
             )
             assert row is not None
             return _Now(
                 recovering=row["recovering"], run=row["run"],
-                gate=read_state(row["gate"], GateState),
+                gate=read_state(row["gate"], GateState), names=row["names"],
+                commit=row["commit"] or "",
             )  # fmt: skip
 
 
@@ -142,3 +172,6 @@ class _Now(msgspec.Struct, frozen=True):
     recovering: bool
     run: str
     gate: GateState
+    names: str
+    """The `synchronous_standby_names` that holds, whoever set it."""
+    commit: str

@@ -10,7 +10,15 @@ from typing import ClassVar
 from domicile.errors import ConfigError
 from domicile.failover.database_kinds import Mode, ServerPlace
 from domicile.failover.driver import ReplicaDriver, ServerGate, ServerProcess
-from domicile.failover.drivers.postgres.config_files import LONGEST_NAME
+from domicile.failover.drivers.postgres.config_files import (
+    AUTO_FILE,
+    CHANGED,
+    LONGEST_NAME,
+    RULED,
+    WEAK_COMMITS,
+    command_settings,
+    names_in,
+)
 from domicile.failover.drivers.postgres.driver import PostgresDriver
 from domicile.failover.drivers.postgres.gate import PostgresGate
 from domicile.failover.drivers.postgres.local_server import LocalServer, ServerRefused
@@ -21,6 +29,19 @@ PROVED = (15, 18)
 
 OLDEST = 13
 """Older ones can't change their primary without a restart."""
+
+
+WEAKER = """
+SELECT split_part(said, '=', 2) AS value,
+    concat_ws(' in ', coalesce('role ' || quote_ident(rolname), 'all roles'),
+        'database ' || quote_ident(datname)) AS whom
+FROM pg_db_role_setting CROSS JOIN unnest(setconfig) AS said
+    LEFT JOIN pg_roles ON pg_roles.oid = setrole
+    LEFT JOIN pg_database ON pg_database.oid = setdatabase
+WHERE split_part(said, '=', 1) = 'synchronous_commit' AND split_part(said, '=', 2) = ANY($1)
+ORDER BY whom
+"""
+"""Who gets another default of `synchronous_commit`: roles, databases, roles in databases."""
 
 
 class PostgresKind:
@@ -56,8 +77,9 @@ class PostgresKind:
         if not server.has_data:
             return (*warnings, f"{server.data} is empty: it gets a copy of the primary's data")
         server.prepare()
+        _check_ruled(server)
         warnings += await _check_settings(server, mode)
-        await _check_login(server)
+        warnings += await _check_login(server, mode)
         return tuple(warnings)
 
     def driver(self, place: ServerPlace, mode: Mode) -> ReplicaDriver:
@@ -92,14 +114,33 @@ def _check_places(server: LocalServer, mode: Mode) -> None:
         )
 
 
+def _check_ruled(server: LocalServer) -> None:
+    """Nobody else may say what gate and driver change while the server runs (F10, F12)."""
+    path = server.data / AUTO_FILE
+    auto = names_in(path.read_text(errors="replace")) if path.exists() else []
+    given = command_settings(server.command)
+    for name in CHANGED:
+        if name in auto:
+            raise ConfigError(
+                f"{path} sets {name}, and would win over Domicile, which changes it: remove the "
+                f"line while the server is down, or ALTER SYSTEM RESET {name}"
+            )
+        if name in given:
+            raise ConfigError(
+                f"server.command sets {name}, and would win over Domicile, which changes it: "
+                "remove it from the command"
+            )
+
+
 async def _check_settings(server: LocalServer, mode: Mode) -> list[str]:
     """What the server would start with, asked of its own program: it may be down."""
 
+    given = command_settings(server.command)
+
     async def setting(name: str) -> str:
-        said = await server.run(
-            "postgres", "-D", str(server.data), "-c", f"config_file={server.files}/server.conf",
-            "-C", name,
-        )  # fmt: skip
+        if name in given and name not in RULED:
+            return given[name]
+        said = await server.run("postgres", "-D", str(server.data), *server.ruled(), "-C", name)
         return said.strip()
 
     where = f"Write it into {server.own_config()}"
@@ -116,9 +157,6 @@ async def _check_settings(server: LocalServer, mode: Mode) -> list[str]:
             raise refuse(
                 name, value, "10", f"each follower and each copy needs one, {least} is few"
             )
-    standby = await setting("hot_standby")
-    if standby != "on":
-        raise refuse("hot_standby", standby, "on", "a replica could not be asked how far it is")
     hints = await setting("wal_log_hints")
     if hints != "on" and (await server.control())["Data page checksum version"] == "0":
         raise refuse("wal_log_hints", hints, "on", "pg_rewind could not bring an old primary back")
@@ -128,7 +166,7 @@ async def _check_settings(server: LocalServer, mode: Mode) -> list[str]:
         if value != "on":
             raise refuse(name, value, "on", "a crash would leave data that nobody may follow")
     commit = await setting("synchronous_commit")
-    if commit in ("off", "local", "remote_write"):
+    if commit in WEAK_COMMITS:
         if mode == "sync":
             raise refuse(
                 "synchronous_commit", commit, "on",
@@ -142,24 +180,35 @@ async def _check_settings(server: LocalServer, mode: Mode) -> list[str]:
     return warnings
 
 
-async def _check_login(server: LocalServer) -> None:
-    """If the server runs: whether it takes the role, and whether the role may do what it must."""
+async def _check_login(server: LocalServer, mode: Mode) -> list[str]:
+    """If the server runs: whether it takes the role, and whether the role may do what it must.
+
+    Warnings, as far as only the running server knows.
+    """
     if server.postmaster() is None:
-        return
+        return []
     try:
         async with server.session("agent") as session:
             able = await session.fetchval("SELECT rolsuper FROM pg_roles WHERE rolname = user")
+            weak = await session.fetch(WEAKER, list(WEAK_COMMITS))
     except ServerRefused as refused:
         if refused.forbidden:
             raise ConfigError(
                 f"the server refuses the role {server.login.user!r} of its url: {refused}; look at "
                 "the password and at pg_hba.conf"
             ) from refused
-        return
+        return []
     except (OSError, TimeoutError):
-        return
+        return []
     if not able:
         raise ConfigError(
             f"the role {server.login.user!r} may not promote, rewind and end sessions: "
             f'ALTER ROLE "{server.login.user}" SUPERUSER, and let nobody else use it'
         )
+    if mode == "async":
+        return []
+    return [
+        f"synchronous_commit is {one['value']} for {one['whom']}: their clients get an answer "
+        "before a replica has the write, and a failover may lose it"
+        for one in weak
+    ]

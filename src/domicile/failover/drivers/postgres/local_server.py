@@ -8,6 +8,7 @@ keep the guard from closing the server. No text from here may have a password.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import secrets
@@ -27,6 +28,8 @@ from domicile.errors import ConfigError
 from domicile.failover.database_kinds import ServerPlace
 from domicile.failover.drivers.child_process import LAUNCHER
 from domicile.failover.drivers.postgres.config_files import (
+    CHANGED,
+    RULED,
     FollowState,
     GateState,
     conninfo,
@@ -77,6 +80,8 @@ IMMEDIATE_S = 0.3
 
 LOADED_S = 5.0
 """How long a postmaster may take to load changed files."""
+
+log = logging.getLogger("domicile")
 
 OUR_SESSIONS = "domicile-"
 """How the names of the sessions of agents and guards begin."""
@@ -252,11 +257,18 @@ class LocalServer:
     def start_command(self) -> list[str]:
         """What starts the server."""
         command = list(self.command) or [self.program("postgres"), "-D", str(self.data)]
+        port = ["-p", str(self.login.port)]
         # A killed postmaster leaves its sessions to end by themselves, which a busy one does late.
-        return self.as_owner(
-            [*command, "-p", str(self.login.port), "-c", f"config_file={self.files}/server.conf"],
-            orphaned="QUIT",
-        )
+        return self.as_owner([*command, *port, *self.ruled()], orphaned="QUIT")
+
+    def ruled(self) -> list[str]:
+        """The words of a command that win over every file of settings."""
+        places = {
+            "config_file": f"{self.files}/server.conf",
+            "hba_file": f"{self.files}/hba.conf",
+        }
+        ruled = {**places, **RULED}
+        return [word for name, value in ruled.items() for word in ("-c", f"{name}={value}")]
 
     def environment(self) -> dict[str, str]:
         """For PostgreSQL's programs. The password is in a file that this names."""
@@ -292,7 +304,7 @@ class LocalServer:
             "server.conf",
             server_conf(
                 str(self.own_config()), *(str(self.files / f"{name}.conf")
-                for name in ("hba", "gate", "follow")),
+                for name in ("gate", "follow")),
             ),
         )  # fmt: skip
 
@@ -466,6 +478,16 @@ class LocalServer:
             send(pid, signal.SIGINT)
             await _gone(begun)
         await self.end_all()
+
+    async def take_back(self, session: Session) -> None:
+        """Undo what `ALTER SYSTEM` has said of the names that gate and driver change."""
+        for name in CHANGED:
+            await session.execute(f"ALTER SYSTEM RESET {name}")
+        self.reload()
+        log.error(
+            "%s: what ALTER SYSTEM said of %s is taken back: it would win over Domicile",
+            self.data, ", ".join(CHANGED),
+        )  # fmt: skip
 
     async def end_sessions(self, session: Session) -> None:
         """End every session that is not the group's, and every connection that is none yet.
