@@ -86,9 +86,6 @@ def choose(
     Members that are not fit, or whose data is foreign, neither become primary nor count as read: a
     position that cannot be chosen must not let a lesser one pass for the greatest.
     """
-    waited = [one.server for one in members.values() if one.final != state.epoch]
-    if patient and waited:
-        return NoChoice(Obstacle.FREEZING, _names(waited))
     able = sorted(
         (
             one
@@ -97,6 +94,17 @@ def choose(
         ),
         key=lambda one: one.server,
     )
+    # What a server has beyond the write quorums was never acknowledged: its start is not awaited.
+    read = bool(config.sync and state.quorums) and not unmet(
+        state.quorums, [one.server for one in able]
+    )
+    waited = [
+        one.server
+        for one in members.values()
+        if one.final != state.epoch and not (read and one.role == "down")
+    ]
+    if patient and waited:
+        return NoChoice(Obstacle.FREEZING, _names(waited))
     if not able:
         return NoChoice(Obstacle.NOBODY, _excuses(state, members))
     losses: list[str] = []

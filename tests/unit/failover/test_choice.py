@@ -117,6 +117,25 @@ def test_live_members_are_waited_for_while_there_is_patience() -> None:
     assert chosen(electing(), ASYNC, *members.values()) == "a"
 
 
+def test_a_server_that_is_down_is_not_waited_for_where_the_quorums_are_read() -> None:
+    """F7: what it has beyond, nobody was told of. In asynchronous mode it may have been."""
+    state = electing(quorums=(WriteQuorum("p", ("a", "b")),))
+    down = member("p", 9, final=0, fit=False, role="down")
+    enough = (member("a", 5), member("b", 5))
+
+    def waits(state: GroupState, config: GroupConfig, *members: ServerRecord) -> bool:
+        found = choose(state, config, {one.incarnation: one for one in members}, patient=True)
+        assert isinstance(found, Choice) or found.obstacle is Obstacle.FREEZING
+        return isinstance(found, NoChoice)
+
+    assert not waits(state, SYNC, down, *enough)
+    assert waits(state, SYNC, down, enough[0]), "b may have what a has not"
+    assert waits(state, SYNC, member("p", 9, final=0, role="fenced"), *enough), "it is not down"
+    assert waits(electing(), ASYNC, down, *enough)
+    first = GroupState(phase=GroupPhase.ELECTING, epoch=2, origin="g")
+    assert waits(first, SYNC, down, *enough), "before the group, any of them may have the data"
+
+
 def test_a_synchronous_election_reads_enough_of_every_quorum() -> None:
     both = electing(quorums=(WriteQuorum("p", ("a", "b")), WriteQuorum("a", ("c",))))
     assert chosen(both, SYNC, member("a", 5)) == "QUORUM", "b may have what a has not"
