@@ -102,6 +102,8 @@ class PostgresDriver(ReplicaDriver):
         self._server = LocalServer(place)
         self._mode = mode
         self._eye: Session | None = None
+        self._stood = ""
+        """The run in which the server stands, shut and without a primary; empty: it may not."""
 
     # the port
 
@@ -132,8 +134,10 @@ class PostgresDriver(ReplicaDriver):
                 return
             await self._server.stop_now()
             now = await self._back(now.run)
-        await self._stop_streaming()
-        await self._server.shut("agent", GateState())
+        if self._stood != now.run:
+            await self._stop_streaming()
+            await self._server.shut("agent", GateState())
+            self._stood = now.run
         await self._applied()
 
     async def drain(self) -> None:
@@ -156,6 +160,7 @@ class PostgresDriver(ReplicaDriver):
 
     async def follow(self, address: str, kept: int) -> None:
         """As `ReplicaDriver.follow`."""
+        self._stood = ""
         self._server.prepare()
         primary = await self._primary(address)
         if not await self._streams_from(address):
@@ -170,17 +175,14 @@ class PostgresDriver(ReplicaDriver):
         now = await self._tell()
         if not now.recovering and (now.gate.run != now.run or now.gate.epoch):
             raise ConnectionError("the server is out of recovery and open: it must stand first")
-        if now.recovering:
+        if now.recovering and self._stood != now.run:
             await self._stop_streaming()
+        self._stood = ""
         # Shut for this run, and nobody's word makes a commit count (F12).
         await self._server.shut("agent", GateState(run=now.run, nobody=True))
         async with self._server.session("agent") as session:
             if now.recovering:
-                done = await session.fetchval(
-                    "SELECT pg_promote(true, $1)", int(WORK_S), timeout=2 * WORK_S
-                )
-                if not done:
-                    raise ConnectionError(f"the promotion was not done after {WORK_S:.0f} s")
+                await self._leave_recovery(session)
             self._server.fence_start()
             await self._mark(session, epoch)
 
@@ -512,6 +514,17 @@ class PostgresDriver(ReplicaDriver):
             await asyncio.sleep(POLL_S)
 
     # to promote
+
+    async def _leave_recovery(self, session: Session) -> None:
+        """By a promotion. The server's own way of waiting for it looks ten times a second only."""
+        if not await session.fetchval("SELECT pg_promote(false)"):
+            raise ConnectionError("the server did not take the order to promote")
+        try:
+            async with asyncio.timeout(WORK_S):
+                while await session.fetchval("SELECT pg_is_in_recovery()"):  # noqa: ASYNC110
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise ConnectionError(f"the promotion was not done after {WORK_S:.0f} s") from None
 
     async def _mark(self, session: Session, epoch: int) -> None:
         timeline = await session.fetchval(
