@@ -270,6 +270,13 @@ class LeaseTooLong:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseNameTooLong:
+    """No label can name this Lease, so no object can belong to its instance. It is left out."""
+
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
 class CountsChanged:
     """The numbers of the ring's status have changed."""
 
@@ -286,6 +293,7 @@ Effect = (
     | Relabel
     | Overdue
     | LeaseTooLong
+    | LeaseNameTooLong
     | CountsChanged
     | Arm
 )
@@ -357,6 +365,7 @@ class SharderMachine:
         self._held: dict[str, _Held] = {}
         self._over_at: dict[str, float] = {}  # of deleted Leases: when their holders are over
         self._long: dict[str, int] = {}
+        self._nameless: dict[str, bool] = {}  # Leases that no label can name: whether it was told
         self._asked: dict[str, float] = {}  # takes: when they may be repeated
         self._taking: dict[str, None] = {}
         self._showing: dict[str, str] = {}  # the version that was labelled last
@@ -417,11 +426,19 @@ class SharderMachine:
                     self._round, self._full_at = None, now
             case LeasesSeen(leases):
                 known, self.leases = self.leases, {}
-                for lease in leases:
+                named = [lease for lease in leases if is_object_name(lease.metadata.name)]
+                self._nameless = {
+                    lease.metadata.name: self._nameless.get(lease.metadata.name, False)
+                    for lease in leases
+                    if not is_object_name(lease.metadata.name)
+                }
+                for lease in named:
                     self._saw(lease, known.get(lease.metadata.name), now)
                 for name in known.keys() - self.leases.keys():
                     self._gone(known[name], now)
                 self._known = True
+            case LeaseSeen(lease) if not is_object_name(lease.metadata.name):
+                self._nameless.setdefault(lease.metadata.name, False)
             case LeaseSeen(lease):
                 name = lease.metadata.name
                 before = self.leases.get(name)
@@ -429,6 +446,7 @@ class SharderMachine:
                 if not _older(lease.metadata.resource_version, before):
                     self._saw(lease, before, now)
             case LeaseGone(name, version):
+                self._nameless.pop(name, None)
                 before = self.leases.get(name)
                 if before is not None and not _older(version, before):
                     del self.leases[name]
@@ -493,6 +511,9 @@ class SharderMachine:
         if self.acting:
             for name, state in states.items():
                 yield from self._tend(self.leases[name], state, now)
+            for name in [name for name, told in self._nameless.items() if not told]:
+                self._nameless[name] = True
+                yield LeaseNameTooLong(name)
             for instance in list(self._held):
                 yield from self._renew(instance, now)
             if self._round is None:

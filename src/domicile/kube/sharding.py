@@ -42,6 +42,7 @@ from domicile.kube.sharder import (
     Event,
     LeadingChanged,
     LeaseGone,
+    LeaseNameTooLong,
     LeaseSeen,
     LeasesSeen,
     LeaseTaken,
@@ -267,6 +268,12 @@ class RingSharder:
                     "LeaseTooLong",
                     f"the Lease of {instance} lasts {duration_s} s; if it dies, its objects wait "
                     "for twice as long",
+                )
+            case LeaseNameTooLong(instance):
+                self._reports.warn(
+                    "LeaseNameTooLong",
+                    f"the Lease {instance} is ignored: its name has {len(instance)} characters, "
+                    "and a label that names an instance can have 63",
                 )
             case CountsChanged():
                 self._reports.counted()

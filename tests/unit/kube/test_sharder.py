@@ -16,6 +16,7 @@ from domicile.kube.sharder import (
     Event,
     LeadingChanged,
     LeaseGone,
+    LeaseNameTooLong,
     LeaseSeen,
     LeasesSeen,
     LeaseTaken,
@@ -129,6 +130,21 @@ def test_objects_of_a_living_instance_are_drained_and_what_they_control_waits() 
     assert ring.found("b", 105.0) == []
     (change,) = kinds(ring.found("a", 105.0, name="child", pod=True), Relabel)
     assert (change.reason, change.shard) == (MoveReason.FOLLOW, "b")
+
+
+def test_a_lease_that_no_label_can_name_is_no_instance_and_is_named_once() -> None:
+    """K4: a label of such a value would make the API server refuse the user's object."""
+    long = "x" * 64
+    ring = Ring("a", long)
+    assert ring.machine.instances.instances == ("a",)
+    ring.do(LeaseSeen(lease("y" * 70, version=2)), 101.0)
+    assert ring.machine.instances.instances == ("a",)
+    assert list(ring.machine.leases) == ["a"]
+    machine = SharderMachine(RING)
+    machine.step(LeasesSeen((lease("a"), lease(long))), 100.0)
+    told = kinds(list(machine.step(LeadingChanged(True), 100.0)), LeaseNameTooLong)
+    again = kinds(list(machine.step(LeaseSeen(lease(long, version=2)), 101.0)), LeaseNameTooLong)
+    assert (told, again) == ([LeaseNameTooLong(long)], [])
 
 
 def test_a_drain_is_asked_for_once_however_many_walks_find_it() -> None:
