@@ -122,6 +122,14 @@ class KubeClient:
         body = await self._call(ApiRequest("GET", path), "get", kind.shown, f"{namespace}/{name}")
         return self._decoded(kind, body)
 
+    async def get_metadata(
+        self, kind: ApiKind[Any], name: str, namespace: str = ""
+    ) -> PartialObject:
+        """The metadata of one object, as it is now."""
+        request = ApiRequest("GET", kind.path(namespace, name), {}, {"Accept": METADATA})
+        body = await self._call(request, "get", kind.shown, f"{namespace}/{name}")
+        return _decode(self.server, kind.kind, body, PartialObject)
+
     async def list(
         self, kind: ApiKind[K], namespace: str = "", *, labels: str = "", shard: str = ""
     ) -> ListPage[K]:
@@ -376,10 +384,14 @@ class KubeClient:
             raise BrokenExchange(f"an event that is no JSON: {error}", sent=True) from error
 
     def _decoded(self, kind: ApiKind[K], body: bytes) -> K:
-        try:
-            return msgspec.json.decode(body, type=kind.type)
-        except msgspec.DecodeError as error:
-            raise KubeError(f"{self.server} answered no {kind.kind}: {error}") from error
+        return _decode(self.server, kind.kind, body, kind.type)
+
+
+def _decode(server: str, kind: str, body: bytes, type: type[K]) -> K:
+    try:
+        return msgspec.json.decode(body, type=type)
+    except msgspec.DecodeError as error:
+        raise KubeError(f"{server} answered no {kind}: {error}") from error
 
 
 def _encoded(kind: ApiKind[Any], obj: Mapping[str, Any] | PartialObject) -> bytes:

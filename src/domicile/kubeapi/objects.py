@@ -47,6 +47,11 @@ class ObjectMeta(_Camel, frozen=True):
     annotations: dict[str, str] | None = None
     owner_references: tuple[OwnerReference, ...] = ()
 
+    @property
+    def controller(self) -> OwnerReference | None:
+        """The object that controls this one, if there is one."""
+        return next((owner for owner in self.owner_references if owner.controller), None)
+
     def label(self, key: str) -> str:
         """The value of a label; empty if it is missing."""
         return (self.labels or {}).get(key, "")

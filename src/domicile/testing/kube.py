@@ -16,17 +16,18 @@ import base64
 import copy
 import json
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from domicile.kube.ranges import fnv1a
 from domicile.kubeapi.exchange import ApiAnswer, ApiRequest, BrokenExchange
 
 Json = dict[str, Any]
+_T = TypeVar("_T")
 
 PIECE_BYTES = 4096
 
@@ -95,6 +96,7 @@ class _Change:
     type: str
     before: Json | None
     after: Json
+    at: float
 
 
 @dataclass(slots=True)
@@ -104,8 +106,9 @@ class _Refusal(Exception):
     message: str
 
 
-Webhook = Callable[[str, bytes], bytes]
-"""Takes the path and an AdmissionReview, returns one; raises if it can't be reached."""
+Webhook = Callable[[str, bytes], "bytes | Awaitable[bytes]"]
+"""Takes the path and an AdmissionReview, returns one; raises if it can't be reached. It may be
+asynchronous, as `Sharder.answer` is."""
 
 
 @dataclass(slots=True)
@@ -118,6 +121,8 @@ class FakeApiServer:
     faults: Callable[[str, ApiRequest], ApiFault | None] = lambda client, request: None
     webhook: Webhook | None = None
     """What answers for all MutatingWebhookConfigurations."""
+    cache_lag_s: Callable[[str], float] = lambda plural: 0.0
+    """How old the cache is that answers a list of resourceVersion=0, by the plural of the kind."""
     log: list[ApiWrite] = field(default_factory=list[ApiWrite])
     filters_shards: bool = True
     """Whether lists and watches follow `shardSelector`, as behind ShardedListAndWatch. A server
@@ -142,7 +147,7 @@ class FakeApiServer:
     _owners: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
 
     def __post_init__(self) -> None:
-        self._do_create(self._kinds["", "namespaces"], "", {"metadata": {"name": "default"}}, "")
+        self.put("namespaces", {"metadata": {"name": "default"}})
 
     # For tests.
 
@@ -163,10 +168,11 @@ class FakeApiServer:
         return [copy.deepcopy(obj) for _, obj in sorted(found, key=lambda one: one[0])]
 
     def put(self, plural: str, obj: Json, group: str = "") -> Json:
-        """Make an object at once, through webhooks, as an anonymous client."""
+        """Make an object at once, through webhooks, as an anonymous client. An asynchronous webhook
+        can't be asked at once: then an object that it is asked for is made by a client."""
         served = self._kinds[group, plural]
         namespace = obj.get("metadata", {}).get("namespace", "default" if served.namespaced else "")
-        return self._do_create(served, namespace, copy.deepcopy(obj), "")
+        return _at_once(self._do_create(served, namespace, copy.deepcopy(obj), ""))
 
     def compact(self, version: int | None = None) -> None:
         """Forget old versions, up to one if it is given: watches that begin from them are answered
@@ -202,7 +208,7 @@ class FakeApiServer:
                 raise _Refusal(429, "TooManyRequests", "try again later")
             if fault is ApiFault.BROKEN:
                 raise _Refusal(500, "InternalError", "broken")
-            answer = self._route(client, request)
+            answer = await self._route(client, request)
         except _Refusal as refused:
             said = {
                 "kind": "Status",
@@ -217,7 +223,7 @@ class FakeApiServer:
             raise BrokenExchange("the answer was lost", sent=True)
         return answer
 
-    def _route(self, client: str, request: ApiRequest) -> FakeAnswer:
+    async def _route(self, client: str, request: ApiRequest) -> FakeAnswer:
         parts = request.path.strip("/").split("/")
         if parts[0] == "api":
             group, rest = "", parts[2:]
@@ -238,23 +244,28 @@ class FakeApiServer:
             body = json.loads(request.body)
         match request.method:
             case "GET" if name:
-                return FakeAnswer(200, _body(self._existing(served, namespace, name)))
+                return FakeAnswer(200, _body(self._shown(served, namespace, name, request)))
             case "GET" if request.query.get("watch"):
                 return self._watch(served, namespace, request)
             case "GET":
                 return self._list(served, namespace, request)
             case "POST":
-                return FakeAnswer(201, _body(self._do_create(served, namespace, body, client)))
+                return FakeAnswer(
+                    201, _body(await self._do_create(served, namespace, body, client))
+                )
             case "PUT" if served.plural == "leases" and not self._has(served, namespace, name):
                 # As a real server does, whatever resourceVersion is named.
-                return FakeAnswer(201, _body(self._do_create(served, namespace, body, client)))
+                return FakeAnswer(
+                    201, _body(await self._do_create(served, namespace, body, client))
+                )
             case "PUT":
-                changed = self._do_change(served, namespace, name, lambda _: body, client, "update")
+                changed = await self._do_change(
+                    served, namespace, name, lambda _: body, client, "update"
+                )
                 return FakeAnswer(200, _body(changed))
             case "PATCH":
-                return FakeAnswer(
-                    200, _body(self._patch(served, namespace, name, subresource, request, client))
-                )
+                changed = await self._patch(served, namespace, name, subresource, request, client)
+                return FakeAnswer(200, _body(changed))
             case "DELETE":
                 return FakeAnswer(
                     200, _body(self._do_delete(served, namespace, name, body, client))
@@ -279,26 +290,51 @@ class FakeApiServer:
             raise _Refusal(404, "NotFound", f'{served.plural} "{name}" not found')
         return found
 
+    def _shown(self, served: ServedKind, namespace: str, name: str, request: ApiRequest) -> Json:
+        found = self._existing(served, namespace, name)
+        if "PartialObjectMetadata" in request.headers.get("Accept", ""):
+            return {"kind": "PartialObjectMetadata", "metadata": found["metadata"]}
+        return found
+
     def _has(self, served: ServedKind, namespace: str, name: str) -> bool:
         return (served, namespace, name) in self._objects
 
     def _list(self, served: ServedKind, namespace: str, request: ApiRequest) -> FakeAnswer:
         wanted = self._wanted(request)
+        version, objects = self._version, self._objects
+        lag_s = self.cache_lag_s(served.plural)
+        if request.query.get("resourceVersion") == "0" and lag_s > 0:
+            version, objects = self._as_of(_now() - lag_s)
         items = [
             obj
-            for (kind, where, _), obj in sorted(self._objects.items(), key=lambda one: one[0][1:])
+            for (kind, where, _), obj in sorted(objects.items(), key=lambda one: one[0][1:])
             if kind is served and namespace in ("", where) and wanted(obj)
         ]
         kind = f"{served.kind}List"
         if "PartialObjectMetadata" in request.headers.get("Accept", ""):
             kind = "PartialObjectMetadataList"
             items = [{"metadata": obj["metadata"]} for obj in items]
-        metadata: Json = {"resourceVersion": str(self._version)}
+        metadata: Json = {"resourceVersion": str(version)}
         shard = request.query.get("shardSelector", "")
         if shard and self.filters_shards and served in SERVED:
             metadata["shardInfo"] = {"selector": shard}
         listed = {"kind": kind, "metadata": metadata, "items": items}
         return FakeAnswer(200, _body(listed))
+
+    def _as_of(self, at: float) -> tuple[int, dict[tuple[ServedKind, str, str], Json]]:
+        """The objects as they were at a time, as far as changes since then are known."""
+        version, objects = self._version, dict(self._objects)
+        for change in reversed(self._changes):
+            if change.at <= at:
+                break
+            metadata = change.after["metadata"]
+            key = (change.served, metadata.get("namespace", ""), metadata["name"])
+            version = change.version - 1
+            if change.before is None:
+                del objects[key]
+            else:
+                objects[key] = change.before
+        return version, objects
 
     def _watch(self, served: ServedKind, namespace: str, request: ApiRequest) -> FakeAnswer:
         since = int(request.query.get("resourceVersion") or 0)
@@ -375,12 +411,12 @@ class FakeApiServer:
 
     # Writes.
 
-    def _do_create(self, served: ServedKind, namespace: str, obj: Json, client: str) -> Json:
+    async def _do_create(self, served: ServedKind, namespace: str, obj: Json, client: str) -> Json:
         metadata: Json = obj.setdefault("metadata", {})
         if served.namespaced:
             namespace = namespace or metadata.get("namespace", "default")
             metadata["namespace"] = namespace
-        obj = self._admitted(served, "CREATE", None, obj)
+        obj = await self._admitted(served, "CREATE", None, obj)
         metadata = obj["metadata"]
         if not metadata.get("name"):
             prefix = metadata.get("generateName", "")
@@ -392,7 +428,7 @@ class FakeApiServer:
         metadata["generation"] = 1
         return self._store(served, "ADDED", None, obj, client, "create")
 
-    def _do_change(
+    async def _do_change(
         self,
         served: ServedKind,
         namespace: str,
@@ -401,17 +437,22 @@ class FakeApiServer:
         client: str,
         verb: str,
     ) -> Json:
-        before = self._existing(served, namespace, name)
-        after = change(copy.deepcopy(before))
-        metadata: Json = after.setdefault("metadata", {})
-        named = metadata.get("resourceVersion", before["metadata"]["resourceVersion"])
-        if named != before["metadata"]["resourceVersion"]:
-            said = "the object has been modified; please apply your changes to the latest version"
-            raise _Refusal(409, "Conflict", said)
-        for key in ("name", "namespace", "uid", "resourceVersion", "generation"):
-            if key in before["metadata"]:
-                metadata[key] = before["metadata"][key]
-        after = self._admitted(served, "UPDATE", before, after)
+        while True:
+            before = self._existing(served, namespace, name)
+            after = change(copy.deepcopy(before))
+            metadata: Json = after.setdefault("metadata", {})
+            named = metadata.get("resourceVersion", before["metadata"]["resourceVersion"])
+            if named != before["metadata"]["resourceVersion"]:
+                said = (
+                    "the object has been modified; please apply your changes to the latest version"
+                )
+                raise _Refusal(409, "Conflict", said)
+            for key in ("name", "namespace", "uid", "resourceVersion", "generation"):
+                if key in before["metadata"]:
+                    metadata[key] = before["metadata"][key]
+            after = await self._admitted(served, "UPDATE", before, after)
+            if self._objects.get((served, namespace, name)) is before:
+                break  # else it has changed while the webhook was asked: begin anew
         if after == before:
             return before
         if after.get("spec") != before.get("spec"):
@@ -444,9 +485,9 @@ class FakeApiServer:
             del self._objects[served, namespace, name]
         else:
             self._objects[served, namespace, name] = after
-        self._changes.append(_Change(self._version, served, type, before, after))
+        at = _now()
+        self._changes.append(_Change(self._version, served, type, before, after, at))
         left = None if type == "DELETED" else after
-        at = asyncio.get_running_loop().time() if _in_loop() else 0.0
         self.log.append(ApiWrite(at, client, verb, served.plural, namespace, name, before, left))
         self._wake()
         return after
@@ -457,7 +498,7 @@ class FakeApiServer:
             # Each process of a simulation has a loop of its own.
             waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
 
-    def _patch(
+    async def _patch(
         self,
         served: ServedKind,
         namespace: str,
@@ -469,10 +510,10 @@ class FakeApiServer:
         form = request.headers.get("Content-Type", "")
         body = json.loads(request.body)
         if "apply-patch" in form:
-            return self._apply(served, namespace, name, body, request, client)
+            return await self._apply(served, namespace, name, body, request, client)
         if "json-patch" in form:
             steps: list[Json] = body
-            return self._do_change(
+            return await self._do_change(
                 served, namespace, name, lambda obj: _json_patched(obj, steps), client, "patch"
             )
 
@@ -482,9 +523,9 @@ class FakeApiServer:
                 return {**obj, subresource: after.get(subresource)}
             return after
 
-        return self._do_change(served, namespace, name, merged, client, "patch")
+        return await self._do_change(served, namespace, name, merged, client, "patch")
 
-    def _apply(
+    async def _apply(
         self,
         served: ServedKind,
         namespace: str,
@@ -507,15 +548,17 @@ class FakeApiServer:
                 if owners.get(path, manager) != manager and have.get(path) != value:
                     raise _Refusal(409, "Conflict", f"{path} is owned by {owners[path]}")
         if before is None:
-            stored = self._do_create(served, namespace, body, client)
+            stored = await self._do_create(served, namespace, body, client)
         else:
-            stored = self._do_change(
+            stored = await self._do_change(
                 served, namespace, name, lambda obj: _merged(obj, body), client, "patch"
             )
         owners.update(dict.fromkeys(leaves, manager))
         return stored
 
-    def _admitted(self, served: ServedKind, operation: str, before: Json | None, obj: Json) -> Json:
+    async def _admitted(
+        self, served: ServedKind, operation: str, before: Json | None, obj: Json
+    ) -> Json:
         configurations = self._kinds[
             "admissionregistration.k8s.io", "mutatingwebhookconfigurations"
         ]
@@ -526,7 +569,7 @@ class FakeApiServer:
                 continue
             for hook in configuration.get("webhooks", ()):
                 if self._concerns(hook, served, operation, before, obj):
-                    obj = self._called(hook, served, operation, obj)
+                    obj = await self._called(hook, served, operation, obj)
         return obj
 
     def _concerns(
@@ -546,7 +589,7 @@ class FakeApiServer:
         home = not served.namespaced or _matches(selector, _named(namespace))
         return rules and one_fits and home
 
-    def _called(self, hook: Json, served: ServedKind, operation: str, obj: Json) -> Json:
+    async def _called(self, hook: Json, served: ServedKind, operation: str, obj: Json) -> Json:
         self.webhook_calls += 1
         metadata = obj["metadata"]
         request = {
@@ -567,7 +610,8 @@ class FakeApiServer:
         path = str(service.get("path") or _path_of(config.get("url", "")))
         assert self.webhook is not None
         try:
-            answer = json.loads(self.webhook(path, _body({"request": request})))["response"]
+            said = self.webhook(path, _body({"request": request}))
+            answer = json.loads(said if isinstance(said, bytes) else await said)["response"]
         except Exception as error:
             if hook.get("failurePolicy") == "Ignore":
                 return obj
@@ -637,8 +681,19 @@ def _body(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _in_loop() -> bool:
-    return asyncio._get_running_loop() is not None
+def _now() -> float:
+    running = asyncio._get_running_loop()
+    return 0.0 if running is None else running.time()
+
+
+def _at_once(work: Coroutine[Any, Any, _T]) -> _T:
+    """The result of work that waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration as ended:
+        return cast(_T, ended.value)
+    work.close()
+    raise RuntimeError("the webhook is asynchronous: make the object by a KubeClient, not by put()")
 
 
 def _resolve(waiter: asyncio.Future[None]) -> None:
