@@ -15,10 +15,11 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from domicile.errors import Fenced
+from domicile.kube.hashring import object_key
 from domicile.kubeapi.errors import KubeError
 from domicile.kubeapi.follow import ObjectChanged, ObjectRemoved, ObjectsListed, follow
 from domicile.kubeapi.kinds import ApiKind
-from domicile.kubeapi.objects import PartialObject
+from domicile.kubeapi.objects import ObjectMeta, OwnerReference, PartialObject
 
 if TYPE_CHECKING:
     from domicile.kube.member import Reconcile, RingMember
@@ -108,17 +109,27 @@ class RingController:
         self._workers = workers
         self.objects: dict[Key, AnyObject] = {}
         """What belongs to this instance, as last seen."""
+        self._kind: ApiKind[AnyObject] | None = None
         self._failures: dict[Key, int] = {}
+
+    def seen(self, owner: OwnerReference, namespace: str) -> ObjectMeta | None:
+        """An owner, if it is an object of this controller that belongs to the instance."""
+        kind = self._kind
+        if kind is None or (kind.group, kind.kind) != (owner.group, owner.kind):
+            return None
+        found = self.objects.get((namespace, owner.name))
+        return None if found is None else found.metadata
 
     async def run(self) -> NoReturn:
         """Run until cancelled; raises `Fenced` when the Lease is lost."""
         member = self._member
         member.guard()
         found = await self._discovered()
-        kind = ApiKind(
+        kind = self._kind = ApiKind(
             found.group, found.version, found.plural, found.kind, found.namespaced, AnyObject
         )
         queue = KeyedQueue()
+        member.controllers.append(self)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._reflect(kind, queue))
@@ -129,6 +140,7 @@ class RingController:
         except* (_Lost, Fenced):
             pass
         finally:
+            member.controllers.remove(self)
             queue.close()
         raise Fenced(
             f"{member.instance} lost its Lease of the ring {member.ring.name}: {member.reason}; "
@@ -174,14 +186,20 @@ class RingController:
                 self._failures.pop(key, None)
             except Fenced:
                 raise
+            except _OwnerAway:
+                again_s = self._pause(key)
             except Exception:
-                count = self._failures[key] = self._failures.get(key, 0) + 1
-                again_s = min(FIRST_PAUSE_S * 2 ** min(count - 1, 10), LONGEST_PAUSE_S)
+                again_s = self._pause(key)
                 log.exception("%s %s/%s failed; again in %.1f s", kind.kind, *key, again_s)
             finally:
                 queue.done(key)
             if again_s is not None and key in self.objects:
                 queue.add_later(key, again_s)
+
+    def _pause(self, key: Key) -> float:
+        count = self._failures[key] = self._failures.get(key, 0) + 1
+        pause_s: float = FIRST_PAUSE_S * 2 ** min(count - 1, 10)
+        return min(pause_s, LONGEST_PAUSE_S)
 
     async def _look_at(self, kind: ApiKind[AnyObject], key: Key) -> float | None:
         one = self.objects.get(key)
@@ -194,7 +212,32 @@ class RingController:
             if gone:
                 self.objects.pop(key, None)
             return None if gone else FIRST_PAUSE_S
+        owner = one.metadata.controller
+        if owner is None or await self._member.shares(self._group, self._resource):
+            return await self._call(key)
+        owner_key = object_key(owner.group, owner.kind, one.metadata.namespace, owner.name)
+        if not self._member.owner_calls.begin(owner_key):
+            raise _OwnerAway
+        try:
+            if not await self._member.has_owner(owner, one.metadata.namespace):
+                raise _OwnerAway
+            return await self._call(key)
+        finally:
+            self._member.owner_calls.end(owner_key)
+
+    async def _call(self, key: Key) -> float | None:
+        """Call for an object as it was seen last: it may have changed while its owner was read."""
+        one = self.objects.get(key)
+        if one is None or not self._member.owns(one.metadata):
+            return None
+        if self._member.must_let_go(one.metadata):
+            return 0.0
+        self._member.guard()
         return await self._reconcile(self._member.client, one)
+
+
+class _OwnerAway(Exception):
+    """The owner of an object is not this instance's own, or is being let go of."""
 
 
 class _Lost(Exception):

@@ -7,6 +7,10 @@ A member announces itself by a Lease of its own name. It acts only on objects wh
 and only while the Lease is valid; `member.client` checks that before each write. When the Lease is
 lost the member is over (L5): its work is cancelled, and the process starts a new one or ends. A
 member that leaves gives the Lease back, and its objects move at once.
+
+What an object of the ring controls follows it without being asked for. So a member acts on such an
+object only while the owner is its own, and lets go of an owner after its calls for what that
+controls have ended (K3).
 """
 
 from __future__ import annotations
@@ -20,16 +24,22 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from domicile.errors import ConfigError
 from domicile.kube.conventions import DEFAULT_DURATION_S, RING_LABEL, drain_label, shard_label
+from domicile.kube.hashring import object_key
 from domicile.kube.holding import KubeLeaseHolder
+from domicile.kube.owner_calls import OwnerCalls
 from domicile.kube.ranges import RANGES
 from domicile.kubeapi.client import KubeClient
 from domicile.kubeapi.errors import KubeConflict, KubeNotFound
-from domicile.kubeapi.kinds import ApiKind
-from domicile.kubeapi.objects import ObjectMeta, is_object_name
+from domicile.kubeapi.kinds import RINGS, ApiKind
+from domicile.kubeapi.objects import ObjectMeta, OwnerReference, PartialObject, is_object_name
 from domicile.ports.clock import Clock
 
 if TYPE_CHECKING:
+    from domicile.kube.controller import RingController
     from domicile.kube.range_member import RangeMember
+
+SHARED_FOR_S = 60.0
+"""How long a member goes by what it has read of its ring: which kinds the ring shares out."""
 
 Reconcile = Callable[[KubeClient, Any], Awaitable["float | None"]]
 """What a controller does with an object. It returns the seconds after which it wants to see the
@@ -147,7 +157,12 @@ class RingMember(KubeLeaseHolder):
             random=random,
         )
         self.ring, self.instance = ring, instance
+        self.owner_calls = OwnerCalls()
+        self.controllers: list[RingController] = []
+        """Those that run now. They know objects without asking the API server."""
         self._closes = closes
+        self._shared: tuple[ApiKind[PartialObject], ...] = ()
+        self._shared_until = float("-inf")
 
     async def __aenter__(self) -> RingMember:
         try:
@@ -183,24 +198,67 @@ class RingMember(KubeLeaseHolder):
     async def let_go(self, kind: ApiKind[Any], metadata: ObjectMeta) -> bool:
         """Give up an object, after all work on it has ended. True if it is given up.
 
-        Both labels go in one patch with the version that was read; the webhook then names the next
-        instance. False if the object has changed since: look at it again.
+        It waits for calls that are at work for what the object controls. Both labels go in one
+        patch with the version that was read; the webhook then names the next instance. False if
+        the object has changed since: look at it again.
         """
-        self.guard()
         labels = {self.ring.shard_label: None, self.ring.drain_label: None}
-        try:
-            await self.client.patch(
-                kind,
-                metadata.name,
-                metadata.namespace,
-                merge={"metadata": {"labels": labels}},
-                resource_version=metadata.resource_version,
+        key = object_key(kind.group, kind.kind, metadata.namespace, metadata.name)
+        async with self.owner_calls.stopped(key):
+            self.guard()
+            try:
+                await self.client.patch(
+                    kind,
+                    metadata.name,
+                    metadata.namespace,
+                    merge={"metadata": {"labels": labels}},
+                    resource_version=metadata.resource_version,
+                )
+            except KubeNotFound:
+                return True
+            except KubeConflict:
+                return False
+            return True
+
+    async def shares(self, group: str, resource: str) -> bool:
+        """Whether objects of a resource have an instance in their own right, not by their owner."""
+        shared = await self._shared_kinds()
+        return any((kind.group, kind.plural) == (group, resource) for kind in shared)
+
+    async def has_owner(self, owner: OwnerReference, namespace: str) -> bool:
+        """Whether the owner of an object in a namespace is this instance's own, and not asked for.
+        One that is gone for good is nobody's, so that what it controlled can be cleared up.
+
+        Raises `ConfigError` for an owner that the ring does not share out.
+        """
+        for controller in self.controllers:
+            seen = controller.seen(owner, namespace)
+            if seen is not None:
+                return self.owns(seen) and not self.must_let_go(seen)
+        for kind in await self._shared_kinds():
+            named = (kind.group, kind.kind) == (owner.group, owner.kind)
+            if named and kind.namespaced == bool(namespace):
+                break
+        else:
+            raise ConfigError(
+                f"{owner.kind} {owner.name} controls the object, and the ring {self.ring.name} "
+                "does not share it out in the object's namespace: nobody is asked before it "
+                "moves, so this instance leaves it alone. Put its resource into the ring's "
+                "resources, not into controlledResources"
             )
+        try:
+            found = await self.client.get_metadata(kind, owner.name, namespace)
         except KubeNotFound:
             return True
-        except KubeConflict:
-            return False
-        return True
+        return self.owns(found.metadata) and not self.must_let_go(found.metadata)
+
+    async def _shared_kinds(self) -> tuple[ApiKind[PartialObject], ...]:
+        if self._clock.now() >= self._shared_until:
+            ring = await self.client.get(RINGS, self.ring.name)
+            found = [await self.client.discover(r.group, r.resource) for r in ring.spec.resources]
+            self._shared = tuple(found)
+            self._shared_until = self._clock.now() + SHARED_FOR_S
+        return self._shared
 
     async def run(
         self,
