@@ -11,8 +11,8 @@ the object's handlers, in the cycle of kopf that runs them. When the Lease is lo
 ends.
 
 Kopf's daemons and timers run beside that cycle. Those of the ring's objects are made by the ring
-(`daemon`, `timer`); an operator with others does not start. This module must never act on an object
-by itself.
+(`daemon`, `timer`); an operator with others does not start. Nor does one with handlers of a kind
+that the ring's objects control. This module must never act on an object by itself.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class KopfRing:
             kind = await client.discover(group, plural)
             kinds.append(kind)
             self._resources[group, plural] = kind.version
-            self._check_daemons(kind, main=resources[group, plural])
+            self.check_handlers(kind, main=resources[group, plural])
             if resources[group, plural]:
                 kopf.on.event(
                     group=kind.group,
@@ -289,22 +289,32 @@ class KopfRing:
                     found[f"{handler.id} ({told})"] = None
         return list(found)
 
-    def _check_daemons(self, kind: ApiKind[PartialObject], *, main: bool) -> None:
-        """Kopf does not say which daemons run for an object, so each has to tell us."""
-        for handler in self._registry._spawning.get_all_handlers():  # pyright: ignore[reportPrivateUsage]
-            if not _may_match(handler.selector, kind):
-                continue
-            if getattr(handler.fn, "__domicile_ring__", None) is not self:
+    def check_handlers(self, kind: ApiKind[PartialObject], *, main: bool) -> None:
+        """Raise `ConfigError` for a handler of this kind that would go on after its object belongs
+        to another instance. Kopf does not say which daemons run for an object, so each has to tell
+        us. Of the end of a cycle nobody is told: what an owner controls moves after the owner, and
+        the ring could not wait for a cycle of it (K7)."""
+        registry = self._registry
+        daemons = registry._spawning.get_all_handlers()  # pyright: ignore[reportPrivateUsage]
+        for handler in daemons if main else ():
+            ours = getattr(handler.fn, "__domicile_ring__", None) is self
+            if _may_match(handler.selector, kind) and not ours:
                 raise ConfigError(
                     f"{handler.id} is a daemon or timer of {kind.shown} and would go on after its "
                     f"object belongs to another instance: use the ring's own decorator, "
                     f"ring({self.ring.name!r}).daemon or .timer, instead of kopf's"
                 )
-            if not main:
-                raise ConfigError(
-                    f"{handler.id} is a daemon or timer of {kind.shown}, which the ring moves "
-                    "without asking, after their owners: put it on the resource that owns them"
-                )
+        if main:
+            return
+        for part in (registry._watching, registry._changing, registry._spawning):  # pyright: ignore[reportPrivateUsage]
+            for one in part.get_all_handlers():
+                if _may_match(one.selector, kind):
+                    raise ConfigError(
+                        f"{one.id} is a handler of {kind.shown}, which the ring "
+                        f"{self.ring.name} moves without asking, after their owners: handle the "
+                        "resource that owns them and read them by an index, or put them into the "
+                        "ring's resources instead of controlledResources"
+                    )
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
         found = self._credentials

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import kopf
+import pytest
 
+from domicile.errors import ConfigError
 from domicile.kube.kopf import ring
 from domicile.kubeapi.kinds import ApiKind
 from domicile.kubeapi.objects import PartialObject
@@ -39,3 +41,32 @@ def test_handlers_of_kinds_outside_the_ring_are_named() -> None:
         "pod",
     ]
     assert "planets" in next(one for one in named if ".planet " in one)
+
+
+CHILDREN = ApiKind("", "v1", "configmaps", "ConfigMap", True, PartialObject)
+
+
+@pytest.mark.parametrize("how", ["event", "update", "everything", "timer", "daemon"])
+def test_handlers_of_what_the_rings_objects_control_are_refused(how: str) -> None:
+    """K7: they move without being asked for, and nobody knows when kopf has done with one."""
+    registry = kopf.OperatorRegistry()
+    made = ring("websites", instance="a", registry=registry)
+    decorator = {
+        "event": kopf.on.event("", "v1", "configmaps", registry=registry),
+        "update": kopf.on.update("configmaps", registry=registry),
+        "everything": kopf.on.create(kopf.EVERYTHING, registry=registry),
+        "timer": made.timer("configmaps", interval=5.0),
+        "daemon": kopf.daemon("configmaps", registry=registry),
+    }[how]
+
+    @kopf.on.create("example.com", "v1", "websites", registry=registry)
+    @kopf.index("configmaps", registry=registry)
+    async def shared(**_: object) -> None: ...
+
+    made.check_handlers(CHILDREN, main=False)
+
+    async def handler(**_: object) -> None: ...
+
+    decorator(handler)
+    with pytest.raises(ConfigError, match="moves without asking"):
+        made.check_handlers(CHILDREN, main=False)
