@@ -36,7 +36,7 @@ ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
 endif
 
-.PHONY: help setup check format test test-real test-stores test-hosts test-kube kube-apiserver test-docs prove golden sim sim-groups sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable bench-stores compare planner idle overload recovery recovery-stores rolling crowd soak docs etcd-rpc lock clean test-replica bench-failover bench-rings
+.PHONY: help setup check format test test-real test-stores test-hosts test-kube kube-apiserver test-docs prove golden sim sim-groups sim-rings sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable bench-stores compare planner idle overload recovery recovery-stores rolling crowd soak docs etcd-rpc lock clean test-replica bench-failover bench-rings
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -114,6 +114,10 @@ sim: setup ## 3,000 simulated seeds (SEEDS=A:B, PROFILE=NAME, JOBS=N)
 
 sim-groups: setup ## 3,000 simulated seeds of replica groups (SEEDS=A:B, JOBS=N)
 	$(PY) -m proving.groups --seeds $(SEEDS) --jobs $(JOBS)
+
+sim-rings: setup ## 300 simulated seeds of controller rings (SEEDS=A:B, WORKERS=N)
+	DOMICILE_RING_SEEDS=$(if $(filter file,$(origin SEEDS)),0:300,$(SEEDS)) $(PYTEST) $(WORKERS) \
+		tests/sim/test_rings.py -k comes_to_rest $(ARGS)
 
 sim-long: setup ## 100,000 of them, with stops: the same command goes on (UNTIL=N, JOBS=N, ARGS=...)
 	$(PY) -m proving.long --until $(UNTIL) --jobs $(JOBS) $(ARGS)

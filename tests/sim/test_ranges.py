@@ -50,7 +50,7 @@ def judge_ranges(rings: Rings) -> None:
 
 async def begin(rings: Rings, names: tuple[str, ...] = ALL) -> None:
     for number in range(rings.objects):
-        rings.add(number, child=False)
+        await rings.add(number, child=False)
     for name in names:
         rings.instance(name, by_range=True)
     await rings.until(lambda: rings.shared_by_range(*names))
@@ -136,7 +136,7 @@ def test_a_range_ring_comes_to_rest_after_any_trouble(seed: int) -> None:
                     rings.server.break_watches()
                 case _:
                     rings.server.compact()
-            rings.add(1000 + number, child=False)
+            await rings.add(1000 + number, child=False)
         rings.wild = False
         for name in ALL:
             process = rings.processes[name]

@@ -54,7 +54,7 @@ async def settled(rings: Rings, *names: str) -> None:
         rings.instance(name)
     await rings.until(lambda: len(rings.leases()) == len(names) + 1)
     for number in range(rings.objects):
-        rings.add(number, child=False)
+        await rings.add(number, child=False)
     await rings.until(lambda: rings.at_rest(list(names)))
     await rings.until(lambda: message(rings) == f"{len(names)} instances")
 
@@ -91,8 +91,9 @@ async def keep_objects(rings: Rings) -> None:
     rings.sharder("sharder-1")
     await rings.until(lambda: "domicile-sharder" in rings.leases())
     for number in range(rings.objects):
-        rings.add(number, child=False)
+        await rings.add(number, child=False)
     await rings.until(lambda: rings.at_rest(["keeps"]))
+    await asyncio.sleep(2)  # older than any list
     rings.instance("b")
 
 

@@ -11,12 +11,16 @@ every decision of one walk is made with the same ring.
 
 Whose object may be moved:
 
-- of an available instance: nobody's but its own. It is asked to let go by the drain label, and an
-  object that it controls follows once its owner has let go (K3);
+- of an available instance: nobody's but its own. It is asked to let go by the drain label (K3);
 - of any other instance: everyone's while the sharder holds the instance's Lease (K2). The Lease is
   taken by its resourceVersion, which proves that the instance has not renewed it and that the API
   server works. Holding it keeps the instance from coming back to objects that are being moved. It
   is given back once no object is left, or when there is no instance to move objects to.
+
+An object that another one controls goes where its owner is. It leaves an available instance only
+after its owner has (K3). A list may be older than the owner's label, and does not show an owner
+that was made after it. So the owner is read by itself before such an object is moved or assigned;
+that a walk has not seen it says nothing.
 
 A Lease that somebody deleted ends nothing: its holder acts until its own time is over. So objects
 wait for the duration that the Lease had, from when it was seen to be gone; for the longest duration
@@ -33,7 +37,7 @@ from enum import Enum
 from math import inf
 
 from domicile.core.machines import Arm
-from domicile.kube.admission import RingView, key_of, role_in
+from domicile.kube.admission import RingView, instance_beside, key_of, role_in
 from domicile.kube.conventions import (
     DEFAULT_DURATION_S,
     HASH,
@@ -45,7 +49,13 @@ from domicile.kube.conventions import (
 )
 from domicile.kube.hashring import BoundedRing, HashRing, Instances
 from domicile.kube.leases import InstanceState, ObservedLease, observed
-from domicile.kubeapi.objects import ControllerRing, KubeLease, PartialObject, is_object_name
+from domicile.kubeapi.objects import (
+    ControllerRing,
+    KubeLease,
+    OwnerReference,
+    PartialObject,
+    is_object_name,
+)
 
 TAKEN_DURATION_S = 2 * DEFAULT_DURATION_S
 """The duration of a Lease that the sharder has taken."""
@@ -165,6 +175,16 @@ class ObjectFound:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerRead:
+    """The owner of an object was read: as it is now, or None if the ring shares out no such object.
+    Without an answer nobody knows."""
+
+    asked: ReadOwner
+    owner: PartialObject | None
+    answered: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Relabelled:
     """A change of labels has ended."""
 
@@ -188,7 +208,7 @@ class TimePassed:
 
 Event = (
     LeadingChanged | RingSeen | LeasesSeen | LeaseSeen | LeaseGone | NamespacesChanged
-    | LeaseTaken | ObjectFound | Relabelled | WalkEnded | TimePassed
+    | LeaseTaken | ObjectFound | OwnerRead | Relabelled | WalkEnded | TimePassed
 )  # fmt: skip
 
 
@@ -235,6 +255,14 @@ class BeginWalk:
 
     walk: int
     kind: Walk
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOwner:
+    """Read the owner of an object that was found, not from a list and not from a cache (K3)."""
+
+    found: ObjectFound
+    owner: OwnerReference
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +318,7 @@ Effect = (
     | DeleteOrphan
     | ShowState
     | BeginWalk
+    | ReadOwner
     | Relabel
     | Overdue
     | LeaseTooLong
@@ -411,9 +440,11 @@ class SharderMachine:
         """Take in one event."""
         effects: list[Effect] = []
         match event:
+            # Many of these: nothing but the object can have changed.
             case ObjectFound():
-                # Many of these: nothing but the object can have changed.
                 return tuple(self._found(event, now))
+            case OwnerRead():
+                return tuple(self._owner_read(event))
             case LeadingChanged(acting):
                 self._lead(acting, now)
             case RingSeen(ring):
@@ -663,26 +694,69 @@ class SharderMachine:
             self._draining.pop(name, None)
             if draining:
                 yield relabel(MoveReason.KEEP, None, False)
+        elif shard and shard not in round.instances.instances and not self._may_move(shard, now):
+            yield from self._leave_for_later(round, shard, now)
+        elif role == "controlled":
+            yield from self._found_controlled(round, event, key, relabel)
         elif not shard:
-            # The owner's instance, if that has not let go of it yet (K3).
-            yield relabel(MoveReason.ASSIGN, round.waiting.get(key, wanted), False)
+            yield relabel(MoveReason.ASSIGN, wanted, False)
         elif shard not in round.instances.instances:
-            held = self._held.get(shard)
-            if self._may_move(shard, now):
-                yield relabel(MoveReason.MOVE, wanted, False)
-            elif held is not None and now < held.may_move_at:
-                round.again_at = min(round.again_at, held.may_move_at)
-            else:
-                round.left += 1
-                yield from self._take(shard, now)
-        elif role == "main":
+            yield relabel(MoveReason.MOVE, wanted, False)
+        else:
             self._wait_for(round, key, shard)
             yield from self._drain_of(round, name, shard, draining, relabel, now)
-        elif key in round.waiting or round.waiting_count > len(round.waiting):
+
+    def _leave_for_later(self, round: _Round, shard: str, now: float) -> Iterator[Effect]:
+        """An object of an instance that is gone, and that may still act (K2)."""
+        held = self._held.get(shard)
+        if held is not None and now < held.may_move_at:
+            round.again_at = min(round.again_at, held.may_move_at)
+        else:
             round.left += 1
-        elif round.kind is Walk.FULL:
-            # Its owner was seen in this walk where it belongs, or is gone (K3).
-            yield relabel(MoveReason.FOLLOW, wanted, False)
+            yield from self._take(shard, now)
+
+    def _found_controlled(
+        self, round: _Round, event: ObjectFound, key: str, relabel: _Relabel
+    ) -> Iterator[Effect]:
+        """An object that may be moved or assigned once it is known where its owner is (K3)."""
+        metadata = event.object.metadata
+        shard = metadata.label(self._shard)
+        at = round.waiting.get(key)
+        if shard in round.instances.instances:
+            if at is not None or round.waiting_count > len(round.waiting):
+                round.left += 1
+                return
+            if round.kind is not Walk.FULL:
+                return
+        elif at is not None:
+            yield relabel(MoveReason.MOVE if shard else MoveReason.ASSIGN, at, False)
+            return
+        assert metadata.controller is not None, "it has a key"
+        yield ReadOwner(event, metadata.controller)
+
+    def _owner_read(self, event: OwnerRead) -> Iterator[Effect]:
+        round, found = self._round, event.asked.found
+        if not self.acting or round is None or round.number != found.walk:
+            return
+        if not event.answered:
+            round.failed += 1
+            return
+        metadata = found.object.metadata
+        key = key_of(
+            "controlled", found.group, found.kind, metadata.namespace, metadata.name, metadata
+        )
+        shard, wanted = metadata.label(self._shard), round.instances.owner(key)
+        to = instance_beside(event.owner, self._shard, round.instances, wanted)
+        if to == shard:
+            round.left += 1  # the owner was not seen in this walk, and has not been let go of
+            return
+        reason = MoveReason.ASSIGN
+        if shard:
+            present = shard in round.instances.instances
+            reason = MoveReason.FOLLOW if present else MoveReason.MOVE
+        name = ObjectName(found.resource, metadata.namespace, metadata.name)
+        version = metadata.resource_version
+        yield Relabel(round.number, name, version, reason, to, False, shard)
 
     def _wait_for(self, round: _Round, key: str, shard: str) -> None:
         round.waiting_count += 1

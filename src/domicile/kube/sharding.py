@@ -18,7 +18,7 @@ from typing import Any
 
 from domicile.core.machines import Arm
 from domicile.errors import Fenced
-from domicile.kube.admission import answer
+from domicile.kube.admission import OwnerNeeded, answer, answer_beside
 from domicile.kube.conventions import (
     ABSENT,
     RING_LABEL,
@@ -51,7 +51,9 @@ from domicile.kube.sharder import (
     NamespacesChanged,
     ObjectFound,
     Overdue,
+    OwnerRead,
     PatchOutcome,
+    ReadOwner,
     Relabel,
     Relabelled,
     ReturnLease,
@@ -72,6 +74,7 @@ from domicile.kubeapi.objects import (
     KubeLease,
     LabelRequirement,
     LabelSelector,
+    OwnerReference,
     PartialObject,
     micro_time,
 )
@@ -84,6 +87,9 @@ LEADER = "domicile-sharder"
 LEADER_LABEL = {"app.kubernetes.io/name": "domicile-sharder"}
 
 CHANGES_AT_A_TIME = 16
+
+OWNER_READ_S = 1.0
+"""How long the webhook may wait for the owner of an object. The API server waits for 5 s."""
 
 WATCH_S = 60
 """A watch of Leases is made anew so often: a silent dead connection costs no more."""
@@ -124,6 +130,7 @@ class RingSharder:
         self._walk: asyncio.Task[None] | None = None
         self._reports = RingReports(self.machine, clock)
         self._rings_made = 0
+        self._unread = ""  # why the walk did not get to know an owner
 
     async def run(self) -> None:
         """Follow the ring's Leases and act on them until cancelled."""
@@ -277,7 +284,7 @@ class RingSharder:
                 )
             case CountsChanged():
                 self._reports.counted()
-            case Relabel():
+            case Relabel() | ReadOwner():
                 raise AssertionError("only a walk changes labels")
 
     def _spawn(self, work: Any) -> asyncio.Task[None] | None:
@@ -348,7 +355,7 @@ class RingSharder:
     # Walking.
 
     async def _run_walk(self, walk: int, kind: Walk) -> None:
-        complete = False
+        complete, self._unread = False, ""
         try:
             await self._namespaces_known.wait()
             async with asyncio.TaskGroup() as changes:
@@ -356,7 +363,7 @@ class RingSharder:
                 for resource, labels in self._stages(kind):
                     await self._list(walk, resource, labels, changes, places)
             complete = True
-            self._reports.say("walk", "")
+            self._reports.say("walk", self._unread)
         except* KubeError as errors:
             self._reports.say("walk", f"a walk broke off: {errors.exceptions[0]}")
         self.feed(WalkEnded(walk, complete))
@@ -385,10 +392,7 @@ class RingSharder:
         changes: asyncio.TaskGroup,
         places: asyncio.Semaphore,
     ) -> None:
-        served = self._kinds.get(resource)
-        if served is None:
-            served = await self._client.discover(resource.group, resource.resource)
-            self._kinds[resource] = served
+        served = await self._served(resource)
         try:
             async with aclosing(self._client.stream_metadata(served, labels=labels)) as objects:
                 async for one in objects:
@@ -396,18 +400,70 @@ class RingSharder:
                         continue
                     found = ObjectFound(walk, resource, served.group, served.kind, one)
                     for effect in self.machine.step(found, self._clock.now()):
-                        if isinstance(effect, Relabel):
+                        if isinstance(effect, Relabel | ReadOwner):
                             await places.acquire()
-                            changes.create_task(self._relabel(served, effect, places))
+                            changes.create_task(self._change(served, effect, places))
                         else:
                             self._carry_out(effect)
         except KubeNotFound:
             self._kinds.pop(resource, None)  # served by another version now
             raise
 
-    async def _relabel(
-        self, served: ApiKind[PartialObject], change: Relabel, places: asyncio.Semaphore
+    async def _served(self, resource: GroupResource) -> ApiKind[PartialObject]:
+        served = self._kinds.get(resource)
+        if served is None:
+            served = await self._client.discover(resource.group, resource.resource)
+            self._kinds[resource] = served
+        return served
+
+    async def _change(
+        self,
+        served: ApiKind[PartialObject],
+        effect: Relabel | ReadOwner,
+        places: asyncio.Semaphore,
     ) -> None:
+        try:
+            if isinstance(effect, Relabel):
+                await self._relabel(served, effect)
+                return
+            read = await self._read_for_walk(effect)
+            for after in self.machine.step(read, self._clock.now()):
+                assert isinstance(after, Relabel)
+                await self._relabel(served, after)
+        finally:
+            places.release()
+
+    async def _read_for_walk(self, effect: ReadOwner) -> OwnerRead:
+        namespace = effect.found.object.metadata.namespace
+        try:
+            owner = await self.read_owner(effect.owner, namespace)
+        except KubeError as error:
+            self._unread = f"an owner could not be read: {error}"
+            return OwnerRead(effect, None, answered=False)
+        return OwnerRead(effect, owner)
+
+    async def read_owner(self, named: OwnerReference, namespace: str) -> PartialObject | None:
+        """The owner of an object, as it is now; None if the ring shares out no such object."""
+        for one in self.machine.ring.spec.resources:
+            if one.group != named.group:
+                continue
+            resource = GroupResource(one.group, one.resource)
+            served = await self._served(resource)
+            if served.kind != named.kind:
+                continue
+            if served.namespaced != bool(namespace):
+                return None  # on the wire, its key is another one
+            try:
+                return await self._client.get_metadata(served, named.name, namespace)
+            except KubeNotFound:
+                self._kinds.pop(resource, None)
+                again = await self._served(resource)
+                if again.version == served.version:
+                    return None
+                return await self._client.get_metadata(again, named.name, namespace)
+        return None
+
+    async def _relabel(self, served: ApiKind[PartialObject], change: Relabel) -> None:
         labels: dict[str, Any] = {drain_label(self.name): "true" if change.drain else None}
         if change.shard is not None:
             labels[shard_label(self.name)] = change.shard
@@ -432,7 +488,6 @@ class RingSharder:
         except (KubeError, Fenced) as error:
             log.info("ring %s: %s was not changed: %s", self.name, change.name, error)
         finally:
-            places.release()
             self.feed(Relabelled(change.walk, change, outcome))
 
     def _count(self, change: Relabel) -> None:
@@ -579,11 +634,14 @@ class Sharder:
             tasks.create_task(self._follow_rings(tasks))
             tasks.create_task(self._lead_again_and_again())
 
-    def answer(self, path: str, body: bytes) -> bytes:
+    async def answer(self, path: str, body: bytes) -> bytes:
         """The webhook's answer to a review. Never raises (K4)."""
         name = path.removeprefix(WEBHOOK_PATH) if path.startswith(WEBHOOK_PATH) else ""
         ring = self.rings.get(name)
         answered = answer(body, None if ring is None else ring.machine.view)
+        if isinstance(answered, OwnerNeeded):
+            assert ring is not None
+            answered = answer_beside(answered, await self._owner(ring, answered))
         resource = answered.resource
         if resource is not None:
             labels = (
@@ -595,6 +653,24 @@ class Sharder:
         elif answered.failed:
             log.warning("the webhook of ring %s left an object alone: %s", name, answered.why_not)
         return answered.body
+
+    async def _owner(self, ring: RingSharder, needed: OwnerNeeded) -> PartialObject | None:
+        """The owner of a new object (KR-04). It is read each time: the writer of the object has
+        seen the owner's label, and any replica may be asked, also one that knows of no drain."""
+        owner = needed.owner
+        try:
+            async with asyncio.timeout(OWNER_READ_S):
+                return await ring.read_owner(owner, needed.namespace)
+        except (KubeError, TimeoutError) as error:
+            log.warning(
+                "the webhook of ring %s goes by the ring alone, because %s %s/%s was not read: %s",
+                ring.name,
+                owner.kind,
+                needed.namespace,
+                owner.name,
+                error or f"no answer within {OWNER_READ_S:.0f} s",
+            )
+            return None
 
     async def _follow_rings(self, tasks: asyncio.TaskGroup) -> None:
         changes = follow(self._client, RINGS, random=self._random)

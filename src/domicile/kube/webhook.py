@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import h11
@@ -26,7 +26,7 @@ IDLE_S = 120.0
 REQUEST_S = 10.0
 READ_BYTES = 1 << 16
 
-ReviewAnswer = Callable[[str, bytes], bytes]
+ReviewAnswer = Callable[[str, bytes], Awaitable[bytes]]
 
 
 class WebhookServer:
@@ -113,7 +113,7 @@ class WebhookServer:
                 status, said = 405, b"POST an AdmissionReview\n"
             elif isinstance(event, h11.EndOfMessage):
                 path = request.target.decode("latin-1").partition("?")[0]
-                status, said = 200, self._answer(path, bytes(body))
+                status, said = 200, await self._answer(path, bytes(body))
             else:
                 return False
             headers = [("Content-Type", "application/json"), ("Content-Length", str(len(said)))]

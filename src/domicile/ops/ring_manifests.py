@@ -158,7 +158,7 @@ def sharder_rules(resources: Sequence[GroupResource]) -> list[Manifest]:
         ),
         # Blocking owner references need this where that admission plugin is on.
         _rule(GROUP, ("controllerrings/finalizers",), ("update",)),
-        *(_rule(one.group, (one.resource,), ("list", "patch")) for one in resources),
+        *(_rule(one.group, (one.resource,), ("get", "list", "patch")) for one in resources),
     ]
 
 

@@ -24,6 +24,8 @@ from domicile.kube.sharder import (
     MoveReason,
     ObjectFound,
     Overdue,
+    OwnerRead,
+    ReadOwner,
     Relabel,
     ReturnLease,
     SharderMachine,
@@ -112,6 +114,14 @@ class Ring:
         resource, kind = (PODS, "Pod") if pod else (SECRETS, "Secret")
         return self.do(ObjectFound(self.walk, resource, "", kind, one), now)
 
+    def read(self, asked: ReadOwner, shard: str | None, now: float) -> list[Effect]:
+        """The owner as it is now; None if there is none."""
+        metadata = {"name": asked.owner.name, "labels": {SHARD: shard} if shard else {}}
+        owner = None
+        if shard is not None:
+            owner = msgspec.convert({"metadata": metadata}, PartialObject)
+        return self.do(OwnerRead(asked, owner), now)
+
 
 def kinds(effects: list[Effect], kind: type[Any]) -> list[Any]:
     return [one for one in effects if isinstance(one, kind)]
@@ -128,8 +138,59 @@ def test_objects_of_a_living_instance_are_drained_and_what_they_control_waits() 
     # The instance has let go: the next walk is full, and the pod follows.
     assert kinds(ring.do(WalkEnded(ring.walk, True), 105.0), BeginWalk)[0].kind is Walk.FULL
     assert ring.found("b", 105.0) == []
-    (change,) = kinds(ring.found("a", 105.0, name="child", pod=True), Relabel)
+    (asked,) = kinds(ring.found("a", 105.0, name="child", pod=True), ReadOwner)
+    (change,) = kinds(ring.read(asked, "b", 105.1), Relabel)
     assert (change.reason, change.shard) == (MoveReason.FOLLOW, "b")
+
+
+def test_an_owner_that_the_walk_did_not_see_keeps_what_it_controls() -> None:
+    """K3: the list is older than the owner's label, or than the owner."""
+    ring = Ring("a", "b", "c")  # foo belongs to b, and is at a
+    (asked,) = kinds(ring.found("a", 101.0, name="child", pod=True), ReadOwner)
+    assert (asked.owner.kind, asked.owner.name) == ("Secret", "foo")
+    assert ring.read(asked, "a", 101.1) == []
+    ring.do(WalkEnded(ring.walk, True), 102.0)
+    assert kinds(ring.do(TimePassed(), 103.0), BeginWalk)[0].kind is Walk.FULL, "it looks again"
+
+
+@pytest.mark.parametrize("owner", ["", "gone", None])
+def test_what_an_owner_without_an_instance_controls_goes_where_the_owner_will(
+    owner: str | None,
+) -> None:
+    ring = Ring("a", "b", "c")
+    (asked,) = kinds(ring.found("a", 101.0, name="child", pod=True), ReadOwner)
+    (change,) = kinds(ring.read(asked, owner, 101.1), Relabel)
+    assert (change.reason, change.shard, change.former) == (MoveReason.FOLLOW, "b", "a")
+
+
+def test_an_owner_that_nobody_could_read_keeps_what_it_controls() -> None:
+    ring = Ring("a", "b", "c")
+    (asked,) = kinds(ring.found("a", 101.0, name="child", pod=True), ReadOwner)
+    assert ring.do(OwnerRead(asked, None, answered=False), 101.1) == []
+    ring.do(WalkEnded(ring.walk, True), 102.0)
+    assert kinds(ring.do(TimePassed(), 105.0), BeginWalk)[0].kind is Walk.FULL
+
+
+@pytest.mark.parametrize("seen", [True, False])
+@pytest.mark.parametrize("gone", [True, False])
+def test_what_a_waiting_owner_controls_goes_to_it(seen: bool, gone: bool) -> None:
+    """K3: without an instance, or from one that is gone: to where the owner waits, not to where the
+    ring wants it."""
+    ring = Ring("a", "b")
+    ring.do(LeaseSeen(lease("c", "", 3)), 100.5)
+    if gone:
+        (take,) = kinds(ring.found("c", 100.6, name="child", pod=True), TakeLease)
+        ring.do(LeaseTaken(take.instance, lease("c", SHARDER, 9), 101.0), 101.1)
+    if seen:
+        assert kinds(ring.found("a", 101.2), Relabel)[0].reason is MoveReason.DRAIN
+    effects = ring.found("c" if gone else "", 101.3, name="child", pod=True)
+    if not seen:
+        (asked,) = kinds(effects, ReadOwner)
+        effects = ring.read(asked, "a", 101.4)
+    (change,) = kinds(effects, Relabel)
+    assert change.reason is (MoveReason.MOVE if gone else MoveReason.ASSIGN)
+    assert change.shard == "a"
+    assert ring.machine.may_send(change, 101.5)
 
 
 def test_a_lease_that_no_label_can_name_is_no_instance_and_is_named_once() -> None:

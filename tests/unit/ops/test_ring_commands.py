@@ -35,7 +35,8 @@ def test_install_prints_what_the_sharder_needs() -> None:
         *("CustomResourceDefinition", "Namespace", "ServiceAccount", "ClusterRole"),
         *("ClusterRoleBinding", "Role", "RoleBinding", "Service", "Deployment"),
     ]
-    rule = {"apiGroups": ["example.com"], "resources": ["websites"], "verbs": ["list", "patch"]}
+    verbs = ["get", "list", "patch"]
+    rule = {"apiGroups": ["example.com"], "resources": ["websites"], "verbs": verbs}
     assert rule in found["ClusterRole"]["rules"]
     assert all("watch" not in one["verbs"] for one in found["ClusterRole"]["rules"][-1:])
 
