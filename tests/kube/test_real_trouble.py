@@ -1,7 +1,9 @@
 """Fifty joins, leaves, kills and freezes on a real API server, judged by its audit log.
 
-Every object has one instance that is there, at rest; between, none has two (KR-08, KR-14). The
-instances and the sharders are processes; a frozen one is stopped by SIGSTOP, and goes on later.
+Every object has one instance that is there, at rest; between, none has two (KR-08, KR-14). That
+holds for what the objects control, too, which is made at its owner's instance, also while the owner
+is waited for (KR-04). The instances and the sharders are processes; a frozen one is stopped by
+SIGSTOP, and goes on later.
 """
 
 from __future__ import annotations
@@ -16,15 +18,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ring_instance
 from kube_lab import INSTANCES, ApiServer, SharderProcess, install_websites, started, until
-from ring_judge import judge_acts, judge_audit, judge_sharders
+from ring_instance import SITES
+from ring_judge import SHARD, judge_acts, judge_audit, judge_sharders
 
 from domicile.kube.sharding import LEADER
 from domicile.kubeapi.client import KubeClient
-from domicile.kubeapi.kinds import NAMESPACES, RINGS
+from domicile.kubeapi.kinds import CONFIG_MAPS, NAMESPACES, RINGS, ApiKind
+from domicile.kubeapi.objects import PartialObject
 from domicile.ops.ring import look_at_ring
 
 STEPS = int(os.environ.get("DOMICILE_RING_STEPS", "50"))
@@ -57,6 +62,7 @@ class Cluster:
         command = [
             sys.executable, str(Path(ring_instance.__file__)),
             str(self._server.kubeconfig_of(name)), name, str(self.acts), str(DURATION_S),
+            "controlled",
         ]  # fmt: skip
         log = self._stack.enter_context((self._home / f"{name}.log").open("ab"))
         process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -103,14 +109,14 @@ def test_no_object_has_two_instances_through_fifty_troubles(
     with ExitStack() as stack:
         cluster = Cluster(server, tmp_path, stack)
         asyncio.run(troubles(server, cluster))
-    verdict = judge_audit(server.audited(), INSTANCES)
+    verdict = judge_audit(server.audited(), INSTANCES, controlled="configmaps")
     runs, overlaps = judge_acts(
         json.loads(line) for line in cluster.acts.read_text().splitlines() if line.endswith("}")
     )
     shown = (
         f"{STEPS} steps: {verdict.writes} writes, {verdict.assigned} assigned, {verdict.drains} "
         f"drained, {verdict.let_go} let go, {verdict.moved} moved, {verdict.takes} Leases taken, "
-        f"{runs} runs"
+        f"{runs} runs, {verdict.children} children, {len(verdict.apart)} apart"
     )
     print(shown)
     assert not verdict.wrong, verdict.wrong[:10]
@@ -121,6 +127,13 @@ def test_no_object_has_two_instances_through_fifty_troubles(
     assert verdict.owners.pop(OUTSIDE) == "", "its namespace is not the ring's"
     assert len(verdict.owners) == OBJECTS
     assert all(verdict.owners.values())
+    asked_alone = sum(
+        path.read_text(errors="replace").count("goes by the ring alone")
+        for path in tmp_path.glob("sharder-*.log")
+    )
+    assert len(verdict.apart) <= asked_alone, verdict.apart[:10]
+    assert all(at == owners for at, owners in verdict.beside.values()), verdict.beside
+    assert len(verdict.beside) >= verdict.children >= STEPS, shown
     # There was something to judge.
     assert min(verdict.acts, runs) > OBJECTS, shown
     assert all((verdict.drains, verdict.let_go, verdict.moved, verdict.takes)), shown
@@ -130,10 +143,13 @@ async def troubles(server: ApiServer, cluster: Cluster) -> None:
     choice = random.Random(SEED)
     async with server.client() as client:
         here = {"matchLabels": {"kubernetes.io/metadata.name": "default"}}
-        resources = [{"group": "example.com", "resource": "websites"}]
+        controlled = [{"group": "", "resource": "configmaps"}]
+        resources = [
+            {"group": "example.com", "resource": "websites", "controlledResources": controlled}
+        ]
         spec = {"resources": resources, "namespaceSelector": here}
         await client.create(NAMESPACES, {"metadata": {"name": "elsewhere"}})
-        await client.create(ring_instance.SITES, {"metadata": {"name": OUTSIDE}}, "elsewhere")
+        await client.create(SITES, {"metadata": {"name": OUTSIDE}}, "elsewhere")
         await client.create(RINGS, {"metadata": {"name": "websites"}, "spec": spec})
         for name in ("sharder-1", "sharder-2"):
             cluster.sharder(name)
@@ -142,7 +158,7 @@ async def troubles(server: ApiServer, cluster: Cluster) -> None:
         await until(lambda: rests(client, cluster, 0), "three instances", REST_S)
         for number in range(OBJECTS):
             body = {"metadata": {"name": f"site-{number}"}}
-            await client.create(ring_instance.SITES, body, "default")
+            await client.create(SITES, body, "default")
         await until(lambda: rests(client, cluster, OBJECTS), "all have an instance", REST_S)
         steps = 0
         while steps < STEPS:
@@ -192,5 +208,17 @@ async def rests(client: KubeClient, cluster: Cluster, objects: int) -> bool:
     ready = sorted(name for name, state in states.items() if state == "ready")
     if ready != sorted(cluster.processes):
         return False
-    count = sum(seen["instances"][name]["objects"] for name in ready)
-    return count == objects and not seen["unassigned_count"] and not seen["draining_count"]
+    if seen["unassigned_count"] or seen["draining_count"]:
+        return False
+    sites = {one.metadata.name: one.metadata.label(SHARD) for one in await all_of(client, SITES)}
+    children = await all_of(client, CONFIG_MAPS)
+    beside = all(
+        one.metadata.label(SHARD) == sites[one.metadata.controller.name]
+        for one in children
+        if one.metadata.controller is not None
+    )
+    return len(sites) == objects and beside and all(at in ready for at in sites.values())
+
+
+async def all_of(client: KubeClient, kind: ApiKind[Any]) -> tuple[PartialObject, ...]:
+    return (await client.list(kind, "default")).items

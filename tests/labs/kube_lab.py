@@ -54,6 +54,8 @@ AUDIT = {
     "rules": [{"level": "RequestResponse", "resources": [{"group": "example.com"}]},
               {"level": "RequestResponse",
                "resources": [{"group": "coordination.k8s.io", "resources": ["leases"]}]},
+              {"level": "RequestResponse", "namespaces": ["default"],
+               "resources": [{"group": "", "resources": ["configmaps"]}]},
               {"level": "Metadata"}],
 }  # fmt: skip
 
@@ -247,7 +249,7 @@ class SharderProcess:
             "--http", self.http, *more,
         ]  # fmt: skip
         environment = {**os.environ, "POD_NAME": name}
-        with self.log.open("wb") as log:
+        with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
     def metrics(self) -> str:
