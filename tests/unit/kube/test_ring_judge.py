@@ -70,3 +70,47 @@ def test_a_write_whose_answer_was_lost_may_have_happened() -> None:
     assert judge_audit([made, unasked, acts], "bg").wrong == [
         "x after 1, by b: let go without being asked"
     ]
+
+
+def child(version: int, user: str, shard: str, *, verb: str = "patch") -> dict[str, Any]:
+    found = entry(version, user, "configmaps", "x-1")
+    found["verb"] = verb
+    found["objectRef"] = {"resource": "configmaps", "namespace": "default", "name": "x-1"}
+    found["responseObject"]["metadata"] |= {
+        "labels": {SHARD: shard},
+        "ownerReferences": [{"name": "x", "controller": True}],
+    }
+    return found
+
+
+def held(version: int, instance: str) -> dict[str, Any]:
+    found = entry(version, instance, "leases", instance, spec={"holderIdentity": instance})
+    found["objectRef"]["namespace"] = "default"
+    return found
+
+
+def judged(*entries: dict[str, Any]) -> tuple[list[str], list[str]]:
+    verdict = judge_audit(entries, "ab", controlled="configmaps")
+    return verdict.wrong, verdict.apart
+
+
+def test_what_an_object_controls_is_judged_by_where_that_object_is() -> None:
+    begun = (held(1, "a"), held(2, "b"), site(3, "admin", {"shard": "a"}, named=0))
+    made = child(4, "a", "a", verb="create")
+    let_go = site(6, "a", {"shard": "b"}, named=5)
+    asked = site(5, "sharder-1", {"shard": "a", "drain": "true"}, named=3)
+    moved = child(8, "sharder-1", "b")
+    assert judged(*begun, made, asked, let_go, moved, child(9, "b", "b")) == ([], [])
+    # Its call goes on after the owner was let go of.
+    assert judged(*begun, made, asked, let_go, child(7, "a", "a"))[0] == [
+        "x-1 at 7, by a: x belonged to b"
+    ]
+    # It is moved before its owner.
+    assert judged(*begun, made, child(5, "sharder-1", "b"))[0] == [
+        "x-1 at 5, by sharder-1: taken from a, which held its Lease"
+    ]
+    # It is made apart from its owner, which waits at `a`.
+    assert judged(*begun, asked, child(7, "a", "b", verb="create")) == ([], ["x-1 at b, x at a"])
+    # Perhaps the owner was let go of: nobody got the answer.
+    lost = site(0, "a", {"shard": None, "drain": None}, named=5, code=504)
+    assert judged(*begun, made, asked, lost, moved, child(9, "b", "b")) == ([], [])
