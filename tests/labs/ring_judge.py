@@ -126,7 +126,8 @@ def judge_audit(
             # Where the owner was at that moment is not known.
             judged(between["user"]["username"], before, given, f"{name} after {last}", "")
             before = given
-        judged(user, before, after, f"{name} at {version}", owner)
+        # A write that changed nothing makes no version: when it came is not known.
+        judged(user, before, after, f"{name} at {version}", "" if str(version) == last else owner)
     at_last = {name: found.get(SHARD, "") for name, found in labels.items()}
     verdict.owners = {name: at for name, at in at_last.items() if name not in owners}
     verdict.beside = {

@@ -101,6 +101,10 @@ def test_what_an_object_controls_is_judged_by_where_that_object_is() -> None:
     asked = site(5, "sharder-1", {"shard": "a", "drain": "true"}, named=3)
     moved = child(8, "sharder-1", "b")
     assert judged(*begun, made, asked, let_go, moved, child(9, "b", "b")) == ([], [])
+    # A patch that changes nothing is answered with the version that there is.
+    assert judged(*begun, made, asked, child(5, "sharder-1", "b"), child(5, "b", "b"))[0] == [
+        "x-1 at 5, by sharder-1: taken from a, which held its Lease"
+    ]
     # Its call goes on after the owner was let go of.
     assert judged(*begun, made, asked, let_go, child(7, "a", "a"))[0] == [
         "x-1 at 7, by a: x belonged to b"
