@@ -235,8 +235,9 @@ class Rings:
         clock = SimClock(self.world, process.loop, wall)
         client = KubeClient(process.exchange, random=random)
         member = Ring(RING).member(
-            client, instance=process.name, namespace="default", clock=clock, random=random
-        )
+            client, instance=process.name, namespace="default", clock=clock, random=random,
+            unique_name=True,  # a process is started only after the one of its name has ended
+        )  # fmt: skip
         process.member = member
         with suppress(Fenced):
             async with member:
@@ -257,8 +258,9 @@ class Rings:
         clock = SimClock(self.world, process.loop)
         client = KubeClient(process.exchange, random=random)
         member = Ring(RING).ranges(
-            client, instance=process.name, namespace="default", clock=clock, random=random, count=16
-        )
+            client, instance=process.name, namespace="default", clock=clock, random=random,
+            unique_name=True, count=16,
+        )  # fmt: skip
         async with member:
             process.ranges = member.held
             work = self._acting(process, member, random)
@@ -321,6 +323,12 @@ class Rings:
             name = labels.get(LABEL, "")
             counts[name] = counts.get(name, 0) + 1
         return counts
+
+    def started(self, instances: int) -> bool:
+        """Whether one sharder acts, and so many instances are there."""
+        group = "admissionregistration.k8s.io"
+        acting = self.server.objects("mutatingwebhookconfigurations", group)
+        return bool(acting) and len(self.leases()) == instances + 1
 
     def at_rest(self, instances: list[str]) -> bool:
         """Whether each object has an instance that is there, and is not asked to let go."""

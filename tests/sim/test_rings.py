@@ -37,7 +37,7 @@ async def come_and_leave(rings: Rings) -> None:
         rings.sharder(name)
     for name in ("a", "b"):
         rings.instance(name)
-    await rings.until(lambda: len(rings.leases()) == 3)
+    await rings.until(lambda: rings.started(2))
     for number in range(rings.objects):
         await rings.add(number)
     await rings.until(lambda: rings.at_rest(["a", "b"]))
@@ -274,7 +274,7 @@ async def busy(rings: Rings) -> None:
     rings.sharder("sharder-1")
     for name in ("a", "b"):
         rings.instance(name)
-    await rings.until(lambda: len(rings.leases()) == 3)
+    await rings.until(lambda: rings.started(2))
     for number in range(rings.objects):
         await rings.add(number)
     await rings.until(lambda: rings.at_rest(["a", "b"]))

@@ -4,6 +4,7 @@ project, so that its instances and ours understand each other (KR-15). Pure.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 GROUP = "sharding.timebertt.dev"
@@ -50,6 +51,15 @@ def shard_label(ring: str) -> str:
 def drain_label(ring: str) -> str:
     """The label that asks an instance to let go."""
     return DRAIN_LABEL + ring
+
+
+_GENERATED = re.compile(r"[^-].*-(?=.*[a-z])[bcdfghjklmnpqrstvwxz2456789]{5}")
+
+
+def is_generated_name(name: str) -> bool:
+    """Whether the API server has made up a pod's name, as it does for Deployments: by the five
+    letters and digits at its end. A StatefulSet's pod has its number there."""
+    return _GENERATED.fullmatch(name) is not None
 
 
 def webhook_name(ring: str) -> str:

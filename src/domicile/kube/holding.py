@@ -2,8 +2,10 @@
 
 The instances of a ring and the acting sharder hold theirs by this. Validity is that of L1: counted
 from when a renewal was sent, less a margin, on our own clock. A Lease that somebody else holds is
-free once its holder gave it back, or once it was not seen to change for its duration (K1). Each
-write names the resourceVersion that was read. What is lost stays lost (L5).
+free once its holder gave it back, or once it was not seen to change for its duration (K1). An
+absent Lease proves nothing: somebody may have deleted it, and its holder acts until it learns that,
+or until its time is over. So the process that makes a Lease acts one duration later. Each write
+names the resourceVersion that was read. What is lost stays lost (L5).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from math import inf
 from random import Random
 from typing import Any, Protocol
 
@@ -60,6 +63,7 @@ class KubeLeaseHolder:
         *,
         labels: Mapping[str, str],
         duration_s: int = DEFAULT_DURATION_S,
+        unique_name: bool = False,
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
@@ -74,6 +78,9 @@ class KubeLeaseHolder:
             )
         self.lease_name, self.identity, self.namespace = lease, identity, namespace
         self.duration_s = duration_s
+        self.unique_name = unique_name
+        """Whether no other running process can have held this Lease. Then an absent one is taken
+        without waiting."""
         self._labels = dict(labels)
         # L2: the defaults of a node's lease.
         margin_s = max(0.6, duration_s / 6)
@@ -86,6 +93,8 @@ class KubeLeaseHolder:
         self.client = client.through(lambda exchange: GuardedExchange(exchange, self))
         """The same API server; a write is refused once the Lease is not valid (K7)."""
         self._version = ""
+        self._unproven = False  # an earlier holder may act, though no Lease says so
+        self._acts_from = -inf
         self._keeping: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
         self.reason = ""
@@ -94,7 +103,8 @@ class KubeLeaseHolder:
     @property
     def valid(self) -> bool:
         """Whether the holder may act now (L3)."""
-        return self._lease.valid(self._clock.now())
+        now = self._clock.now()
+        return now >= self._acts_from and self._lease.valid(now)
 
     @property
     def valid_until(self) -> float:
@@ -122,7 +132,11 @@ class KubeLeaseHolder:
     # Joining and leaving.
 
     async def join(self) -> None:
-        """Take the Lease, waiting until it is free if somebody else holds it."""
+        """Take the Lease, waiting until it is free if somebody else holds it.
+
+        If it was absent, it is made, and this returns one duration later, unless `unique_name`. If
+        it is lost meanwhile, this returns, too: `guard` says why.
+        """
         if self._keeping is not None:
             raise RuntimeError("a member is for one use; make a new one")
         while not await self._try_to_take():
@@ -130,7 +144,31 @@ class KubeLeaseHolder:
         self._keeping = asyncio.get_running_loop().create_task(
             self._keep(), name=f"kube-lease-{self.lease_name}"
         )
-        log.info("%s holds the Lease %s/%s", self.identity, self.namespace, self.lease_name)
+        try:
+            await self._wait_for_earlier_holders()
+        except BaseException:
+            # Given back, it would tell the next holder that nobody acts any more.
+            await self.abandon()
+            raise
+        if self.valid:
+            log.info("%s holds the Lease %s/%s", self.identity, self.namespace, self.lease_name)
+
+    async def _wait_for_earlier_holders(self) -> None:
+        left_s = self._acts_from - self._clock.now()
+        if left_s > 0:
+            log.info(
+                "there was no Lease %s/%s: %s acts in %.1f s, because somebody may have deleted "
+                "the Lease of an earlier holder",
+                self.namespace,
+                self.lease_name,
+                self.identity,
+                left_s,
+            )
+        while (left_s := self._acts_from - self._clock.now()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._lost.wait()
+                    return
 
     async def abandon(self) -> None:
         """Renew no longer, and give nothing back: work goes on that nobody can stop. Others wait
@@ -182,7 +220,6 @@ class KubeLeaseHolder:
             self._version = lease.metadata.resource_version
 
     async def _try_to_take(self) -> bool:
-        sent_at = self._clock.now()
         try:
             lease = await self._client.get(LEASES, self.lease_name, self.namespace)
         except KubeNotFound:
@@ -198,7 +235,8 @@ class KubeLeaseHolder:
                     f"label {label} is {lease.metadata.label(label)!r}, not {value!r}; choose "
                     "another name"
                 )
-        seen = observed(lease, None, sent_at)
+        # Not from when it was asked for: the holder may have renewed since.
+        seen = observed(lease, None, self._clock.now())
         while lease.spec.holder_identity and not self._is_ours(lease):
             # Somebody has it, or had it until it died: only our own clock tells (K1).
             if self._clock.now() >= seen.expires_at:
@@ -211,9 +249,12 @@ class KubeLeaseHolder:
             except KubeUnavailable:
                 continue
             seen = observed(lease, seen, self._clock.now())
+        if not self._is_ours(lease):
+            self._unproven = seen.was_absent
         return await self._take(lease)
 
     async def _make(self) -> bool:
+        self._unproven = True
         sent_at = self._clock.now()
         metadata = {
             "name": self.lease_name,
@@ -254,6 +295,8 @@ class KubeLeaseHolder:
         self._version = lease.metadata.resource_version
         now = self._clock.now()
         self._lease.granted(sent_at, self.duration_s, now)
+        if self._unproven and not self.unique_name:
+            self._acts_from = now + self.duration_s
         return self._lease.valid(now)
 
     def _spec(self, transitions: int) -> dict[str, Any]:

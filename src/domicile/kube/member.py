@@ -23,7 +23,13 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from domicile.errors import ConfigError
-from domicile.kube.conventions import DEFAULT_DURATION_S, RING_LABEL, drain_label, shard_label
+from domicile.kube.conventions import (
+    DEFAULT_DURATION_S,
+    RING_LABEL,
+    drain_label,
+    is_generated_name,
+    shard_label,
+)
 from domicile.kube.hashring import object_key
 from domicile.kube.holding import KubeLeaseHolder
 from domicile.kube.owner_calls import OwnerCalls
@@ -73,11 +79,18 @@ class Ring:
         instance: str | None = None,
         namespace: str | None = None,
         duration_s: int = DEFAULT_DURATION_S,
+        unique_name: bool | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> RingMember:
         """An instance of this ring. Its name is the pod's unless another one is given; the server
-        and the namespace are those of the pod or of the kubeconfig."""
+        and the namespace are those of the pod or of the kubeconfig.
+
+        An instance that finds no Lease of its name acts one duration after it made one: somebody
+        may have deleted the Lease of a process that still acts. `unique_name` says that no other
+        running process can have this name, and it need not wait. So it is by default for a pod
+        whose name was generated, as those of a Deployment are.
+        """
         owned = client is None
         if client is None:
             # Imported late: it needs the extra.
@@ -88,9 +101,10 @@ class Ring:
         return RingMember(
             self,
             client,
-            instance or os.environ.get("POD_NAME") or socket.gethostname().lower(),
+            instance or _own_name(),
             namespace or "default",
             duration_s=duration_s,
+            unique_name=_is_unique(instance) if unique_name is None else unique_name,
             clock=clock,
             random=random,
             closes=owned,
@@ -104,6 +118,7 @@ class Ring:
         namespace: str | None = None,
         count: int = RANGES,
         duration_s: int = DEFAULT_DURATION_S,
+        unique_name: bool | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> RangeMember:
@@ -121,14 +136,26 @@ class Ring:
         return RangeMember(
             self,
             client,
-            instance or os.environ.get("POD_NAME") or socket.gethostname().lower(),
+            instance or _own_name(),
             namespace or "default",
             count=count,
             duration_s=duration_s,
+            unique_name=_is_unique(instance) if unique_name is None else unique_name,
             clock=clock,
             random=random,
             closes=owned,
         )
+
+
+def _own_name() -> str:
+    return os.environ.get("POD_NAME") or socket.gethostname().lower()
+
+
+def _is_unique(instance: str | None) -> bool:
+    """A name that was generated is never given again, and the containers of one pod run one after
+    the other."""
+    in_pod = bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
+    return not instance and in_pod and is_generated_name(_own_name())
 
 
 class RingMember(KubeLeaseHolder):
@@ -142,6 +169,7 @@ class RingMember(KubeLeaseHolder):
         namespace: str,
         *,
         duration_s: int = DEFAULT_DURATION_S,
+        unique_name: bool = False,
         clock: Clock | None = None,
         random: Random | None = None,
         closes: bool = False,
@@ -153,6 +181,7 @@ class RingMember(KubeLeaseHolder):
             namespace,
             labels={RING_LABEL: ring.name},
             duration_s=duration_s,
+            unique_name=unique_name,
             clock=clock,
             random=random,
         )

@@ -75,6 +75,7 @@ class RangeMember(KubeLeaseHolder):
         *,
         count: int,
         duration_s: int = DEFAULT_DURATION_S,
+        unique_name: bool = False,
         clock: Clock | None = None,
         random: Random | None = None,
         closes: bool = False,
@@ -87,6 +88,7 @@ class RangeMember(KubeLeaseHolder):
             namespace,
             labels={RANGE_RING: ring.name},
             duration_s=duration_s,
+            unique_name=unique_name,
             clock=clock,
             random=random,
         )
