@@ -42,7 +42,14 @@ class Holders:
         random = self.world.stream(f"{identity} {len(self.made)}")
         client = KubeClient(self.server.exchange(identity), random=random)
         made = KubeLeaseHolder(
-            client, NAME, identity, "default", labels=LABELS, clock=self.clock, random=random, **more
+            client,
+            NAME,
+            identity,
+            "default",
+            labels=LABELS,
+            clock=self.clock,
+            random=random,
+            **more,
         )
         self.made.append(made)
         return made
@@ -93,7 +100,8 @@ def test_a_deleted_lease_is_held_by_one_at_a_time() -> None:
         await asyncio.sleep(0.5)
         await holders.delete()
         waited = await holders.until(joining.done)
-        assert b.valid and not a.valid
+        assert b.valid
+        assert not a.valid
         # One duration, not the two of a holder that fell silent.
         assert 15.0 <= waited < 17.0
         await b.leave()
@@ -119,7 +127,8 @@ def test_a_holder_that_is_cut_off_is_over_before_a_new_lease_counts() -> None:
         await holders.delete()
         joining = await joined(b.join())
         await holders.until(lambda: b.valid)
-        assert cut and not a.valid
+        assert cut
+        assert not a.valid
         await joining
         await b.leave()
 
@@ -185,7 +194,8 @@ def test_a_lease_whose_making_was_not_answered_waits_too() -> None:
         await holders.delete()
         joining = await joined(b.join())
         await holders.until(joining.done)
-        assert lost and b.valid
+        assert lost
+        assert b.valid
         await b.leave()
 
     run(body)
@@ -205,7 +215,8 @@ def test_a_lease_that_the_sharder_made_says_nothing_of_the_one_before() -> None:
         await holders.admin.patch(LEASES, NAME, "default", merge=returned)
         joining = await joined(b.join())
         waited = await holders.until(joining.done)
-        assert b.valid and waited >= 15.0
+        assert b.valid
+        assert waited >= 15.0
         await b.leave()
 
     run(body)

@@ -17,6 +17,7 @@ from domicile.kube.range_member import (
 )
 from domicile.kube.ranges import HashRange, RangeView, check_count, fnv1a
 from domicile.kubeapi.client import KubeClient
+from domicile.kubeapi.kinds import LEASES
 
 ALL = tuple("abc")
 
@@ -90,7 +91,23 @@ async def one_is_killed_and_comes_back(rings: Rings) -> None:
     await asyncio.sleep(10)
 
 
-@pytest.mark.parametrize("body", [come_and_leave, one_is_cut_off, one_is_killed_and_comes_back])
+async def all_leases_are_deleted(rings: Rings) -> None:
+    """`kubectl delete leases --all`, while another instance comes."""
+    rings.work_s, rings.again_s = (2.0, 6.0), 0.5
+    await begin(rings, ("a", "b"))
+    await asyncio.sleep(10)
+    admin = KubeClient(rings.server.exchange("admin"), random=rings.world.stream("admin"))
+    for lease in rings.server.objects("leases", LEASES.group):
+        await admin.delete(LEASES, lease["metadata"]["name"], "default")
+    rings.instance("c", by_range=True)
+    await rings.until(lambda: rings.shared_by_range("a", "b", "c"))
+    await asyncio.sleep(20)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [come_and_leave, one_is_cut_off, one_is_killed_and_comes_back, all_leases_are_deleted],
+)
 @pytest.mark.scenario("KR-16", partial=True)
 def test_ranges_move_and_objects_stay_as_they_are(
     body: Callable[[Rings], Coroutine[Any, Any, None]],

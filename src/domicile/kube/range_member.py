@@ -168,7 +168,9 @@ class _RangeController:
         self._member, self._reconcile = member, reconcile
         self._namespace, self._workers = namespace, workers
         self._clock = clock
-        self._view = RangeView(member.ring.name, member.instance, member.incarnation, member.count)
+        self._view = RangeView(
+            member.ring.name, member.instance, member.incarnation, member.count, member.duration_s
+        )
         self._queue = KeyedQueue()
         self._objects: dict[int, dict[Key, AnyObject]] = {}
         self._where: dict[Key, int] = {}
@@ -289,6 +291,8 @@ class _RangeController:
             del self._busy[index]
             self._wake.set()
         self._view.saw(lease, self._clock.now())
+        if index in member.held:
+            return  # its Lease had been deleted, the work in it goes on
         member.held[index] = HashRange(index, member.count)
         self._reflectors[index] = tasks.create_task(self._reflect(kind, member.held[index]))
 

@@ -9,6 +9,9 @@ or when the holder's own Lease shows that the holder is over (L1, K1):
 - it belongs to a later incarnation, which waited for the end of the one before;
 - it was deleted, and the longest time that its holder could have had is over.
 
+A range without a Lease of its own may have been deleted, too: its holder makes it again, and others
+wait one duration.
+
 Which range is whose follows from the names of the instances alone, so all come to the same answer.
 Nobody takes a range that its holder still has: the holder gives it, after its work there has ended.
 Pure.
@@ -129,7 +132,8 @@ class _Instance:
     seen: ObservedLease
     incarnation: str
     made_at: float
-    """When this Lease was first seen; minus infinity if it was there before us, or was taken."""
+    """When this Lease was first seen; minus infinity if it was taken, which shows the end of the
+    incarnation before. One that was made shows nothing: somebody may have deleted the last one."""
 
 
 @dataclass(slots=True)
@@ -140,10 +144,13 @@ class RangeView:
     me: str
     incarnation: str
     count: int
+    duration_s: float
     instances: dict[str, _Instance] = field(default_factory=dict[str, _Instance])
     ranges: dict[int, KubeLease] = field(default_factory=dict[int, KubeLease])
     _known: bool = False
     _absent: dict[str, float] = field(default_factory=dict[str, float])
+    _bare: dict[int, float] = field(default_factory=dict[int, float])
+    """Ranges without a Lease: from when on they may be taken."""
     _asked: dict[str, float] = field(default_factory=dict[str, float])
     _shared: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
@@ -155,6 +162,9 @@ class RangeView:
         self.ranges.clear()
         for lease in leases:
             self.saw(lease, now)
+        for index in range(self.count):
+            if index not in self.ranges:
+                self._bare.setdefault(index, now + self.duration_s)
         self._known = True
 
     def saw(self, lease: KubeLease, now: float) -> None:
@@ -163,11 +173,13 @@ class RangeView:
         index = metadata.label(RANGE)
         if index:
             if index.isdecimal() and int(index) < self.count:
-                self.ranges[int(index)] = lease
+                self._saw_range(int(index), lease)
             return
         before = self.instances.get(metadata.name)
-        fresh = self._known and not (lease.spec.lease_transitions or 0)
-        made_at = (now if fresh else -inf) if before is None else before.made_at
+        if before is not None and before.seen.uid == metadata.uid:
+            made_at = before.made_at
+        else:
+            made_at = -inf if lease.spec.lease_transitions else now
         self._absent.pop(metadata.name, None)
         self.instances[metadata.name] = _Instance(
             observed(lease, None if before is None else before.seen, now),
@@ -175,11 +187,19 @@ class RangeView:
             made_at,
         )
 
+    def _saw_range(self, index: int, lease: KubeLease) -> None:
+        if not _older(lease, self.ranges.get(index)):
+            self.ranges[index] = lease
+            self._bare.pop(index, None)
+
     def removed(self, lease: KubeLease, now: float) -> None:
         """A Lease was deleted."""
         index = lease.metadata.label(RANGE)
         if index.isdecimal():
-            self.ranges.pop(int(index), None)
+            if not _older(lease, self.ranges.get(int(index))):
+                self.ranges.pop(int(index), None)
+                longest_s = max(float(lease.spec.lease_duration_seconds or 0), self.duration_s)
+                self._bare[int(index)] = now + longest_s
         elif not index:
             self._gone(lease.metadata.name, now)
 
@@ -217,11 +237,9 @@ class RangeView:
         instance = self.instances.get(holder)
         if instance is None:
             return self._absent.get(holder, inf) + longest_s
-        if instance.seen.holder != holder:
-            return -inf
         if instance.incarnation != lease.metadata.annotation(INCARNATION):
             return instance.made_at + longest_s
-        return inf
+        return inf if instance.seen.holder == holder else -inf
 
     def steps(self, held: Collection[int], now: float) -> list[RangeStep]:
         """What to do now. The same step comes again only after a pause."""
@@ -246,14 +264,18 @@ class RangeView:
                 # Only to one that is surely there: nobody would work in the range meanwhile.
                 other = self.instances.get(owner)
                 ready = other is not None and other.seen.state(now) is InstanceState.READY
-                if owner != self.me and ready:
+                if range is None:
+                    found.append(TakeRange(index, ""))
+                elif (owner != self.me and ready) or not self.is_ours(range):
                     found.append(GiveRange(index))
             elif range is not None and self.is_ours(range):
                 # Ours by a write whose answer was lost.
                 found.append(TakeRange(index, range.metadata.resource_version))
-            elif owner == self.me and (range is None or self.free_at(range) <= now):
-                version = "" if range is None else range.metadata.resource_version
-                found.append(TakeRange(index, version))
+            elif owner == self.me:
+                free_at = self._bare.get(index, now) if range is None else self.free_at(range)
+                if free_at <= now:
+                    version = "" if range is None else range.metadata.resource_version
+                    found.append(TakeRange(index, version))
         return [one for one in found if self._due(str(one), now)]
 
     def _due(self, step: str, now: float) -> bool:
@@ -269,4 +291,13 @@ class RangeView:
         found = [time for time in times if time is not None]
         found += [self.free_at(lease) for lease in self.ranges.values()]
         found += self._asked.values()
+        found += self._bare.values()
         return min((time for time in found if now < time < inf), default=now + 10.0)
+
+
+def _older(lease: KubeLease, known: KubeLease | None) -> bool:
+    """Whether something newer is known. Resource versions of one kind grow."""
+    if known is None:
+        return False
+    told, before = lease.metadata.resource_version, known.metadata.resource_version
+    return told.isdecimal() and before.isdecimal() and int(told) < int(before)
