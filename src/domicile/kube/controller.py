@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from domicile.errors import Fenced
+from domicile.kube.calls import Reconcile, RunningCalls
 from domicile.kube.hashring import object_key
 from domicile.kubeapi.errors import KubeError
 from domicile.kubeapi.follow import ObjectChanged, ObjectRemoved, ObjectsListed, follow
@@ -22,7 +23,7 @@ from domicile.kubeapi.kinds import ApiKind
 from domicile.kubeapi.objects import ObjectMeta, OwnerReference, PartialObject
 
 if TYPE_CHECKING:
-    from domicile.kube.member import Reconcile, RingMember
+    from domicile.kube.member import RingMember
 
 log = logging.getLogger("domicile.kube")
 
@@ -102,9 +103,10 @@ class RingController:
         *,
         namespace: str = "",
         workers: int = 4,
+        calls: RunningCalls,
     ) -> None:
         self._member = member
-        self._reconcile = reconcile
+        self._reconcile, self._calls = reconcile, calls
         self._group, self._resource, self._namespace = group, resource, namespace
         self._workers = workers
         self.objects: dict[Key, AnyObject] = {}
@@ -142,6 +144,7 @@ class RingController:
         finally:
             member.controllers.remove(self)
             queue.close()
+            await self._calls.end()
         raise Fenced(
             f"{member.instance} lost its Lease of the ring {member.ring.name}: {member.reason}; "
             "its objects belong to others now. Make a new member, or end the process"
@@ -218,22 +221,25 @@ class RingController:
         owner_key = object_key(owner.group, owner.kind, one.metadata.namespace, owner.name)
         if not self._member.owner_calls.begin(owner_key):
             raise _OwnerAway
-        try:
+        with ExitStack() as held:
+            held.callback(self._member.owner_calls.end, owner_key)
             if not await self._member.has_owner(owner, one.metadata.namespace):
                 raise _OwnerAway
-            return await self._call(key)
-        finally:
-            self._member.owner_calls.end(owner_key)
+            return await self._call(key, held)
 
-    async def _call(self, key: Key) -> float | None:
-        """Call for an object as it was seen last: it may have changed while its owner was read."""
+    async def _call(self, key: Key, held: ExitStack | None = None) -> float | None:
+        """Call for an object as it was seen last: it may have changed while its owner was read.
+
+        What is held is held until the call has ended, also if it outlives this controller.
+        """
         one = self.objects.get(key)
         if one is None or not self._member.owns(one.metadata):
             return None
         if self._member.must_let_go(one.metadata):
             return 0.0
         self._member.guard()
-        return await self._reconcile(self._member.client, one)
+        over = None if held is None else held.pop_all().close
+        return await self._calls.run(self._reconcile, self._member.client, one, over)
 
 
 class _OwnerAway(Exception):

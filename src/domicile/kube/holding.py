@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
+import threading
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from math import inf
@@ -51,6 +53,10 @@ LEAVE_S = 10.0
 """How long a leaving holder tries to give its Lease back."""
 
 
+WATCHDOG = "domicile-watchdog"
+"""The name of the thread that ends the process."""
+
+
 class KubeLeaseHolder:
     """One holder of one Lease, for one use: `join`, then `leave`, or a context manager."""
 
@@ -64,6 +70,7 @@ class KubeLeaseHolder:
         labels: Mapping[str, str],
         duration_s: int = DEFAULT_DURATION_S,
         unique_name: bool = False,
+        ends_process: bool = False,
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
@@ -81,6 +88,8 @@ class KubeLeaseHolder:
         self.unique_name = unique_name
         """Whether no other running process can have held this Lease. Then an absent one is taken
         without waiting."""
+        self.ends_process = ends_process
+        """Whether a thread ends the process if it has not left by the end of its Lease (L4)."""
         self._labels = dict(labels)
         # L2: the defaults of a node's lease.
         margin_s = max(0.6, duration_s / 6)
@@ -95,6 +104,8 @@ class KubeLeaseHolder:
         self._version = ""
         self._unproven = False  # an earlier holder may act, though no Lease says so
         self._acts_from = -inf
+        self._going_on: dict[str, None] = {}
+        self._watchdog: _Watchdog | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
         self.reason = ""
@@ -151,6 +162,9 @@ class KubeLeaseHolder:
             await self.abandon()
             raise
         if self.valid:
+            if self.ends_process:
+                self._watchdog = _Watchdog(self, self._clock)
+                self._watchdog.start()
             log.info("%s holds the Lease %s/%s", self.identity, self.namespace, self.lease_name)
 
     async def _wait_for_earlier_holders(self) -> None:
@@ -181,8 +195,28 @@ class KubeLeaseHolder:
         self.reason = self.reason or "it was abandoned"
         self._lost.set()
 
+    def work_goes_on(self, what: str) -> None:
+        """Note work that nobody can stop: then the Lease is not given back, it has to run out."""
+        self._going_on[what] = None
+
+    def work_ended(self, what: str) -> None:
+        """It has ended all the same."""
+        self._going_on.pop(what, None)
+
     async def leave(self) -> None:
         """Give the Lease back, after all work has ended. Objects move to others at once."""
+        if self._going_on:
+            # The process has to be over when others get its objects; see `_Watchdog`.
+            log.error(
+                "%s gives nothing back: its Lease %s has to run out, because %s",
+                self.identity,
+                self.lease_name,
+                "; ".join(self._going_on),
+            )
+            await self.abandon()
+            return
+        if self._watchdog is not None:
+            self._watchdog.stop()
         keeping, self._keeping = self._keeping, None
         if keeping is not None:
             keeping.cancel()
@@ -374,6 +408,31 @@ class KubeLeaseHolder:
             return Renewal.REFUSED
         self._version = lease.metadata.resource_version
         return Renewal.UNANSWERED  # nothing was renewed: it is repeated soon
+
+
+class _Watchdog(threading.Thread):
+    """Ends the process when the Lease is over, also while a handler blocks the event loop."""
+
+    def __init__(self, holder: KubeLeaseHolder, clock: Clock) -> None:
+        super().__init__(name=WATCHDOG, daemon=True)
+        self._holder, self._clock = holder, clock
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        while True:
+            left_s = self._holder.hard_until - self._clock.now()
+            if left_s <= 0:
+                break
+            if self._stopped.wait(left_s):
+                return
+        said = f"{self._holder.identity} is past the end of its Lease: the process ends at once\n"
+        with suppress(OSError):
+            os.write(2, said.encode())
+        os._exit(1)
+
+    def stop(self) -> None:
+        """The Lease is being given back, after all work."""
+        self._stopped.set()
 
 
 class WriteGuard(Protocol):

@@ -23,9 +23,8 @@ import inspect
 import logging
 import os
 import signal
-import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from domicile.errors import ConfigError
@@ -38,7 +37,6 @@ from domicile.kubeapi.follow import ObjectChanged, ObjectsListed, follow
 from domicile.kubeapi.http_exchange import HttpExchange, tls_context
 from domicile.kubeapi.kinds import RINGS, ApiKind
 from domicile.kubeapi.objects import ControllerRing, PartialObject
-from domicile.membership.clock import SystemClock
 
 try:
     import aiohttp
@@ -64,6 +62,7 @@ def ring(
     instance: str | None = None,
     namespace: str | None = None,
     duration_s: int = DEFAULT_DURATION_S,
+    unique_name: bool | None = None,
     kubeconfig: str | None = None,
     context: str | None = None,
     on_loss: Callable[[str], None] | None = None,
@@ -72,14 +71,15 @@ def ring(
     """Make the kopf operator of this process an instance of a ring.
 
     The instance's name is the pod's unless another one is given. The server is that of the pod or
-    of the kubeconfig. `on_loss` is called with the reason instead of ending the process; its caller
-    then has to stop `kopf.operator` at once.
+    of the kubeconfig. `unique_name` is that of `Ring.member`. `on_loss` is called with the reason
+    instead of ending the process; its caller then has to stop `kopf.operator` at once.
     """
     made = KopfRing(
         Ring(name),
         instance=instance,
         namespace=namespace,
         duration_s=duration_s,
+        unique_name=unique_name,
         credentials=functools.partial(find_credentials, kubeconfig, context),
         on_loss=on_loss,
         registry=registry if registry is not None else kopf.get_default_registry(),
@@ -98,19 +98,20 @@ class KopfRing:
         instance: str | None,
         namespace: str | None,
         duration_s: int,
+        unique_name: bool | None,
         credentials: Callable[[], Credentials],
         on_loss: Callable[[str], None] | None,
         registry: kopf.OperatorRegistry,
     ) -> None:
         self.ring = of
         self._instance, self._namespace, self._duration_s = instance, namespace, duration_s
+        self._unique_name = unique_name
         self._find_credentials = credentials
         self._on_loss = on_loss
         self._registry = registry
         self._credentials: Credentials | None = None
         self._client: KubeClient | None = None
         self._member: RingMember | None = None
-        self._watchdog: _Watchdog | None = None
         self._resources: dict[tuple[str, str], str] = {}
         self._running: dict[str, dict[asyncio.Task[Any], None]] = {}
         self._draining: dict[str, None] = {}
@@ -258,19 +259,16 @@ class KopfRing:
         for label in (self.ring.shard_label, self.ring.drain_label):
             field = ("metadata", "labels", label)
             settings.persistence.diffbase_storage.ignored_fields.append(field)
-        clock = SystemClock()
         member = self.ring.member(
             client,
             instance=self._instance,
             namespace=self._namespace or found.namespace,
             duration_s=self._duration_s,
-            clock=clock,
+            unique_name=self._unique_name,
+            ends_process=self._on_loss is None,
         )
         await member.join()
         self._member = member
-        if self._on_loss is None:
-            self._watchdog = _Watchdog(member, clock)
-            self._watchdog.start()
         loop = asyncio.get_running_loop()
         self._own = [
             loop.create_task(self._watch_lease()),
@@ -389,17 +387,8 @@ class KopfRing:
         if member is not None:
             left = await self._settle()
             if left:
-                # The process has to be over when others get its objects; see `_Watchdog`.
-                log.error(
-                    "%s keeps its Lease until that runs out, because these go on: %s",
-                    member.instance,
-                    ", ".join(sorted(left)),
-                )
-                await member.abandon()
-            else:
-                if self._watchdog is not None:
-                    self._watchdog.stop()
-                await member.leave()
+                member.work_goes_on(f"these go on: {', '.join(sorted(left))}")
+            await member.leave()
         if client is not None:
             await client.close()
         if self.failure:
@@ -460,33 +449,8 @@ class KopfRing:
         if self._on_loss is not None:
             self._on_loss(reason)
         else:
-            # Kopf ends in good order; `_Watchdog` is for what does not.
+            # Kopf ends in good order; the member's watchdog is for what does not.
             os.kill(os.getpid(), signal.SIGTERM)
-
-
-class _Watchdog(threading.Thread):
-    """Ends the process when the Lease is over, also while a handler blocks the event loop."""
-
-    def __init__(self, member: RingMember, clock: SystemClock) -> None:
-        super().__init__(name="domicile-watchdog", daemon=True)
-        self._member, self._clock = member, clock
-        self._stopped = threading.Event()
-
-    def run(self) -> None:
-        while True:
-            left_s = self._member.hard_until - self._clock.now()
-            if left_s <= 0:
-                break
-            if self._stopped.wait(left_s):
-                return
-        said = f"{self._member.instance} is past the end of its Lease: the process ends at once\n"
-        with suppress(OSError):
-            os.write(2, said.encode())
-        os._exit(1)
-
-    def stop(self) -> None:
-        """The Lease is being given back, after all work."""
-        self._stopped.set()
 
 
 def listed_resource(path: str) -> tuple[str, str, str] | None:

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from domicile.errors import ConfigError
+from domicile.kube.calls import SETTLE_S, RunningCalls
+from domicile.kube.calls import Reconcile as Reconcile
 from domicile.kube.conventions import (
     DEFAULT_DURATION_S,
     RING_LABEL,
@@ -46,10 +47,6 @@ if TYPE_CHECKING:
 
 SHARED_FOR_S = 60.0
 """How long a member goes by what it has read of its ring: which kinds the ring shares out."""
-
-Reconcile = Callable[[KubeClient, Any], Awaitable["float | None"]]
-"""What a controller does with an object. It returns the seconds after which it wants to see the
-object again, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +77,7 @@ class Ring:
         namespace: str | None = None,
         duration_s: int = DEFAULT_DURATION_S,
         unique_name: bool | None = None,
+        ends_process: bool | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> RingMember:
@@ -90,6 +88,10 @@ class Ring:
         may have deleted the Lease of a process that still acts. `unique_name` says that no other
         running process can have this name, and it need not wait. So it is by default for a pod
         whose name was generated, as those of a Deployment are.
+
+        With `ends_process` a thread ends the process if the member has not left by the end of its
+        Lease: a call may block the event loop, or work in a thread. So it is by default for a
+        member that connects by itself; a host program that passes a client decides.
         """
         owned = client is None
         if client is None:
@@ -105,6 +107,7 @@ class Ring:
             namespace or "default",
             duration_s=duration_s,
             unique_name=_is_unique(instance) if unique_name is None else unique_name,
+            ends_process=owned if ends_process is None else ends_process,
             clock=clock,
             random=random,
             closes=owned,
@@ -119,6 +122,7 @@ class Ring:
         count: int = RANGES,
         duration_s: int = DEFAULT_DURATION_S,
         unique_name: bool | None = None,
+        ends_process: bool | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> RangeMember:
@@ -141,6 +145,7 @@ class Ring:
             count=count,
             duration_s=duration_s,
             unique_name=_is_unique(instance) if unique_name is None else unique_name,
+            ends_process=owned if ends_process is None else ends_process,
             clock=clock,
             random=random,
             closes=owned,
@@ -170,6 +175,7 @@ class RingMember(KubeLeaseHolder):
         *,
         duration_s: int = DEFAULT_DURATION_S,
         unique_name: bool = False,
+        ends_process: bool = False,
         clock: Clock | None = None,
         random: Random | None = None,
         closes: bool = False,
@@ -182,6 +188,7 @@ class RingMember(KubeLeaseHolder):
             labels={RING_LABEL: ring.name},
             duration_s=duration_s,
             unique_name=unique_name,
+            ends_process=ends_process,
             clock=clock,
             random=random,
         )
@@ -297,14 +304,18 @@ class RingMember(KubeLeaseHolder):
         *,
         namespace: str = "",
         workers: int = 4,
+        settle_s: float = SETTLE_S,
     ) -> NoReturn:
         """Run a controller for the objects of one resource that belong to this instance.
 
-        It ends by cancellation, or with `Fenced` when the Lease is lost.
+        It ends by cancellation, or with `Fenced` when the Lease is lost. Cancelled, it lets running
+        calls end for `settle_s`, then cancels them. If a call or a thread of one still goes on
+        after that, the Lease is not given back.
         """
         from domicile.kube.controller import RingController
 
         controller = RingController(
-            self, reconcile, group, resource, namespace=namespace, workers=workers
-        )
+            self, reconcile, group, resource, namespace=namespace, workers=workers,
+            calls=RunningCalls(self, self._clock, settle_s),
+        )  # fmt: skip
         await controller.run()

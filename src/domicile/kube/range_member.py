@@ -18,6 +18,7 @@ from random import Random
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from domicile.errors import ConfigError, Fenced
+from domicile.kube.calls import SETTLE_S, Reconcile, RunningCalls
 from domicile.kube.controller import FIRST_PAUSE_S, LONGEST_PAUSE_S, AnyObject, Key, KeyedQueue
 from domicile.kube.conventions import DEFAULT_DURATION_S, INCARNATION
 from domicile.kube.holding import KubeLeaseHolder
@@ -49,7 +50,7 @@ from domicile.kubeapi.objects import KubeLease, PartialObject
 from domicile.ports.clock import Clock
 
 if TYPE_CHECKING:
-    from domicile.kube.member import Reconcile, Ring
+    from domicile.kube.member import Ring
 
 log = logging.getLogger("domicile.kube")
 
@@ -76,6 +77,7 @@ class RangeMember(KubeLeaseHolder):
         count: int,
         duration_s: int = DEFAULT_DURATION_S,
         unique_name: bool = False,
+        ends_process: bool = False,
         clock: Clock | None = None,
         random: Random | None = None,
         closes: bool = False,
@@ -89,6 +91,7 @@ class RangeMember(KubeLeaseHolder):
             labels={RANGE_RING: ring.name},
             duration_s=duration_s,
             unique_name=unique_name,
+            ends_process=ends_process,
             clock=clock,
             random=random,
         )
@@ -145,17 +148,18 @@ class RangeMember(KubeLeaseHolder):
         *,
         namespace: str = "",
         workers: int = 4,
+        settle_s: float = SETTLE_S,
     ) -> NoReturn:
-        """Run a controller for the objects in this instance's ranges.
+        """Run a controller for the objects in this instance's ranges, as `RingMember.run`.
 
-        It ends by cancellation, with `Fenced` when the Lease is lost, or with `UnfilteredList` if
-        the API server does not filter.
+        It also ends with `UnfilteredList` if the API server does not filter.
         """
         if self._running:
             raise RuntimeError("a range member runs one controller; make another member")
         self._running = True
         self.guard()
-        controller = _RangeController(self, reconcile, namespace, workers, self._clock)
+        calls = RunningCalls(self, self._clock, settle_s)
+        controller = _RangeController(self, reconcile, namespace, workers, self._clock, calls)
         await controller.run(group, resource)
 
 
@@ -163,9 +167,15 @@ class _RangeController:
     """Takes and gives ranges, and runs `reconcile` for the objects in them."""
 
     def __init__(
-        self, member: RangeMember, reconcile: Reconcile, namespace: str, workers: int, clock: Clock
+        self,
+        member: RangeMember,
+        reconcile: Reconcile,
+        namespace: str,
+        workers: int,
+        clock: Clock,
+        calls: RunningCalls,
     ) -> None:
-        self._member, self._reconcile = member, reconcile
+        self._member, self._reconcile, self._calls = member, reconcile, calls
         self._namespace, self._workers = namespace, workers
         self._clock = clock
         self._view = RangeView(
@@ -208,6 +218,7 @@ class _RangeController:
             pass
         finally:
             self._queue.close()
+            await self._calls.end()
             member.held.clear()
         raise Fenced(
             f"{member.instance} lost its Lease of the range ring {member.ring.name}: "
@@ -403,7 +414,7 @@ class _RangeController:
                 if one is not None and index is not None and index in self._member.held:
                     self._working[key] = index
                     self._member.guard()
-                    again_s = await self._reconcile(self._member.client, one)
+                    again_s = await self._calls.run(self._reconcile, self._member.client, one)
                     self._failures.pop(key, None)
             except Fenced:
                 raise
