@@ -11,11 +11,11 @@ import pytest
 
 from domicile.errors import Fenced
 from domicile.kube.conventions import ABSENT, SHARDER, is_generated_name
-from domicile.kube.holding import KubeLeaseHolder
+from domicile.kube.holding import GuardedExchange, KubeLeaseHolder
 from domicile.kube.member import Ring
 from domicile.kubeapi.client import KubeClient
 from domicile.kubeapi.exchange import ApiRequest
-from domicile.kubeapi.kinds import LEASES
+from domicile.kubeapi.kinds import CONFIG_MAPS, LEASES
 from domicile.testing.kube import ApiFault, FakeApiServer
 from domicile.testing.sim.clock import SimClock
 from domicile.testing.sim.loop import World
@@ -259,6 +259,25 @@ def test_a_slow_answer_does_not_shorten_the_wait_for_a_silent_holder() -> None:
         await holders.until(joining.done)
         assert holders.world.now >= last + 2.0
         await b.leave()
+
+    run(body)
+
+
+def test_a_write_that_waited_for_its_connection_is_checked_again() -> None:
+    """K7: the Lease was valid when the write began, and is not when it could be sent."""
+
+    async def body(holders: Holders) -> None:
+        a = holders.holder("a")
+        exchange = holders.server.exchange("a's writes")
+        writer = GuardedExchange(exchange, a)
+        await a.join()
+        written = len(holders.server.log)
+        exchange.connect_s = a.valid_until - holders.world.now + 1.0
+        await a.abandon()
+        client = KubeClient(writer, timeout_s=60.0, random=holders.world.stream("writer"))
+        with pytest.raises(Fenced):
+            await client.create(CONFIG_MAPS, {"metadata": {"name": "late"}}, "default")
+        assert len(holders.server.log) == written
 
     run(body)
 

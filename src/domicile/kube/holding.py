@@ -17,6 +17,7 @@ import secrets
 import threading
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
 from math import inf
 from random import Random
 from typing import Any, Protocol
@@ -444,7 +445,8 @@ class WriteGuard(Protocol):
 
 
 class GuardedExchange:
-    """An exchange that asks a guard before each write (K7)."""
+    """An exchange that asks a guard before each write (K7), and again directly before it is sent:
+    a token and a connection may have taken seconds."""
 
     def __init__(self, exchange: ApiExchange, guard: WriteGuard) -> None:
         self._exchange = exchange
@@ -459,6 +461,7 @@ class GuardedExchange:
     async def _guarded(self, request: ApiRequest) -> AsyncGenerator[ApiAnswer, None]:
         if request.writes:
             self._guard.guard()
+            request = replace(request, before_sending=self._guard.guard)
         async with self._exchange.open(request) as answer:
             yield answer
 

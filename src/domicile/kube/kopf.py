@@ -320,11 +320,32 @@ class KopfRing:
             raise kopf.TemporaryError("the ring has not been joined yet", delay=1)
         tls = tls_context(found) if found.server.startswith("https://") else False
         session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=tls), middlewares=(self._between,)
+            connector=aiohttp.TCPConnector(limit=0, ssl=tls),
+            middlewares=(self._between,),
+            trace_configs=[self._checked_when_connected()],
         )
         return kopf.AiohttpSession(
             server=found.server, default_namespace=found.namespace, aiohttp_session=session
         )
+
+    def _checked_when_connected(self) -> aiohttp.TraceConfig:
+        """A connection may have taken seconds: a write is checked again directly before it is
+        sent. What these callbacks raise, kopf's request raises."""
+
+        async def began(
+            _: aiohttp.ClientSession, context: Any, params: aiohttp.TraceRequestStartParams
+        ) -> None:
+            context.writes = params.method not in READS
+
+        async def connected(_: aiohttp.ClientSession, context: Any, __: Any) -> None:
+            if context.writes:
+                self.guard()
+
+        found = aiohttp.TraceConfig()
+        found.on_request_start.append(began)
+        found.on_connection_create_end.append(connected)
+        found.on_connection_reuseconn.append(connected)
+        return found
 
     async def _between(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType

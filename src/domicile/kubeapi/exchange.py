@@ -6,7 +6,7 @@ knows nothing of Kubernetes, retries nothing, and never interprets a status.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -21,6 +21,9 @@ class ApiRequest:
     query: Mapping[str, str] = field(default_factory=dict[str, str])
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     body: bytes = b""
+    before_sending: Callable[[], None] | None = None
+    """Called directly before the first byte is sent, after a token and a connection have been
+    waited for. What it raises, `open` raises, and nothing is sent."""
 
     @property
     def writes(self) -> bool:

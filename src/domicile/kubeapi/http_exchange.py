@@ -10,8 +10,9 @@ import contextlib
 import os
 import ssl
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from domicile.errors import ConfigError
 from domicile.kubeapi.client import KubeClient
@@ -58,7 +59,11 @@ class HttpExchange:
         token = await self._token()
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        name = self._credentials.server_name
+        extensions: dict[str, Any] = {}
+        if self._credentials.server_name:
+            extensions["sni_hostname"] = self._credentials.server_name
+        if request.before_sending is not None:
+            extensions["trace"] = _before_sending(request.before_sending)
         try:
             async with self._client.stream(
                 request.method,
@@ -66,7 +71,7 @@ class HttpExchange:
                 params=dict(request.query),
                 headers=headers,
                 content=request.body,
-                extensions={"sni_hostname": name} if name else None,
+                extensions=extensions,
             ) as response:
                 if response.status_code == 401 and self._credentials.plugin is not None:
                     self._credentials.plugin.forget()
@@ -95,6 +100,16 @@ class HttpExchange:
     async def close(self) -> None:
         """Close all connections."""
         await self._client.aclose()
+
+
+def _before_sending(
+    call: Callable[[], None],
+) -> Callable[[str, Mapping[str, Any]], Awaitable[None]]:
+    async def trace(event: str, _: Mapping[str, Any]) -> None:
+        if event.endswith("send_request_headers.started"):
+            call()
+
+    return trace
 
 
 class _HttpAnswer:

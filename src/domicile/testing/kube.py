@@ -632,6 +632,8 @@ class FakeExchange:
         self.server = "the server in memory"
         self.cut = False
         """Whether nothing gets through any more."""
+        self.connect_s = 0.0
+        """How long each request waits for a connection."""
 
     @asynccontextmanager
     async def open(self, request: ApiRequest) -> AsyncGenerator[ApiAnswer, None]:
@@ -639,6 +641,10 @@ class FakeExchange:
         if self.cut:
             await asyncio.sleep(0.05)
             raise BrokenExchange("cut off", sent=False)
+        if self.connect_s:
+            await asyncio.sleep(self.connect_s)
+        if request.before_sending is not None:
+            request.before_sending()
         answer = await self._server.handle(self.client, request)
         answer.cut = lambda: self.cut
         try:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+
 import kopf
 import pytest
+from http_lab import served
 
-from domicile.errors import ConfigError
+from domicile.errors import ConfigError, Fenced
 from domicile.kube.kopf import ring
+from domicile.kubeapi.credentials import Credentials
 from domicile.kubeapi.kinds import ApiKind
 from domicile.kubeapi.objects import PartialObject
 
@@ -70,3 +75,30 @@ def test_handlers_of_what_the_rings_objects_control_are_refused(how: str) -> Non
     decorator(handler)
     with pytest.raises(ConfigError, match="moves without asking"):
         made.check_handlers(CHILDREN, main=False)
+
+
+def test_a_write_is_checked_again_when_its_connection_is_there() -> None:
+    async def scenario() -> None:
+        async with served() as server:
+            asked: list[bool] = []
+
+            def guard() -> None:
+                asked.append(True)
+                if len(asked) % 2 == 0:
+                    raise Fenced("the Lease is over")
+
+            made = ring("websites", instance="a", registry=kopf.OperatorRegistry())
+            made._credentials = Credentials(server.url)
+            made._member = SimpleNamespace(guard=guard, selector="mine")  # type: ignore[assignment]
+            session = (await made._login()).aiohttp_session
+            # On a connection that has to be made, and on one that is there.
+            for _ in range(2):
+                with pytest.raises(Fenced):
+                    await session.patch(f"{server.url}/late")
+                async with session.get(f"{server.url}/read") as answer:
+                    assert answer.status == 200
+            await session.close()
+            assert len(asked) == 4
+            assert b"/late" not in server.received
+
+    asyncio.run(scenario())
