@@ -167,6 +167,29 @@ def test_a_range_ring_comes_to_rest_after_any_trouble(seed: int) -> None:
 
 
 @pytest.mark.scenario("KR-16", partial=True)
+def test_an_object_that_was_made_anew_is_not_forgotten_with_the_old_one() -> None:
+    """Two objects of one name, one after the other, lie in two ranges by their uids."""
+
+    async def body(rings: Rings) -> None:
+        rings.work_s, rings.again_s = (0.0, 0.1), 1.0
+        await begin(rings, ("a",))
+        await asyncio.sleep(5)
+        for number in range(rings.objects):
+            rings.server.remove("websites", f"site-{number}", GROUP)
+            rings.add(number, child=False)
+        await asyncio.sleep(5)
+        # Half of the ranges are given away, those of old objects among them.
+        rings.instance("b", by_range=True)
+        await rings.until(lambda: rings.shared_by_range("a", "b"))
+        settled_at = rings.world.now
+        await asyncio.sleep(10)
+        acted = {act.object for act in rings.acts if act.began > settled_at + 5}
+        assert len(acted) == rings.objects
+
+    Rings(0, objects=60).run(body)
+
+
+@pytest.mark.scenario("KR-16", partial=True)
 def test_a_server_that_does_not_filter_is_refused() -> None:
     async def body(rings: Rings) -> None:
         rings.server.filters_shards = False

@@ -314,7 +314,7 @@ class _RangeController:
         reflector.cancel()
         await asyncio.wait((reflector,))
         for key in self._objects.pop(index, {}):
-            self._forget(key)
+            self._forget(key, index)
         while index in self._working.values():
             self._calm.clear()
             await self._calm.wait()
@@ -381,18 +381,18 @@ class _RangeController:
                                 len(items),
                                 part.index,
                             )
-                        for key in [key for key in known if key not in now]:
-                            self._forget(key)
+                        gone = [key for key in known if key not in now]
                         known.clear()
                         known.update(now)
+                        for key in gone:
+                            self._forget(key, part.index)
                         for key in now:
                             self._see(key, part.index)
                     case ObjectChanged(one) if part.holds(one.metadata.uid):
                         known[_key(one)] = one
                         self._see(_key(one), part.index)
-                    case ObjectRemoved(one) if self._where.get(_key(one)) == part.index:
-                        known.pop(_key(one), None)
-                        self._forget(_key(one))
+                    case ObjectRemoved(one) if known.pop(_key(one), None) is not None:
+                        self._forget(_key(one), part.index)
                     case _:
                         pass
 
@@ -400,9 +400,16 @@ class _RangeController:
         self._where[key] = index
         self._queue.add(key)
 
-    def _forget(self, key: Key) -> None:
-        self._where.pop(key, None)
+    def _forget(self, key: Key, index: int) -> None:
+        """An object is gone from a range. One of its name may be in another one: it was deleted and
+        made anew, has another uid, and the watches of two ranges tell that in any order."""
+        if self._where.get(key) != index:
+            return
+        del self._where[key]
         self._failures.pop(key, None)
+        for other, known in self._objects.items():
+            if key in known:
+                self._see(key, other)
 
     async def _work(self, kind: ApiKind[AnyObject]) -> None:
         while True:

@@ -20,8 +20,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from hashlib import blake2b
 from random import Random
 from typing import Any, TypeVar, cast
+from uuid import UUID
 
 from domicile.kube.ranges import fnv1a
 from domicile.kubeapi.exchange import ApiAnswer, ApiRequest, BrokenExchange
@@ -160,6 +162,11 @@ class FakeApiServer:
     def exchange(self, client: str) -> FakeExchange:
         """What a `KubeClient` is made with."""
         return FakeExchange(self, client)
+
+    def remove(self, plural: str, name: str, group: str = "", *, namespace: str = "default") -> Json:
+        """Delete an object at once, as an anonymous client."""
+        served = self._kinds[group, plural]
+        return self._do_delete(served, namespace if served.namespaced else "", name, {}, "")
 
     def objects(self, plural: str, group: str = "") -> list[Json]:
         """All objects of a kind, as they are now."""
@@ -424,7 +431,7 @@ class FakeApiServer:
         name = metadata["name"]
         if (served, namespace, name) in self._objects:
             raise _Refusal(409, "AlreadyExists", f'{served.plural} "{name}" already exists')
-        metadata["uid"] = f"uid-{self._version + 1}"
+        metadata["uid"] = _uid(self._version + 1)
         metadata["generation"] = 1
         return self._store(served, "ADDED", None, obj, client, "create")
 
@@ -835,3 +842,8 @@ def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
 
 def _path_of(url: str) -> str:
     return "/" + url.partition("://")[2].partition("/")[2]
+
+
+def _uid(version: int) -> str:
+    """As random as a server's, so that objects lie all over the space of hashes."""
+    return str(UUID(bytes=blake2b(str(version).encode(), digest_size=16).digest()))
