@@ -266,7 +266,11 @@ async def instance(kubeconfig: str, name: str, duration_s: int, *, idle: bool) -
         stopped = asyncio.ensure_future(stop.wait())
         while not stop.is_set():
             member = Ring(RING).member(
-                client, instance=name, namespace="default", duration_s=duration_s
+                client,
+                instance=name,
+                namespace="default",
+                duration_s=duration_s,
+                unique_name=True,  # as a pod of a Deployment
             )
             async with member:
                 work = member.wait_lost() if idle else member.run(

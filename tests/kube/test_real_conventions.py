@@ -326,7 +326,7 @@ def test_each_of_three_instances_has_a_third(server: ApiServer, tmp_path: Path) 
                 async def reconcile(_: KubeClient, one: Any) -> None:
                     handled.setdefault(name, {})[one.metadata.name] = None
 
-                async with Ring("thirds").member(client, instance=name) as member:
+                async with Ring("thirds").member(client, instance=name, unique_name=True) as member:
                     made = RingController(member, reconcile, GROUP, "websites")
                     controllers[name] = made
                     await made.run()

@@ -51,7 +51,7 @@ class Instance:
         exchange = HttpExchange(find_credentials(str(self._server.kubeconfig_of(self.name))))
         async with KubeClient(exchange, timeout_s=30.0) as client:
             made = Ring("websites").ranges(
-                client, instance=self.name, namespace="default", count=COUNT
+                client, instance=self.name, namespace="default", count=COUNT, unique_name=True
             )
             async with made as self.member:
                 await self.member.run(self._reconcile, GROUP, "websites")
@@ -152,7 +152,9 @@ def test_a_server_without_the_gate_is_refused(plain_server: ApiServer) -> None:
             async def reconcile(_: KubeClient, __: Any) -> None:
                 raise AssertionError("nothing may be handled")
 
-            member = Ring("websites").ranges(client, instance="a", namespace="default")
+            member = Ring("websites").ranges(
+                client, instance="a", namespace="default", unique_name=True
+            )
             async with member as one:
                 with pytest.raises(UnfilteredList, match="--feature-gates=ShardedListAndWatch"):
                     await one.run(reconcile, GROUP, "websites")

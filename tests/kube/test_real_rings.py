@@ -48,7 +48,9 @@ class Instance:
             self.done[one.metadata.name] = self.done.get(one.metadata.name, 0) + 1
 
         async with server.client() as client:
-            member = Ring("websites").member(client, instance=self.name, namespace="default")
+            member = Ring("websites").member(
+                client, instance=self.name, namespace="default", unique_name=True
+            )
             self.member = member
             async with member:
                 await member.run(reconcile, GROUP, "websites")
@@ -186,7 +188,9 @@ def test_a_lease_is_lost_by_a_take_and_by_deletion(server: ApiServer) -> None:
         async with server.client() as client:
             ring = Ring("lonely")
             for change in ("take", "delete"):
-                async with ring.member(client, instance=f"x-{change}", namespace="default") as one:
+                async with ring.member(
+                    client, instance=f"x-{change}", namespace="default", unique_name=True
+                ) as one:
                     one.guard()
                     lease = await client.get(LEASES, one.instance, "default")
                     assert lease.spec.holder_identity == one.instance

@@ -15,7 +15,7 @@ import kopf
 
 from domicile.kube.kopf import ring
 
-websites = ring("websites", duration_s=int(os.environ.get("DURATION_S", "15")))
+websites = ring("websites", duration_s=int(os.environ.get("DURATION_S", "15")), unique_name=True)
 NAME = os.environ["POD_NAME"]
 SLOW_S = float(os.environ.get("SLOW_S", "0"))
 

@@ -57,7 +57,11 @@ class Instance:
     async def life(self, client: KubeClient, duration_s: int) -> None:
         ring = Ring("websites")
         member = ring.member(
-            client, instance=self._name, namespace="default", duration_s=duration_s
+            client,
+            instance=self._name,
+            namespace="default",
+            duration_s=duration_s,
+            unique_name=True,
         )
 
         async def on_site(writer: KubeClient, one: Any) -> float | None:

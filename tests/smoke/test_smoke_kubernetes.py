@@ -36,7 +36,7 @@ async def instance(server: ApiServer, name: str, done: dict[str, str]) -> None:
         done[one.metadata.name] = name
 
     async with server.client() as client:
-        ring = Ring("websites").member(client, instance=name, namespace="default")
+        ring = Ring("websites").member(client, instance=name, namespace="default", unique_name=True)
         async with ring as member:
             await member.run(reconcile, GROUP, "websites")
 

@@ -21,7 +21,6 @@ from typing import Any
 from domicile.kube.holding import WATCHDOG, KubeLeaseHolder
 from domicile.kubeapi.client import KubeClient
 from domicile.kubeapi.objects import PartialObject
-from domicile.ports.clock import Clock
 
 log = logging.getLogger("domicile.kube")
 
@@ -40,8 +39,8 @@ object again, or None."""
 class RunningCalls:
     """The calls of one controller. Bounded by the number of its workers."""
 
-    def __init__(self, member: KubeLeaseHolder, clock: Clock, settle_s: float = SETTLE_S) -> None:
-        self._member, self._clock, self._settle_s = member, clock, settle_s
+    def __init__(self, member: KubeLeaseHolder, settle_s: float) -> None:
+        self._member, self._settle_s = member, settle_s
         self._running: dict[asyncio.Task[float | None], None] = {}
         self._before = frozenset(threading.enumerate())
 
@@ -99,16 +98,13 @@ class RunningCalls:
         self._member.work_goes_on(said)
         for task in left:
             task.cancel()
-        _, pending = await asyncio.wait(left, timeout=self._hard_s())
+        _, pending = await asyncio.wait(left, timeout=self._member.hard_left_s)
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(self._settle_s, self._hard_s())):
+            async with asyncio.timeout(min(self._settle_s, self._member.hard_left_s)):
                 while self._threads_at_work():  # noqa: ASYNC110 - a thread tells nobody
                     await asyncio.sleep(LOOK_S)
         if not pending and not self._threads_at_work():
             self._member.work_ended(said)
-
-    def _hard_s(self) -> float:
-        return max(0.0, self._member.hard_until - self._clock.now())
 
     def _left(self) -> tuple[asyncio.Task[float | None], ...]:
         for task in [task for task in self._running if task.done()]:

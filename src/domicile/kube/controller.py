@@ -15,7 +15,7 @@ from contextlib import ExitStack, aclosing
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from domicile.errors import Fenced
-from domicile.kube.calls import Reconcile, RunningCalls
+from domicile.kube.calls import SETTLE_S, Reconcile, RunningCalls
 from domicile.kube.hashring import object_key
 from domicile.kubeapi.errors import KubeError
 from domicile.kubeapi.follow import ObjectChanged, ObjectRemoved, ObjectsListed, follow
@@ -103,10 +103,10 @@ class RingController:
         *,
         namespace: str = "",
         workers: int = 4,
-        calls: RunningCalls,
+        settle_s: float = SETTLE_S,
     ) -> None:
         self._member = member
-        self._reconcile, self._calls = reconcile, calls
+        self._reconcile, self._calls = reconcile, RunningCalls(member, settle_s)
         self._group, self._resource, self._namespace = group, resource, namespace
         self._workers = workers
         self.objects: dict[Key, AnyObject] = {}

@@ -128,6 +128,11 @@ class KubeLeaseHolder:
         """Until when cancelled work may clean up (L4)."""
         return self._lease.hard_until
 
+    @property
+    def hard_left_s(self) -> float:
+        """Seconds until then; 0 if it is over."""
+        return max(0.0, self.hard_until - self._clock.now())
+
     def guard(self) -> None:
         """Raise `Fenced` unless the holder may act now. To be called before every write."""
         if not self.valid:
@@ -164,7 +169,7 @@ class KubeLeaseHolder:
             raise
         if self.valid:
             if self.ends_process:
-                self._watchdog = _Watchdog(self, self._clock)
+                self._watchdog = _Watchdog(self)
                 self._watchdog.start()
             log.info("%s holds the Lease %s/%s", self.identity, self.namespace, self.lease_name)
 
@@ -414,16 +419,13 @@ class KubeLeaseHolder:
 class _Watchdog(threading.Thread):
     """Ends the process when the Lease is over, also while a handler blocks the event loop."""
 
-    def __init__(self, holder: KubeLeaseHolder, clock: Clock) -> None:
+    def __init__(self, holder: KubeLeaseHolder) -> None:
         super().__init__(name=WATCHDOG, daemon=True)
-        self._holder, self._clock = holder, clock
+        self._holder = holder
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        while True:
-            left_s = self._holder.hard_until - self._clock.now()
-            if left_s <= 0:
-                break
+        while (left_s := self._holder.hard_left_s) > 0:
             if self._stopped.wait(left_s):
                 return
         said = f"{self._holder.identity} is past the end of its Lease: the process ends at once\n"

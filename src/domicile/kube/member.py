@@ -22,7 +22,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from domicile.errors import ConfigError
-from domicile.kube.calls import SETTLE_S, RunningCalls
+from domicile.kube.calls import SETTLE_S
 from domicile.kube.calls import Reconcile as Reconcile
 from domicile.kube.conventions import (
     DEFAULT_DURATION_S,
@@ -315,7 +315,7 @@ class RingMember(KubeLeaseHolder):
         from domicile.kube.controller import RingController
 
         controller = RingController(
-            self, reconcile, group, resource, namespace=namespace, workers=workers,
-            calls=RunningCalls(self, self._clock, settle_s),
+            self, reconcile, group, resource,
+            namespace=namespace, workers=workers, settle_s=settle_s,
         )  # fmt: skip
         await controller.run()

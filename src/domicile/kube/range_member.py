@@ -158,7 +158,7 @@ class RangeMember(KubeLeaseHolder):
             raise RuntimeError("a range member runs one controller; make another member")
         self._running = True
         self.guard()
-        calls = RunningCalls(self, self._clock, settle_s)
+        calls = RunningCalls(self, settle_s)
         controller = _RangeController(self, reconcile, namespace, workers, self._clock, calls)
         await controller.run(group, resource)
 

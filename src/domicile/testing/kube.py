@@ -163,7 +163,9 @@ class FakeApiServer:
         """What a `KubeClient` is made with."""
         return FakeExchange(self, client)
 
-    def remove(self, plural: str, name: str, group: str = "", *, namespace: str = "default") -> Json:
+    def remove(
+        self, plural: str, name: str, group: str = "", *, namespace: str = "default"
+    ) -> Json:
         """Delete an object at once, as an anonymous client."""
         served = self._kinds[group, plural]
         return self._do_delete(served, namespace if served.namespaced else "", name, {}, "")
