@@ -47,6 +47,9 @@ INSTANCES = tuple("abcdefgh")
 SHARDER = "system:serviceaccount:sharding-system:domicile-sharder"
 """The user that a sharder is in a cluster: it has the rights that `ring install` prints alone."""
 
+OPERATOR = "system:serviceaccount:default:websites"
+"""The user that the tutorial's operator is in a cluster: it has the rights that the page prints."""
+
 AUDIT = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -118,7 +121,8 @@ class ApiServer:
         )
         users = ["admin", *(f"sharder-{number}" for number in range(4)), *INSTANCES]
         tokens = [f"token-{user},{user},{user},system:masters\n" for user in users]
-        tokens.append(f"token-{SHARDER},{SHARDER},{SHARDER},system:serviceaccounts\n")
+        for account in (SHARDER, OPERATOR):
+            tokens.append(f"token-{account},{account},{account},system:serviceaccounts\n")
         (home / "tokens.csv").write_text("".join(tokens))
         (home / "audit.json").write_text(json.dumps(AUDIT))
         self._authorities = base64.b64encode(made.authorities).decode()
@@ -159,7 +163,7 @@ class ApiServer:
             "clusters": [{"name": "c", "cluster": cluster}],
             "users": [{"name": "u", "user": {"token": f"token-{user}"}}],
         }
-        path = self._home / f"kubeconfig-{user}"
+        path = self._home / f"kubeconfig-{user.replace(':', '-')}"  # a colon parts a list of them
         path.write_text(json.dumps(found))
         return path
 
