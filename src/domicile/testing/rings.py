@@ -211,11 +211,12 @@ class RingSim:
             f"{name} {self.now}"
         )
 
-    def _webhook(self, path: str, body: bytes) -> bytes:
+    async def _webhook(self, path: str, body: bytes) -> bytes:
+        """Suspends only for an object that another one controls: the sharder reads its owner."""
         assert path == WEBHOOK_PATH + self.ring.name
         for process, sharder in self._sharders.values():
             if process.alive:
-                return sharder.answer(path, body)
+                return await sharder.answer(path, body)
         raise ConnectionError("no sharder answers")
 
     # What tests look at, and what they do to Leases and objects.
