@@ -45,15 +45,15 @@ on_each = pytest.mark.parametrize(
 )
 
 
-def opened(name: str) -> AbstractAsyncContextManager[ValkeyServers]:
+def opened(name: str, count: int = 2) -> AbstractAsyncContextManager[ValkeyServers]:
     found = program(name)
     assert found is not None
-    return open_servers(found, 2)
+    return open_servers(found, count)
 
 
-def run(name: str, scenario: Callable[[ValkeyServers], Awaitable[None]]) -> None:
+def run(name: str, scenario: Callable[[ValkeyServers], Awaitable[None]], count: int = 2) -> None:
     async def main() -> None:
-        async with asyncio.timeout(60.0), opened(name) as servers:
+        async with asyncio.timeout(60.0), opened(name, count) as servers:
             await scenario(servers)
 
     asyncio.run(main())
@@ -116,6 +116,55 @@ def test_writes_that_a_drain_holds_back_are_refused_when_its_epoch_is_over(name:
         assert not await servers.write(0, "refused")
 
     run(name, scenario)
+
+
+@on_each
+@pytest.mark.parametrize("restarted", [True, False], ids=["restarted", "demoted"])
+def test_a_replica_copies_nothing_from_another_server_at_its_primarys_address(
+    name: str, restarted: bool
+) -> None:
+    """F10: its agent is away, and what it alone has is neither saved nor counted yet."""
+
+    async def scenario(servers: ValkeyServers) -> None:
+        first, second, third = (servers.driver(number) for number in range(3))
+        for driver in (first, second, third):
+            await driver.stand()
+        await first.promote(1)
+        await servers.unlock(0, 1)
+        await second.follow(servers.address(0), 0)
+        await third.follow(servers.address(0), 0)
+        await second.stand()
+        kept = (await second.look()).offset
+        assert await servers.write(0, "extra")
+        while not await servers.has(2, "extra"):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        alone = (await third.look()).native
+
+        # The first server gives up what it has, and follows the second one.
+        if restarted:
+            await servers.crash(0)
+            await servers.start(0)
+        await first.stand()
+        await second.promote(2)
+        await servers.unlock(1, 2)
+        await first.follow(servers.address(1), 0)
+        assert not await servers.has(0, "extra")
+
+        # The third one has asked at the first one's address, and got nothing.
+        session = await servers.session(0)
+        while not (await session.info("stats"))["acl_access_denied_auth"]:
+            assert await servers.has(2, "extra")
+            await asyncio.sleep(0.02)
+        facts = await third.look()
+        assert (facts.native, facts.follows) == (alone, servers.address(0))
+        assert await servers.has(2, "extra")
+
+        # Told to, it follows the next primary.
+        assert (await third.save(kept)).writes == 1
+        await third.follow(servers.address(1), kept)
+        assert not await servers.has(2, "extra")
+
+    run(name, scenario, 3)
 
 
 @on_each

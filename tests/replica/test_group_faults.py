@@ -15,7 +15,7 @@ from typing import Any
 
 import etcd_lab
 import pytest
-from replica_databases import command, each_database
+from replica_databases import each_database
 from replica_lab import ReplicaGroup, StoreName, play
 
 from domicile.failover.records import GroupPhase
@@ -224,11 +224,6 @@ def test_the_most_advanced_wins_and_ties_go_to_the_lowest_id(kind: str, store: S
         # Before this it would still send what it has.
         old.thaw()
         group.start(old)
-        if kind == "valkey":
-            # Its own settings are as they were made: the link works again.
-            port = lags.port
-            await command(port, "CONFIG", "SET", "masterauth", "")
-            await command(port, "CONFIG", "SET", "masteruser", "")
         state = await group.whole(state.epoch)
 
         # The one that would win a tie is dead.

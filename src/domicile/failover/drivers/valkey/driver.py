@@ -1,8 +1,16 @@
-"""The driver of Valkey and Redis, for the agent's process. Implements `ReplicaDriver`."""
+"""The driver of Valkey and Redis, for the agent's process. Implements `ReplicaDriver`.
+
+A replica of these servers follows an *address*, and takes a copy of whatever it finds there. So a
+primary has a user for its followers, with a password that belongs to this run and history of it. A
+follower gets that password when it is told to follow. Whoever answers at the address later, a
+server that came back without data or one that follows another primary now, refuses the follower,
+which then keeps what it has (F10).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,6 +34,12 @@ MOST_LOST_BYTES = 1 << 30
 
 NO_WRITES = (b"PING", b"SELECT", b"PUBLISH", b"MULTI", b"EXEC", b"REPLCONF")
 """What a replication stream has besides writes."""
+
+
+FOLLOWER = "domicile-follower"
+"""The user of a primary as whom its replicas log in."""
+
+FOLLOWER_MAY = ("+psync", "+sync", "+replconf", "+ping")
 
 
 class ValkeyDriver:
@@ -92,7 +106,14 @@ class ValkeyDriver:
         await self._prepare()
         primary = self._server.connect(host, int(port))
         try:
-            goal = _offset(await self._server.info(primary))
+            found = await self._server.info(primary)
+            if found["role"] != "master":
+                raise ConnectionError(f"{address} is a replica: nobody can follow it yet")
+            goal = _offset(found)
+            # Who follows feeds nobody: not those either that followed it before.
+            await self._ask("ACL", "DELUSER", FOLLOWER)
+            await self._ask("CONFIG", "SET", "masteruser", FOLLOWER)
+            await self._ask("CONFIG", "SET", "masterauth", self._follower_password(found))
             await self._ask("REPLICAOF", host, port)
             # A replica refuses writes by itself; those that were held back learn it now.
             await self._ask("CLIENT", "UNPAUSE")
@@ -118,6 +139,9 @@ class ValkeyDriver:
             ("PUBLISH", "domicile:epoch", str(epoch)),
             ("CLIENT", "PAUSE", FOR_EVER_MS, "WRITE"),
         )
+        await self._ask("ACL", "DELUSER", FOLLOWER)
+        password = self._follower_password(await self._server.info())
+        await self._ask("ACL", "SETUSER", FOLLOWER, "on", f">{password}", *FOLLOWER_MAY)
 
     async def close(self) -> None:
         """As `ReplicaDriver.close`."""
@@ -144,11 +168,15 @@ class ValkeyDriver:
         if self._prepared != run:
             await self._ask("CONFIG", "SET", "replica-read-only", "yes")
             await self._ask("CONFIG", "SET", "repl-backlog-ttl", "0")
-            if self._server.password:
-                # All servers of a group take the same user and password.
-                await self._ask("CONFIG", "SET", "masterauth", self._server.password)
-                await self._ask("CONFIG", "SET", "masteruser", self._server.user)
             self._prepared = run
+
+    def _follower_password(self, primary: Mapping[str, Any]) -> str:
+        """What followers of this primary log in with; no secret if the servers have none.
+
+        All servers of a group take the same password, so each driver can tell this one.
+        """
+        parts = (self._server.password, str(primary["run_id"]), str(primary["master_replid"]))
+        return hashlib.sha256(":".join(parts).encode()).hexdigest()
 
     async def _holds_back(self, info: Mapping[str, Any]) -> bool:
         """Whether clients' writes wait at a primary. A server that does not say so is asked."""
