@@ -75,6 +75,7 @@ from domicile.failover.records import (
     loss_sum_key,
     parse_server_key,
     past_key,
+    past_prefix,
     receipt_key,
     receipts_prefix,
     server_key,
@@ -441,7 +442,7 @@ class Agent:
         past = PastPrimary(
             epoch=state.served, server=state.primary_server, why=state.why,
             at=self._clock.wall().isoformat(timespec="seconds"), begin=state.chain[-1].begin,
-            by=self._notes.server,
+            by=self._notes.server, chain=state.chain, native=state.native,
         )  # fmt: skip
         last = state.served - KEPT_EPOCHS
         old = [
@@ -656,7 +657,8 @@ class Agent:
         """The chain is noted before data of it can arrive: what has none of it is left out."""
         facts = await self._facts()
         kept = facts.offset
-        if facts.follows != want.address:
+        # The same address is not the same primary: its server may have come back with less.
+        if facts.follows != want.address or self._notes.native != want.native:
             await self._driver.stand()
             facts = await self._facts()
             kept = await self._agreed(want, facts)
@@ -669,16 +671,43 @@ class Agent:
     async def _agreed(self, want: Want, facts: ServerFacts) -> int:
         """Up to where the data stays; what is beyond is saved, told and given up (F10)."""
         notes = self._notes
-        known = notes.origin == want.origin and not noted(notes, facts)
-        chain = own_chain(notes.chain, facts.offset)
-        kept = common_offset(chain, facts.offset, want.chain) if known else 0
+        found = await self._history_of(want, facts)
+        chain = own_chain(notes.chain if found is None else found, facts.offset)
+        kept = 0 if found is None else common_offset(chain, facts.offset, want.chain)
         if facts.offset > kept and notes.whole and not facts.empty:
-            await self._receipt(want, kept, facts.offset)
-        whole = known and facts.offset == kept
+            if found is not None:
+                # Saving may change the id of the history, and be cut short: its data stays known.
+                await self._note(
+                    msgspec.structs.replace(
+                        notes, origin=want.origin, chain=chain, native=facts.native, saving=True
+                    )
+                )
+            await self._receipt(want, chain, kept, facts.offset)
+        whole = found is not None and facts.offset == kept
         await self._note(
             self._new_notes(want, want.chain, native=want.native, was=facts.native, whole=whole)
         )
         return kept
+
+    async def _history_of(self, want: Want, facts: ServerFacts) -> Chain | None:
+        """The histories of the server's data; None if nobody knows them.
+
+        A server may go on into another history while its agent is away: the database's own id of
+        that history says which one it is.
+        """
+        notes = self._notes
+        if notes.origin == want.origin and not noted(notes, facts):
+            return notes.chain
+        if facts.empty or not notes.whole or not facts.native:
+            return None
+        if facts.native == want.native:
+            return want.chain
+        listing = await self._calls.bounded(self._store.list(past_prefix(self.group)))
+        for item in listing.items:
+            past = decode_group_record(item.value, PastPrimary)
+            if past.native == facts.native:
+                return past.chain
+        return None
 
     def _new_notes(
         self, want: Want, chain: Chain, *, native: str = "", was: str = "", whole: bool = True
@@ -699,12 +728,12 @@ class Agent:
             await self._book.save(notes)
             self._notes = notes
 
-    async def _receipt(self, want: Want, kept: int, had: int) -> None:
+    async def _receipt(self, want: Want, chain: Chain, kept: int, had: int) -> None:
         """F10: what is given up is saved, and told, before it is given up."""
         saved = await self._driver.save(kept)
         receipt = LossReceipt(
-            server=self._notes.server, epoch=want.epoch, chain=self._notes.chain, kept=kept,
-            had=had, writes=saved.writes, saved=saved.where,
+            server=self._notes.server, epoch=want.epoch, chain=chain, kept=kept, had=had,
+            writes=saved.writes, saved=saved.where,
         )  # fmt: skip
         key = receipt_key(self.group, want.epoch, self._notes.server)
         while True:

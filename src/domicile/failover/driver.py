@@ -80,7 +80,10 @@ class ReplicaDriver(Protocol):
         ...
 
     async def save(self, kept: int) -> SavedLoss:
-        """Save what the server has beyond this offset (F10)."""
+        """Save what the server has beyond this offset (F10).
+
+        The server may show another id of its history from then on; its data stays.
+        """
         ...
 
     async def follow(self, address: str, kept: int) -> None:
@@ -178,6 +181,9 @@ class ServerNotes(msgspec.Struct, frozen=True, omit_defaults=True):
     """The id before that: the server shows it until data of the new one arrives."""
     whole: bool = True
     """False while the data is being replaced: what the chain says is not true then."""
+    saving: bool = False
+    """While what is given up is saved: the data is still what the chain says, whatever id of its
+    history the server shows by then."""
     format: int = 1
 
 
@@ -189,7 +195,9 @@ def noted(notes: ServerNotes, facts: ServerFacts) -> str:
     """
     if not notes.whole:
         return "its data is being replaced"
-    if facts.empty or not notes.native or facts.native in (notes.native, notes.was):
+    if facts.empty or not notes.native or notes.saving:
+        return ""
+    if facts.native in (notes.native, notes.was):
         return ""
     return f"it went over to history {facts.native} while nobody looked; it follows again first"
 

@@ -8,7 +8,8 @@ Everything in `failover` uses these types; nothing here decides. A group's keys 
 - `state`: who serves, or how far a change of primary is; no lease (S6), changed by CAS only
 - `receipt/<epoch>/<server id>`: what a server had beyond its new primary's history (F10)
 - `lost`: the sum of the oldest receipts, which are deleted once there are too many
-- `past/<epoch>`: who became primary of an epoch, when and why, for people; nothing is decided by it
+- `past/<epoch>`: who became primary of an epoch, when and why, and the history that it began: the
+  group decides nothing by it, but a server that comes back learns by it what data it has
 
 Primary, candidate and orchestrator are named by the *incarnation of their agent*, so that the
 absence of a record is final. Values are JSON with a format number: a reader refuses a newer format
@@ -218,7 +219,7 @@ class LossSum(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class PastPrimary(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Who became primary of an epoch, as an agent of the group saw it. For people only."""
+    """Who became primary of an epoch, as an agent of the group saw it."""
 
     epoch: int
     server: str
@@ -230,6 +231,10 @@ class PastPrimary(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """The offset at which the epoch began."""
     by: str = ""
     """The server whose agent wrote this."""
+    chain: Chain = ()
+    """Of that primary, with this epoch."""
+    native: str = ""
+    """The database's own id of the history that the epoch began."""
     format: int = FORMAT
 
 
