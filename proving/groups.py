@@ -25,6 +25,7 @@ from domicile.testing.groups.checkers import (
     check_contents,
     check_kept,
     check_one_primary,
+    check_receipts,
     states,
     stored_receipts,
 )
@@ -66,7 +67,10 @@ def _server_frozen(group: SimGroup, at: GroupMachineHost, random: Random) -> Non
 
 
 def _server_crashed(group: SimGroup, at: GroupMachineHost, random: Random) -> None:
-    group.crash_server(at, random.choice((0.05, 0.5, 3.0)), random.choice((0, 3, 1_000_000)))
+    back_s, lost = random.choice((0.05, 0.5, 3.0)), random.choice((0, 3, 1_000_000))
+    # Only a server that cascades has a process for each session; where one goes on, no disk is lost.
+    orphans = group.cascades and random.random() < 0.5
+    group.crash_server(at, back_s, 0 if orphans else lost, orphans=orphans)
 
 
 def _power(group: SimGroup, at: GroupMachineHost, random: Random) -> None:
@@ -239,9 +243,51 @@ async def _wakes_among_electors(group: SimGroup, state: GroupState, random: Rand
         await waking
 
 
+async def _left_alone_with_its_data(group: SimGroup, state: GroupState, random: Random) -> None:
+    """A replica without its agent has most; another server answers at its primary's address (F10).
+
+    It is the old primary's, which comes back without data, or with less, and follows a third one.
+    """
+    primary, ahead, lagging = _cast(group, state, random)
+    group.partition(primary, lagging, 0.5)
+    await asyncio.sleep(random.uniform(0.1, 0.3))
+    group.burst(primary, random.choice((1, 10)))
+    await asyncio.sleep(0.1)
+    group.kill_agent(ahead, AWAY_S)
+    group.crash_server(primary, 0.05, random.choice((10, 1_000_000)))
+    epoch = state.epoch
+    await _until(group, lambda now: now.phase is GroupPhase.SERVING and now.epoch > epoch)
+    await asyncio.sleep(random.uniform(0.5, 1.0))
+    ahead.start_agent()
+
+
+async def _cut_short_while_it_saves(group: SimGroup, state: GroupState, random: Random) -> None:
+    """The old primary's agent is killed as soon as what it gives up is saved (F10)."""
+    primary, one, other = _cast(group, state, random)
+    group.partition(primary, one, 4.0)
+    group.partition(primary, other, 4.0)
+    group.burst(primary, 10)
+    await asyncio.sleep(0.05)
+    group.freeze_agent(primary, 4.0)
+    saved, end = len(group.record.given_up), group.world.now + AWAY_S
+    while len(group.record.given_up) == saved and group.world.now < end:
+        await asyncio.sleep(0.0005)
+    group.kill_agent(primary, 0.2)
+    await asyncio.sleep(1.0)
+
+
+async def _sessions_outlive(group: SimGroup, state: GroupState, random: Random) -> None:
+    """The primary's server is gone, its sessions go on, and its guard can't end them now (F4)."""
+    primary, _, _ = _cast(group, state, random)
+    if group.cascades:
+        group.freeze_guard(primary, random.choice((1.0, 5.0)))
+        group.crash_server(primary, 5.5, 0, orphans=True)
+        await asyncio.sleep(2.0)
+
+
 PLOTS: tuple[Plot, ...] = (
     _two_fall, _two_fall, _set_shrinks, _set_grows, _switch_to_a_laggard, _server_blinks,
-    _wakes_among_electors,
+    _wakes_among_electors, _left_alone_with_its_data, _cut_short_while_it_saves, _sessions_outlive,
 )  # fmt: skip
 
 
@@ -330,6 +376,7 @@ async def _live(group: SimGroup, random: Random, result: GroupResult) -> None:
             group.record, log, stored_receipts(group.history), sync=group.config.sync, at=now
         ),
         *check_contents(logs, now),
+        *check_receipts(group.record),
     ):
         result.violations.append(str(violation))
     kept = {entry.write: None for entry in log}
@@ -340,7 +387,9 @@ def run_group_seed(seed: int) -> GroupResult:
     """Run and judge one seed."""
     logging.getLogger("domicile").setLevel(logging.CRITICAL)
     config = GroupConfig("sim", mode="async" if seed % 2 else "sync")
-    group = SimGroup(seed, config)
+    # Each kind of servers, and with each way to have them guarded, as far as there are such.
+    cascades = seed % 2 == 0 or seed % 4 == 3
+    group = SimGroup(seed, config, cascades=cascades, attached=seed % 8 == 1)
     result = GroupResult(seed, config.mode)
     collecting = gc.isenabled()
     gc.disable()

@@ -33,6 +33,7 @@ from domicile.testing.groups.checkers import (
     check_contents,
     check_kept,
     check_one_primary,
+    check_receipts,
     states,
     stored_receipts,
 )
@@ -44,9 +45,16 @@ SYNC, ASYNC = GroupConfig("sim", mode="sync"), GroupConfig("sim")
 Scenario = Callable[[SimGroup], Awaitable[None]]
 
 
-def play(scenario: Scenario, config: GroupConfig = SYNC, seed: int = 1) -> SimGroup:
+def play(
+    scenario: Scenario,
+    config: GroupConfig = SYNC,
+    seed: int = 1,
+    *,
+    cascades: bool | None = None,
+    attached: bool = False,
+) -> SimGroup:
     """A group that serves and is written to; the scenario; and a verdict at the end."""
-    group = SimGroup(seed, config)
+    group = SimGroup(seed, config, cascades=cascades, attached=attached)
     found: list[Violation] = []
 
     async def main() -> None:
@@ -73,6 +81,7 @@ def play(scenario: Scenario, config: GroupConfig = SYNC, seed: int = 1) -> SimGr
         )
         logs = {name: database.log for name, database in group.databases.items()}
         found.extend(check_contents(logs, group.world.now))
+        found.extend(check_receipts(group.record))
 
     try:
         group.world.run(main(), group.world.process("test"))
@@ -216,6 +225,128 @@ def test_a_switchover_loses_nothing() -> None:
 
     group = play(scenario, ASYNC)
     assert group.record.given_up == []
+
+
+def others(group: SimGroup, old: GroupMachineHost) -> tuple[GroupMachineHost, GroupMachineHost]:
+    one, other = (machine for machine in group.machines if machine is not old)
+    return one, other
+
+
+each_kind = pytest.mark.parametrize("cascades", [False, True], ids=["copies", "cascades"])
+
+
+@each_kind
+@pytest.mark.parametrize("left", ["nothing", "less"])
+def test_what_a_replica_alone_has_is_saved_though_its_agent_was_away(
+    cascades: bool, left: str
+) -> None:
+    """F10: meanwhile another server, or the same one with less, answers at its primary's address."""
+
+    async def scenario(group: SimGroup) -> None:
+        old = await primary(group)
+        lagging, ahead = others(group, old)
+        group.partition(old, lagging, 0.5)
+        await asyncio.sleep(0.3)
+        group.kill_agent(ahead, 8.0)
+        had = len(ahead.database.log)
+        group.crash_server(old, 0.02, 1_000_000 if left == "nothing" else 3)
+        state = await next_epoch(group)
+        assert state.primary_server == (lagging.name if left == "nothing" else old.name)
+        await asyncio.sleep(9.0)
+        assert {server for _, server, writes in group.record.given_up if writes} == {ahead.name}
+        assert state.chain[-1].begin < had
+
+    play(scenario, ASYNC, cascades=cascades)
+
+
+@each_kind
+def test_a_replica_that_missed_a_switchover_loses_nothing(cascades: bool) -> None:
+    """F10: by itself it may have gone on into a history that its agent does not know."""
+
+    async def scenario(group: SimGroup) -> None:
+        one, other = others(group, await primary(group))
+        group.kill_agent(other, 8.0)
+        assert await group.switch_over(one.name)
+        await next_epoch(group)
+        await asyncio.sleep(9.0)
+
+    group = play(scenario, ASYNC, cascades=cascades)
+    assert group.record.given_up == []
+
+
+@each_kind
+def test_a_replica_knows_what_it_has_of_an_epoch_that_is_over(cascades: bool) -> None:
+    """F10: it went along into one more epoch without its agent, and then a third one began."""
+
+    async def scenario(group: SimGroup) -> None:
+        old = await primary(group)
+        one, other = others(group, old)
+        group.kill_agent(other, 12.0)
+        assert await group.switch_over(one.name)
+        await next_epoch(group)
+        await asyncio.sleep(2.0)
+        group.partition(old, other, 10.0)
+        assert await group.switch_over(old.name)
+        await next_epoch(group, 3)
+        await asyncio.sleep(12.0)
+
+    group = play(scenario, ASYNC, cascades=cascades)
+    assert group.record.given_up == []
+
+
+@each_kind
+def test_what_is_saved_is_counted_right_if_saving_is_cut_short(cascades: bool) -> None:
+    """F10: a server may show another history from then on, and has the same data."""
+
+    async def scenario(group: SimGroup) -> None:
+        old = await primary(group)
+        for other in others(group, old):
+            group.partition(old, other, 4.0)
+        await asyncio.sleep(0.3)
+        group.freeze_agent(old, 4.0)
+        async with asyncio.timeout(20.0):
+            while not group.record.given_up:  # noqa: ASYNC110
+                await asyncio.sleep(0.0005)
+        group.kill_agent(old, 0.2)
+        await asyncio.sleep(5.0)
+
+    group = play(scenario, ASYNC, cascades=cascades)
+    saved = [writes for _, _, writes in group.record.given_up]
+    assert len(saved) == 2
+    assert saved[0] == saved[1]
+
+
+def test_nobody_is_elected_while_sessions_outlive_the_primarys_server() -> None:
+    """F4: its guard stands still and can't end them."""
+
+    async def scenario(group: SimGroup) -> None:
+        old = await primary(group)
+        group.freeze_guard(old, 1.0)
+        group.crash_server(old, 5.0, 0, orphans=True)
+        await asyncio.sleep(0.5)
+        assert old.database.orphans
+        await next_epoch(group)
+        assert not old.database.orphans
+        await asyncio.sleep(6.0)
+
+    play(scenario)
+
+
+def test_an_attached_server_outlives_its_guard_and_serves_on() -> None:
+    async def scenario(group: SimGroup) -> None:
+        old = await primary(group)
+        run = old.database.run
+        group.kill_guard(old)
+        assert old.database.open_epoch
+        await asyncio.sleep(5.0)
+        state = await served(group)
+        assert (state.epoch, state.primary_server, old.database.run) == (1, old.name, run)
+        # Its agent is gone, too, before another guard is there.
+        group.kill_guard(old)
+        old.kill_agent()
+        await asyncio.sleep(8.0)
+
+    play(scenario, ASYNC, attached=True)
 
 
 def test_an_order_to_open_that_is_still_under_way_does_not_undo_a_drain() -> None:

@@ -86,6 +86,11 @@ def check_kept(
         for write in writes
     }
     crashed = {write: None for _, _, writes in record.crashed for write in writes}
+    for when, server, writes in record.copied_over:
+        gone = [w for w in writes if w in record.acknowledged and w not in kept | receipted]
+        if gone:
+            findings.add(when, f"{server} dropped acknowledged writes {gone[0]}..{gone[-1]} by "
+                               "itself, and no receipt has them")  # fmt: skip
     for write, acknowledged_at in record.acknowledged.items():
         if write in kept:
             continue
@@ -93,6 +98,15 @@ def check_kept(
             findings.add(acknowledged_at, f"acknowledged write {write} is lost")
         elif write not in receipted and write not in crashed:
             findings.add(at, f"acknowledged write {write} is gone, and no receipt has it")
+    return findings.violations
+
+
+def check_receipts(record: GroupLog) -> list[Violation]:
+    """F10: a receipt tells of what is lost, and of nothing that the next primary has."""
+    findings = Findings("F10")
+    for when, server, writes in record.needless:
+        findings.add(when, f"{server} saved writes {writes[0]}..{writes[-1]} as lost, and its "
+                           "primary has them")  # fmt: skip
     return findings.violations
 
 

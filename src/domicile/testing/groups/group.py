@@ -32,6 +32,9 @@ from domicile.testing.sim.clock import SimClock
 from domicile.testing.sim.loop import SimLoop, World
 from domicile.testing.sim.servers import Servers
 
+GUARD_BACK_S = 0.3
+"""How soon a guard that was killed is started again."""
+
 AGAIN_S = 0.2
 """How soon an agent whose incarnation is over begins anew."""
 
@@ -42,8 +45,12 @@ class GroupMachineHost:
     def __init__(self, group: SimGroup, name: str) -> None:
         self.group, self.name = group, name
         world = group.world
-        self.database = SimDatabase(world, name, group.databases, group.record)
-        self.guard = SimGuard(world, self.database, partial(group.kill_guard, self))
+        self.database = SimDatabase(
+            world, name, group.databases, group.record, cascades=group.cascades
+        )
+        self.guard = SimGuard(
+            world, self.database, partial(group.kill_guard, self), attached=group.attached
+        )
         self.notes = SimNoteBook(name)
         self.faults = group.servers.store_faults(name)
         self.loop: SimLoop | None = None
@@ -97,7 +104,7 @@ class GroupMachineHost:
         world.call_at(world.now + 0.01, self._unattended)
 
     def _unattended(self) -> None:
-        if self.loop is None and not self.guard.frozen:
+        if self.loop is None and not self.guard.absent:
             self.database.soon(self.guard.shut)
 
 
@@ -105,10 +112,21 @@ class SimGroup:
     """Servers, agents, guards, a store, and clients that number their writes."""
 
     def __init__(
-        self, seed: int, config: GroupConfig, *, servers: int = 3, settings: Settings | None = None
+        self,
+        seed: int,
+        config: GroupConfig,
+        *,
+        servers: int = 3,
+        settings: Settings | None = None,
+        cascades: bool | None = None,
+        attached: bool = False,
     ) -> None:
+        """`cascades`: the kind of the servers; synchronous ones always do, asynchronous ones do
+        not unless told. `attached`: servers are no children of their guards, and outlive them."""
         self.world = World(seed)
         self.config = config
+        self.cascades = config.sync if cascades is None else cascades
+        self.attached = attached
         self.settings = Settings(ttl_s=3.0) if settings is None else settings
         self.history = History(lambda: self.world.now)
         self.servers = Servers(self.world, self.history)
@@ -199,20 +217,42 @@ class SimGroup:
         machine.database.thaw(GUARD_S)
         self.after(GUARD_S * 0.9, machine.guard.run_late)
 
-    def crash_server(self, machine: GroupMachineHost, back_s: float, lost: int) -> None:
-        """SIGKILL of the server; in asynchronous mode it may lose its newest entries."""
+    def crash_server(
+        self, machine: GroupMachineHost, back_s: float, lost: int, *, orphans: bool = False
+    ) -> None:
+        """SIGKILL of the server; in asynchronous mode it may lose its newest entries.
+
+        `orphans`: its sessions outlive it, as backends of PostgreSQL do for a while.
+        """
         lost = 0 if self.config.sync else lost
-        self.note(f"server {machine.name} crashed for {back_s:.1f} s")
-        machine.database.crash(lost)
+        left = ", its sessions live on" if orphans else ""
+        self.note(f"server {machine.name} crashed for {back_s:.1f} s{left}")
+        machine.database.crash(lost, orphans=orphans)
         self.after(back_s, machine.database.start)
 
     def kill_guard(self, machine: GroupMachineHost) -> None:
-        """SIGKILL of the guard, which takes its server along; both are started again."""
-        self.note(f"guard {machine.name} killed, and its server with it")
+        """SIGKILL of the guard, which takes its server along; both are started again.
+
+        An attached server lives on, and may be open. The agent's incarnation ends with its guard.
+        """
         machine.guard.frozen = False
+        if self.attached:
+            self.note(f"guard {machine.name} killed, its server lives on")
+            machine.guard.gone = True
+            machine.kill_agent()
+            self.after(GUARD_BACK_S, partial(self._guard_back, machine))
+            return
+        self.note(f"guard {machine.name} killed, and its server with it")
         machine.guard.until = 0.0
+        machine.database.refuse()
         machine.database.crash(0)
-        self.after(0.3, machine.database.start)
+        self.after(GUARD_BACK_S, machine.database.start)
+
+    def _guard_back(self, machine: GroupMachineHost) -> None:
+        """F3: a guard closes its server first of all."""
+        machine.guard.gone = False
+        machine.database.soon(machine.guard.shut)
+        machine.start_agent()
 
     def lose_machine(self, machine: GroupMachineHost, back_s: float) -> None:
         """Power goes, and comes back."""
@@ -316,7 +356,7 @@ class SimGroup:
         self.note(f"{writes} writes at once to {machine.name}")
         for _ in range(writes):
             self.writes += 1
-            if machine.database.up:
+            if machine.database.answers:
                 machine.database.soon(partial(machine.database.write, self.writes, _unheard))
 
     async def keep_writing(self, name: str, until: float) -> None:
@@ -332,7 +372,7 @@ class SimGroup:
                     answer.set_result(ok)
 
             number = self.writes
-            if target.up:
+            if target.answers:
                 target.soon(partial(target.write, number, answered))
             try:
                 async with asyncio.timeout(0.3):

@@ -24,13 +24,28 @@ KILLED_AFTER_S = 0.1
 class SimGuard:
     """The guard's own state. It outlives agents."""
 
-    def __init__(self, world: World, database: SimDatabase, killed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        world: World,
+        database: SimDatabase,
+        killed: Callable[[], None],
+        *,
+        attached: bool = False,
+    ) -> None:
         self._world, self._database, self._killed = world, database, killed
+        self._attached = attached
         self.until = 0.0
         self.frozen = False
+        self.gone = False
+        """Whether it was killed, and an attached server runs without it."""
         self.slow_s = 0.0
         """How long an order to open takes; an order to close that comes meanwhile ends it."""
         self._orders = 0
+
+    @property
+    def absent(self) -> bool:
+        """Whether it does nothing now."""
+        return self.frozen or self.gone
 
     def open_later(self, epoch: int, run: str, until: float, quorum: WriteQuorum | None) -> None:
         """As `open`, as slowly as this guard is."""
@@ -62,9 +77,16 @@ class SimGuard:
         self._database.refuse()
 
     def put_down(self) -> None:
-        """Kill a server that does not answer; one that is gone is closed already."""
+        """Kill a server that does not answer, and end the sessions of one that is gone.
+
+        `TimeoutError` if the server is not its child.
+        """
         self.until = 0.0
-        if self._database.up:
+        if not self._database.up:
+            self._database.refuse()
+        elif self._attached:
+            raise TimeoutError("the server does not close")
+        else:
             self._killed()
 
     def run_late(self) -> None:
@@ -79,7 +101,7 @@ class SimGuard:
         self._world.call_at(self.until + KILLED_AFTER_S, self._kernel)
 
     def _check(self) -> None:
-        if self.frozen or self._database.frozen or not self._database.open_epoch:
+        if self.absent or self._database.frozen or not self._database.open_epoch:
             return
         if self._world.now >= self.until:
             self.shut()
@@ -123,7 +145,7 @@ class SimGuardLine:
         try:
             await self._call(self._guard.shut)
         except (OSError, TimeoutError):
-            if self._guard.frozen:
+            if self._guard.absent:
                 raise
             self._guard.put_down()
 
@@ -134,7 +156,7 @@ class SimGuardLine:
             return
 
     async def _call(self, do: Callable[[], None]) -> None:
-        if self._guard.frozen:
+        if self._guard.absent:
             await asyncio.sleep(0.2)
             raise TimeoutError("the guard does not answer")
         await self._driver.call(do)

@@ -3,7 +3,13 @@
 `domicile.testing.groups.group` builds the servers. A server does what real ones do: a replica goes
 on following without its agent, a frozen server does late what was asked of it, a crash may cost an
 asynchronous server its newest entries, and a session that is open goes on writing until somebody
-ends it. It knows nothing of epochs, except in what it records for the checkers.
+ends it, be it that the server is gone. It knows nothing of epochs, except in what it records for the
+checkers.
+
+A replica follows an address, not a server. There are two kinds. A *cascading* one, as PostgreSQL,
+takes entries from whatever server it finds there, but only behind its own last entry. The other
+kind, as Valkey, would take a whole copy, so a primary has a *ticket* for its followers, and feeds
+nobody else.
 """
 
 from __future__ import annotations
@@ -69,6 +75,14 @@ class GroupLog:
         default_factory=lambda: list[tuple[float, str, tuple[int, ...]]]()
     )
     """Writes that a server lost in a crash, before it had them on disk."""
+    copied_over: list[tuple[float, str, tuple[int, ...]]] = field(
+        default_factory=lambda: list[tuple[float, str, tuple[int, ...]]]()
+    )
+    """Writes that a server dropped by itself, because it found other data at its primary's address."""
+    needless: list[tuple[float, str, tuple[int, ...]]] = field(
+        default_factory=lambda: list[tuple[float, str, tuple[int, ...]]]()
+    )
+    """Writes that a server saved as lost, although the primary that it then followed has them."""
 
 
 def saved_at(at: float, server: str) -> str:
@@ -89,9 +103,16 @@ class SimDatabase:
     """One server, up or down, with what it has on disk."""
 
     def __init__(
-        self, world: World, name: str, peers: dict[str, SimDatabase], record: GroupLog
+        self,
+        world: World,
+        name: str,
+        peers: dict[str, SimDatabase],
+        record: GroupLog,
+        *,
+        cascades: bool = False,
     ) -> None:
         self._world, self._peers, self._record = world, peers, record
+        self._cascades = cascades
         self._random: Random = world.stream(f"database {name}")
         self.name = name
         self.log: list[LogEntry] = []
@@ -102,8 +123,12 @@ class SimDatabase:
         self.histories = 0
         self.history = f"{name}-0"
         self.follows = ""
-        self.feeds = False
-        """Whether replicas may copy from it: not from a server that nobody made primary."""
+        self.ticket = ""
+        """What its followers show; empty: nobody made it primary, or it follows now."""
+        self._shows = ""
+        """The ticket of the primary that it was told to follow."""
+        self.orphans = False
+        """Whether sessions live on although the server is gone: they write until they are ended."""
         self.open_epoch = 0
         self.in_use: InUse | None = None
         self.acknowledged: dict[str, int] = {}
@@ -133,8 +158,13 @@ class SimDatabase:
         """Something reaches the process: at once, or when it is thawed, or never if it is down."""
         if self.frozen:
             self._late.append(do)
-        elif self.up:
+        elif self.answers:
             do()
+
+    @property
+    def answers(self) -> bool:
+        """Whether somebody takes what is sent: the server, or a session that outlives it."""
+        return self.up or self.orphans
 
     # clients
 
@@ -173,7 +203,6 @@ class SimDatabase:
     def open(self, epoch: int, quorum: WriteQuorum | None) -> None:
         """Accept writes."""
         self.open_epoch = epoch
-        self.feeds = True
         if quorum is None:
             self.in_use = None
         elif self.in_use is None or self.in_use.quorum != quorum:
@@ -183,13 +212,13 @@ class SimDatabase:
     def refuse(self) -> None:
         """Refuse writes, end sessions: their writes are never acknowledged."""
         self.open_epoch = 0
+        self.orphans = False
         self._waiting.clear()
 
     def stand(self) -> None:
         """Refuse writes and follow nobody."""
         self.refuse()
         self._unfollow()
-        self.feeds = False
         self.in_use = None
         self.acknowledged.clear()
 
@@ -199,7 +228,18 @@ class SimDatabase:
         self.histories += 1
         self.history = f"{self.name}-{self.histories}"
         self.log.append(LogEntry(self.history, -epoch))
-        self.feeds = True
+        self.ticket = f"{self.run}, {self.history}"
+
+    def save(self, kept: int) -> tuple[int, ...]:
+        """The writes beyond an offset.
+
+        A server that does not cascade becomes primary of itself, with a history of its own, before
+        it gives anything to anybody.
+        """
+        if not self._cascades:
+            self.histories += 1
+            self.history = f"{self.name}-{self.histories}"
+        return tuple(entry.write for entry in self.log[kept:] if entry.write > 0)
 
     def give_up(self, kept: int) -> None:
         """Forget what is beyond an offset."""
@@ -208,6 +248,7 @@ class SimDatabase:
     def follow(self, primary: str) -> None:
         """Follow a server, from now on and whatever it is then."""
         self.refuse()
+        self.ticket, self._shows = "", self._peers[primary].ticket
         if self.follows != primary:
             self._unfollow()
             self.follows = primary
@@ -224,10 +265,14 @@ class SimDatabase:
             self.frozen
             or other.frozen
             or not other.up
-            or not other.feeds
+            or not (self._cascades or self._told_to_follow(other))
             or other.name in self.blocked
             or self.name in other.blocked
         )
+
+    def _told_to_follow(self, other: SimDatabase) -> bool:
+        """Whether it is still the primary that this server was told to follow."""
+        return bool(other.ticket) and other.ticket == self._shows
 
     def _pull(self, number: int) -> None:
         """Ask the primary for more, and again for as long as this server follows it."""
@@ -244,7 +289,14 @@ class SimDatabase:
         known = mine <= len(primary.log) and (
             not mine or self.log[-1].history == primary.log[mine - 1].history
         )
+        if not known and self._cascades and not self._told_to_follow(primary):
+            return 0.0
         if not known:
+            gone = tuple(entry.write for entry in self.log if entry.write > 0)
+            had = {entry.write: None for entry in primary.log}
+            gone = tuple(write for write in gone if write not in had)
+            if gone:
+                self._record.copied_over.append((self._world.now, self.name, gone))
             # A full synchronization: the data goes, and comes again after a while.
             self.log.clear()
             self.history = primary.history
@@ -266,8 +318,11 @@ class SimDatabase:
 
     # faults
 
-    def crash(self, lost: int) -> None:
-        """The process ends; the newest entries that were not on disk are gone."""
+    def crash(self, lost: int, *, orphans: bool = False) -> None:
+        """The process ends; the newest entries that were not on disk are gone.
+
+        `orphans`: the sessions that are open live on, and go on writing.
+        """
         if not self.up:
             return
         kept = len(self.log) - min(lost, len(self.log))
@@ -275,13 +330,19 @@ class SimDatabase:
         if gone:
             self._record.crashed.append((self._world.now, self.name, gone))
         del self.log[kept:]
+        open_epoch, in_use, waiting = self.open_epoch, self.in_use, list(self._waiting)
         self.stand()
+        self.ticket = ""
         self.up = self.frozen = False
         self._late.clear()
+        if orphans and open_epoch:
+            self.open_epoch, self.in_use, self._waiting = open_epoch, in_use, waiting
+            self.orphans = True
 
     def start(self) -> None:
-        """A new process, which comes up fenced (F3)."""
+        """A new process, which comes up fenced (F3): whoever starts it ends what is left."""
         if not self.up:
+            self.refuse()
             self.up = True
             self.runs += 1
 
@@ -325,6 +386,7 @@ class SimReplicaDriver:
         self._world, self._loop, self._database = world, loop, database
         self._record = record
         self._last_at = 0.0
+        self._saved: tuple[int, ...] = ()
 
     async def call(self, do: Callable[[], object], *, answers: bool = True) -> None:
         """One call, in the order of the calls before it; `TimeoutError` without an answer."""
@@ -371,39 +433,48 @@ class SimReplicaDriver:
 
     async def save(self, kept: int) -> SavedLoss:
         """As `ReplicaDriver.save`."""
-        writes: list[int] = []
-
         where: list[str] = []
 
         def keep() -> None:
             now, name = self._world.now, self._database.name
-            writes[:] = [entry.write for entry in self._database.log[kept:] if entry.write > 0]
-            self._record.given_up.append((now, name, tuple(writes)))
+            self._saved = self._database.save(kept)
+            self._record.given_up.append((now, name, self._saved))
             where.append(saved_at(now, name))
 
         await self.call(keep)
-        return SavedLoss(len(writes), where[-1])
+        return SavedLoss(len(self._saved), where[-1])
 
     async def follow(self, address: str, kept: int) -> None:
         """As `ReplicaDriver.follow`."""
         database = self._database
+        primary = database.peer(address)
+        if not (primary.up and primary.ticket):
+            raise ConnectionError(f"{address} is no primary: nobody can follow it yet")
 
         def begin() -> None:
             if database.follows != address:
                 database.stand()
+                self._check_saved(primary)
                 database.give_up(kept)
-                database.follow(address)
+            database.follow(address)
 
         await self.call(begin)
         goal: list[int] = []
         while True:
             facts = await self.look()
-            primary = database.peer(address)
             if not goal:
                 goal.append(len(primary.log))
             if facts.offset >= goal[0] and facts.native == primary.history:
                 return
             await asyncio.sleep(0.02)
+
+    def _check_saved(self, primary: SimDatabase) -> None:
+        """F10: what was just saved as lost is nothing that the primary has."""
+        had = {entry.write: None for entry in primary.log}
+        needless = tuple(write for write in self._saved if write in had)
+        if needless:
+            self._record.needless.append((self._world.now, self._database.name, needless))
+        self._saved = ()
 
     async def promote(self, epoch: int) -> None:
         """As `ReplicaDriver.promote`."""
