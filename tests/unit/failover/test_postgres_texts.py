@@ -21,7 +21,11 @@ from domicile.failover.drivers.postgres.config_files import (
     standby_names,
     unquoted_value,
 )
-from domicile.failover.drivers.postgres.lost_log import count_commits
+from domicile.failover.drivers.postgres.lost_log import (
+    MOST_LOST_BYTES,
+    count_commits,
+    segments_beyond,
+)
 from domicile.failover.drivers.postgres.timelines import (
     Approach,
     Stretch,
@@ -65,6 +69,27 @@ def test_a_lineage_ends_where_the_server_ends() -> None:
     assert lineage(HISTORY, 3, 0x4000000) == (Stretch(1, 0, one), Stretch(2, one, 0x4000000))
     assert lineage("", 1, 5) == (Stretch(1, 0, 5),)
     assert lineage("", 1, 0) == ()
+
+
+def test_what_is_saved_of_a_log_is_what_is_there() -> None:
+    size = 16 * MB
+    far = 700 * size
+    own = (Stretch(1, 0, far + size + 5), Stretch(2, far + size + 5, far + 3 * size))
+    names = [segment_name(1, number, size) for number in range(690, 702)]
+    names += [segment_name(2, number, size) for number in range(701, 704)]
+    names += ["archive_status", "00000002.history", f"{names[0]}.partial"]
+    # From a place that is known: all of it, and of each timeline its own files.
+    found, whole = segments_beyond(own, far, far + 2 * size, size, names)
+    assert found == [
+        segment_name(1, 700, size), segment_name(1, 701, size), segment_name(2, 701, size),
+    ]  # fmt: skip
+    assert whole
+    # The log may be longer than what is ever saved: only what is there counts.
+    assert far > MOST_LOST_BYTES
+    found, whole = segments_beyond(own, 0, far + size, size, names)
+    assert found == [segment_name(1, number, size) for number in range(690, 701)]
+    assert not whole
+    assert segments_beyond(own, far, far, size, names) == ([], True)
 
 
 def test_two_logs_part_where_one_of_them_leaves_a_timeline() -> None:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from domicile.failover.driver import SavedLoss
 from domicile.failover.drivers.postgres.local_server import LocalServer
 from domicile.failover.drivers.postgres.timelines import (
     Lineage,
+    is_segment,
     lsn_text,
     segment_name,
+    segment_number,
 )
 
 MOST_LOST_BYTES = 8 << 30
@@ -31,21 +34,18 @@ RELATION = re.compile(r"\brel \d+/\d+/(\d+)")
 
 async def save_log(server: LocalServer, own: Lineage, kept: int, end: int) -> SavedLoss:
     """Copy the files of the log that have [kept, end), and count the commits in it."""
-    if end - kept > MOST_LOST_BYTES:
+    size, wal = await server.segment_bytes(), server.data / "pg_wal"
+    names = await asyncio.to_thread(lambda: [one.name for one in wal.iterdir()])
+    found, whole = segments_beyond(own, kept, end, size, names)
+    if len(found) * size > MOST_LOST_BYTES:
         raise ConnectionError(
-            f"{end - kept} bytes would be lost, more than {MOST_LOST_BYTES} are not saved by "
+            f"{len(found) * size} bytes would be lost, more than {MOST_LOST_BYTES} are not saved by "
             "themselves: copy pg_wal, then remove what the server has"
         )
-    size = await server.segment_bytes()
     folder = server.folder / f"lost-{own[-1].timeline}-{kept:X}-{end:X}"
-    whole = True
-    for one in own:
-        begin, until = max(one.begin, kept), min(one.end, end)
-        if begin >= until:
-            continue
-        for number in range(begin // size, (until - 1) // size + 1):
-            name = segment_name(one.timeline, number, size)
-            whole &= await asyncio.to_thread(_copy, server.data / "pg_wal" / name, folder)
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+    for name in found:
+        whole &= await asyncio.to_thread(_copy, wal / name, folder)
     counted = -1
     if whole:
         counted = 0
@@ -59,6 +59,30 @@ async def save_log(server: LocalServer, own: Lineage, kept: int, end: int) -> Sa
                     )
                 )  # fmt: skip
     return SavedLoss(counted, str(folder))
+
+
+def segments_beyond(
+    own: Lineage, kept: int, end: int, size: int, names: Iterable[str]
+) -> tuple[list[str], bool]:
+    """Those files of the log that reach into [kept, end), and whether that is all of it.
+
+    Much of a log is gone if it is not known from where on it is lost.
+    """
+    found: list[str] = []
+    wanted = 0
+    for one in own:
+        begin, until = max(one.begin, kept), min(one.end, end)
+        if begin < until:
+            first, last = begin // size, (until - 1) // size
+            wanted += last - first + 1
+            found += sorted(
+                name
+                for name in names
+                if is_segment(name)
+                and first <= segment_number(name, size) <= last
+                and name == segment_name(one.timeline, segment_number(name, size), size)
+            )
+    return found, len(found) == wanted
 
 
 def count_commits(dump: str) -> int:
@@ -84,7 +108,6 @@ def count_commits(dump: str) -> int:
 
 
 def _copy(source: Path, folder: Path) -> bool:
-    folder.mkdir(parents=True, exist_ok=True)
     try:
         shutil.copy2(source, folder / source.name)
     except FileNotFoundError:
