@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 
 import pytest
-from replica_databases import DATABASES, each_database
+from replica_databases import DATABASES, command, each_database
 from replica_lab import PATIENCE_S, FollowingClient, Machine, ReplicaGroup, StoreName, play
 
 from domicile.failover.records import GroupPhase
@@ -94,6 +95,78 @@ def test_asynchronous_failovers_in_a_row_lose_what_their_receipts_say(
 
     # On a busy machine a guard needs more time to close its server before the kernel ends both.
     play(scenario, kind=kind, store=store, between=True, more="ttl_s = 6")
+
+
+@pytest.mark.scenario("FO-19", partial=True)
+@each_store
+def test_what_a_replica_alone_has_is_saved_though_its_agent_stood_still(store: StoreName) -> None:
+    """Its primary's server came back without data meanwhile, and followed the lagging replica."""
+
+    async def scenario(group: ReplicaGroup) -> None:
+        state = await group.whole()
+        old = group.machine(state.primary_server)
+        lags, ahead = group.others(old.name)
+        await group.database.hold_back(old.port, lags.port, lags.name)
+        await group.writer.goes_on(old.name, 20)
+        group.writer.goes.clear()
+        acked = {one.key for one in group.writer.acked}
+
+        async def has_all() -> bool:
+            return acked <= await ahead.keys()
+
+        await group.until(has_all, "one replica has everything")
+        await group.freeze(ahead, "agent")
+        old.send("server", signal.SIGKILL)
+        state = await group.serves(state.epoch + 1, by=lags.name)
+        keys = await lags.keys()
+
+        async def follows() -> bool:
+            return await old.keys() >= keys
+
+        await group.until(follows, "the old primary's server has what the new primary has")
+
+        # It asks at the address of its old primary, in vain.
+        async def refused() -> bool:
+            assert acked <= await ahead.keys()
+            found = await command(old.port, "INFO", "stats")
+            return "acl_access_denied_auth:0" not in found
+
+        await group.until(refused, "it was refused")
+        assert acked <= await ahead.keys()
+        ahead.thaw()
+        await group.whole(state.epoch)
+        missing = acked - await group.machine(state.primary_server).keys()
+        [receipt] = await group.receipts()
+        assert (receipt.server, receipt.writes) == (ahead.name, len(missing))
+        assert missing == group.database.saved(receipt)
+
+    play(scenario, store=store, more="ttl_s = 6")
+
+
+@each_database()
+@each_store
+def test_a_replica_whose_agent_missed_a_switchover_has_lost_nothing(
+    kind: str, store: StoreName
+) -> None:
+    async def scenario(group: ReplicaGroup) -> None:
+        state = await group.whole()
+        await group.writer.goes_on(state.primary_server, 10)
+        one, other = group.others(state.primary_server)
+        await group.freeze(other, "agent")
+        said = await group.domicile("switchover", "orders", "--to", one.name)
+        assert said.returncode == 0, said.stderr
+        state = await group.serves(state.epoch + 1, by=one.name)
+        await group.writer.goes_on(one.name, 10)
+
+        async def gone() -> bool:
+            return other.name not in {member.server for member in await group.members()}
+
+        await group.until(gone, "its agent's lease has ended")
+        other.thaw()
+        await group.whole(state.epoch)
+        assert not [one for one in await group.receipts() if one.server == other.name]
+
+    play(scenario, kind=kind, store=store, more="ttl_s = 6")
 
 
 @pytest.mark.scenario("FO-14", partial=True)
