@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import console_lab
 import pytest
 from console_lab import Session, Step, plain, steps
 from postgres_lab import shared_server
+from valkey_lab import program
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.is_dir())
@@ -23,7 +26,7 @@ def copy_of(example: Path, place: Path) -> Path:
 def test_there_are_examples() -> None:
     assert [path.name for path in EXAMPLES] == [
         "01-counter", "02-event-sourced-cart", "03-postgres-ledger",
-        "04-three-hosts",
+        "04-three-hosts", "05-follow-the-primary",
     ]  # fmt: skip
 
 
@@ -34,9 +37,20 @@ def test_the_page_of_an_example_is_true(
     text = (example / "README.md").read_text(encoding="utf-8")
     if "DATABASE_URL" in text:
         monkeypatch.setenv("DATABASE_URL", shared_server().new_database())
+    if "valkey-server" in text:
+        server = program()
+        if server is None:
+            pytest.skip("no Valkey or Redis server is installed")
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "valkey-server").symlink_to(server)
+        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     session = steps(text)
     assert session
-    with Session(copy_of(example, tmp_path)) as console:
+    # A short path: a socket lies in it.
+    with (
+        tempfile.TemporaryDirectory(prefix="dx-") as short,
+        Session(copy_of(example, Path(short))) as console,
+    ):
         for step in session:
             console.play(step)
 
