@@ -332,6 +332,30 @@ def test_nobody_is_elected_while_sessions_outlive_the_primarys_server() -> None:
     play(scenario)
 
 
+def test_elections_promotions_and_losses_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """Each once, by the agent that did it."""
+
+    async def scenario(group: SimGroup) -> None:
+        old = await primary(group)
+        for other in others(group, old):
+            group.partition(old, other, 4.0)
+        await asyncio.sleep(0.3)
+        group.freeze_agent(old, 4.0)
+        await next_epoch(group)
+        await asyncio.sleep(8.0)
+
+    with caplog.at_level("WARNING", logger="domicile"):
+        group = play(scenario, ASYNC)
+    elections = [one.fields["epoch"] for one in group.history.of("electing")]
+    promotions = [(one.fields["server"], one.fields["epoch"]) for one in group.history.of("promoted")]
+    assert elections == [1, 2]
+    assert [epoch for _, epoch in promotions] == [1, 2]
+    [loss] = group.history.of("loss")
+    [(_, server, writes)] = group.record.given_up
+    assert (loss.fields["server"], loss.fields["writes"]) == (server, len(writes))
+    assert [line for line in caplog.messages if f"{len(writes)} writes" in line and server in line]
+
+
 def test_an_attached_server_outlives_its_guard_and_serves_on() -> None:
     async def scenario(group: SimGroup) -> None:
         old = await primary(group)

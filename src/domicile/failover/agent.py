@@ -212,7 +212,7 @@ class Agent:
         self._wanted = asyncio.Event()
         self._look_now = asyncio.Event()
         self._said = ""
-        self._remembered = 0
+        self._remembered = self._elected = 0
         self._drained = 0
         """The epoch for which writes are held back; 0: for none."""
         self._record: ServerRecord | None = None
@@ -429,12 +429,26 @@ class Agent:
             log.info("group %s: %s", self.group, said)
 
     def _remember(self) -> None:
-        """For people: a primary's agent writes down each epoch that it serves."""
+        """Report each election that this agent runs, and each epoch that its server serves.
+
+        The second is written down, too, for people and for servers that come back.
+        """
         state = self.machine.state
-        if state is None or state.phase is not GroupPhase.SERVING:
+        if state is None:
             return
-        if state.primary == self.incarnation and state.served != self._remembered:
+        own = state.orchestrator == self.incarnation
+        if state.phase is GroupPhase.ELECTING and own and state.epoch != self._elected:
+            self._elected = state.epoch
+            self._meter.count("group.election")
+            self._meter.event("electing", inc=self.incarnation, epoch=state.epoch, why=state.why)
+        if state.phase is not GroupPhase.SERVING or state.primary != self.incarnation:
+            return
+        if state.served != self._remembered:
             self._remembered = state.served
+            self._meter.count("group.promotion")
+            self._meter.event(
+                "promoted", inc=self.incarnation, server=state.primary_server, epoch=state.served
+            )
             self._spawn(self._write_past(state))
 
     async def _write_past(self, state: GroupState) -> None:
@@ -740,10 +754,24 @@ class Agent:
             outcome = await self._calls.try_commit([], [Put(key, encode_group_record(receipt))])
             if isinstance(outcome, Committed):
                 self._meter.count("group.loss")
+                self._tell_loss(receipt)
                 await self._add_up()
                 return
             assert isinstance(outcome, Unknown | Conflict)
             await asyncio.sleep(RETRY_S)
+
+    def _tell_loss(self, receipt: LossReceipt) -> None:
+        size = receipt.had - receipt.kept
+        self._meter.event(
+            "loss", inc=self.incarnation, server=receipt.server, epoch=receipt.epoch, bytes=size,
+            writes=receipt.writes,
+        )  # fmt: skip
+        counted = f"{receipt.writes} writes" if receipt.writes >= 0 else "writes not counted"
+        log.warning(
+            "group %s: %s had %d bytes (%s) that epoch %d does not have: they are given up, and "
+            "saved at %s",
+            self.group, receipt.server, size, counted, receipt.epoch, receipt.saved,
+        )  # fmt: skip
 
     async def _add_up(self) -> None:
         """I6: the oldest receipts beyond a limit become one sum; no count is lost.

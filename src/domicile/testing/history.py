@@ -76,6 +76,10 @@ outcome        inc, role, shard, n, outcome ("ok", "rejected", "failed", "not_ex
                "maybe_executed"), cancelled (bool: its caller no longer waits) — exactly one for
                each ask, at most one for a tell (refused)
 lost           inc, role, shard, n — a tell of unknown outcome; the sender was told
+**replica groups**
+electing       inc, epoch, why — runs this election (F5)
+promoted       inc, server, epoch — its server is the primary of this epoch (F9)
+loss           inc, server, epoch, bytes, writes (-1: not counted) — a receipt is stored (F10)
 **workload**
 acked          type, id, seq, value — a durable entity answered that `value` (None: of an earlier
                ask with that key) is its event number `seq` (None: any)
