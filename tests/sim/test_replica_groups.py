@@ -347,7 +347,9 @@ def test_elections_promotions_and_losses_are_reported(caplog: pytest.LogCaptureF
     with caplog.at_level("WARNING", logger="domicile"):
         group = play(scenario, ASYNC)
     elections = [one.fields["epoch"] for one in group.history.of("electing")]
-    promotions = [(one.fields["server"], one.fields["epoch"]) for one in group.history.of("promoted")]
+    promotions = [
+        (one.fields["server"], one.fields["epoch"]) for one in group.history.of("promoted")
+    ]
     assert elections == [1, 2]
     assert [epoch for _, epoch in promotions] == [1, 2]
     [loss] = group.history.of("loss")
