@@ -68,7 +68,7 @@ def _server_frozen(group: SimGroup, at: GroupMachineHost, random: Random) -> Non
 
 def _server_crashed(group: SimGroup, at: GroupMachineHost, random: Random) -> None:
     back_s, lost = random.choice((0.05, 0.5, 3.0)), random.choice((0, 3, 1_000_000))
-    # Only a server that cascades has a process for each session; where one goes on, no disk is lost.
+    # Only a server that cascades has a process for each session. With one left, no disk is lost.
     orphans = group.cascades and random.random() < 0.5
     group.crash_server(at, back_s, 0 if orphans else lost, orphans=orphans)
 
@@ -270,7 +270,9 @@ async def _cut_short_while_it_saves(group: SimGroup, state: GroupState, random: 
     await asyncio.sleep(0.05)
     group.freeze_agent(primary, 4.0)
     saved, end = len(group.record.given_up), group.world.now + AWAY_S
-    while len(group.record.given_up) == saved and group.world.now < end:
+    while (  # noqa: ASYNC110
+        len(group.record.given_up) == saved and group.world.now < end
+    ):
         await asyncio.sleep(0.0005)
     group.kill_agent(primary, 0.2)
     await asyncio.sleep(1.0)

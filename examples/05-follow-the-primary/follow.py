@@ -1,4 +1,4 @@
-"""An application that follows the primary of a replica group: it tells each change, with its epoch."""
+"""An application that follows the primary of a replica group, and tells each change."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ each_kind = pytest.mark.parametrize("cascades", [False, True], ids=["copies", "c
 def test_what_a_replica_alone_has_is_saved_though_its_agent_was_away(
     cascades: bool, left: str
 ) -> None:
-    """F10: meanwhile another server, or the same one with less, answers at its primary's address."""
+    """F10: another server, or the same one with less, answers at its primary's address."""
 
     async def scenario(group: SimGroup) -> None:
         old = await primary(group)

@@ -3,7 +3,7 @@
 `domicile.testing.groups.group` builds the servers. A server does what real ones do: a replica goes
 on following without its agent, a frozen server does late what was asked of it, a crash may cost an
 asynchronous server its newest entries, and a session that is open goes on writing until somebody
-ends it, be it that the server is gone. It knows nothing of epochs, except in what it records for the
+ends it, even if the server is gone. It knows nothing of epochs, except in what it records for the
 checkers.
 
 A replica follows an address, not a server. There are two kinds. A *cascading* one, as PostgreSQL,
@@ -78,7 +78,7 @@ class GroupLog:
     copied_over: list[tuple[float, str, tuple[int, ...]]] = field(
         default_factory=lambda: list[tuple[float, str, tuple[int, ...]]]()
     )
-    """Writes that a server dropped by itself, because it found other data at its primary's address."""
+    """Writes that a server dropped by itself: it found other data at its primary's address."""
     needless: list[tuple[float, str, tuple[int, ...]]] = field(
         default_factory=lambda: list[tuple[float, str, tuple[int, ...]]]()
     )

@@ -39,8 +39,8 @@ async def save_log(server: LocalServer, own: Lineage, kept: int, end: int) -> Sa
     found, whole = segments_beyond(own, kept, end, size, names)
     if len(found) * size > MOST_LOST_BYTES:
         raise ConnectionError(
-            f"{len(found) * size} bytes would be lost, more than {MOST_LOST_BYTES} are not saved by "
-            "themselves: copy pg_wal, then remove what the server has"
+            f"{len(found) * size} bytes would be lost, more than {MOST_LOST_BYTES} are not saved "
+            "by themselves: copy pg_wal, then remove what the server has"
         )
     folder = server.folder / f"lost-{own[-1].timeline}-{kept:X}-{end:X}"
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
