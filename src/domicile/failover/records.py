@@ -280,6 +280,31 @@ def parse_server_key(group: str, key: bytes) -> tuple[str, Incarnation]:
     return server, Incarnation(incarnation)
 
 
+def parse_agent(key: bytes) -> tuple[str, str] | None:
+    """The group and the server id if this is the key of an agent's record; otherwise None.
+
+    Such a record means that an agent may act. It ends with the agent's lease.
+    """
+    if not key.startswith(GROUPS):
+        return None
+    try:
+        group = parse_group(key)
+        return group, parse_server_key(group, key)[0]
+    except ValueError:
+        return None
+
+
+def parse_state_group(key: bytes) -> str | None:
+    """The group if this is the key of a group's state; otherwise None."""
+    if not key.startswith(GROUPS):
+        return None
+    try:
+        group = parse_group(key)
+    except ValueError:
+        return None
+    return group if key == state_key(group) else None
+
+
 def receipts_prefix(group: str) -> bytes:
     """The prefix of a group's loss receipts."""
     return group_prefix(group) + b"receipt/"

@@ -43,6 +43,19 @@ from domicile.core.state.txn import (
     check_limits,
 )
 from domicile.errors import StoreUnavailable
+from domicile.failover.records import (
+    GroupConfig,
+    GroupPhase,
+    GroupState,
+    ServerRecord,
+    config_key,
+    encode_group_record,
+    loss_sum_key,
+    past_key,
+    receipt_key,
+    server_key,
+    state_key,
+)
 from domicile.ops.cli import app
 from domicile.ops.store import copy as store_copy
 from domicile.ops.store.copy import ClusterCopy, CopyRefused, batches, planned, reopen
@@ -280,6 +293,101 @@ def test_records_of_killed_processes_are_waited_for(tmp_path: Path) -> None:
             )
             assert (await copy.run()).keys == 2
         assert said[0] == "waiting for the records of processes to end"
+
+    asyncio.run(main())
+
+
+# replica groups
+
+
+def group_state(epoch: int, origin: str = "data") -> bytes:
+    return encode_group_record(
+        GroupState(phase=GroupPhase.SERVING, epoch=epoch, origin=origin, primary=A, served=epoch)
+    )
+
+
+GROUP = {
+    config_key("or/ders"): encode_group_record(GroupConfig(driver="valkey")),
+    state_key("or/ders"): group_state(4),
+    receipt_key("or/ders", 3, "b"): b"{}",
+    loss_sum_key("or/ders"): b"{}",
+    past_key("or/ders", 4): b"{}",
+}
+AGENT_KEY = server_key("or/ders", "a/1", A)
+AGENT = encode_group_record(
+    ServerRecord(server="a/1", incarnation=A, address="10.0.0.1:6379", ttl_s=3.0)
+)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_agents_of_replica_groups_are_in_the_way_of_a_copy(tmp_path: Path, number: int) -> None:
+    """The mark would fence them, and their guards would close databases that serve."""
+
+    async def main() -> None:
+        async with places(tmp_path) as stores:
+            await stores.fill(0, WHOLE)
+            await stores.fill(1, WHOLE)
+            await stores.fill(number, {AGENT_KEY: AGENT})
+            with pytest.raises(CopyRefused) as told:
+                await stores.copy(replace=True)
+            assert "the agent of server 'a/1' of group 'or/ders'" in str(told.value)
+            assert "an agent that stops closes its server" in str(told.value)
+            for whichever in (0, 1):
+                assert MOVED_KEY not in await stores.values(whichever)
+
+    asyncio.run(main())
+
+
+def test_a_group_arrives_but_no_record_of_an_agent(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with places(tmp_path) as stores:
+            await stores.fill(0, {**WHOLE, **GROUP})
+            await stores.copy()
+            there = await stores.values(1)
+            there.pop(REWOUND_KEY)
+            assert there == {**WHOLE, **GROUP}
+
+    asyncio.run(main())
+    source = [Item(AGENT_KEY, AGENT, 1, 1), Item(state_key("or/ders"), group_state(4), 1, 1)]
+    assert [write.key for write in planned(source, [])] == [state_key("or/ders")]
+    # Keys of a group's that a later version may add are none of an agent's.
+    assert planned([Item(b"group/x/servers", b"", 1, 1)], []) == [Put(b"group/x/servers", b"")]
+
+
+def test_an_agent_that_was_killed_is_waited_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        shared = MemoryStore(clock)
+        store = shared.client("agent")
+        await store.grant("server-a", 3.0)
+        for key, value in GROUP.items():
+            await store.commit([], [Put(b"c/" + key, value)])
+        await store.commit([], [Put(b"c/" + AGENT_KEY, AGENT, "server-a")])
+        source = WholeStore("memory://a", MEMORY, shared.client("tool"), None)
+        async with places(tmp_path) as stores:
+            copy = ClusterCopy(
+                source, stores.whole(1), "c", replace=False, wait_s=60.0, why="",
+                told=lambda *all: clock.advance(1.0),
+            )  # fmt: skip
+            await copy.run()
+            there = await stores.values(1)
+            assert there.pop(REWOUND_KEY)
+            assert there == GROUP
+
+    asyncio.run(main())
+
+
+def test_a_group_that_went_on_in_the_target_is_not_put_back(tmp_path: Path) -> None:
+    """Its servers have histories of the epochs that the source lacks (F8)."""
+
+    async def main() -> None:
+        async with places(tmp_path) as stores:
+            await stores.fill(0, {**WHOLE, **GROUP})
+            await stores.fill(1, {state_key("or/ders"): group_state(5)})
+            with pytest.raises(CopyRefused, match="group 'or/ders' .* at epoch 5, .* at epoch 4"):
+                await stores.copy(replace=True)
+            assert MOVED_KEY not in await stores.values(0)
+            assert (await stores.values(1))[state_key("or/ders")] == group_state(5)
 
     asyncio.run(main())
 

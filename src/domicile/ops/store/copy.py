@@ -1,9 +1,9 @@
 """Copy clusters from one store to another, while none of their processes runs.
 
 Both stores are used through their port only, so any two kinds will do. A mark in each store keeps
-processes away meanwhile, and from the source afterwards. Records of processes are never copied:
-they end with their leases first. An epoch never goes back at the target, whatever it had before
-(I2). Everything may be repeated after a failure.
+processes away meanwhile, and from the source afterwards. Records of processes are never copied, nor
+those of the agents of replica groups: they end with their leases first. An epoch never goes back at
+the target, whatever it had before (I2). Everything may be repeated after a failure.
 """
 
 from __future__ import annotations
@@ -35,6 +35,12 @@ from domicile.core.state.txn import (
     Write,
 )
 from domicile.errors import StoreError
+from domicile.failover.records import (
+    GroupState,
+    decode_group_record,
+    parse_agent,
+    parse_state_group,
+)
 from domicile.ops.operator import audit_key, who
 from domicile.ops.operator_commits import AuditRecord
 from domicile.ports.store import Store
@@ -47,7 +53,13 @@ SPARE_BYTES = 8 * 1024
 """Bytes of a commit that are left for its condition."""
 
 PROCESSES = (KeyFamily.NODE, KeyFamily.CLIENT, KeyFamily.LEADER)
-"""Records that stand while a process may act."""
+"""Records that stand while a process may act. Those of agents are of no family."""
+
+STOP_AGENTS = (
+    "an agent that stops closes its server, so the database is away until the agents run with the "
+    "new store: stop those of the replicas first, that of the primary last. Pausing a group does "
+    "not remove its agents"
+)
 
 LEFT_BEHIND = (
     *PROCESSES, KeyFamily.DEAD, KeyFamily.STUCK, KeyFamily.KICK, KeyFamily.REWOUND, KeyFamily.MOVED,
@@ -87,7 +99,7 @@ def planned(source: Iterable[Item], target: Iterable[Item]) -> list[Write]:
     for item in source:
         family = classify(item.key)
         before = there.pop(item.key, None)
-        if family in LEFT_BEHIND:
+        if family in LEFT_BEHIND or parse_agent(item.key) is not None:
             continue
         value = item.value
         if family is KeyFamily.BLOCK and before is not None:
@@ -112,6 +124,38 @@ def _risen(value: bytes, before: bytes) -> bytes:
         entries.append(other if risen == other else structs.replace(risen, change=change + 1))
     entries += old.entries[len(new.entries) :]
     return before if tuple(entries) == old.entries else encode_block(Block(new.txn, tuple(entries)))
+
+
+def groups_ahead(source: Iterable[Item], target: Iterable[Item]) -> list[str]:
+    """The replica groups that went on in the target, for people.
+
+    Their servers may have histories of epochs that the source does not know. A state with an
+    earlier epoch would give an epoch a second history (F8).
+    """
+    there = _group_states(target)
+    found: list[str] = []
+    for group, state in _group_states(source).items():
+        other = there.get(group)
+        if other is not None and other.origin == state.origin and other.epoch > state.epoch:
+            found.append(
+                f"group {group!r} is there at epoch {other.epoch}, and here at epoch {state.epoch}"
+            )
+    return found
+
+
+def _group_states(items: Iterable[Item]) -> dict[str, GroupState]:
+    found: dict[str, GroupState] = {}
+    for item in items:
+        group = parse_state_group(item.key)
+        if group is not None:
+            try:
+                found[group] = decode_group_record(item.value, GroupState)
+            except ValueError as error:
+                raise CopyRefused(
+                    f"the state of group {group!r} can't be read ({error}): copy with the version "
+                    "of Domicile that wrote it"
+                ) from error
+    return found
 
 
 def batches(writes: Sequence[Write]) -> list[list[Write]]:
@@ -200,15 +244,17 @@ class ClusterCopy:
         """Wait until no process is registered."""
         until = time.monotonic() + self._wait_s
         while True:
-            there = processes((await store.list(b"")).items)
+            items = (await store.list(b"")).items
+            there = processes(items)
             if not there:
                 return
             if time.monotonic() >= until:
+                agents = any(parse_agent(item.key) is not None for item in items)
                 raise CopyRefused(
                     f"{len(there)} processes of cluster {self._cluster!r} are registered in {url}: "
                     f"{', '.join(there[:5])}{', …' if len(there) > 5 else ''}. Stop them first; "
                     "records of processes that were killed vanish with their leases, or by "
-                    "`domicile declare-dead`"
+                    f"`domicile declare-dead`{'. Beware: ' + STOP_AGENTS if agents else ''}"
                 )
             self._told("waiting for the records of processes to end", 0, len(there))
             # A store whose time stands still ends no lease (S4).
@@ -233,6 +279,12 @@ class ClusterCopy:
         unfinished = mark is not None and mark.direction == "from" and mark.store == self._from_url
         self._fresh = not items or unfinished
         if self._fresh or self._replace:
+            ahead = groups_ahead((await self._source.list(b"")).items, items)
+            if ahead:
+                raise CopyRefused(
+                    f"{ahead[0]}: what is in {self._from_url} is the past of that replica group. "
+                    f"Copy from {self._to_url} instead, or name another store"
+                )
             return
         raise CopyRefused(
             f"{self._to_url} has a cluster {self._cluster!r} already, with {len(items)} keys: say "
@@ -342,6 +394,9 @@ def processes(items: Iterable[Item]) -> list[str]:
             found.append("a client")
         elif family is KeyFamily.LEADER:
             found.append("a coordinator")
+        elif (agent := parse_agent(item.key)) is not None:
+            group, server = agent
+            found.append(f"the agent of server {server!r} of group {group!r}")
     return found
 
 
