@@ -28,8 +28,8 @@ from domicile.settings import FENCINGS
 from domicile.testing.processes.environment import Network
 from proving.chaos.bundle import leave
 from proving.chaos.round import Result, RoundPlan, play
-from proving.chaos.server import CHAOS_SERVERS, NO_SERVER, StoreServer
-from proving.chaos.tally import KINDS, NONE, Tally
+from proving.chaos.server import CHAOS_SERVERS, EMBEDDED, NO_SERVER, StoreServer
+from proving.chaos.tally import KINDS, NONE, SERVED, Tally
 from proving.chaos.verdict import FAILED, INTERRUPTED, Verdict, conclude
 
 ROUND_S = 120.0
@@ -95,6 +95,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         )
     if options.managers < 0:
         parser.error("--managers must not be negative")
+    lacking = EMBEDDED if options.store in CHAOS_SERVERS else SERVED
+    for kind in options.only:
+        if kind in lacking:
+            parser.error(f"--only '{kind}': a run with --store {options.store} has no such fault")
     rounds = _rounds(options.minutes)
     if options.round is not None and not 1 <= options.round <= rounds:
         parser.error(f"--round must be from 1 to {rounds}: a run of {options.minutes!r} minutes")

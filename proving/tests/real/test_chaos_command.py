@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -22,14 +23,19 @@ from domicile.testing.processes.history import RealHistory
 from proving.chaos import __main__ as command
 from proving.chaos.bundle import leave
 from proving.chaos.round import LONG_S, RoundPlan, strikes
-from proving.chaos.tally import CALLS, KINDS, NONE, Tally
+from proving.chaos.server import EMBEDDED, ServedStore, StoreServer, server_faults
+from proving.chaos.tally import CALLS, KINDS, NONE, SERVED, Tally
 from proving.chaos.targeted import FAULTS
 
 ROOT = Path(__file__).resolve().parents[3]
-PATCHES = sorted((ROOT / "tests" / "mutants" / "chaos").glob("*.patch"))
+PATCHES = sorted((ROOT / "proving" / "mutants" / "chaos").glob("*.patch"))
+SOME_SERVER = cast(StoreServer, object())
+"""A plan asks only whether there is one."""
 
 
-def plan(length_s: float = 120.0, seed: int = 1, number: int = 1) -> RoundPlan:
+def plan(
+    length_s: float = 120.0, seed: int = 1, number: int = 1, server: StoreServer | None = None
+) -> RoundPlan:
     return RoundPlan(
         seed=seed,
         number=number,
@@ -38,6 +44,7 @@ def plan(length_s: float = 120.0, seed: int = 1, number: int = 1) -> RoundPlan:
         rate=60.0,
         network="loopback",
         directory=Path("unused"),
+        server=server,
     )
 
 
@@ -45,14 +52,20 @@ def plan(length_s: float = 120.0, seed: int = 1, number: int = 1) -> RoundPlan:
 
 
 def test_every_kind_of_fault_has_a_verb() -> None:
-    assert tuple(FAULTS) == KINDS
+    served = server_faults(cast(ServedStore, None))
+    assert (*FAULTS, *served) == KINDS
+    assert tuple(served) == SERVED
 
 
 @pytest.mark.parametrize("length_s", [25.0, 60.0, 120.0])
-def test_a_round_of_any_length_strikes_with_every_kind(length_s: float) -> None:
+@pytest.mark.parametrize("server", [None, SOME_SERVER], ids=["embedded", "served"])
+def test_a_round_of_any_length_strikes_with_every_kind_that_its_store_has(
+    length_s: float, server: StoreServer | None
+) -> None:
+    lacking = SERVED if server is None else EMBEDDED
     for seed in range(20):
-        struck = strikes(plan(length_s, seed))
-        assert {kind for _, kind in struck} == {*KINDS}
+        struck = strikes(plan(length_s, seed, server=server))
+        assert {kind for _, kind in struck} == {*KINDS} - {*lacking}
         assert all(0 < at < plan(length_s).faulty_s for at, _ in struck)
         assert [at for at, _ in struck] == sorted(at for at, _ in struck)
 
@@ -131,6 +144,7 @@ def test_a_command_names_the_python_that_has_the_package() -> None:
         ["--minutes", "0"], ["--minutes", "nan"], ["--minutes", "inf"], ["--nodes", "2"],
         ["--rate", "-1"], ["--every", "0"], ["--managers", "-1"], ["--round", "0"],
         ["--minutes", "20", "--round", "11"], ["--only", "bad luck"],
+        ["--only", "server kill"], ["--only", "full disk", "--store", "etcd"],
     ],
 )  # fmt: skip
 def test_nonsense_is_a_mistake_of_usage(wrong: list[str]) -> None:
@@ -175,7 +189,7 @@ def test_on_a_terminal_the_live_line_fits_into_one(monkeypatch: pytest.MonkeyPat
     _, *lines = terminal.getvalue().split("\r")
     for line in lines:
         shown = line.removesuffix("\x1b[K")
-        assert shown.startswith("round 10/10   0 s | violations 0 | messages 0 moves 0 faults 24 |")
+        assert shown.startswith("round 10/10   0 s | violations 0 | messages 0 moves 0 faults 27 |")
         assert len(shown) < 80
 
 
@@ -199,7 +213,7 @@ def test_tallies_add_up_and_tell_everything() -> None:
         assert f"  {kind:<20}        2" in report
         assert f"{kind.replace(' ', '-')} 2" in line
     assert "I1c" in report
-    assert line.startswith("round 1 | violations 3 | messages 10 moves 4 faults 48 | ")
+    assert line.startswith("round 1 | violations 3 | messages 10 moves 4 faults 54 | ")
 
 
 def test_a_bundle_holds_the_history_the_timeline_and_the_command(tmp_path: Path) -> None:
@@ -276,6 +290,10 @@ def test_who_is_interrupted_twice_ends_at_once(tmp_path: Path) -> None:
     assert "Traceback" not in said
     assert ran.returncode == 130
     assert [path.name for path in tmp_path.iterdir()] == ["seed-3-round-1"]
+
+
+def test_there_are_bugs_for_chaos() -> None:
+    assert PATCHES
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)

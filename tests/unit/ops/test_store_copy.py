@@ -384,7 +384,7 @@ def test_a_group_that_went_on_in_the_target_is_not_put_back(tmp_path: Path) -> N
         async with places(tmp_path) as stores:
             await stores.fill(0, {**WHOLE, **GROUP})
             await stores.fill(1, {state_key("or/ders"): group_state(5)})
-            with pytest.raises(CopyRefused, match="group 'or/ders' .* at epoch 5, .* at epoch 4"):
+            with pytest.raises(CopyRefused, match=r"group 'or/ders' .* at epoch 5, .* at epoch 4"):
                 await stores.copy(replace=True)
             assert MOVED_KEY not in await stores.values(0)
             assert (await stores.values(1))[state_key("or/ders")] == group_state(5)
