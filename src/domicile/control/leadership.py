@@ -13,6 +13,7 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
+from domicile.concurrency.cadence import Cadence
 from domicile.control.driver import MachineDriver
 from domicile.control.strategy_runner import StrategyRunner
 from domicile.core.coordinator.custom_strategy import CUSTOM
@@ -141,11 +142,13 @@ class Leadership(MachineDriver[ClusterEvent, ClusterEffect]):
 
     async def _keep_ticking(self, store: NeedsTicks) -> None:
         """S4: the time of a store that has no clock of its own advances while somebody leads."""
+        loop = asyncio.get_running_loop()
+        cadence = Cadence(store.tick_s, loop.time())
         while self.check():
             # A store that does not answer, or went back, is noticed by those who need an answer.
             with suppress(StoreError):
                 await self._calls.bounded(store.tick())
-            await asyncio.sleep(store.tick_s)
+            await asyncio.sleep(cadence.wait_s(loop.time()))
 
     async def _keep_pinging(self) -> None:
         # Several pings in the shortest silence that has consequences (C6, C7).
