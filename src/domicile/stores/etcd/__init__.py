@@ -10,7 +10,8 @@
   restored etcd is noticed even if new commits have overtaken the lost ones (S5).
 - A lease's text becomes a number by hashing; a key under the lease holds the text (`leases`). A
   renewal counts after a read through a majority in the same raft term.
-- A watch resumes from the last event that was handed out (`watch`).
+- A watch resumes from the last event that was handed out (`watch`). It asks for a sign of life only
+  if renewals show a revision that it has not heard of, or if nobody renews (`watch_pulse`).
 - `domicile doctor` asks each server by itself (`survey`) and is told what that means (`findings`).
 
 `rpc.proto` is the part of etcd's API that is used. Reading order: client, connection, watch.

@@ -27,7 +27,7 @@ from domicile.stores.etcd.address import EtcdAddress
 from domicile.stores.etcd.failures import Fate, explanation, fate, is_settings_error
 from domicile.stores.etcd.history import EtcdHistory, KnownAtSending
 
-PING_S = 6.0
+PING_S = 10.0
 """Seconds without traffic before gRPC pings; etcd takes pings more often than 5 s for abuse."""
 
 PAUSE_S = 0.05
@@ -460,6 +460,8 @@ class EtcdConnections:
             ("grpc.max_reconnect_backoff_ms", 1000),
             ("grpc.keepalive_time_ms", int(PING_S * 1000)),
             ("grpc.keepalive_timeout_ms", wait_ms),
+            # An idle watch sends nothing for hours, and gRPC would soon stop to ping.
+            ("grpc.http2.max_pings_without_data", 0),
             ("grpc.max_receive_message_length", -1),
             ("grpc.max_send_message_length", -1),
             # The servers are named: what the environment says of proxies is for the web.

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
+from time import monotonic
 
 from domicile.errors import StoreRewound
 from domicile.stores.etcd import rpc_pb2 as pb
@@ -31,10 +32,12 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class KnownAtSending:
-    """What a process knew when it sent a request."""
+    """What a process knew when it sent a request, and when that was."""
 
     generation: int
     floor: int
+    at: float
+    """By `time.monotonic`."""
 
 
 class EtcdHistory:
@@ -49,6 +52,7 @@ class EtcdHistory:
         self._generation = 0
         self._cluster_id = 0
         self._floor = 0
+        self._read_at = 0.0
         self._witness: Witness | None = None
         self._why = ""
         self._answered = False
@@ -71,7 +75,12 @@ class EtcdHistory:
     def now(self) -> KnownAtSending:
         """What is known as a request is sent."""
         with self._lock:
-            return KnownAtSending(self._generation, self._floor)
+            return KnownAtSending(self._generation, self._floor, monotonic())
+
+    def newest(self) -> tuple[int, float]:
+        """The newest revision that a majority told, and when the last such request was sent."""
+        with self._lock:
+            return self._floor, self._read_at
 
     def check_generation(self, generation: int) -> None:
         """Raise `StoreRewound` if a rewind was found since."""
@@ -102,6 +111,7 @@ class EtcdHistory:
                         f"it answers at revision {header.revision}, {sent.floor} had been seen"
                     )
                 self._floor = max(self._floor, header.revision)
+                self._read_at = max(self._read_at, sent.at)
 
     def saw(self, sent: KnownAtSending, key: bytes, value: bytes, revision: int) -> None:
         """A write was seen in an answer to a request."""
@@ -128,6 +138,7 @@ class EtcdHistory:
     def _rewound(self, why: str) -> StoreRewound:
         self._generation += 1
         self._cluster_id = self._floor = 0
+        self._read_at = 0.0
         self._witness = None
         self._why = why
         self._noticed()

@@ -25,6 +25,7 @@ from domicile.stores.etcd.client import EtcdClient, etcd_item, prefix_end
 from domicile.stores.etcd.connection import WATCH, EtcdSession, stream_error
 from domicile.stores.etcd.failures import Fate, fate
 from domicile.stores.etcd.history import EtcdHistory, KnownAtSending
+from domicile.stores.etcd.watch_pulse import WatchPulse
 
 
 class WatchOwner(Protocol):
@@ -57,6 +58,7 @@ class EtcdWatch:
         self._reading: asyncio.Task[Any] | None = None
         self._error: StoreError | None = None
         self._read = False
+        self._pulse = self._new_pulse()
         self.following = False
         """Whether the server has begun it, and its changes come as they happen."""
 
@@ -119,17 +121,29 @@ class EtcdWatch:
         if self._stream is None:
             await self._open()
         timeout_s = self._owner.client.connections.op_timeout_s
-        reply = await self._answer(2 * timeout_s)
-        if reply is None:
-            # Silent: is there nothing new, or is the server frozen or cut off?
-            await self._ask_for_progress(timeout_s)
-            reply = await self._answer(timeout_s)
+        while True:
+            reply = await self._answer(self._pulse.wait_s(monotonic()))
+            if reply is not None:
+                break
+            newest, read_at = self._owner.history.newest()
+            if self._pulse.must_ask(monotonic(), newest, read_at):
+                # Silent: is there nothing new, or is the server frozen or cut off?
+                self._pulse.asks(newest)
+                await self._ask_for_progress(timeout_s)
+                reply = await self._answer(timeout_s)
+                break
         if reply is None:
             raise StoreUnavailable(
-                f"a watch of the store {self._shown} is silent for {3 * timeout_s:g} s; it is "
-                "begun again elsewhere"
+                f"a watch of the store {self._shown} is silent for {3 * timeout_s:g} s or more; it "
+                "is begun again elsewhere"
             )
+        self._pulse.heard(monotonic())
         self._take(reply)
+        if not reply.events and not self._pulse.told(reply.header.revision):
+            raise StoreUnavailable(
+                f"a member of the store {self._shown} has lagged behind the others for "
+                f"{2 * timeout_s:g} s; the watch is begun again elsewhere"
+            )
 
     async def _open(self) -> None:
         connections = self._owner.client.connections
@@ -160,10 +174,14 @@ class EtcdWatch:
                     self._take(reply)
                     if reply.header.revision < self._seen:
                         await self._see_whether_rewound(until)
+                    self._pulse = self._new_pulse()
                     self.following = True
                     return
             await self.aclose()
             connections.forget_token()
+
+    def _new_pulse(self) -> WatchPulse:
+        return WatchPulse(2 * self._owner.client.connections.op_timeout_s, monotonic())
 
     async def _broken(self, error: grpc.aio.AioRpcError) -> StoreError:
         """What a connection that broke means: the server may have been restored meanwhile (S5)."""
