@@ -36,7 +36,7 @@ ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
 export UV_SYSTEM_CERTS ?= 1
 endif
 
-.PHONY: help setup check format test test-real test-stores test-hosts test-kube kube-apiserver test-docs prove golden sim sim-groups sim-rings sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable bench-stores compare planner idle overload recovery recovery-stores rolling crowd soak docs etcd-rpc lock clean test-replica bench-failover bench-rings
+.PHONY: help setup check format test test-real test-stores test-hosts test-kube kube-apiserver libfaketime test-docs prove golden sim sim-groups sim-rings sim-long chaos chaos-bank full-size search mutant mutants chaos-mutants demo bench bench-durable bench-stores compare planner idle overload recovery recovery-stores rolling crowd soak docs etcd-rpc lock clean test-replica bench-failover bench-rings
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ kube-apiserver: ## build the API server that test-kube starts, if it is not in t
 
 test-replica: setup ## replica groups under faults, on real servers (root: also in network namespaces)
 	$(PYTEST) $(WORKERS) --dist worksteal tests/replica $(ARGS)
+
+libfaketime: ## install what tests step a server's clock with, if it is not there (root, Debian)
+	proving/servers/install_libfaketime.sh
 
 test-docs: setup ## every example and console session of the pages, and the examples
 	$(PYTEST) $(WORKERS) --dist worksteal tests/docs $(ARGS)

@@ -25,6 +25,7 @@ from redis.exceptions import RedisError, ResponseError
 from domicile.stores.redis.server import RedisAddress
 from domicile.testing.processes.environment import StoreHost
 from proving.freezing import freeze
+from proving.stepped_wall import SteppedWall
 
 READY_S = 60.0
 US = 1_000_000
@@ -53,7 +54,10 @@ def redis_programs() -> dict[str, Path]:
 class RedisProcess:
     """One server, from `start` to `stop`, with a directory and a port of its own."""
 
-    def __init__(self, program: Path | None = None, *settings: str) -> None:
+    def __init__(
+        self, program: Path | None = None, *settings: str, own_clock: bool = False
+    ) -> None:
+        """With a clock of its own (`NoFaketime` without one) `step_wall` really steps it."""
         found = redis_programs()
         if program is None and not found:
             raise NoRedis(
@@ -64,6 +68,7 @@ class RedisProcess:
         self._settings = settings
         self.home = Path(tempfile.mkdtemp(prefix="domicile-redis-"))
         """The directory that holds its data, on the disk that it writes to."""
+        self.wall = SteppedWall(self.home) if own_clock else None
         self._process: subprocess.Popen[bytes] | None = None
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
@@ -89,7 +94,10 @@ class RedisProcess:
         return url.replace(f":{self.port}/", f":{port}/")
 
     def step_wall(self, url: str, by_s: float) -> None:
-        """As if the machine's clock had been stepped since a store's last reading."""
+        """Step its clock, or do as if the machine's was stepped since a store's last reading."""
+        if self.wall is not None:
+            self.wall.step(by_s)
+            return
         meta = RedisAddress.parse(url, url).keys[0]
         self.ask("HINCRBY", meta, "wall", round(-by_s * US))
 
@@ -98,7 +106,8 @@ class RedisProcess:
         with (self.home / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *self._enter, str(self._program), "--port", str(self.port),
+                    *self._enter, *(() if self.wall is None else self.wall.command),
+                    str(self._program), "--port", str(self.port),
                     "--bind", "127.0.0.1", "--dir", str(self.home),
                     "--save", "", "--appendonly", "yes",
                     "--appendfsync", "always", "--enable-debug-command", "local",

@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 
 from proving.freezing import freeze
+from proving.stepped_wall import SteppedWall
 
 READY_S = 120.0
 
@@ -45,9 +46,11 @@ def programs() -> Path | None:
 class PostgresServer:
     """One server, from `start` to `stop`."""
 
-    def __init__(self, bin: Path, *options: str) -> None:
+    def __init__(self, bin: Path, *options: str, own_clock: bool = False) -> None:
+        """With a clock of its own (`NoFaketime` without one) `step_wall` really steps it."""
         self._bin, self._options = bin, options
         self._home = Path(tempfile.mkdtemp(prefix="domicile-postgres-"))
+        self.wall = SteppedWall(self._home) if own_clock else None
         self._process: subprocess.Popen[bytes] | None = None
         self.port = _free_port()
         self._databases = 0
@@ -83,7 +86,8 @@ class PostgresServer:
             rules.write_text(asks + rules.read_text(encoding="utf-8"), encoding="utf-8")
         self._process = subprocess.Popen(
             [
-                *self._as, str(self._bin / "postgres"), "-D", str(data), "-p", str(self.port),
+                *self._as, *(() if self.wall is None else self.wall.command),
+                str(self._bin / "postgres"), "-D", str(data), "-p", str(self.port),
                 "-h", "127.0.0.1", "-k", str(self._home), "-c", "max_connections=200",
                 *self._options,
             ],
@@ -157,7 +161,10 @@ class PostgresServer:
                 os.kill(pid, signal.SIGCONT)
 
     def step_wall(self, url: str, by_s: float) -> None:
-        """What a step of its wall clock does to the store: the clock itself is the machine's."""
+        """Step its clock. If that is the machine's: do to the store what a step would do to it."""
+        if self.wall is not None:
+            self.wall.step(by_s)
+            return
         stepped = f"UPDATE domicile_store.meta SET wall = wall - {by_s}, led = led - {by_s}"
         self._run("psql", "-X", "-q", "-d", url, "-c", stepped)
 

@@ -44,6 +44,7 @@ PURE = (
     "links/departed.py",
     "observe/readiness.py",
     "persist/batches.py",
+    "stores/etcd/watch_pulse.py",
     "stores/storetime.py",
 )
 """Decisions without a loop, a clock, a socket or entropy of their own. `make check` also looks at
