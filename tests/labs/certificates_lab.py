@@ -85,12 +85,12 @@ class Authority:
         self.cert = directory / "ca.pem"
         self._key = directory / "ca.key"
         self._make = _by_package if importlib.util.find_spec("cryptography") else _by_program
-        self._make(self.cert, self._key, None, None, GOOD)
+        self._make(self.cert, self._key, None, None, GOOD, "")
 
-    def issue(self, name: str, span: Span = GOOD) -> Files:
-        """A certificate, signed by this authority."""
+    def issue(self, name: str, span: Span = GOOD, host: str = "") -> Files:
+        """A certificate, signed by this authority; with `host` it is that of a server there."""
         cert, key = self._directory / f"{name}.pem", self._directory / f"{name}.key"
-        self._make(cert, key, self.cert, self._key, span)
+        self._make(cert, key, self.cert, self._key, span, host)
         ca = self._directory / f"{name}.ca"
         shutil.copy(self.cert, ca)
         return Files(cert, key, ca)
@@ -101,7 +101,9 @@ def _name(cert: Path) -> str:
     return f"{cert.parent.name}-{cert.stem}"
 
 
-def _by_package(cert: Path, key: Path, ca: Path | None, ca_key: Path | None, span: Span) -> None:
+def _by_package(
+    cert: Path, key: Path, ca: Path | None, ca_key: Path | None, span: Span, host: str
+) -> None:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -115,7 +117,7 @@ def _by_package(cert: Path, key: Path, ca: Path | None, ca_key: Path | None, spa
         assert isinstance(loaded, ec.EllipticCurvePrivateKey)
         signer = loaded
     now = datetime.now(UTC)
-    built = (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
@@ -124,8 +126,11 @@ def _by_package(cert: Path, key: Path, ca: Path | None, ca_key: Path | None, spa
         .not_valid_before(now + span[0])
         .not_valid_after(now + span[1])
         .add_extension(x509.BasicConstraints(ca=ca is None, path_length=None), critical=True)
-        .sign(signer, hashes.SHA256())
     )
+    if host:
+        names = x509.SubjectAlternativeName([x509.DNSName(host)])
+        builder = builder.add_extension(names, critical=False)
+    built = builder.sign(signer, hashes.SHA256())
     cert.write_bytes(built.public_bytes(serialization.Encoding.PEM))
     key.write_bytes(
         own.private_bytes(
@@ -136,7 +141,9 @@ def _by_package(cert: Path, key: Path, ca: Path | None, ca_key: Path | None, spa
     )
 
 
-def _by_program(cert: Path, key: Path, ca: Path | None, ca_key: Path | None, span: Span) -> None:
+def _by_program(
+    cert: Path, key: Path, ca: Path | None, ca_key: Path | None, span: Span, host: str
+) -> None:
     if span[0] > -DAY or span[1] < DAY:
         pytest.skip("openssl makes no certificates of the past; install cryptography")
     days = str(span[1].days)
@@ -150,6 +157,10 @@ def _by_program(cert: Path, key: Path, ca: Path | None, ca_key: Path | None, spa
     wish = cert.with_suffix(".csr")
     _openssl("req", "-new", *new, "-out", str(wish))
     signer = ["-CA", str(ca), "-CAkey", str(ca_key), "-CAcreateserial"]
+    if host:
+        names = cert.with_suffix(".ext")
+        names.write_text(f"subjectAltName=DNS:{host}\n", encoding="utf-8")
+        signer += ["-extfile", str(names)]
     _openssl("x509", "-req", "-in", str(wish), *signer, "-days", days, "-out", str(cert))
 
 

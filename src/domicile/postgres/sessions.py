@@ -7,6 +7,7 @@ the rules rely on. No text from here may contain a password.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -120,6 +121,17 @@ def explained(
             )
         case TimeoutError():
             return away(f"{what} did not answer within {answer_s:.1f} s")
+        case ssl.SSLCertVerificationError():
+            return ConfigError(
+                f"{what} shows a certificate that is not accepted: {error.verify_message}; name "
+                "its authority by ?sslrootcert=FILE in the URL, and the server as its certificate "
+                "names it"
+            )
+        case ConnectionError() if "rejected SSL upgrade" in str(error):
+            return ConfigError(
+                f"{what} speaks no TLS: {error}; switch `ssl` on at the server, or leave out "
+                "sslmode= in the URL"
+            )
         case OSError() | asyncpg.InterfaceError():
             return away(f"{what} can't be reached: {error}")
         case _:
