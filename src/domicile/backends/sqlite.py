@@ -11,6 +11,7 @@ from pathlib import Path
 from domicile.backends.registry import Backend, OpenOptions
 from domicile.core.state.keys import CLIENTS
 from domicile.errors import ConfigError
+from domicile.membership.clock import SystemClock
 from domicile.ports.health import Health
 from domicile.ports.journal import Journal
 from domicile.ports.store import Store
@@ -84,6 +85,7 @@ class SqliteBackend(Backend):
         return SqliteJournal(
             self.sqlite_file(url), options.cluster, wait_s=options.op_timeout_s,
             lives=options.lives, reads_only=options.reads_only, serves=options.serves,
+            now=SystemClock().now,
         )  # fmt: skip
 
     def copy_journal(self, url: str, to: str) -> None:

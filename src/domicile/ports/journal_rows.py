@@ -64,7 +64,8 @@ class EventRow(
 class KeyRow(
     msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="key"
 ):
-    """A key of an ask to the entity before it, the day it came on, from 1970, and its reply."""
+    """A key of an ask to the entity before it, the day it came on, as its journal counts, and its
+    reply."""
 
     key: str
     day: int
@@ -86,6 +87,6 @@ class TransferableJournal(Protocol):
         """Take all of these rows, or nothing: one transaction.
 
         `ConfigError` if the journal has anything of the cluster. The id of the journal is its own
-        (J11), and no owner has the shards. Keys that are too old to be kept are left out.
+        (J11), and no owner has the shards. Keys are kept as if they came now.
         """
         ...

@@ -13,10 +13,16 @@ from postgres_lab import shared_server
 
 from domicile.core.ids import EntityKey
 from domicile.errors import ConfigError
+from domicile.journals.key_days import DAY_S, KEPT_DAYS
 from domicile.journals.postgres.journal import PostgresJournal
-from domicile.journals.postgres.schema import entity_number
+from domicile.journals.postgres.schema import (
+    DAYS_AHEAD,
+    TODAY,
+    day_partition,
+    entity_number,
+)
 from domicile.journals.sqlite.journal import SqliteJournal
-from domicile.journals.sqlite.schema import APPLICATION_ID, FORMAT, day_table
+from domicile.journals.sqlite.schema import APPLICATION_ID, FORMAT, day_table, known_days
 from domicile.membership.clock import SystemClock
 from domicile.ports.journal import (
     Journal,
@@ -25,6 +31,7 @@ from domicile.ports.journal import (
     StoredEvent,
     StoredReply,
     Wanted,
+    WriteRefused,
     Written,
 )
 from domicile.testing.suites.journal import (
@@ -46,7 +53,8 @@ from domicile.testing.suites.journal import (
 
 LABS = Path(__file__).parents[2] / "labs"
 HISTORY = "e" * 32
-TODAY = 20_000
+OLD_DAY = "inbox_020000"
+"""The table with the keys of a day long ago, as format 2 named it."""
 
 ROWS = [
     (SHARD.shard, ENTITY, 1, b"1"),
@@ -109,24 +117,26 @@ def old_file(path: Path, offset: int = 3) -> None:
     # An entity that has nothing but a key.
     raw.execute("INSERT INTO entity VALUES (9, 1, 'Account', 'zoe', 0, 0)")
     raw.execute(
-        f"CREATE TABLE {day_table(TODAY)} (pos INTEGER PRIMARY KEY, entity INTEGER NOT NULL, "
+        f"CREATE TABLE {OLD_DAY} (pos INTEGER PRIMARY KEY, entity INTEGER NOT NULL, "
         "key TEXT NOT NULL, reply BLOB, UNIQUE (entity, key)) STRICT"
     )
-    raw.execute(f"INSERT INTO {day_table(TODAY)} (entity, key, reply) VALUES (1, 'k', ?)", (b"r",))
-    raw.execute(f"CREATE VIEW inbox AS SELECT entity, key, reply FROM {day_table(TODAY)}")
+    raw.execute(f"INSERT INTO {OLD_DAY} (entity, key, reply) VALUES (1, 'k', ?)", (b"r",))
+    raw.execute(f"CREATE VIEW inbox AS SELECT entity, key, reply FROM {OLD_DAY}")
     raw.pragma("application_id", APPLICATION_ID)
     raw.pragma("user_version", 1)
     raw.close()
 
 
 def opened(path: Path) -> SqliteJournal:
-    return SqliteJournal(path, "c", days=lambda: TODAY + 0.5)
+    return SqliteJournal(path, "c")
 
 
 def shape(path: Path) -> dict[str, object]:
-    """Tables with their columns, indexes and views of a file."""
+    """Tables with their columns, indexes and views of a file, without those of days."""
     raw = apsw.Connection(str(path))
-    names = raw.execute("SELECT type, name FROM sqlite_schema ORDER BY name").fetchall()
+    names = raw.execute(
+        "SELECT type, name FROM sqlite_schema WHERE tbl_name NOT GLOB 'day_*' ORDER BY name"
+    ).fetchall()
     columns = {
         name: raw.execute("SELECT * FROM pragma_table_xinfo(?)", (name,)).fetchall()
         for _, name in names
@@ -153,7 +163,7 @@ def test_a_file_of_format_1_is_brought_up_to_date(
 
     asyncio.run(scenario())
     assert shape(tmp_path / "old") == shape(tmp_path / "fresh")
-    assert caplog.text.count("has format 1 and is brought to format 2") == 1
+    assert caplog.text.count("has format 1 and is brought to format 3") == 1
 
 
 def test_a_reader_may_be_the_first_to_open_an_old_file(tmp_path: Path) -> None:
@@ -181,7 +191,63 @@ def test_an_older_version_writes_nothing_to_the_new_tables(tmp_path: Path) -> No
     raw = apsw.Connection(str(tmp_path / "new"))
     with pytest.raises(apsw.ConstraintError):
         raw.execute("INSERT INTO event (fence, entity, seq, data) VALUES (1, 1, 1, x'31')")
+    # One of format 2 that looks which days there are finds a last one that takes no keys.
+    names = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name GLOB 'inbox_*'"
+    [(name,)] = raw.execute(names).fetchall()
+    assert int(name.removeprefix("inbox_")) == 999_999
+    with pytest.raises(apsw.SQLError, match="no column"):
+        raw.execute(f"INSERT INTO {name} (entity, key, reply) VALUES (1, 'k', NULL)")
     raw.close()
+
+
+def test_keys_of_an_older_format_are_kept_for_as_long_as_new_ones(tmp_path: Path) -> None:
+    """Their days are of the time of day, which may have been wrong."""
+    old_file(tmp_path / "old")
+    now_s = 0.0
+
+    async def scenario() -> None:
+        nonlocal now_s
+        journal = SqliteJournal(tmp_path / "old", "c", now=lambda: now_s)
+        await journal.claim([OLD])
+        keys = [JournalWrite(SHARD, ENTITY, 2, (), (("new", None),))]
+        await journal.write(batch(3, OLD, *keys))
+        for passed in range(KEPT_DAYS + 1):
+            asked = [(ENTITY, "k"), (ENTITY, "new")]
+            assert await journal.inbox(asked) == [StoredReply(b"r"), StoredReply(None)], passed
+            for _ in range(2):
+                now_s += DAY_S / 2
+                await journal.claim([OLD])
+        assert await journal.inbox([(ENTITY, "k"), (ENTITY, "new")]) == [None, None]
+        await journal.close()
+
+    asyncio.run(scenario())
+    raw = apsw.Connection(str(tmp_path / "old"))
+    assert len(known_days(raw)) == KEPT_DAYS + 1
+    raw.close()
+
+
+def test_a_file_of_format_2_keeps_its_keys(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        journal = opened(tmp_path / "x")
+        await journal.claim([OLD])
+        await journal.write(batch(1, OLD, JournalWrite(SHARD, ENTITY, 0, (), (("k", b"r"),))))
+        await journal.close()
+        raw = apsw.Connection(str(tmp_path / "x"))
+        [day] = known_days(raw)
+        raw.execute(
+            f"DROP VIEW inbox; ALTER TABLE {day_table(day)} RENAME TO {OLD_DAY}; "
+            f"CREATE VIEW inbox AS SELECT entity, key, reply FROM {OLD_DAY}; "
+            "DROP TABLE key_days; DROP TABLE inbox_999999"
+        )
+        raw.pragma("user_version", 2)
+        raw.close()
+        again = opened(tmp_path / "x")
+        assert await again.inbox([(ENTITY, "k")]) == [StoredReply(b"r")]
+        late = JournalWrite(SHARD, ENTITY, 0, (), (("k", None),))
+        assert await again.write(batch(2, OLD, late)) == [WriteRefused("key", 1)]
+        await again.close()
+
+    asyncio.run(scenario())
 
 
 def test_a_file_that_contradicts_itself_stays_as_it_was(tmp_path: Path) -> None:
@@ -202,14 +268,14 @@ def test_a_file_that_contradicts_itself_stays_as_it_was(tmp_path: Path) -> None:
 def test_a_file_of_a_newer_format_is_refused_and_untouched(tmp_path: Path) -> None:
     old_file(tmp_path / "new")
     raw = apsw.Connection(str(tmp_path / "new"))
-    raw.pragma("user_version", 3)
+    raw.pragma("user_version", FORMAT + 1)
     raw.close()
 
     async def scenario() -> None:
         journal = opened(tmp_path / "new")
-        with pytest.raises(ConfigError, match=r"has format 3.*upgrade Domicile here"):
+        with pytest.raises(ConfigError, match=rf"has format {FORMAT + 1}.*upgrade Domicile here"):
             await journal.claim([OLD])
-        with pytest.raises(ConfigError, match=r"has format 3.*upgrade Domicile here"):
+        with pytest.raises(ConfigError, match=rf"has format {FORMAT + 1}.*upgrade Domicile here"):
             await events_of(journal)
         await journal.close()
 
@@ -273,12 +339,12 @@ def test_a_schema_of_format_1_is_brought_up_to_date() -> None:
         rows = await raw.fetch(
             "SELECT table_name, column_name, data_type, is_nullable, collation_name "
             "FROM information_schema.columns WHERE table_schema = $1 "
-            "AND table_name NOT LIKE 'inbox_%' ORDER BY 1, 2",
+            "AND table_name NOT LIKE 'day_%' ORDER BY 1, 2",
             schema,
         )
         indexes = await raw.fetch(
             "SELECT indexname FROM pg_indexes WHERE schemaname = $1 "
-            "AND tablename NOT LIKE 'inbox_%' ORDER BY 1",
+            "AND tablename NOT LIKE 'day_%' ORDER BY 1",
             schema,
         )
         return [*map(tuple, rows), *map(tuple, indexes)]
@@ -289,7 +355,7 @@ def test_a_schema_of_format_1_is_brought_up_to_date() -> None:
         assert await asyncio.gather(one.claim([OLD]), two.claim([OLD])) == [[None], [None]]
         await check_all_is_there(one)
         assert await events_of(two) == (b"1", b"2", b"3")
-        assert await raw.fetchval("SELECT format FROM meta") == 2
+        assert await raw.fetchval("SELECT format FROM meta") == 3
         fresh = connected("fresh")
         await fresh.claim([])
         assert await columns(raw, "old_journal") == await columns(raw, "fresh_journal")
@@ -299,6 +365,34 @@ def test_a_schema_of_format_1_is_brought_up_to_date() -> None:
             )
         for journal in (one, two, fresh):
             await journal.close()
+        await raw.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_schema_of_format_2_keeps_its_keys() -> None:
+    shared_server()
+
+    async def scenario() -> None:
+        journal = connected("second")
+        await journal.claim([OLD])
+        await journal.write(batch(1, OLD, JournalWrite(SHARD, ENTITY, 0, (), (("k", b"r"),))))
+        raw = await asyncpg.connect(
+            shared_server().url, server_settings={"search_path": "second_journal"}
+        )
+        today = await raw.fetchval(TODAY)
+        for day in range(today, today + DAYS_AHEAD + 1):
+            await raw.execute(f"ALTER TABLE {day_partition(day)} RENAME TO inbox_{day:06}")
+        await raw.execute("ALTER TABLE meta DROP counted_s, DROP since")
+        await raw.execute("ALTER FUNCTION store_batch RENAME TO write_batch")
+        await raw.execute("UPDATE meta SET format = 2")
+        again = connected("second")
+        late = batch(2, OLD, JournalWrite(SHARD, ENTITY, 0, (), (("k", None),)))
+        assert await again.write(late) == [WriteRefused("key", 1)]
+        assert await again.inbox([(ENTITY, "k")]) == [StoredReply(b"r")]
+        assert await raw.fetchval(TODAY) == today + 1, "behind the newest day that has a key"
+        for one in (again, journal):
+            await one.close()
         await raw.close()
 
     asyncio.run(scenario())

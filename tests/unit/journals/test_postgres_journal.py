@@ -22,14 +22,16 @@ from postgres_lab import GUARDED, PostgresServer, programs, shared_server
 
 from domicile.backends.registry import shown_url
 from domicile.errors import ConfigError
+from domicile.journals.key_days import DAY_S, KEPT_DAYS
 from domicile.journals.postgres import connections
 from domicile.journals.postgres.connections import Connections
 from domicile.journals.postgres.journal import PostgresJournal
 from domicile.journals.postgres.schema import (
+    DAY_PARTITION,
     DAYS_AHEAD,
-    KEPT_DAYS,
+    FUNCTIONS,
+    TODAY,
     create_partition,
-    day_partition,
 )
 from domicile.membership.clock import SystemClock
 from domicile.ports.journal import (
@@ -66,10 +68,12 @@ def _server() -> None:
     shared_server()
 
 
-def opened(cluster: str = "", **more: object) -> PostgresJournal:
+def opened(
+    cluster: str = "", now: Callable[[], float] | None = None, **more: object
+) -> PostgresJournal:
     name = cluster or f"c{next(numbers)}"
     return PostgresJournal(
-        shared_server().url, name, SystemClock(), shown="postgresql://here", **more
+        shared_server().url, name, SystemClock(now), shown="postgresql://here", **more
     )  # type: ignore[arg-type]
 
 
@@ -113,82 +117,104 @@ def test_what_is_written_is_there_for_another_process() -> None:
     asyncio.run(scenario())
 
 
+async def kept_days(raw: asyncpg.Connection[asyncpg.Record]) -> list[int]:
+    rows = await raw.fetch(
+        "SELECT inhrelid::regclass::text AS name FROM pg_inherits "
+        "WHERE inhparent = 'inbox'::regclass"
+    )
+    return sorted(int(row["name"].removeprefix(DAY_PARTITION)) for row in rows)
+
+
+async def looking_into(cluster: str) -> asyncpg.Connection[asyncpg.Record]:
+    return await asyncpg.connect(
+        shared_server().url, server_settings={"search_path": f"{cluster}_journal"}
+    )
+
+
 def test_keys_are_dropped_by_the_day() -> None:
+    now_s = 0.0
+
     async def scenario() -> None:
-        journal = opened("days")
-        await journal.claim([])
-        raw = await asyncpg.connect(
-            shared_server().url, server_settings={"search_path": "days_journal"}
-        )
-        today = await raw.fetchval("SELECT extract(epoch FROM now())::bigint / 86400")
-
-        async def days() -> list[int]:
-            rows = await raw.fetch(
-                "SELECT inhrelid::regclass::text AS name FROM pg_inherits "
-                "WHERE inhparent = 'inbox'::regclass"
-            )
-            return sorted(int(row["name"].removeprefix("inbox_")) for row in rows)
-
-        ahead = list(range(today, today + DAYS_AHEAD + 1))
-        assert await days() == ahead
-        for day in (today - 8, today - 7):
-            await raw.execute(
-                f"CREATE TABLE inbox_{day:06} PARTITION OF inbox "
-                f"FOR VALUES FROM ({day}) TO ({day + 1})"
-            )
-            number = "SELECT '00000000-0000-0000-0000-000000000000'::uuid"
-            await raw.execute(f"INSERT INTO inbox {number}, 'k', {day}, NULL")
-        await journal.close()
-        again = opened("days")
-        await again.claim([])
-        assert await days() == [today - 7, *ahead]
-        await again.close()
+        nonlocal now_s
+        journal, other = [opened("days", lambda: now_s) for _ in range(2)]
+        await journal.claim([OLD])
+        await other.claim([])
+        raw = await looking_into("days")
+        first = await raw.fetchval(TODAY)
+        assert await kept_days(raw) == list(range(first, first + DAYS_AHEAD + 1))
+        await journal.write(batch(1, OLD, JournalWrite(SHARD, ENTITY, 0, (b"1",), (("k", b"r"),))))
+        # A process counts at most half a day between two of its looks.
+        for quarter in range(4 * (KEPT_DAYS + 1)):
+            assert await journal.inbox([(ENTITY, "k")]) == [StoredReply(b"r")]
+            now_s += DAY_S / 4
+            await (other, journal)[quarter % 2].claim([])
+        assert await raw.fetchval(TODAY) == first + KEPT_DAYS + 1
+        assert await journal.inbox([(ENTITY, "k")]) == [None]
+        last = first + KEPT_DAYS + 1
+        assert await kept_days(raw) == list(range(first + 1, last + DAYS_AHEAD))
+        for one in (journal, other):
+            await one.close()
         await raw.close()
 
     asyncio.run(scenario())
 
 
-def test_a_new_day_waits_for_no_reader_and_keeps_no_write_waiting(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("step_days", [10, -10, 365, -365])
+def test_a_step_of_the_time_of_day_forgets_no_key(
+    monkeypatch: pytest.MonkeyPatch, step_days: int
 ) -> None:
-    """A dump, or an export, reads all tables over midnight; a change of them would wait for it."""
+    """A server whose clock is wrong for a while, also right after a start."""
+    assert "clock_timestamp" not in FUNCTIONS
+    right = connections.WALL
 
     async def scenario() -> None:
+        name = f"step{step_days + 365}"
+        for number, wrong_days in enumerate((0, step_days, 0, -step_days, 0), 1):
+            monkeypatch.setattr(connections, "WALL", f"{right} + {wrong_days * DAY_S}")
+            journal = opened(name)
+            await journal.claim([OLD])
+            keyed = JournalWrite(SHARD, ENTITY, number - 1, (b"1",), ((f"{number}", None),))
+            assert await journal.write(batch(number, OLD, keyed)) == [Written(number, number)]
+            asked = [(ENTITY, f"{key}") for key in range(1, number + 1)]
+            assert None not in await journal.inbox(asked)
+            await journal.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_new_day_waits_for_no_reader_and_keeps_no_write_waiting() -> None:
+    """A dump, or an export, reads all tables over midnight; a change of them would wait for it."""
+    now_s = 0.0
+
+    async def scenario() -> None:
+        nonlocal now_s
         journal = opened("midnight", wait_s=2.0)
         await journal.claim([OLD])
-        raw = await asyncpg.connect(
-            shared_server().url, server_settings={"search_path": "midnight_journal"}
-        )
-        today = await raw.fetchval(connections.TODAY)
-        await raw.execute(create_partition(today - KEPT_DAYS - 1))
-        new = today + DAYS_AHEAD + 1
-
-        async def partitions() -> set[str]:
-            rows = await raw.fetch(
-                "SELECT inhrelid::regclass::text FROM pg_inherits "
-                "WHERE inhparent = 'inbox'::regclass"
-            )
-            return {row[0] for row in rows}
-
-        monkeypatch.setattr(connections, "TODAY", f"SELECT {new}")
+        looking = opened("midnight", lambda: now_s, wait_s=2.0)
+        await looking.claim([])
+        raw = await looking_into("midnight")
+        today = await raw.fetchval(TODAY)
+        old = today - KEPT_DAYS - 1
+        await raw.execute(create_partition(old))
+        await raw.execute("UPDATE meta SET since = 0")
         async with raw.transaction(isolation="repeatable_read", readonly=True):
             await raw.fetch("SELECT * FROM inbox")
-            for number in range(2):
-                # The second one finds the day begun, and tries again to drop what is old.
-                late = opened("midnight", wait_s=2.0)
+            for number in range(3):
+                # The last look finds the day begun, and tries again to drop what is old.
+                now_s += DAY_S / 2
                 async with asyncio.TaskGroup() as tasks:
-                    opening = tasks.create_task(late.claim([]))
+                    opening = tasks.create_task(looking.claim([]))
                     keyed = JournalWrite(SHARD, ENTITY, number, (b"1",), ((f"{number}", None),))
                     done = await journal.write(batch(1 + number, OLD, keyed))
                     assert done == [Written(number + 1, number + 1)]
                 assert opening.result() == []
-                await late.close()
-        assert day_partition(new) in await partitions()
-        assert day_partition(today - KEPT_DAYS - 1) in await partitions()
-        last = opened("midnight")
-        await last.claim([])
-        assert day_partition(today - KEPT_DAYS - 1) not in await partitions()
-        for one in (last, journal):
+        days = await kept_days(raw)
+        assert today + 1 == await raw.fetchval(TODAY)
+        assert {old, today + 1 + DAYS_AHEAD} <= {*days}
+        late = opened("midnight")
+        await late.claim([])
+        assert old not in await kept_days(raw)
+        for one in (late, looking, journal):
             await one.close()
         await raw.close()
 
@@ -320,7 +346,9 @@ def test_a_pooler_of_sessions_serves() -> None:
 
 def test_a_connection_that_the_server_is_about_to_close_is_no_answer() -> None:
     async def scenario() -> None:
-        connections = Connections(shared_server().url, "postgresql://here", "closing", 5.0)
+        connections = Connections(
+            shared_server().url, "postgresql://here", "closing", 5.0, SystemClock().now
+        )
         with pytest.raises(JournalUnknown, match="another operation"):
             async with connections.use():
                 raise asyncpg.InternalClientError("another operation (2) is in progress")

@@ -87,7 +87,7 @@ def test_info(journal: tuple[str, str]) -> None:
     found = domicile("info", *options(journal), "--json")
     assert found.exit_code == 0, found.output
     seen = json.loads(found.stdout)
-    assert (seen["format"], seen["entities"], seen["events"]) == (2, 3, 4)
+    assert (seen["format"], seen["entities"], seen["events"]) == (3, 3, 4)
     assert seen["bytes"] == 3 * len(paid(5))
     assert len(seen["history"]) == 32
     assert [(one["shard"], one["epoch"], one["offset"]) for one in seen["fences"]] == [

@@ -9,23 +9,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import asyncpg
 
 from domicile.errors import ConfigError
+from domicile.journals.key_days import DayLooks, KeyDays, first_days
 from domicile.journals.postgres.inspection import known_clusters
 from domicile.journals.postgres.schema import (
+    ALL_FILLED,
+    DAY_PARTITION,
     DAYS_AHEAD,
     FORMAT,
     FROM_1,
+    FROM_2,
     FUNCTIONS,
-    KEPT_DAYS,
     LOCK,
     LOST,
     TABLES,
+    WITHOUT_FUNCTIONS,
     create_partition,
     day_partition,
 )
@@ -55,7 +59,9 @@ SHORT_MS = 100
 CONNECTIONS = 8
 """Most connections of one process. A batch that waits for a row keeps one meanwhile."""
 
-TODAY = "SELECT extract(epoch FROM clock_timestamp())::bigint / 86400"
+WALL = "SELECT extract(epoch FROM clock_timestamp())::double precision"
+"""The time of day of the server: it gives the first day its number, and decides nothing."""
+
 PLACE = """SELECT extract(epoch FROM pg_postmaster_start_time())::text || ' ' || oid::text
     FROM pg_database WHERE datname = current_database()"""
 """Tells databases apart, also one server from a copy of it that runs elsewhere."""
@@ -70,11 +76,12 @@ class Connections:
         shown: str,
         cluster: str,
         wait_s: float,
+        now: Callable[[], float],
         *,
         reads_only: bool = False,
         serves: bool = False,
     ) -> None:
-        self._url, self.shown, self._wait_s = url, shown, wait_s
+        self._url, self.shown, self._wait_s, self._now = url, shown, wait_s, now
         self._schema = f"{cluster}_journal"
         self._named = SessionPlace(
             f"the journal {shown}",
@@ -86,7 +93,7 @@ class Connections:
         self._place = ""
         self._pool: Pool | None = None
         self._opening = asyncio.Lock()
-        self._day = 0
+        self._looks = DayLooks()
 
     @asynccontextmanager
     async def use(self, *, writes: bool = False) -> AsyncGenerator[Connection, None]:
@@ -103,11 +110,11 @@ class Connections:
         if writes and self._trouble.is_open:
             self._trouble.went()
 
-    async def begin_day(self) -> None:
-        """Have partitions for the keys of today and the next days, and drop those too old."""
+    async def look(self) -> None:
+        """Count the time that has passed, have partitions for the keys of today and the next days,
+        and drop those too old."""
         async with self.use() as connection:
-            if await connection.fetchval(TODAY) != self._day:
-                await self._partition(connection)
+            await self._partition(connection)
 
     # for transactions of the application (J10)
 
@@ -189,9 +196,11 @@ class Connections:
             made = await connection.fetchval("SELECT to_regclass('meta') IS NOT NULL")
             if not made:
                 await connection.execute(TABLES + FUNCTIONS)
+                count = first_days(await connection.fetchval(WALL), ())
                 await connection.execute(
-                    "INSERT INTO meta VALUES ($1, $2)", FORMAT, secrets.token_hex(16)
-                )
+                    "INSERT INTO meta VALUES ($1, $2, $3, $4)",
+                    FORMAT, secrets.token_hex(16), *count,
+                )  # fmt: skip
             found = await self._format(connection)
             if found < FORMAT:
                 await self._migrate(connection, found)
@@ -232,37 +241,71 @@ class Connections:
         )  # fmt: skip
         # It takes as long as it takes: nobody waits for an answer of a few seconds here.
         await connection.execute("SET LOCAL enable_seqscan = on")
-        await connection.execute(FROM_1, timeout=MIGRATION_S)
-        lost: int = await connection.fetchval(LOST, timeout=MIGRATION_S)
-        if lost:
-            raise ConfigError(
-                f"the journal {self.shown}, schema {self._schema}, can't be brought to format "
-                f"{FORMAT}: {lost} events are of shards without a fence; nothing was changed; run "
-                "the version that made it"
-            )
-        await connection.execute("DROP TABLE event_1")
+        await connection.execute(WITHOUT_FUNCTIONS)
+        if found < 2:
+            await connection.execute(FROM_1, timeout=MIGRATION_S)
+            lost: int = await connection.fetchval(LOST, timeout=MIGRATION_S)
+            if lost:
+                raise ConfigError(
+                    f"the journal {self.shown}, schema {self._schema}, can't be brought to format "
+                    f"{FORMAT}: {lost} events are of shards without a fence; nothing was changed; "
+                    "run the version that made it"
+                )
+            await connection.execute("DROP TABLE event_1")
+        await self._begin_count(connection)
         await connection.execute(FUNCTIONS)
         await connection.execute("UPDATE meta SET format = $1", FORMAT)
+
+    async def _begin_count(self, connection: Connection) -> None:
+        """From format 2, whose days were those of the server: count days from here on."""
+        known: list[int] = []
+        for name in await _partitions(connection):
+            if await connection.fetchval(f"SELECT EXISTS (SELECT 1 FROM {name})"):
+                day = int(name.removeprefix("inbox_"))
+                await connection.execute(f"ALTER TABLE {name} RENAME TO {day_partition(day)}")
+                known.append(day)
+            else:
+                await connection.execute(f"DROP TABLE {name}")
+        await connection.execute(FROM_2)
+        count = first_days(await connection.fetchval(WALL), known)
+        await connection.execute("UPDATE meta SET counted_s = $1, since = $2", *count)
+        await connection.execute(ALL_FILLED)
 
     async def _partition(self, connection: Connection) -> None:
         """Have partitions for today and some days after it, and drop those that are too old.
 
         Nothing here may keep writes waiting: what can't be had at once is tried again later, unless
-        today itself has no partition yet.
+        today itself has no partition yet. A day begins only if it has one.
         """
-        today: int = await connection.fetchval(TODAY)
-        known = await _partitions(connection)
-        missing = {day_partition(day): day for day in range(today, today + DAYS_AHEAD + 1)}
-        missing = {name: day for name, day in missing.items() if name not in known}
+        today = (await _stored_days(connection)).today
+        names = await _partitions(connection)
+        known = [name for name in names if name.startswith(DAY_PARTITION)]
+        ahead = {day_partition(day): day for day in range(today, today + DAYS_AHEAD + 1)}
+        missing = {name: day for name, day in ahead.items() if name not in known}
         is_late = day_partition(today) in missing
         if missing and not await self._change(
             connection, [create_partition(day) for day in missing.values()], waits=is_late
         ):
             return
-        oldest = day_partition(today - KEPT_DAYS)
-        old = [f"DROP TABLE IF EXISTS {name}" for name in known if name < oldest]
-        if not old or await self._change(connection, old, waits=False):
-            self._day = today
+        count = await self._count(connection, {*known, *ahead})
+        old = [name for name in known if not count.keeps(int(name.removeprefix(DAY_PARTITION)))]
+        if old:
+            statements = [f"DROP TABLE IF EXISTS {name}" for name in old]
+            await self._change(connection, statements, waits=False)
+
+    async def _count(self, connection: Connection, partitions: Container[str]) -> KeyDays:
+        """Add the time that this process has seen pass; the day it is by now."""
+        async with connection.transaction():
+            # First the lock, then the clock: what passes in between is not counted twice.
+            stored = await _stored_days(connection, locks=True)
+            now_s = self._now()
+            counted_s = self._looks.counted(stored.counted_s, now_s)
+            count = stored._replace(counted_s=counted_s)
+            if day_partition(count.today) not in partitions:
+                return stored
+            await connection.execute("UPDATE meta SET counted_s = $1", counted_s)
+        self._looks.stored(counted_s, now_s)
+        return count
 
     async def _change(
         self, connection: Connection, statements: Sequence[str], *, waits: bool
@@ -282,6 +325,14 @@ class Connections:
                 raise
             return False
         return True
+
+
+async def _stored_days(connection: Connection, *, locks: bool = False) -> KeyDays:
+    row = await connection.fetchrow(
+        f"SELECT counted_s, since FROM meta{' FOR UPDATE' if locks else ''}"
+    )
+    assert row is not None
+    return KeyDays(*row)
 
 
 async def _partitions(connection: Connection) -> list[str]:

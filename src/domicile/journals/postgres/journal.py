@@ -15,7 +15,7 @@ import asyncpg
 
 from domicile.core.ids import EntityKey, ShardKey
 from domicile.errors import ConfigError
-from domicile.journals.postgres.connections import TODAY, Connections
+from domicile.journals.postgres.connections import Connections
 from domicile.journals.postgres.fencing import PostgresFencedTransaction
 from domicile.journals.postgres.inspection import (
     fence_rows,
@@ -68,7 +68,7 @@ from domicile.ports.journal import (
 from domicile.ports.journal_rows import ROWS_CLASH, JournalRow
 
 LOOK_S = 600.0
-"""Seconds after which the journal looks whether another day has begun."""
+"""Seconds after which the journal looks whether another day has begun, by its own count."""
 
 
 class PostgresJournal:
@@ -92,7 +92,7 @@ class PostgresJournal:
         pause: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._connections = Connections(
-            url, shown, cluster, wait_s, reads_only=reads_only, serves=serves
+            url, shown, cluster, wait_s, clock.now, reads_only=reads_only, serves=serves
         )
         self.tells_trouble = serves
         self._clock, self._pause = clock, pause
@@ -254,9 +254,8 @@ class PostgresJournal:
     async def fill(self, rows: AsyncIterator[JournalRow]) -> None:
         """As `TransferableJournal.fill`."""
         async with self._connections.use() as connection:
-            today = await connection.fetchval(TODAY)
             try:
-                await fill_tables(connection, rows, self._connections.shown, today)
+                await fill_tables(connection, rows, self._connections.shown)
             except asyncpg.IntegrityConstraintViolationError as error:
                 raise ConfigError(f"{ROWS_CLASH} ({error})") from error
 
@@ -269,12 +268,12 @@ class PostgresJournal:
         await self._connections.close()
 
     async def _look(self) -> None:
-        """From time to time: have a place for the keys of tomorrow before it begins."""
+        """From time to time: count time, and have a place for the keys of coming days."""
         now = self._clock.now()
         if now >= self._look_at:
             self._look_at = now + LOOK_S
             with suppress(JournalUnknown):
-                await self._connections.begin_day()
+                await self._connections.look()
 
 
 def _erased(batch: Batch, rows: Sequence[asyncpg.Record]) -> list[UUID]:

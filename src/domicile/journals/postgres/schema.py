@@ -1,6 +1,6 @@
 """The tables of a PostgreSQL journal, and a batch as one call of a function.
 
-`write_batch` locks the fence rows in shard order, checks every write, and writes: one statement for
+`store_batch` locks the fence rows in shard order, checks every write, and writes: one statement for
 the client, one round trip, one transaction. Inside the function each statement sees what is
 committed when it starts. That matters behind a lock: a plain statement would go on with the
 snapshot that it took before it waited (J2). Every cluster has a schema of its own.
@@ -16,18 +16,21 @@ from hashlib import blake2b
 from uuid import UUID
 
 from domicile.core.ids import EntityKey
+from domicile.journals.key_days import DAY_S
 from domicile.ports.journal import BLIND, MOST_KEYS, Batch, Claim, Wanted, counted, placed
 
-FORMAT = 2
-
-KEPT_DAYS = 7
-"""For how many whole days the journal remembers the keys of asks."""
+FORMAT = 3
 
 DAYS_AHEAD = 3
 """For how many days that follow today the journal has places for keys, at best."""
 
+DAY_PARTITION = "day_"
+
 LOCK = 0x646F6D6A
 """The advisory lock of those who create or change tables; "domj" in ASCII."""
+
+TODAY = f"SELECT floor(m.counted_s / {DAY_S})::int FROM meta m"
+"""The day that keys get which come now."""
 
 OK, FENCED, BUSY, CLASH = range(4)
 """What becomes of a shard's part of a batch, as a number: PostgreSQL finds an element of an array
@@ -58,7 +61,9 @@ def _hold(how: str) -> str:
 TABLES = """
 CREATE TABLE meta (
     format int NOT NULL,
-    history text NOT NULL
+    history text NOT NULL,
+    counted_s double precision NOT NULL,  -- the time that processes have seen pass
+    since int NOT NULL                    -- the day that the count began with
 );
 CREATE TABLE fence (
     role text COLLATE "C" NOT NULL,
@@ -109,10 +114,14 @@ CREATE TABLE inbox (
 ) PARTITION BY RANGE (day);
 """
 
-FROM_1 = """
+WITHOUT_FUNCTIONS = """
 DROP FUNCTION claim_shards;
 DROP FUNCTION write_batch;
 DROP FUNCTION settle_batch;
+"""
+"""First step from any older format: its processes write nothing more."""
+
+FROM_1 = """
 ALTER TABLE fence ADD n int GENERATED ALWAYS AS IDENTITY, ADD writes bigint NOT NULL DEFAULT 0;
 ALTER TABLE entity ADD fence int, ADD last bigint NOT NULL DEFAULT 0,
     ADD deleted bigint NOT NULL DEFAULT 0, ADD remembered bool NOT NULL DEFAULT false,
@@ -139,7 +148,13 @@ CREATE TABLE snapshot (
     data bytea NOT NULL
 );
 """
-"""From format 1; `event_1` stays until its events are counted. `FUNCTIONS` follow."""
+"""From format 1 to 2; `event_1` stays until its events are counted."""
+
+FROM_2 = "ALTER TABLE meta ADD counted_s double precision, ADD since int"
+"""From format 2 to 3. Partitions are renamed, and the columns filled, before `ALL_FILLED`."""
+
+ALL_FILLED = """ALTER TABLE meta ALTER counted_s SET NOT NULL;
+ALTER TABLE meta ALTER since SET NOT NULL"""
 
 LOST = "SELECT (SELECT count(*) FROM event_1) - (SELECT count(*) FROM event)"
 """How many events a migration has not taken along."""
@@ -164,7 +179,7 @@ BEGIN
         JOIN fence f USING (role, layout, shard) ORDER BY c.n;
 END $$;
 
-CREATE FUNCTION write_batch(
+CREATE FUNCTION store_batch(
     number bigint, roles text[], layouts int[], shards int[], epochs bigint[], claimant text,
     counts int[],
     of_claim int[], entities uuid[], types text[], ids text[], expecteds bigint[], rises int[],
@@ -179,7 +194,7 @@ CREATE FUNCTION write_batch(
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    today int := extract(epoch FROM clock_timestamp())::bigint / 86400;
+    today int := ({TODAY});
     states int[];
     newests bigint[];
     bases bigint[];
@@ -331,7 +346,7 @@ CLAIM_FREE = """WITH asked AS MATERIALIZED (
     SELECT x.places[c.n] AS n, c.granted, c.newest
     FROM arrays x, claim_shards(x.roles, x.layouts, x.shards, x.epochs, x.owners) c"""
 WRITE = f"""SELECT outcome, newest, seq, off
-    FROM write_batch({", ".join(f"${n}" for n in range(1, 32))})"""
+    FROM store_batch({", ".join(f"${n}" for n in range(1, 32))})"""
 ERASE = """WITH gone AS (DELETE FROM snapshot WHERE entity = ANY($1::uuid[]))
     UPDATE inbox SET reply = NULL WHERE entity = ANY($1::uuid[])"""
 SETTLE = "SELECT outcome, newest, off FROM settle_batch($1, $2, $3, $4, $5, $6)"
@@ -419,8 +434,8 @@ def entity_number(entity: EntityKey) -> UUID:
 
 
 def day_partition(day: int) -> str:
-    """The partition with the keys of one day, counted from 1970."""
-    return f"inbox_{day:06}"
+    """The partition with the keys of one day, as the journal counts days (`key_days`)."""
+    return f"{DAY_PARTITION}{day:06}"
 
 
 def create_partition(day: int) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from domicile.core.ids import NOBODY, EntityKey
 from domicile.errors import ConfigError
-from domicile.journals.postgres.schema import KEPT_DAYS, create_partition, entity_number
+from domicile.journals.postgres.schema import TODAY, entity_number
 from domicile.ports.journal_rows import EntityRow, EventRow, JournalRow, KeyRow, ShardRow
 
 if TYPE_CHECKING:
@@ -102,9 +102,7 @@ async def stored_tables(connection: Connection) -> AsyncGenerator[JournalRow, No
                 yield KeyRow(asked["key"], asked["day"], asked["reply"])
 
 
-async def fill_tables(
-    connection: Connection, rows: AsyncIterator[JournalRow], shown: str, today: int
-) -> None:
+async def fill_tables(connection: Connection, rows: AsyncIterator[JournalRow], shown: str) -> None:
     """Take all rows in one transaction, or nothing."""
     async with connection.transaction():
         await connection.execute(_PATIENT)
@@ -117,6 +115,8 @@ async def fill_tables(
                 f"the journal {shown} has something of this cluster already; import into a new "
                 "database, or under another --cluster"
             )
+        # Another journal counted the days of keys. It is known from now on only what passes.
+        today: int = await connection.fetchval(TODAY)
         await _Tables(connection, today).take(rows)
 
 
@@ -125,8 +125,7 @@ class _Tables:
 
     def __init__(self, connection: Connection, today: int) -> None:
         self._connection = connection
-        self._oldest = today - KEPT_DAYS
-        self._days: dict[int, None] = {}
+        self._today = today
         self._shards: list[int] = []
         self._pages: dict[str, list[tuple[object, ...]]] = {table: [] for table in _COLUMNS}
         self._bytes = dict.fromkeys(_COLUMNS, 0)
@@ -150,9 +149,7 @@ class _Tables:
                     fence = self._shards[row.shard]
                     await self._add("event", entity, fence, row.offset, row.seq, row.data)
                 case KeyRow():
-                    if row.day >= self._oldest:
-                        await self._begin(row.day)
-                        await self._add("inbox", entity, row.key, row.day, row.reply)
+                    await self._add("inbox", entity, row.key, self._today, row.reply)
         for table in _COLUMNS:
             await self._copy(table)
 
@@ -163,11 +160,6 @@ class _Tables:
             row.role, row.layout, row.shard, row.epoch, row.offset, row.writes, NOBODY,
         )  # fmt: skip
         return n
-
-    async def _begin(self, day: int) -> None:
-        if day not in self._days:
-            self._days[day] = None
-            await self._connection.execute(create_partition(day))
 
     async def _add(self, table: str, *values: object) -> None:
         self._pages[table].append(values)

@@ -25,6 +25,7 @@ from domicile.journals.sqlite.schema import (
     FROM_1,
     MISNUMBERED,
     TABLES,
+    rename_days,
 )
 from domicile.ports.journal import JournalUnknown, older_format
 
@@ -164,15 +165,17 @@ class JournalFile:
                     "older version can't write to it any more",
                     self.path, found, FORMAT,
                 )  # fmt: skip
-                raw.create_scalar_function("next_offset", next_offset, 1)
-                raw.execute(FROM_1)
-                [(wrong,)] = raw.execute(MISNUMBERED).fetchall()
-                if wrong:
-                    raise ConfigError(
-                        f"the journal {self.path} can't be brought to format {FORMAT}: {wrong} "
-                        "shards have other events than their fences say; nothing was changed; "
-                        "keep the file, and run the version that made it"
-                    )
+                if found < 2:
+                    raw.create_scalar_function("next_offset", next_offset, 1)
+                    raw.execute(FROM_1)
+                    [(wrong,)] = raw.execute(MISNUMBERED).fetchall()
+                    if wrong:
+                        raise ConfigError(
+                            f"the journal {self.path} can't be brought to format {FORMAT}: {wrong} "
+                            "shards have other events than their fences say; nothing was changed; "
+                            "keep the file, and run the version that made it"
+                        )
+                rename_days(raw)
                 raw.pragma("user_version", FORMAT)
             raw.execute("COMMIT")
         except BaseException:

@@ -14,6 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ import msgspec
 from domicile.concurrency.daemon_threads import DaemonThreads
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.errors import ConfigError
+from domicile.journals.key_days import DayLooks, KeyDays, first_days
 from domicile.journals.sqlite.file import JournalFile, JournalLocked
 from domicile.journals.sqlite.inspection import (
     seen_faults,
@@ -36,7 +38,6 @@ from domicile.journals.sqlite.schema import (
     CLAIM,
     CLASHES,
     HELD,
-    KEPT_DAYS,
     SCRATCH,
     TAKEN,
     WRITTEN,
@@ -44,6 +45,8 @@ from domicile.journals.sqlite.schema import (
     create_day,
     day_table,
     inbox_view,
+    known_days,
+    stored_days,
     write_triggers,
     write_values,
 )
@@ -84,7 +87,8 @@ log = logging.getLogger("domicile")
 
 _Answer = Written | WriteRefused
 
-DAY_S = 86_400
+LOOK_S = 60.0
+"""Seconds after which the count of days goes on."""
 
 PAGE_ROWS = 1_000
 PAGE_BYTES = 1 << 20
@@ -141,10 +145,11 @@ class SqliteJournal:
     """Implements `Journal`.
 
     `reads_only` is for tools: they neither create the file nor change its format. One that `serves`
-    a node tells the log why it does not answer. `lives` says
-    whether the record of an incarnation is in the store. With it the journal ends a
-    process that stands still in the middle of a write although its record is gone (J3). `pause` is
-    for tests: it blocks the writing thread between the checks of a batch and its writes.
+    a node tells the log why it does not answer. `lives` says whether the record of an incarnation
+    is in the store. With it the journal ends a process that stands still in the middle of a write
+    although its record is gone (J3). `now` is a clock that nobody can set: the days of keys are
+    counted by it. `pause` is for tests: it blocks the writing thread between the checks of a batch
+    and its writes.
     """
 
     one_writer = True
@@ -158,13 +163,13 @@ class SqliteJournal:
         reads_only: bool = False,
         serves: bool = False,
         lives: Callable[[Incarnation], Awaitable[bool]] | None = None,
-        days: Callable[[], float] = lambda: time.time() / DAY_S,
+        now: Callable[[], float] = time.monotonic,
         pause: Callable[[], None] | None = None,
     ) -> None:
         self._path, self._lives = path, lives
-        self._cluster, self._wait_s, self._days = cluster, wait_s, days
+        self._cluster, self._wait_s = cluster, wait_s
         self._reads_only = reads_only
-        self._writing = _WritingSide(JournalFile(path, wait_s, create=True), cluster, days, pause)
+        self._writing = _WritingSide(JournalFile(path, wait_s, create=True), cluster, now, pause)
         self._reading = _ReadingSide(
             JournalFile(path, wait_s, create=False, reads_only=reads_only), cluster
         )
@@ -261,13 +266,12 @@ class SqliteJournal:
         await self.history()  # the file and its tables of today are there from now on
         file = JournalFile(self._path, self._wait_s, create=False)
         threads = DaemonThreads(1, "domicile-journal-rows")
-        today = int(self._days())
 
         async def told(work: Callable[[], T]) -> T:
             return await threads.run(lambda: _told(file, work))
 
         try:
-            filling = await told(lambda: Filling(file, self._cluster, today))
+            filling = await told(lambda: Filling(file, self._cluster))
             page: list[JournalRow] = []
             size = 0
             async for row in rows:
@@ -399,12 +403,13 @@ class _WritingSide(_Side):
         self,
         file: JournalFile,
         cluster: str,
-        days: Callable[[], float],
+        now: Callable[[], float],
         pause: Callable[[], None] | None,
     ) -> None:
         super().__init__(file, cluster)
-        self._days, self._pause = days, pause
-        self._today = -1
+        self._now, self._pause = now, pause
+        self._looks = DayLooks()
+        self._look_at = -inf
 
     def claim(self, claims: Sequence[Claim]) -> list[int | None]:
         """Raise fences (J1)."""
@@ -451,13 +456,13 @@ class _WritingSide(_Side):
     def _told(self, work: Callable[[Any], T]) -> T:
         try:
             connection = self._use()
-            if self._today != int(self._days()):
-                self._begin_day(connection)
+            if self._now() >= self._look_at:
+                self._look(connection)
             try:
                 return work(connection)
-            except apsw.SQLError:
-                # Another process began a day, and dropped a table that the trigger names.
-                self._begin_day(connection)
+            except (apsw.SQLError, apsw.ConstraintError):
+                # Another process began a day. It may have dropped a table that the trigger names.
+                self._look(connection)
                 return work(connection)
         except apsw.Error as error:
             raise self._file.failed(error) from error
@@ -466,28 +471,25 @@ class _WritingSide(_Side):
         connection.execute(SCRATCH)
         if self._pause is not None:
             connection.create_scalar_function("pause", self._pause, 0)
-        self._today = -1
+        self._look_at = -inf
         super()._prepare(connection)
 
-    def _begin_day(self, connection: Any) -> None:
-        """Have a table for the keys of today, and drop those that are too old."""
-        today = int(self._days())
+    def _look(self, connection: Any) -> None:
+        """Count the time that has passed, have a table for the keys of today, and drop those that
+        are too old."""
         connection.execute("BEGIN IMMEDIATE")
         try:
             connection.execute(
                 "INSERT INTO cluster (name, history) VALUES (?, ?) ON CONFLICT DO NOTHING",
                 (self._name, secrets.token_hex(16)),
             )
-            found = connection.execute(
-                "SELECT name FROM sqlite_schema WHERE type = 'table' AND name GLOB 'inbox_*'"
-            ).fetchall()
-            known = sorted(int(name.removeprefix("inbox_")) for (name,) in found)
-            # A clock that went back finds tables of later days; the newest is in use until then.
-            today = max([today, *known])
-            days = [day for day in known if day >= today - KEPT_DAYS]
-            if today not in days:
-                connection.execute(create_day(today))
-                days.append(today)
+            now_s = self._now()
+            known = known_days(connection)
+            count = self._counted(connection, known, now_s)
+            days = [day for day in known if count.keeps(day)]
+            if count.today not in days:
+                connection.execute(create_day(count.today))
+                days.append(count.today)
             if days != known:
                 connection.execute(inbox_view(days))
                 for day in known:
@@ -508,7 +510,18 @@ class _WritingSide(_Side):
             raise
         connection.execute(write_triggers(days, pauses=self._pause is not None))
         self._cluster = self._find(connection)
-        self._today = int(self._days())
+        self._looks.stored(count.counted_s, now_s)
+        self._look_at = now_s + LOOK_S
+
+    def _counted(self, connection: Any, known: Sequence[int], now_s: float) -> KeyDays:
+        """The count of days, with the time that this process has seen pass."""
+        stored = stored_days(connection)
+        if stored is None:
+            count = first_days(time.time(), known)
+        else:
+            count = stored._replace(counted_s=self._looks.counted(stored.counted_s, now_s))
+        connection.execute("INSERT OR REPLACE INTO key_days VALUES (1, ?, ?)", count)
+        return count
 
     def _claim(self, connection: Any, claims: Sequence[Claim]) -> list[int | None]:
         assert self._cluster is not None

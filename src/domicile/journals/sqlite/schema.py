@@ -7,27 +7,42 @@ all other processes wait for the file. The trigger leaves its answers in temp ta
 writer, so nothing changes between the trigger's checks and its writes (J2). Rows are read by
 `jsonb_each`: with `json_each` each `->>` would parse its row anew.
 
-Keys of asks lie in one table per day; a table that is older than `KEPT_DAYS` is dropped as a whole.
+Keys of asks lie in one table per day, as the journal counts days (`key_days`). A table that is too
+old is dropped as a whole. A write whose trigger names the table of an earlier day is refused with
+nothing written: so no key gets an earlier day than that of its commit.
 Only `domicile.journals.sqlite` uses this module. No write may need a second statement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
+from domicile.journals.key_days import DAY_S, KeyDays
 from domicile.ports.journal import BLIND, Batch, Claim, counted, placed
 
 APPLICATION_ID = 0x646F6D6A
 """Marks a file as a journal of Domicile; "domj" in ASCII."""
 
-FORMAT = 2
+FORMAT = 3
 
-KEPT_DAYS = 7
-"""For how many whole days the journal remembers the keys of asks."""
+_NO_KEYS = "CREATE VIEW inbox AS SELECT NULL AS entity, NULL AS key, NULL AS reply WHERE false"
 
-TABLES = """
+DAYS = """
+CREATE TABLE key_days (
+    n INTEGER PRIMARY KEY CHECK (n = 1),
+    counted_s REAL NOT NULL,           -- the time that processes have seen pass
+    since INTEGER NOT NULL             -- the day that the count began with
+) STRICT;
+CREATE TABLE inbox_999999 (refused INTEGER) STRICT;
+"""
+"""The count of days. The second table is none of a day: it has the name by which format 2 would
+know the newest one, so that a process of that format, which asks the time of day how old keys are,
+writes and drops nothing any more."""
+
+TABLES = f"""
 CREATE TABLE cluster (
     n INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
@@ -83,8 +98,8 @@ CREATE TABLE snapshot (
     seq INTEGER NOT NULL,              -- of the last event in it
     data BLOB NOT NULL
 ) STRICT;
-CREATE VIEW inbox AS SELECT NULL AS entity, NULL AS key, NULL AS reply WHERE false;
-"""
+{_NO_KEYS};
+{DAYS}"""
 
 FROM_1 = """
 ALTER TABLE fence ADD COLUMN writes INTEGER NOT NULL DEFAULT 0;
@@ -115,9 +130,8 @@ CREATE TABLE snapshot (
     seq INTEGER NOT NULL,
     data BLOB NOT NULL
 ) STRICT;
-CREATE VIEW IF NOT EXISTS inbox AS SELECT NULL AS entity, NULL AS key, NULL AS reply WHERE false;
 """
-"""From format 1, which had no offsets: events follow each other in the order of commits.
+"""From format 1 to 2, which had no offsets: events follow each other in the order of commits.
 `next_offset` counts the events of a fence."""
 
 MISNUMBERED = """SELECT count(*) FROM fence f
@@ -163,6 +177,11 @@ WRITTEN = "SELECT json_group_array(json_array(fault, seq) ORDER BY i) FROM writt
 TAKEN, CLASHES = 1, 2
 """What `held.ok` says: the shard takes its part of the batch, or some write of it does not fit.
 Anything else: the claim does not hold."""
+
+_DAY = f"""
+    SELECT RAISE(ABORT, 'another day has begun') FROM key_days
+        WHERE n = 1 AND CAST(counted_s / {DAY_S} AS INTEGER) <> {{day}};
+"""
 
 _CHECK = f"""
     DELETE FROM held;
@@ -289,8 +308,9 @@ def write_triggers(days: Sequence[int], *, pauses: bool) -> str:
     checks = [_CHECK, _CHECK_REPLIES, _CHECK_SNAPSHOTS, _REFUSE]
     answers = [_ANSWER.format(table=table) for table in tables]
     erasures = [_ERASE_SNAPSHOT, *(_ERASE_REPLIES.format(table=table) for table in tables)]
-    return _trigger("writing", [_CHECK, _REFUSE, *plain]) + _trigger(
-        "changing", [*checks, *plain, *answers, _CHANGE, *erasures]
+    day = _DAY.format(day=days[-1])
+    return _trigger("writing", [day, _CHECK, _REFUSE, *plain]) + _trigger(
+        "changing", [day, *checks, *plain, *answers, _CHANGE, *erasures]
     )
 
 
@@ -300,9 +320,27 @@ def _trigger(view: str, parts: Sequence[str]) -> str:
     return "".join([f"DROP TRIGGER IF EXISTS temp.{name}; {create}", *parts, "END;"])
 
 
+_DAY_TABLE = "day_"
+
+
 def day_table(day: int) -> str:
-    """The table with the keys of one day, counted from 1970."""
-    return f"inbox_{day:06}"
+    """The table with the keys of one day."""
+    return f"{_DAY_TABLE}{day:06}"
+
+
+def known_days(connection: Any) -> list[int]:
+    """The days that have tables, in order."""
+    names = connection.execute(
+        "SELECT name FROM sqlite_schema WHERE type = 'table' AND name GLOB ? ORDER BY name",
+        (f"{_DAY_TABLE}*",),
+    ).fetchall()
+    return [int(name.removeprefix(_DAY_TABLE)) for (name,) in names]
+
+
+def stored_days(connection: Any) -> KeyDays | None:
+    """The count of days; None if none was stored yet."""
+    rows = connection.execute("SELECT counted_s, since FROM key_days WHERE n = 1").fetchall()
+    return KeyDays(*rows[0]) if rows else None
 
 
 def create_day(day: int) -> str:
@@ -313,10 +351,23 @@ def create_day(day: int) -> str:
     ) STRICT"""
 
 
+def rename_days(connection: Any) -> None:
+    """From format 2, whose day tables had other names."""
+    # A view whose tables get other names would follow them, or stand in their way.
+    connection.execute("DROP VIEW IF EXISTS inbox")
+    for (name,) in connection.execute(
+        "SELECT name FROM sqlite_schema WHERE type = 'table' AND name GLOB 'inbox_*'"
+    ).fetchall():
+        connection.execute(f"ALTER TABLE {name} RENAME TO {day_table(int(name[6:]))}")
+    connection.execute(inbox_view(known_days(connection)))
+    connection.execute(DAYS)
+
+
 def inbox_view(days: Sequence[int]) -> str:
     """The statements that make `inbox` the view of all keys that are kept."""
     parts = [f"SELECT entity, key, reply FROM {day_table(day)}" for day in days]
-    return f"DROP VIEW IF EXISTS inbox; CREATE VIEW inbox AS {' UNION ALL '.join(parts)}"
+    new = f"CREATE VIEW inbox AS {' UNION ALL '.join(parts)}" if parts else _NO_KEYS
+    return f"DROP VIEW IF EXISTS inbox; {new}"
 
 
 def claim_values(

@@ -12,7 +12,7 @@ from typing import Any
 from domicile.core.ids import NOBODY
 from domicile.errors import ConfigError
 from domicile.journals.sqlite.file import JournalFile
-from domicile.journals.sqlite.schema import KEPT_DAYS, create_day, day_table, inbox_view
+from domicile.journals.sqlite.schema import day_table, known_days, stored_days
 from domicile.ports.journal_rows import EntityRow, EventRow, JournalRow, KeyRow, ShardRow
 
 _SHARDS = """SELECT n, role, layout, shard, epoch, next, writes FROM fence WHERE cluster = ?
@@ -25,8 +25,6 @@ _ENTITIES = """SELECT e.n, e.type, e.id, e.seq, e.fence, e.last, e.deleted, e.re
 
 _EVENTS = "SELECT fence, off, seq, data FROM event WHERE entity = ? ORDER BY seq"
 
-_DAYS = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name GLOB 'inbox_*' ORDER BY name"
-
 
 def stored_rows(file: JournalFile, cluster: str) -> Iterator[JournalRow]:
     """All rows of a cluster, in one reading transaction that ends with the last of them."""
@@ -37,7 +35,7 @@ def stored_rows(file: JournalFile, cluster: str) -> Iterator[JournalRow]:
     for place, row in enumerate(raw.execute(_SHARDS, (number,)).fetchall()):
         places[row[0]] = place
         yield ShardRow(*row[1:])
-    days = [(int(name.removeprefix("inbox_")), name) for (name,) in raw.execute(_DAYS).fetchall()]
+    days = known_days(raw)
     for n, type, id, seq, fence, last, deleted, flag, state, at, snapshot in raw.execute(
         _ENTITIES, (number,)
     ):
@@ -47,8 +45,8 @@ def stored_rows(file: JournalFile, cluster: str) -> Iterator[JournalRow]:
         )  # fmt: skip
         for fence, *event in raw.execute(_EVENTS, (n,)):
             yield EventRow(places[fence], *event)
-        for day, name in days:
-            keys = f"SELECT key, reply FROM {name} WHERE entity = ? ORDER BY pos"
+        for day in days:
+            keys = f"SELECT key, reply FROM {day_table(day)} WHERE entity = ? ORDER BY pos"
             for key, reply in raw.execute(keys, (n,)):
                 yield KeyRow(key, day, reply)
     raw.execute("COMMIT")
@@ -57,14 +55,13 @@ def stored_rows(file: JournalFile, cluster: str) -> Iterator[JournalRow]:
 class Filling:
     """A transaction that makes the cluster's part of a file. End it by `done`, or drop the file."""
 
-    def __init__(self, file: JournalFile, cluster: str, today: int) -> None:
+    def __init__(self, file: JournalFile, cluster: str) -> None:
         self._raw: Any = file.use()
         self._raw.execute("BEGIN IMMEDIATE")
         self._cluster = _cluster(self._raw, cluster)
-        self._oldest = today - KEPT_DAYS
-        self._days = {
-            int(name.removeprefix("inbox_")): None for (name,) in self._raw.execute(_DAYS)
-        }
+        days = stored_days(self._raw)
+        assert days is not None, "the file is in use already"
+        self._today = days.today
         self._shards: list[int] = []
         self._entity = 0
         for table in ("fence", "entity"):
@@ -98,7 +95,6 @@ class Filling:
 
     def done(self) -> None:
         """Commit everything."""
-        self._raw.execute(inbox_view(sorted(self._days)))
         self._raw.execute(
             "UPDATE entity SET bytes = (SELECT coalesce(sum(length(v.data)), 0) FROM event v "
             "WHERE v.entity = entity.n) WHERE cluster = ?",
@@ -123,12 +119,9 @@ class Filling:
         )  # fmt: skip
 
     def _key(self, row: KeyRow) -> None:
-        if row.day < self._oldest:
-            return
-        if row.day not in self._days:
-            self._raw.execute(create_day(row.day))
-            self._days[row.day] = None
-        self._new(f"{day_table(row.day)} (entity, key, reply)", self._entity, row.key, row.reply)
+        # Another journal counted its day. It is known from now on only what passes.
+        where = f"{day_table(self._today)} (entity, key, reply)"
+        self._new(where, self._entity, row.key, row.reply)
 
     def _new(self, where: str, *values: object) -> int:
         marks = ", ".join("?" * len(values))
