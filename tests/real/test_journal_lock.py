@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,14 @@ import pytest
 from postgres_lab import shared_server
 
 from domicile import Entity, EventSourced, Node, Settings, handler
+from domicile.backends.wiring import open_backends
 from domicile.core.hashing import shard_of
 from domicile.core.ids import EntityKey, Incarnation
+from domicile.core.state.keys import NODES, node_key
+from domicile.core.state.records import NodeRecord, decode_record, encode_record
+from domicile.core.state.txn import Delete, Put
 from domicile.journals.sqlite.journal import SqliteJournal
+from domicile.journals.sqlite.lock_holder import started_at
 from domicile.ports.journal import Claim, JournalUnknown, Written
 from domicile.testing.suites.journal import BOB, ENTITY, OLD, OTHER, B, batch, events_of, write
 
@@ -64,16 +69,18 @@ def a_stopped_writer(path: Path) -> Iterator[subprocess.Popen[str]]:
             process.stdout.close()
 
 
-def written_beside(path: Path, gone: bool) -> tuple[list[Incarnation], object]:
-    """What another process is asked about records, and what becomes of its own write."""
-    asked: list[Incarnation] = []
+def written_beside(
+    path: Path, gone: bool, ttl_s: float = 0.0
+) -> tuple[list[list[Incarnation]], object]:
+    """Whose records another process asks for, and what becomes of its own write."""
+    asked: list[list[Incarnation]] = []
 
-    async def lives(incarnation: Incarnation) -> bool:
-        asked.append(incarnation)
+    async def lives(incarnations: Sequence[Incarnation], process: str) -> bool:
+        asked.append(list(incarnations))
         return not gone
 
     async def scenario() -> object:
-        journal = SqliteJournal(path, "c", wait_s=0.2, lives=lives)
+        journal = SqliteJournal(path, "c", wait_s=0.2, lives=lives, ttl_s=ttl_s)
         claim = Claim(OTHER, 0, 1, B)
         try:
             await journal.claim([claim])
@@ -95,7 +102,7 @@ def test_a_stopped_writer_whose_record_is_gone_is_ended_and_others_write_on(
     with a_stopped_writer(tmp_path / "x.journal") as process:
         asked, outcome = written_beside(tmp_path / "x.journal", gone=True)
         assert outcome == Written(1, 1)
-        assert asked == [OLD.owner]
+        assert asked == [[OLD.owner]]
         assert process.wait(60) == -signal.SIGKILL
     assert f"process {process.pid} stood still while it wrote" in caplog.text
 
@@ -109,6 +116,37 @@ def test_a_stopped_writer_with_a_record_is_left_alone(tmp_path: Path) -> None:
         assert process.poll() is None
 
 
+def test_a_writer_that_is_waited_for_less_than_a_ttl_is_left_alone(tmp_path: Path) -> None:
+    with a_stopped_writer(tmp_path / "x.journal") as process:
+        asked, outcome = written_beside(tmp_path / "x.journal", gone=True, ttl_s=3_600.0)
+        assert isinstance(outcome, JournalUnknown)
+        assert asked == []
+        assert process.poll() is None
+
+
+def test_a_process_with_a_record_under_any_incarnation_is_left_alone(tmp_path: Path) -> None:
+    """It lost its lease and joined anew, while its old write still has the lock."""
+    path = tmp_path / "x.db"
+
+    async def scenario(process: subprocess.Popen[str]) -> None:
+        opened = open_backends(f"sqlite:///{path}", cluster="c", settings=Settings())
+        named = f"{process.pid} {started_at(process.pid)}"
+        again = NodeRecord("n", B, "", (), (), 6.0, process=named)
+        await opened.store.commit((), (Put(node_key(B), encode_record(again)),))
+        assert isinstance(opened.journal, SqliteJournal)
+        opened.journal._ttl_s = 0.0
+        with pytest.raises(JournalUnknown, match="stayed locked"):
+            await opened.journal.claim([Claim(OTHER, 0, 1, B)])
+        assert process.poll() is None
+        await opened.store.commit((), (Delete(node_key(B)),))
+        assert await opened.journal.claim([Claim(OTHER, 0, 1, B)]) == [None]
+        assert process.wait(60) == -signal.SIGKILL
+        await opened.close()
+
+    with a_stopped_writer(tmp_path / "x.db.journal") as process:
+        asyncio.run(scenario(process))
+
+
 def test_a_node_that_stands_still_in_its_write_is_ended_by_another_node(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -120,6 +158,11 @@ def test_a_node_that_stands_still_in_its_write_is_ended_by_another_node(
         async with Node(f"sqlite:///{path}", entities=[Purse], settings=settings) as node:
             # What the stopped process was about to write is not there.
             assert await node.ref(Purse, purse_in(0)).ask(Purse.pay, 1) == 2
+            opened = open_backends(f"sqlite:///{path}", cluster="domicile", settings=settings)
+            [record] = (await opened.store.list(NODES)).items
+            here = f"{os.getpid()} {started_at(os.getpid())}"
+            assert decode_record(record.value, NodeRecord).process == here
+            await opened.close()
 
     process = subprocess.Popen(
         [sys.executable, "-c", NODE, str(path), *sys.path],

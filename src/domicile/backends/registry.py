@@ -8,7 +8,7 @@ knows schemes. Nothing here opens a file or a connection.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -54,8 +54,11 @@ class OpenOptions:
     """Whether the process only reads: then its user need not be allowed to write."""
     creates: bool = True
     """Whether a store that is not there is made. Tools only work with what is there."""
-    lives: Callable[[Incarnation], Awaitable[bool]] | None = None
-    """Whether the store has the record of an incarnation, for a journal that must know it (J3)."""
+    lives: Callable[[Sequence[Incarnation], str], Awaitable[bool]] | None = None
+    """Whether the store has a record of one of these incarnations, or one that names this process,
+    for a journal that must know it (J3)."""
+    ttl_s: float = 0.0
+    """Seconds for which a record stays after its node has stopped."""
     serves: bool = False
     """Whether a node opens it: a journal then tells the log why it does not answer."""
 

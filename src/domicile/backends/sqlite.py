@@ -84,8 +84,8 @@ class SqliteBackend(Backend):
 
         return SqliteJournal(
             self.sqlite_file(url), options.cluster, wait_s=options.op_timeout_s,
-            lives=options.lives, reads_only=options.reads_only, serves=options.serves,
-            now=SystemClock().now,
+            lives=options.lives, ttl_s=options.ttl_s, reads_only=options.reads_only,
+            serves=options.serves, now=SystemClock().now,
         )  # fmt: skip
 
     def copy_journal(self, url: str, to: str) -> None:

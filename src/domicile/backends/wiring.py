@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
+import msgspec
+
 from domicile.backends.registry import (
     Backend,
     OpenOptions,
@@ -23,7 +25,8 @@ from domicile.backends.registry import (
     store_backend,
 )
 from domicile.core.ids import Incarnation
-from domicile.core.state.keys import node_key
+from domicile.core.state.keys import NODES
+from domicile.core.state.records import NodeRecord, decode_record
 from domicile.entity.running.blocking import blocking_threads
 from domicile.errors import ConfigError, StoreError
 from domicile.incarnation.context import Backends
@@ -103,7 +106,7 @@ def open_backends(
     meter = NoMeter() if meter is None else meter
     options = OpenOptions(by, cluster, store, settings.op_timeout_s, meter)
     opened = Namespace(backend.open_store(store, options), cluster)
-    options = replace(options, lives=partial(_lives, opened), serves=True)
+    options = replace(options, lives=partial(_lives, opened), ttl_s=settings.ttl_s, serves=True)
     return Backends(
         store=opened,
         transport=backend.transport(store, options)
@@ -160,12 +163,14 @@ def _journal(
     return None if url is None else journal_backend(url).open_journal(url, options)
 
 
-async def _lives(store: Store, incarnation: Incarnation) -> bool:
-    """Whether the store has a node's record; a store that does not answer may have it."""
+async def _lives(store: Store, incarnations: Sequence[Incarnation], process: str) -> bool:
+    """Whether the store has a record of one of these nodes, or of another one of this process; a
+    store that does not answer may have it."""
     try:
-        return await store.get(node_key(incarnation)) is not None
-    except StoreError:
+        found = [decode_record(item.value, NodeRecord) for item in (await store.list(NODES)).items]
+    except (StoreError, msgspec.MsgspecError):
         return True
+    return any(one.incarnation in incarnations or one.process == process for one in found)
 
 
 def _sockets(

@@ -53,6 +53,7 @@ from domicile.persist.journal_check import JournalCheck, check_of, compare_on_jo
 from domicile.persist.writer import JournalWriter
 from domicile.ports.control import ControlWiring
 from domicile.ports.health import Health, JudgesByPlace
+from domicile.ports.journal import process_of
 from domicile.ports.transport import Peer
 from domicile.taglog import TaggedLog
 
@@ -103,7 +104,7 @@ class RunningIncarnation:
             record = NodeRecord(
                 plan.node_id, self.me, "", tuple(shards), tuple(sorted(plan.catalogue)),
                 settings.ttl_s, plan.candidate, plan.capacity, plan.version,
-                protocols=plan.protocols,
+                protocols=plan.protocols, process=process_of(backends.journal),
             )  # fmt: skip
         else:
             record = ClientRecord(self.me)

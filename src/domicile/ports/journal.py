@@ -201,7 +201,8 @@ class Journal(Protocol):
     its effect. A journal in the memory of this process whose calls never suspend may say so by an
     attribute `immediate = True`. One that writes one batch after the other anyway may say
     `one_writer = True`: what comes meanwhile goes with the next batch then, which is larger. One
-    that tells the log why it does not answer says `tells_trouble = True`.
+    that tells the log why it does not answer says `tells_trouble = True`. One that must know which
+    processes still have a record names this process as `process`: node records then say it, too.
     """
 
     async def claim(self, claims: Sequence[Claim], *, wait: bool = True) -> Sequence[ClaimAnswer]:
@@ -408,6 +409,11 @@ def older_format(place: str, found: int) -> str:
 def is_comparable(journal: Journal) -> TypeGuard[ComparableJournal]:
     """Whether what a journal has can be compared with what the store knows of it."""
     return isinstance(journal, ComparableJournal) and not getattr(journal, "volatile", False)
+
+
+def process_of(journal: Journal | None) -> str:
+    """How a journal names this process; empty if it does not."""
+    return str(getattr(journal, "process", ""))
 
 
 def tells_trouble(journal: Journal) -> bool:

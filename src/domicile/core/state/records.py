@@ -32,6 +32,8 @@ class NodeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where the process runs, in the words of its health port, which alone reads them (C9)."""
     stalled: bool = False
     """The node reports that its event loop is blocked; it renews for a limited time (DX-10)."""
+    process: str = ""
+    """The process of the node, in the words of its journal, which alone reads them (J3)."""
 
 
 class ClientRecord(msgspec.Struct, frozen=True, omit_defaults=True):

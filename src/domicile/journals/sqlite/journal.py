@@ -145,11 +145,11 @@ class SqliteJournal:
     """Implements `Journal`.
 
     `reads_only` is for tools: they neither create the file nor change its format. One that `serves`
-    a node tells the log why it does not answer. `lives` says whether the record of an incarnation
-    is in the store. With it the journal ends a process that stands still in the middle of a write
-    although its record is gone (J3). `now` is a clock that nobody can set: the days of keys are
-    counted by it. `pause` is for tests: it blocks the writing thread between the checks of a batch
-    and its writes.
+    a node tells the log why it does not answer. `lives` says whether the store has a record of one
+    of these incarnations, or one that names this process. With it the journal ends a process that
+    has kept it locked for `ttl_s` seconds and has no record any more (J3). `now` is a clock that
+    nobody can set: the days of keys are counted by it. `pause` is for tests: it blocks the writing
+    thread between the checks of a batch and its writes.
     """
 
     one_writer = True
@@ -162,11 +162,12 @@ class SqliteJournal:
         wait_s: float = 5.0,
         reads_only: bool = False,
         serves: bool = False,
-        lives: Callable[[Incarnation], Awaitable[bool]] | None = None,
+        lives: Callable[[Sequence[Incarnation], str], Awaitable[bool]] | None = None,
+        ttl_s: float = 0.0,
         now: Callable[[], float] = time.monotonic,
         pause: Callable[[], None] | None = None,
     ) -> None:
-        self._path, self._lives = path, lives
+        self._path, self._lives, self._ttl_s, self._now = path, lives, ttl_s, now
         self._cluster, self._wait_s = cluster, wait_s
         self._reads_only = reads_only
         self._writing = _WritingSide(JournalFile(path, wait_s, create=True), cluster, now, pause)
@@ -177,6 +178,8 @@ class SqliteJournal:
         self._readers = DaemonThreads(1, "domicile-journal-read")
         self._trouble = JournalTrouble(str(path), is_told=serves)
         self.tells_trouble = serves
+        self._holder: tuple[int, float] | None = None
+        """The process that has the lock, and since when it has been seen with it."""
         self._used = False
         self._pending = 0
         self._counting = threading.Lock()
@@ -297,6 +300,11 @@ class SqliteJournal:
         self._readers.rest()
 
     @property
+    def process(self) -> str:
+        """How node records name this process, for the journals of other processes."""
+        return _process(os.getpid(), started_at(os.getpid()))
+
+    @property
     def queued(self) -> int:
         """How many writes wait for the one that is under way, for tests."""
         return max(0, self._pending - 1)
@@ -331,27 +339,37 @@ class SqliteJournal:
         with self._counting:
             self._pending += 1
         try:
-            return await self._writers.run(job)
+            done = await self._writers.run(job)
         except JournalLocked:
             if not await self._ended_holder():
                 raise
-        return await self._writers.run(work)
+            done = await self._writers.run(work)
+        self._holder = None
+        return done
 
     async def _ended_holder(self) -> bool:
-        """Whether the process that holds the lock was ended: all its records are gone (J3)."""
+        """Whether the process that holds the lock was ended: it has had it for a whole ttl, and no
+        record is of that process (J3).
+
+        It may be another incarnation by now, which the file does not know: that one's first claim
+        waits for the lock, too. So its record names the process.
+        """
         if self._lives is None:
             return False
         pid = await self._readers.run(lambda: find_holder(self._path))
         if pid is None:
+            self._holder = None
+            return False
+        now_s = self._now()
+        if self._holder is None or self._holder[0] != pid:
+            self._holder = (pid, now_s)
+        if now_s - self._holder[1] < self._ttl_s:
             return False
         found = await self._readers.run(lambda: self._reading.incarnations(pid))
         if found is None:
             return False
         started, owners = found
-        for owner in owners:
-            if await self._lives(owner):
-                return False
-        if not end_process(pid, started):
+        if await self._lives(owners, _process(pid, started)) or not end_process(pid, started):
             return False
         log.warning(
             "process %d stood still while it wrote to the journal %s, and its lease is over: it "
@@ -713,6 +731,11 @@ class _ReadingSide(_Side):
         """The number of a shard's fence in this file, and its last offset."""
         rows = connection.execute(_FENCE, (self._cluster, shard.role, 0, shard.shard)).fetchall()
         return (rows[0][0], rows[0][3]) if rows else (0, 0)
+
+
+def _process(pid: int, started: str) -> str:
+    """How node records name a process; empty where nobody can tell two with one id apart."""
+    return f"{pid} {started}" if started else ""
 
 
 def _told(file: JournalFile, work: Callable[[], T]) -> T:
