@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from domicile import Durable, EventSourced, HandlerFailed, MaybeExecuted, Settings, handler
+from domicile import (
+    Durable,
+    EventSourced,
+    HandlerFailed,
+    MaybeExecuted,
+    Settings,
+    Unavailable,
+    handler,
+)
+from domicile.entity.hosting import remembering
 from domicile.entity.hosting.remembering import AT_ONCE
 from domicile.ports.journal import JournalUnknown
 from domicile.testing import Sim, simulated
@@ -114,6 +123,16 @@ class Device(EventSourced[int, Seen], name="device", remember=True):
     async def end(self) -> None:
         await self.delete()
 
+    @handler
+    async def end_and_rest(self) -> None:
+        await self.delete()
+        self.passivate()
+
+    @handler
+    async def retire_and_rest(self) -> None:
+        await self.forget()
+        self.passivate()
+
 
 class Setting(Durable[str], name="setting", remember=True):
     async def on_start(self) -> None:
@@ -126,6 +145,11 @@ class Setting(Durable[str], name="setting", remember=True):
     @handler
     async def set(self, value: str) -> None:
         await self.save(value)
+
+    @handler
+    async def end_and_rest(self) -> None:
+        await self.delete()
+        self.passivate()
 
 
 KINDS: list[Any] = [Device, Setting]
@@ -292,6 +316,110 @@ async def test_a_journal_that_fails_and_a_start_that_fails_lose_nobody(sim: Sim)
     assert seen.count("d3") >= 1
     for id in here:
         assert await sim.ref(Device, id).ask(Device.see, 0) == 1
+
+
+ENDS: list[Any] = [Device.end_and_rest, Device.retire_and_rest, Device.rest]
+
+ONE_SHARD = Settings(shards=1)
+
+
+async def shard_of_many(sim: Sim) -> list[str]:
+    """Many are remembered; their home dies, and the next one is about to start them."""
+    reset()
+    ids = [f"d{n}" for n in range(120)]
+    for id in ids:
+        await sim.ref(Device, id).ask(Device.see, 1)
+    PACE.takes_s = 0.5
+    sim.crash(sim.owner(Device, "d0"))
+    STARTED.clear()
+    await sim.wait_until(lambda: len(STARTED) > 5)
+    return ids
+
+
+def starts_of(id: str) -> int:
+    return [one for one, _ in STARTED].count(id)
+
+
+@simulated(entities=KINDS, nodes=2, seeds=2, settings=ONE_SHARD)
+@pytest.mark.scenario("RG-20")
+async def test_an_entity_that_ends_before_its_turn_comes_is_not_started_again(sim: Sim) -> None:
+    """What the journal has listed is a while ago: a message was there first, and it was the last
+    one."""
+    ids = await shard_of_many(sim)
+    # Those written first are last in the list.
+    ended = ids[: len(ENDS)]
+    asks = [sim.ref(Device, id).options(timeout_s=30).ask for id in ended]
+    await asyncio.gather(*[ask(end) for ask, end in zip(asks, ENDS, strict=True)])
+    assert [starts_of(id) for id in ended] == [1] * len(ENDS)
+    assert not started(*ids), "the list is not done"
+    await sim.wait_until(lambda: started(*ids))
+    await sim.advance(15)
+    assert [starts_of(id) for id in ended] == [1] * len(ENDS)
+
+
+@simulated(entities=KINDS, nodes=2, seeds=2, settings=ONE_SHARD)
+@pytest.mark.scenario("RG-20", partial=True)
+async def test_an_entity_that_ends_while_its_start_is_to_be_tried_again_stays_ended(
+    sim: Sim,
+) -> None:
+    reset()
+    for id in ("a", "b", "c"):
+        await sim.ref(Device, id).ask(Device.see, 1)
+    BROKEN.update(("a", "b", "c"))
+    sim.crash(sim.owner(Device, "a"))
+    STARTED.clear()
+    await sim.wait_until(lambda: started("a", "b", "c"))
+    BROKEN.clear()
+    for id, end in zip(("a", "b", "c"), ENDS, strict=True):
+
+        async def ends(id: str = id, end: Any = end) -> bool:
+            try:
+                await sim.ref(Device, id).ask(end)
+            except Unavailable:
+                return False
+            return True
+
+        while not await ends():
+            await sim.advance(0.01)
+    STARTED.clear()
+    await sim.advance(30)
+    assert STARTED == []
+
+
+@simulated(entities=KINDS, nodes=2, seeds=2, settings=ONE_SHARD)
+@pytest.mark.scenario("RG-20", partial=True)
+async def test_too_many_that_end_meanwhile_are_asked_for_anew(sim: Sim) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remembering, "MOST_ENDED", 3)
+        ids = await shard_of_many(sim)
+        ended = ids[:10]
+        asks = [sim.ref(Device, id).options(timeout_s=30).ask for id in ended]
+        await asyncio.gather(*[ask(Device.end_and_rest) for ask in asks])
+        await sim.wait_until(lambda: started(*ids))
+        await sim.advance(15)
+        assert [starts_of(id) for id in ended] == [1] * len(ended)
+        assert [starts_of(id) for id in ids] == [1] * len(ids)
+
+
+@simulated(entities=KINDS, nodes=1, seeds=2, settings=ONE_SHARD)
+@pytest.mark.scenario("RG-20", partial=True)
+async def test_a_list_from_before_the_last_write_of_an_entity_does_not_start_it(sim: Sim) -> None:
+    """It has left memory, its deletion is on its way, and the journal is asked for the list."""
+    reset()
+    setting = sim.ref(Setting, "s")
+    await setting.ask(Setting.set, "x")
+    runtime = sim.nodes[0].node.life.runtime  # type: ignore[union-attr]
+    [host] = runtime.hosts.values()
+    sim.hold_row(sim.shard(Setting, "s"), 3.0)
+    await sim.advance(0.1)
+    ending = asyncio.ensure_future(setting.options(timeout_s=30).ask(Setting.end_and_rest))
+    await sim.wait_until(lambda: not host.cells)
+    assert not ending.done()
+    STARTED.clear()
+    runtime.loop.post(lambda: runtime.remembering.opened(host))  # type: ignore[attr-defined]
+    await ending
+    await sim.advance(5)
+    assert STARTED == []
 
 
 class Failing:

@@ -470,6 +470,8 @@ class ShardHost(Execution):
         else:
             self.timers.left(cell)
         self._leave(cell)
+        if cell.kind.remember and why is not StopReason.MOVES:
+            self.runtime.remembering.left(cell)
         fields = cell.kind.fields
         if fields is not None and cell.entity is not None:
             if why is StopReason.MOVES:
@@ -484,9 +486,14 @@ class ShardHost(Execution):
         self.timers.lose_of(cell, "its entity starts again after a failure")
         if self.cells.get(cell.key) is cell:
             self._leave(cell)
-            if cell.kind.remember and self.owner.phase is Phase.OPEN:
-                # No message may come that would start it again.
-                self.runtime.remembering.opened(self)
+            if cell.kind.remember and cell.gate is not None:
+                self.runtime.remembering.left(cell)
+                # No message may come that would start it again. What it sent may forget it.
+                cell.gate.hold(lambda _: self._remember_again())
+
+    def _remember_again(self) -> None:
+        if self.owner.phase is Phase.OPEN:
+            self.runtime.remembering.opened(self)
 
     def _leave(self, cell: Cell) -> None:
         """The entity is no longer resident."""
