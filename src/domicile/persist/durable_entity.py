@@ -73,7 +73,8 @@ class DurableEntity(Entity):
     async def delete(self) -> None:
         """Remove everything that this entity has stored, and forget it. Keys of asks stay.
 
-        It commits with this message; an event or state that comes later is the first one again.
+        It commits with this message; an event or state that comes later is the first one again. If
+        its type has `Forgettable` fields, the stored replies of its keys go, too, as with `erase`.
         """
         log = self._domicile_log(writes=True)
         await log.claim()

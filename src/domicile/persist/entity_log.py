@@ -491,8 +491,16 @@ class EntityLog(ABC):
 
     def _send(self, reply: bytes | None) -> None:
         """Send what is staged, with the key of the turn that runs."""
+        if self._deletes and self.vault is not None and not self._erases:
+            # A deletion erases. Its own reply is of now: it comes in a write behind the erasure.
+            self._erases = self._is_erasing = True
+            if self._key and reply is not None:
+                self._send(None)
         assert self._claim is not None, "a shard is claimed before anything is staged"
         key = self._key
+        if self._erases:
+            # Replies on their way are erased with the others: only the journal is asked from now.
+            self._fresh.clear()
         inbox: tuple[tuple[str, bytes | None], ...] = ()
         replies: tuple[tuple[str, bytes], ...] = ()
         if key:

@@ -61,7 +61,7 @@ class JournalWrite(msgspec.Struct, frozen=True, gc=False):
     takes their place, with a number and an offset of its own. Keys of asks stay.
 
     `erase` takes the entity's snapshot and the replies of all its keys away; keys stay. Such a
-    write has nothing else but keys without replies.
+    write has nothing else but keys without replies, and a deletion.
     """
 
     shard: ShardKey

@@ -107,8 +107,9 @@ class User(EventSourced[Person, Registered | Moved], name="user", snapshot_every
         raise KeyError("after it was sent")
 
     @handler
-    async def close(self) -> None:
+    async def close(self) -> str:
         await self.delete()
+        return "closed"
 
     @handler
     async def begin_anew(self, email: str) -> None:
@@ -221,6 +222,45 @@ async def test_what_a_handler_still_holds_is_erased_too(sim: Sim) -> None:
     values = [one.email.value for one in sim.events(User, "ada") if isinstance(one, Registered)]
     assert values == ["new@example.org", "kept@example.org"]
     assert b"never stored" not in all_bytes(sim, "user", "ada")
+
+
+@simulated(entities=[User], nodes=2, seeds=3, settings=FEW)
+async def test_a_deletion_takes_stored_replies_along_and_their_asks_are_not_done_again(
+    sim: Sim,
+) -> None:
+    user = sim.ref(User, "ada")
+    assert await user.options(key="k").ask(User.register, SECRET) == f"welcome {SECRET}"
+    assert await user.options(key="gone").ask(User.close) == "closed"
+    assert SECRET.encode() not in all_bytes(sim, "user", "ada")
+
+    async def asked_again() -> None:
+        with pytest.raises(HandlerFailed, match="its reply was erased"):
+            await user.options(key="k").ask(User.register, SECRET)
+        assert await user.options(key="gone").ask(User.close) == "closed", "its own reply is kept"
+        assert await user.ask(User.show) == (None, "", "")
+
+    await asked_again()
+    await restart(sim, User, "ada")
+    await asked_again()
+
+
+@simulated(entities=[User], nodes=1, seeds=2, settings=FEW)
+async def test_a_reply_that_is_on_its_way_to_the_journal_is_not_given_after_a_deletion(
+    sim: Sim,
+) -> None:
+    user = sim.ref(User, "ada")
+    await user.ask(User.show)
+    sim.hold_row(sim.shard(User, "ada"), 1.0)
+    await sim.advance(0.1)
+    first = asyncio.create_task(user.options(key="k").ask(User.register, SECRET))
+    await sim.advance(0.05)
+    gone = asyncio.create_task(user.ask(User.close))
+    await sim.advance(0.05)
+    again = asyncio.create_task(user.options(key="k").ask(User.register, SECRET))
+    assert await first == f"welcome {SECRET}"
+    assert await gone == "closed"
+    with pytest.raises(HandlerFailed, match="its reply was erased"):
+        await again
 
 
 @simulated(entities=[User], nodes=1, seeds=2, settings=FEW)

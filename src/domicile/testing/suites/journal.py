@@ -855,6 +855,24 @@ class JournalContract(ABC):
 
         self.run(scenario)
 
+    def test_a_deletion_may_erase_replies_too(self) -> None:
+        async def scenario(journal: Journal, gate: Gate) -> None:
+            await journal.claim([OLD])
+            first = JournalWrite(
+                SHARD, ENTITY, 0, (b"1",), inbox=(("a", b"secret"),), snapshot=(1, b"s")
+            )
+            await journal.write(batch(1, OLD, first))
+            gone = JournalWrite(SHARD, ENTITY, 1, inbox=(("b", None),), delete=True, erase=True)
+            assert await journal.write(batch(2, OLD, gone)) == [Written(2, 2)]
+            own = JournalWrite(SHARD, ENTITY, 2, replies=(("b", b"done"),))
+            assert await journal.write(batch(3, OLD, own)) == [Written(2, 2)]
+            keys = [(ENTITY, "a"), (ENTITY, "b")]
+            assert await journal.inbox(keys) == [StoredReply(None), StoredReply(b"done")]
+            found = await recovered(journal)
+            assert (found.events, found.seq, found.snapshot) == ((), 2, None)
+
+        self.run(scenario)
+
     def test_what_is_refused_deletes_and_replaces_nothing(self) -> None:
         async def scenario(journal: Journal, gate: Gate) -> None:
             await journal.claim([OLD, BESIDE])
