@@ -104,6 +104,12 @@ def explained(
             return away(f"{what} takes no writes now: {error}; name the primary server")
         case asyncpg.TargetServerAttributeNotMatched():
             return away(f"{what} has no primary among the servers of its URL; name the primary")
+        case asyncpg.DiskFullError():
+            return away(
+                f"{what} takes no writes: the disk of the server is full ({error}); nothing of "
+                "this call was stored, and what was stored before is safe; make room on that disk, "
+                "then writes go on by themselves"
+            )
         case asyncpg.LockNotAvailableError():
             return away(
                 f"a row or table of {what} stayed locked for {lock_s:.1f} s: another session holds "

@@ -269,6 +269,39 @@ def test_a_holder_that_stands_still_in_its_transaction_is_ended_by_the_server() 
     asyncio.run(scenario())
 
 
+def test_a_full_disk_is_told_and_nothing_is_half_written() -> None:
+    """The server's own error, raised where it would come from: a table that can't grow."""
+
+    async def scenario() -> None:
+        journal = opened("full")
+        await journal.claim([OLD])
+        raw = await looking_into("full")
+        await raw.execute(
+            """CREATE FUNCTION grow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                RAISE EXCEPTION 'could not extend file "base/1/2": No space left on device'
+                    USING ERRCODE = 'disk_full';
+            END $$;
+            CREATE TRIGGER full_disk BEFORE INSERT ON event EXECUTE FUNCTION grow()"""
+        )
+        one = batch(1, OLD, JournalWrite(SHARD, ENTITY, 0, (b"1",), (("k", b"r"),)))
+        with pytest.raises(JournalUnknown) as caught:
+            await journal.write(one)
+        told = str(caught.value)
+        assert "the disk of the server is full" in told
+        assert "base/1/2" in told
+        assert "make room" in told
+        assert "nothing of this call was stored" in told
+        assert await journal.settle(one) == [None]
+        assert await journal.inbox([(ENTITY, "k")]) == [None]
+        await raw.execute("DROP TRIGGER full_disk ON event")
+        again = batch(2, OLD, *one.writes)
+        assert await journal.write(again) == [Written(1, 1)]
+        await journal.close()
+        await raw.close()
+
+    asyncio.run(scenario())
+
+
 async def refused(url: str, cluster: str = "refused") -> str:
     journal = PostgresJournal(url, cluster, SystemClock(), shown=shown_url(url))
     with pytest.raises(ConfigError) as caught:
