@@ -30,6 +30,7 @@ PURE = (
     "failover/sync_set.py",
     "failover/tables.py",
     "failover/view.py",
+    "journals/key_days.py",
     "kube/admission.py",
     "kube/conventions.py",
     "kube/hashring.py",
