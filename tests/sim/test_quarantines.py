@@ -72,6 +72,13 @@ class Desk(Entity, name="desk"):
         return 0
 
     @handler
+    async def take(self, order: str) -> int:
+        """Serves well, and kills its process only for an order that is live."""
+        await self.resource(Mines).step_on(Desk, self.id, f"{order} ")
+        self.count += 1
+        return self.count
+
+    @handler
     async def work(self, for_s: float) -> int:
         """Takes its time, and kills its process after that if it is live."""
         await self.resource(Mines).step_on(Desk, self.id, "work ", for_s)
@@ -150,7 +157,7 @@ def neighbours(sim: Sim, id: str, count: int) -> list[str]:
     return found
 
 
-async def repeat(sim: Sim, id: str, method: Callable[..., Any], *args: float) -> None:
+async def repeat(sim: Sim, id: str, method: Callable[..., Any], *args: Any) -> None:
     """Ask one entity again and again, as soon as it has answered or failed."""
     while True:
         with suppress(DomicileError):
@@ -226,6 +233,35 @@ def test_kills_at_random_moments_put_no_innocent_entity_away(
         assert not [one for one in caplog.records if "quarantined" in one.getMessage()]
         assert put_away(sim) == []
         assert sim.entry(sim.shard(Desk, "k0")).deaths, "the kills hit it"
+
+    run(seed, body, nodes=4)
+
+
+@pytest.mark.scenario("DX-24")
+@pytest.mark.parametrize("seed", range(8))
+def test_kills_that_follow_a_busy_shard_do_not_put_its_busiest_entity_away(
+    seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its entity runs at all times, alone in its shard or beside others. If runs did not rest after
+    the third death, it would run at each crash."""
+    caplog.set_level("INFO", logger="domicile")
+    random = Random(seed)
+
+    async def body(sim: Sim, mines: Mines) -> None:
+        near = neighbours(sim, "k0", seed % 2 * 2)
+        async with asyncio.TaskGroup() as group:
+            asking = [
+                group.create_task(repeat(sim, id, Desk.work, 0.05))
+                for id in ("k0", "k0", "k0", *near)
+            ]
+            await sim.advance(1.0)
+            await kill_at_random(sim, random, "k0", 10, 2.5)
+            await sim.wait_until(sim.settled)
+            for one in asking:
+                one.cancel()
+        await asyncio.gather(*(ask_until_answered(sim, key) for key in (*KEYS, *near)))
+        assert not [one for one in caplog.records if "quarantined" in one.getMessage()]
+        assert sim.entry(sim.shard(Desk, "k0")).deaths >= 6, "the kills hit it"
 
     run(seed, body, nodes=4)
 
@@ -335,6 +371,58 @@ def test_an_entity_that_kills_after_it_has_run_for_long_is_put_away_with_more_de
         shard = sim.shard(Desk, "mine").shard
         assert put_away(sim) == [(shard, (EntityKey("desk", "mine"),))]
         assert mines.killed == 6
+
+    run(seed, body, nodes=4)
+
+
+@pytest.mark.scenario("DX-20")
+@pytest.mark.scenario("DX-24")
+@pytest.mark.parametrize("beside", [0, 4])
+@pytest.mark.parametrize("seed", range(2))
+def test_an_entity_that_serves_well_until_a_deadly_message_comes_is_put_away(
+    seed: int, beside: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="domicile")
+
+    async def body(sim: Sim, mines: Mines) -> None:
+        shard = sim.shard(Desk, "mine").shard
+        near = neighbours(sim, "mine", beside)
+        mines.live["bad mine"] = None
+
+        async def until_put_away() -> int:
+            before = mines.killed
+            while not put_away(sim):
+                await sim.advance(0.5)
+                with suppress(DomicileError):
+                    await sim.ref(Desk, "mine").options(timeout_s=5).ask(Desk.take, "bad")
+            assert put_away(sim) == [(shard, (EntityKey("desk", "mine"),))]
+            return mines.killed - before
+
+        async with asyncio.TaskGroup() as group:
+            asking = [
+                group.create_task(repeat(sim, id, Desk.take, "good"))
+                for id in ("mine", "mine", "mine", *near)
+            ]
+            deaths = await until_put_away()
+            assert deaths == 6 or (beside and deaths <= 8)
+            for one in asking[3:]:
+                one.cancel()
+            await sim.wait_until(sim.settled)
+            for key in (*near, *KEYS):
+                await ask_until_answered(sim, key)
+            await sim.wait_until(lambda: not put_away(sim), timeout_s=60)
+            assert await until_put_away() == 1, "after its pause one death is enough"
+            assert sim.entry(ShardKey("default", shard)).tries == 2
+            for one in asking:
+                one.cancel()
+        mines.live.clear()
+        await sim.wait_until(lambda: not put_away(sim), timeout_s=60)
+        await ask_until_answered(sim, "mine")
+        await sim.advance(SETTINGS.poison_window_s + 5.0)
+        assert sim.entry(ShardKey("default", shard)).suspicion == Entry().suspicion
+        said = [one for one in caplog.records if "quarantined" in one.getMessage()]
+        assert "desk 'mine'" in said[0].getMessage()
+        assert said[0].levelname == "WARNING"
 
     run(seed, body, nodes=4)
 

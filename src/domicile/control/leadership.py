@@ -166,7 +166,7 @@ def announce(news: Announce) -> None:
     if after.tries > before.tries:
         names = ", ".join(f"{entity.type} {entity.id!r}" for entity in entities)
         log.warning(
-            "%s quarantined: %d owners of the shard died in a row, the last ones while it started. "
+            "%s quarantined: %d owners of the shard died in a row, the last ones while it ran. "
             "Its messages are refused. It is tried again in %g s. See what it does; to serve it "
             "at once, run: domicile unquarantine %s",
             f"{names} (shard {shard}) is" if names else f"shard {shard} is",

@@ -341,7 +341,7 @@ def unquarantine(
 ) -> None:
     """End the quarantines of shards and of the entities in them at once.
 
-    An entity, or its shard, is quarantined after several owners in a row died while it started. It
+    An entity, or its shard, is quarantined after several owners in a row died while it ran. It
     is tried again by itself, with growing pauses; this command need not wait for that.
     """
     shards = [word for word in words or () if "://" not in word]

@@ -15,9 +15,11 @@ from domicile.core.state.keys import TRIAL
 from domicile.core.state.records import OnTrial, TrialRecord, decode_record
 from domicile.entity.hosting.trials import (
     GROW_S,
+    LEAST_REST_S,
     MOST_ENTITIES,
     MOST_NAMED,
     NEW_S,
+    REST,
     RETRY_S,
     Trial,
     Trials,
@@ -84,6 +86,12 @@ def on(number: int, id: str = "", manner: Literal["", "alone", "long"] = "") -> 
 
 def begin(trials: Trials, id: str, alone: bool = False) -> asyncio.Task[Trial | None]:
     return asyncio.ensure_future(trials.begin(shard(1), 1, key(id), alone))
+
+
+def begin_again(
+    trials: Trials, id: str, rests: bool = True, until: float = float("inf"), number: int = 1
+) -> asyncio.Task[Trial | None]:
+    return asyncio.ensure_future(trials.begin_again(shard(number), 1, key(id), rests, until))
 
 
 def with_trials(body: Callable[[Trials, Shelf, ManualClock], Coroutine[Any, Any, None]]) -> None:
@@ -259,6 +267,103 @@ def test_places_grow_although_no_handler_gives_its_place_away() -> None:
             (on(1, "a", "alone"),),
             (on(1, "a", "alone"), on(1, "b", "alone")),
         ]
+
+    with_trials(body)
+
+
+def test_later_runs_are_named_as_long_and_beside_each_other() -> None:
+    async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
+        running = [await begin_again(trials, id, rests=False) for id in "ab"]
+        assert shelf.records[-1] == (on(1, "a", "long"), on(1, "b", "long"))
+        for trial in running:
+            assert trial is not None
+            trials.end(trial)
+        await settle()
+        assert shelf.records[-1] == ()
+
+    with_trials(body)
+
+
+def test_runs_that_rest_come_one_at_a_time_and_the_record_is_empty_in_between() -> None:
+    async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
+        begun = [begin_again(trials, id) for id in "ab"]
+        other = await begin_again(trials, "c", number=2)
+        assert other is not None, "each shard has its own turns"
+        trials.end(other)
+        await settle()
+        first = begun[0].result()
+        assert first is not None
+        clock.advance(0.1)
+        trials.end(first)
+        await settle()
+        assert shelf.records[-1] == ()
+        clock.advance(0.1 * REST - 0.01)
+        await settle()
+        assert not begun[1].done()
+        assert shelf.records[-1] == ()
+        clock.advance(0.02)
+        await settle()
+        second = begun[1].result()
+        assert second is not None
+        assert shelf.records[-1] == (on(1, "b", "long"),)
+        trials.end(second)
+        third = begin_again(trials, "a")
+        clock.advance(LEAST_REST_S - 0.001)
+        await settle()
+        assert not third.done(), "the shortest run, too, is followed by a rest"
+        clock.advance(0.002)
+        await settle()
+        assert third.done()
+
+    with_trials(body)
+
+
+def test_a_run_that_goes_on_for_long_gives_its_turn_away() -> None:
+    async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
+        slow, next_one = begin_again(trials, "slow"), begin_again(trials, "next")
+        await settle()
+        assert slow.done()
+        clock.advance(NEW_S)
+        await settle()
+        clock.advance(NEW_S * REST)
+        await settle()
+        assert next_one.done()
+        assert shelf.records[-1] == (on(1, "slow", "long"), on(1, "next", "long"))
+        trial = slow.result()
+        assert trial is not None
+        trials.end(trial)
+        last = begin_again(trials, "last")
+        await settle()
+        assert not last.done(), "an end that comes later gives no turn away"
+
+    with_trials(body)
+
+
+def test_a_run_that_comes_too_late_or_is_given_up_is_not_named() -> None:
+    async def body(trials: Trials, shelf: Shelf, clock: ManualClock) -> None:
+        first = await begin_again(trials, "first")
+        assert first is not None
+        waiting = [
+            begin_again(trials, "late", until=clock.now() + 0.01),
+            begin_again(trials, "gone"),
+            begin_again(trials, "goes"),
+            begin_again(trials, "last"),
+        ]
+        await settle()
+        waiting[1].cancel()
+        trials.end(first)
+        await settle()
+        clock.advance(0.01)
+        await settle()
+        late = waiting[0].result()
+        assert late is not None
+        assert late.name is None
+        waiting[2].cancel()
+        clock.advance(LEAST_REST_S)
+        await settle()
+        assert waiting[3].done()
+        names = [name.id for record in shelf.records for name in record]
+        assert names == ["first", "last"]
 
     with_trials(body)
 

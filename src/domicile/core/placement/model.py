@@ -24,7 +24,7 @@ class ShardTrials(NamedTuple):
     new: tuple[EntityKey, ...] = ()
     """Entities of which a handler has just begun."""
     long: tuple[EntityKey, ...] = ()
-    """Entities of which a handler has run for a while."""
+    """Entities of which a handler has run for a while, or runs that ran well before."""
     alone: EntityKey | None = None
     """The one of the new entities that is tried alone, if no other entity is at this owner."""
     crowd: bool = False

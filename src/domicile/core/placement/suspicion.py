@@ -11,13 +11,19 @@ has on trial before a handler of a shard that lost owners runs for the first tim
   owner tries the suspects one at a time. If they are too many to name, it tries all entities so.
 - If the owner dies while it tries exactly one such entity, and this entity was a suspect before,
   it is put away. So the same entity must have begun a moment before at least two deaths in a row.
-- An entity that has run for a while is no suspect: it may be innocent and run at every crash. Its
-  shard must be blamed twice as often, with twice `poison_deaths` deaths. It is put away if nothing
-  else of its shard ran at the last death, and no other shard of the owner was like that.
+- After the second death the owner names every run of the shard. A handler that has run well there
+  before, or has run for a while now, is *lasting*. It says less: a busy entity may be innocent and
+  run at every crash. From death number `poison_deaths` on, such runs come one at a time, with rests
+  in between. A crash that is not their doing seldom hits one then.
+- A lasting entity needs blame that is twice as frequent, with twice `poison_deaths` deaths. It is
+  put away if it was the only suspect of its shard that ran at the last death, ran at the one
+  before, too, and no other shard of the owner has as much against it.
 
 A poisonous entity that kills at once is put away with death number `poison_deaths`. It takes one or
-two deaths more if entities that ran beside it hid its name. An innocent entity is put away only if
-two unrelated crashes of its owners in a row both hit the first moments of its trials. With
+two deaths more if entities that ran beside it hid its name. One that serves for a while and then
+kills takes twice `poison_deaths`. An innocent entity is put away only if two unrelated crashes of
+its owners in a row both hit the first moments of its trials, or if twice `poison_deaths` crashes
+in a row follow its shard and the last four of them (with `poison_deaths` of 3) hit its runs. With
 `poison_deaths` of 1 or 2 there are no two trials to compare: one such crash is enough then.
 """
 
@@ -43,7 +49,10 @@ TOGETHER = 2
 poisonous shard kills one owner at a time."""
 
 LONG = 2
-"""Multiplier on `poison_deaths` and on the blame for an entity that has run for a while."""
+"""Multiplier on `poison_deaths` and on the blame for an entity that lasts."""
+
+RECURRENT = 2
+"""Owner deaths in a row after which every run of a shard is on trial, not only first ones."""
 
 FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 600.0
@@ -60,6 +69,23 @@ def on_the_brink(entry: Entry, entity: EntityKey, poison_deaths: int) -> bool:
     needed = blames_needed(poison_deaths)
     suspect = not entry.suspects or entity in entry.suspects
     return suspect and entry.deaths >= needed and entry.blamed >= needed - 1
+
+
+def always_on_trial(entry: Entry, poison_deaths: int) -> bool:
+    """Whether handlers that have run well at this owner are on trial as well: nothing else could
+    name an entity that serves for a while and then kills."""
+    return entry.deaths >= max(RECURRENT, blames_needed(poison_deaths))
+
+
+def rests_between_runs(entry: Entry, entity: EntityKey, poison_deaths: int) -> bool:
+    """Whether runs of an entity that ran well before wait for each other and rest in between.
+
+    All of the shard do, so that a crash that is not their doing seldom blames the shard. After a
+    quarantine only the suspects do: the others had their time.
+    """
+    if entry.deaths < poison_deaths or entry.blamed < blames_needed(poison_deaths) - 1:
+        return False
+    return not (entry.tries and entry.suspects) or entity in entry.suspects
 
 
 def pause_s(tries: int) -> float:
@@ -98,7 +124,7 @@ def judge(
     most = settings.poison_deaths
     together = len(dict.fromkeys(fell.values())) > 1
     enough = TOGETHER * most if together else most
-    lasting = _lasting(part.named, fell)
+    lasting = _lasting(part, fell, most)
     for done, shard in enumerate(homeless, 1):
         if not done % PAUSE:
             yield PAUSE
@@ -115,12 +141,10 @@ def judge(
         if trials is None:
             homes[shard] = known._replace(deaths=known.deaths + 1, blamed=0, suspects=())
             continue
-        known = known._replace(deaths=known.deaths + 1, blamed=known.blamed + 1)
-        entity = _culprit(known, trials, enough, most) or (
-            lasting.get(shard) if _lasted(known, most) else None
-        )
+        known = _blamed(known)
+        entity = _culprit(known, trials, enough, most) or lasting.get(shard)
         if entity is None:
-            homes[shard] = known._replace(suspects=_suspects(known.suspects, trials))
+            homes[shard] = known._replace(suspects=_suspects(known, trials, most))
         elif entity.id and len(known.barred) < MOST_BARRED:
             barred = (*known.barred, entity)
             homes[shard] = Suspicion(known.deaths, 0, known.tries + 1, barred)
@@ -139,26 +163,26 @@ def _culprit(
     return trials.alone if needed == 1 or trials.alone in known.suspects else None
 
 
-def _lasted(known: Suspicion, poison_deaths: int) -> bool:
-    """Whether there were enough deaths and blames for an entity that runs for long."""
-    needed = blames_needed(poison_deaths)
-    return known.blamed >= LONG * needed and known.deaths >= LONG * poison_deaths
+def _blamed(known: Suspicion) -> Suspicion:
+    return known._replace(deaths=known.deaths + 1, blamed=known.blamed + 1)
 
 
 def _lasting(
-    named: Mapping[int, ShardTrials], fell: Mapping[int, Incarnation]
+    part: RoleInput, fell: Mapping[int, Incarnation], poison_deaths: int
 ) -> dict[int, EntityKey]:
-    """By shard: the one entity that ran in it, for long, if no other shard of the owner has one."""
-    found = {
-        shard: trials.long[0]
-        for shard in fell
-        if (trials := named.get(shard)) is not None
-        and len(trials.long) == 1
-        and not trials.new
-        and not trials.crowd
-    }
+    """By shard: the one lasting entity that is put away, if the owner had no other shard with as
+    much against it."""
+    found: dict[int, EntityKey] = {}
+    for shard in fell:
+        trials = part.named.get(shard)
+        if trials is not None and trials.long and not trials.new and not trials.crowd:
+            recent = part.recent_deaths.get(shard, 0)
+            known = _blamed(faded(part.entries[shard].suspicion, recent))
+            ran = [entity for entity in trials.long if entity in known.suspects]
+            if len(ran) == 1 and _lasted(known, poison_deaths):
+                found[shard] = ran[0]
     count = Counter(fell[shard] for shard in found)
-    alone = [shard for shard in fell if shard in named and named[shard].alone is not None]
+    alone = [shard for shard in fell if shard in part.named and part.named[shard].alone is not None]
     hidden = dict.fromkeys(fell[shard] for shard in alone)
     return {
         shard: entity
@@ -167,9 +191,28 @@ def _lasting(
     }
 
 
-def _suspects(known: tuple[EntityKey, ...], trials: ShardTrials) -> tuple[EntityKey, ...]:
-    """The suspects after one more death; none if they can not all be named."""
+def _lasted(known: Suspicion, poison_deaths: int) -> bool:
+    """Whether there were enough deaths and blames for a lasting entity. One is enough if it is the
+    first since the shard is served again after a quarantine."""
+    relapse = (poison_deaths + 1, blames_needed(poison_deaths))
+    if known.tries and (known.deaths, known.blamed) == relapse:
+        return True
+    return _deaths_left(known, poison_deaths) <= 0
+
+
+def _deaths_left(known: Suspicion, poison_deaths: int) -> int:
+    """Deaths, each with blame, that are still missing before a lasting entity is put away."""
+    blames = LONG * blames_needed(poison_deaths) - known.blamed
+    return max(blames, LONG * poison_deaths - known.deaths)
+
+
+def _suspects(known: Suspicion, trials: ShardTrials, poison_deaths: int) -> tuple[EntityKey, ...]:
+    """The suspects after one more death; none if they can not all be named. One death before a
+    lasting entity may be put away, such entities are suspects as well."""
     if trials.crowd:
-        return known
-    again = tuple(entity for entity in known if entity in trials.new)
-    return again or (trials.new if len(trials.new) <= MOST_SUSPECTS else ())
+        return known.suspects
+    ran = trials.new
+    if _deaths_left(known, poison_deaths) <= 1:
+        ran = tuple(dict.fromkeys((*ran, *trials.long)))
+    again = tuple(entity for entity in known.suspects if entity in ran)
+    return again or (ran if len(ran) <= MOST_SUSPECTS else ())

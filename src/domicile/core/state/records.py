@@ -69,7 +69,8 @@ class ConfigRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class OnTrial(msgspec.Struct, frozen=True, array_like=True):
-    """An entity whose handler runs for the first time at its owner, in a shard that lost owners.
+    """An entity whose handler runs in a shard that lost owners: for the first time at this owner,
+    or each time if the shard lost several.
 
     `type` and `id` are empty if too many run to name them all (DX-20).
     """
@@ -81,7 +82,7 @@ class OnTrial(msgspec.Struct, frozen=True, array_like=True):
     id: str = ""
     manner: Literal["", "alone", "long"] = ""
     """Alone: it may be put away, so no other such entity is tried beside it. Long: it has run for
-    a while."""
+    a while, or has run well before."""
 
 
 class TrialRecord(msgspec.Struct, frozen=True):

@@ -50,8 +50,9 @@ class Suspicion(NamedTuple):
     barred: tuple[EntityKey, ...] = ()
     """Entities that are put away; the rest of the shard is served."""
     suspects: tuple[EntityKey, ...] = ()
-    """Entities that had just begun to run at all of the latest blamed deaths. Only one of them may
-    be put away at the next death. Empty: it is not known which entities ran."""
+    """Entities that ran at all of the latest blamed deaths. Only one of them may be put away at the
+    next death. Until many deaths are blamed, only those count that had just begun to run. Empty: it
+    is not known which entities ran."""
 
 
 INNOCENT = Suspicion()

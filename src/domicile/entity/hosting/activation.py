@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, Any
 from domicile.concurrency.single_flight import SingleFlight
 from domicile.core.handoff.owner import Owner
 from domicile.core.ids import EntityKey, ShardKey
-from domicile.core.placement.suspicion import on_the_brink
+from domicile.core.placement.suspicion import (
+    always_on_trial,
+    on_the_brink,
+    rests_between_runs,
+)
 from domicile.entity.hosting.cell import Cell, Incoming, Turn
 from domicile.entity.hosting.trials import Trial, named_as
 from domicile.entity.model.entity import Entity, make
@@ -95,21 +99,30 @@ class Activation(ABC):
 
     async def _begin_trial(self, turn: Turn) -> Trial | None:
         """DX-20: if the entity, or this handler of it, runs for the first time at this owner, have
-        the store name it as on trial."""
+        the store name it as on trial. In a shard that lost several owners, each time it runs."""
         key, entry, cell = turn.entity, self.owner.entry, self.cells.get(turn.entity)
+        most, again = self.runtime.settings.poison_deaths, False
         if cell is None:
             self._check_barred(key)
-        elif cell.tried is None or turn.request.method in cell.tried:
+        elif cell.tried is None:
             return None
+        elif turn.request.method in cell.tried:
+            if not always_on_trial(entry, most):
+                return None
+            again = True
         # H9: the message has left its mailbox, so it is no longer returned if its shard drains.
         self.note("waking", turn)
-        alone = on_the_brink(entry, named_as(key), self.runtime.settings.poison_deaths)
-        trial = await self.runtime.trials.begin(self.shard, self.owner.epoch, key, alone)
+        trials, epoch, named = self.runtime.trials, self.owner.epoch, named_as(key)
+        if again:
+            rests = rests_between_runs(entry, named, most)
+            trial = await trials.begin_again(self.shard, epoch, key, rests, turn.expires_at)
+        else:
+            trial = await trials.begin(self.shard, epoch, key, on_the_brink(entry, named, most))
         if trial is None:
             raise NotStarted(
                 Unavailable(
-                    f"{name_of(key)} can't start: owners of its shard died, and the store did not "
-                    "take the note that it starts again; try again"
+                    f"{name_of(key)} did not run: owners of its shard died, and the store did not "
+                    "take the note that it runs again; try again"
                 )
             )
         return trial

@@ -132,11 +132,12 @@ class Cell:
         self.alarms: dict[str, PendingTimer] | None = None
         """Its pending timers by the name of their method; others may be kept by its host."""
 
-    def has_tried(self, method: str) -> None:
-        """A handler ran for the first time, and this process lives: it needs no more trial."""
+    def has_tried(self, method: str, ends: bool) -> None:
+        """A handler ran for the first time, and this process lives. `ends`: it needs no more
+        trial."""
         if self.tried is not None and (len(self.tried) < MOST_TRIED or method in self.kind.direct):
             self.tried[method] = None
-            if method in self.kind.direct:
+            if ends and method in self.kind.direct:
                 self.direct[method] = self.kind.direct[method]
 
     # the entity's context

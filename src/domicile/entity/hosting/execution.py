@@ -19,6 +19,7 @@ from domicile.core.handoff.owner import OwnerEffect
 from domicile.core.handoff.pending import Home
 from domicile.core.handoff.tables import Phase
 from domicile.core.ids import EntityKey, Incarnation, LinkKey, ShardKey
+from domicile.core.placement.suspicion import always_on_trial
 from domicile.core.wire import CallingTurn, Reply, ReplyStatus, Request
 from domicile.entity.hosting.activation import Activation, NotStarted, name_of
 from domicile.entity.hosting.cell import Alarm, Called, Cell, Incoming, Turn, current_turn
@@ -478,7 +479,9 @@ class Execution(Activation):
             self.runtime.trials.end(trial)
             cell = self.cells.get(turn.entity)
             if cell is not None:
-                cell.has_tried(turn.request.method)
+                most = self.runtime.settings.poison_deaths
+                ends = not always_on_trial(self.owner.entry, most)
+                cell.has_tried(turn.request.method, ends)
 
     async def _run(self, turn: Turn, waking: bool = False) -> bytes:
         """Everything between a started message and its encoded reply."""

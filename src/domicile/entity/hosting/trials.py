@@ -1,4 +1,4 @@
-"""What this node has on trial: first runs of entities in shards that lost owners (DX-20, DX-24).
+"""What this node has on trial: runs of entities in shards that lost owners (DX-20, DX-24).
 
 One object per runtime; shard hosts call it before such a handler runs. The node has one record of
 its trials in the store. It names what runs on trial now, as exactly as one commit's delay allows:
@@ -12,6 +12,11 @@ place until the one before it has ended or is no longer new. While entities wait
 are more places. Then the record names several, and none of them is put away. A handler that has
 run for a while is *long*: it may be innocent and still run at every crash, so it says less. Beyond
 `MOST_ENTITIES` the record names shards only.
+
+First runs are always on trial, later ones only in a shard that lost several owners. A later run is
+long from its beginning. If its entity may be put away, it *rests*: such runs of one shard wait for
+each other, and in between the record does not name them for most of the time. So a crash that is
+not their doing seldom finds one in the record.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -41,17 +47,43 @@ MOST_NAMED = 1_024
 MOST_ID_BYTES = 256
 """An entity with a longer id is named without it; then its whole shard is to blame."""
 
+REST = 4
+"""A run that rests is followed by a pause that is so many times as long as the run was named."""
+LEAST_REST_S = 0.02
+"""Seconds between two such runs at least: the name has to leave the record."""
+
 NEVER = float("inf")
 
 
 class Trial:
     """One handler that runs on trial, and its name in the record; None: it has none."""
 
-    __slots__ = ("name", "new_until")
+    __slots__ = ("lane", "name", "new_until")
 
-    def __init__(self, name: OnTrial | None) -> None:
+    def __init__(self, name: OnTrial | None, lane: _Lane | None = None) -> None:
         self.name = name
+        self.lane = lane
         self.new_until = NEVER
+
+
+class _Lane:
+    """What one shard's runs that rest take turns in."""
+
+    __slots__ = ("free_at", "since", "turn")
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.since = self.free_at = 0.0
+        """When the present run began to be named, and when the next may."""
+
+    def is_used(self, now: float) -> bool:
+        """Whether a run holds it, or the rest after one is not over."""
+        return self.turn.locked() or now < self.free_at
+
+    def leave(self, now: float) -> None:
+        """The run has ended, or is no longer new."""
+        self.free_at = now + max(LEAST_REST_S, REST * (now - self.since))
+        self.turn.release()
 
 
 class Trials:
@@ -80,6 +112,7 @@ class Trials:
         self._waiting: deque[tuple[OnTrial, asyncio.Future[Trial]]] = deque()
         """Entities that wait for a place."""
         self._waiting_since = 0.0
+        self._lanes: dict[ShardKey, _Lane] = {}
         self._tasks: TaskSet[None] = TaskSet("domicile-trials")
         self._timer: Timer | None = None
         self._armed_at = NEVER
@@ -88,7 +121,7 @@ class Trials:
     async def begin(
         self, shard: ShardKey, epoch: int, entity: EntityKey, alone: bool
     ) -> Trial | None:
-        """A handler of an entity is about to run; `alone` if the entity may be put away.
+        """A handler of an entity runs for the first time; `alone` if the entity may be put away.
 
         Returns once the store names it, None if the store did not take that. A trial must be given
         back to `end` when the handler has ended.
@@ -98,6 +131,32 @@ class Trials:
             trial = await self._place(name)
         else:
             trial = self._entered(name if alone else self._fitting(name))
+        return await self._named(trial)
+
+    async def begin_again(
+        self, shard: ShardKey, epoch: int, entity: EntityKey, rests: bool, until: float
+    ) -> Trial | None:
+        """As `begin`, for a handler that has run well before. One that has to rest and comes too
+        late for its caller is not named."""
+        name = OnTrial(*shard, epoch, *named_as(entity), "long")
+        if not rests:
+            return await self._named(self._entered(self._fitting(name)))
+        lane = self._lane(shard)
+        await lane.turn.acquire()
+        try:
+            await self._sleep_until(min(lane.free_at, until))
+        except asyncio.CancelledError:
+            lane.turn.release()
+            raise
+        if self._clock.now() >= until:
+            lane.turn.release()
+            return Trial(None)
+        lane.since = self._clock.now()
+        trial = self._entered(name)
+        trial.lane = lane
+        return await self._named(trial)
+
+    async def _named(self, trial: Trial) -> Trial | None:
         if trial.name is None:
             return trial
         stored = False
@@ -108,7 +167,7 @@ class Trials:
                 self.end(trial)
         if not stored:
             return None
-        if trial.name.type:
+        if trial.lane is not None or (trial.name.type and trial.name.manner != "long"):
             trial.new_until = self._clock.now() + NEW_S
             self._new[trial] = None
             self._arm()
@@ -117,6 +176,7 @@ class Trials:
     def end(self, trial: Trial) -> None:
         """The handler of a trial ended, or never began. Its name leaves the record."""
         self._new.pop(trial, None)
+        self._leave_lane(trial)
         if trial.name is not None:
             self._leave(trial.name)
             trial.name = None
@@ -194,6 +254,32 @@ class Trials:
 
     def _doublings(self) -> int:
         return int((self._clock.now() - self._waiting_since) / GROW_S)
+
+    # lanes
+
+    def _lane(self, shard: ShardKey) -> _Lane:
+        lane = self._lanes.get(shard)
+        if lane is None:
+            now = self._clock.now()
+            used = {of: one for of, one in self._lanes.items() if one.is_used(now)}
+            self._lanes = used
+            lane = used[shard] = _Lane()
+        return lane
+
+    def _leave_lane(self, trial: Trial) -> None:
+        lane, trial.lane = trial.lane, None
+        if lane is not None:
+            lane.leave(self._clock.now())
+
+    async def _sleep_until(self, at: float) -> None:
+        if self._clock.now() >= at:
+            return
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        timer = self._clock.call_at(at, partial(_end_sleep, over))
+        try:
+            await over
+        finally:
+            timer.cancel()
 
     # the record
 
@@ -273,13 +359,19 @@ class Trials:
             self._retry_at = NEVER
         for trial in [one for one in self._new if now >= one.new_until]:
             del self._new[trial]
-            if trial.name is not None:
+            self._leave_lane(trial)
+            if trial.name is not None and trial.name.manner != "long":
                 self._leave(trial.name)
                 trial.name = replace(trial.name, manner="long")
                 self._enter(trial.name)
         self._admit()
         self._update()
         self._arm()
+
+
+def _end_sleep(over: asyncio.Future[None]) -> None:
+    if not over.done():
+        over.set_result(None)
 
 
 def _wake(waiters: Iterable[tuple[OnTrial, asyncio.Future[None]]]) -> None:

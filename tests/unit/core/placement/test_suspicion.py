@@ -13,11 +13,13 @@ from domicile.core.placement.model import RoleInput, ShardTrials
 from domicile.core.placement.slices import PAUSE, at_once
 from domicile.core.placement.suspicion import (
     LONGEST_PAUSE_S,
+    always_on_trial,
     blames_needed,
     faded,
     judge,
     on_the_brink,
     pause_s,
+    rests_between_runs,
     tried_again,
 )
 from domicile.core.state.shardmap import INNOCENT, MOST_BARRED, MOST_SUSPECTS, Entry, Suspicion
@@ -152,9 +154,12 @@ def test_three_deaths_do_not_put_away_what_runs_for_long() -> None:
 
 
 def test_twice_as_many_deaths_put_away_what_alone_runs_for_long() -> None:
-    assert after(None, *[long(MINE)] * 4) == Suspicion(5, 4)
+    assert after(None, *[long(MINE)] * 3) == Suspicion(4, 3)
+    assert after(None, *[long(MINE)] * 4) == Suspicion(5, 4, suspects=(MINE,))
     assert after(None, *[long(MINE)] * 5) == Suspicion(6, 0, 1, (MINE,))
-    assert after(None, *[long(MINE, OTHER)] * 5) == Suspicion(6, 5)
+    assert after(None, *[long(MINE, OTHER)] * 5) == Suspicion(6, 5, suspects=(MINE, OTHER))
+    assert after(None, *[long(MINE, OTHER)] * 4, long(MINE)).barred == (MINE,)
+    assert after(None, *[long(OTHER)] * 4, long(MINE)).barred == (), "it did not run before"
     beside = ShardTrials((OTHER,), (MINE,))
     assert after(None, *[long(MINE)] * 4, beside).barred == ()
     hidden = ShardTrials((), (MINE,), crowd=True)
@@ -162,16 +167,61 @@ def test_twice_as_many_deaths_put_away_what_alone_runs_for_long() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "barred"),
-    [(long(OTHER), ()), (alone(OTHER), ()), (new(OTHER), (MINE,)), (CROWD, (MINE,))],
+    ("other", "against", "barred"),
+    [
+        (long(OTHER), (5, 4), ()),
+        (long(OTHER), (5, 2), (MINE,)),
+        (alone(OTHER), (2, 0), ()),
+        (new(OTHER), (5, 4), (MINE,)),
+        (CROWD, (5, 4), (MINE,)),
+    ],
 )
-def test_two_shards_of_one_owner_that_run_for_long_hide_each_other(
-    other: ShardTrials, barred: tuple[EntityKey, ...]
+def test_two_shards_of_one_owner_with_as_much_against_them_hide_each_other(
+    other: ShardTrials, against: tuple[int, int], barred: tuple[EntityKey, ...]
 ) -> None:
-    entries = (suspect(5, 4), suspect(2, 0))
-    part = RoleInput(entries, recent_deaths={0: 5, 1: 2}, named={0: long(MINE), 1: other})
+    entries = (suspect(5, 4, 0, (), (MINE,)), suspect(*against, 0, (), (OTHER,)))
+    recent = {0: 5, 1: against[0]}
+    part = RoleInput(entries, recent_deaths=recent, named={0: long(MINE), 1: other})
     homes, _ = at_once(judge(part, [0, 1], SETTINGS))
     assert homes[0].barred == barred
+
+
+def test_what_runs_beside_a_lasting_suspect_does_not_hide_it_if_it_is_no_suspect() -> None:
+    assert after(None, *[long(MINE)] * 4, long(MINE, OTHER)).barred == (MINE,)
+
+
+def test_an_entity_that_serves_and_then_kills_needs_six_deaths_and_after_a_quarantine_one() -> None:
+    """The first two deaths name nobody: only first runs were on trial."""
+    assert after(None, None, *[long(MINE)] * 3) == Suspicion(5, 3, suspects=(MINE,))
+    assert after(None, None, *[long(MINE)] * 4) == Suspicion(6, 0, 1, (MINE,))
+    assert after(None, None, long(MINE), None, *[long(MINE)] * 3).barred == (), "not in a row"
+    assert after(None, None, *[long(MINE)] * 3, new(MINE)).barred == (), "beside others, perhaps"
+    again = tried_again(Suspicion(6, 0, 1, (MINE,)), SETTINGS.poison_deaths)
+    assert verdict(suspect(*again), long(OTHER)).barred == ()
+    assert verdict(suspect(*again), long(MINE)) == Suspicion(4, 0, 2, (MINE,))
+
+
+def test_first_runs_and_later_ones_count_together() -> None:
+    assert after(None, None, long(MINE), long(MINE), long(MINE), alone()).barred == (MINE,)
+    assert after(None, None, long(MINE), alone(), alone()).barred == (MINE,)
+    assert after(None, None, long(MINE), alone(), long(MINE)) == Suspicion(5, 3, suspects=(MINE,))
+
+
+@pytest.mark.parametrize(("poison_deaths", "deaths"), [(1, 2), (2, 2), (3, 2), (5, 4)])
+def test_every_run_is_on_trial_after_the_second_death(poison_deaths: int, deaths: int) -> None:
+    assert not always_on_trial(suspect(deaths - 1), poison_deaths)
+    assert always_on_trial(suspect(deaths), poison_deaths)
+
+
+def test_entities_rest_between_their_runs_after_the_third_death() -> None:
+    most = SETTINGS.poison_deaths
+    assert not rests_between_runs(suspect(2, 1), MINE, most)
+    assert not rests_between_runs(suspect(3, 0), MINE, most), "the last death named nobody"
+    assert rests_between_runs(suspect(3, 1), MINE, most)
+    assert rests_between_runs(suspect(5, 3, 0, (), (OTHER,)), MINE, most)
+    again = suspect(*tried_again(Suspicion(6, 0, 1, (MINE,)), most))
+    assert rests_between_runs(again, MINE, most)
+    assert not rests_between_runs(again, OTHER, most), "only what was put away"
 
 
 # the rest
