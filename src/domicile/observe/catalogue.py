@@ -84,7 +84,7 @@ COUNTERS: dict[str, str] = {
     "timer.lost": "Pending timers of entities that will never fire; the log says why (DX-25).",
     "timer.sent": "Pending timers that were sent along with a move.",
     "timer.taken": "Pending timers that arrived with a move.",
-    "timer.unconfirmed": "Pending timers that the next home did not confirm in time.",
+    "timer.unconfirmed": "Pending timers that were sent with a move and may be lost.",
     "tls.failed": "Dialled connections whose TLS handshake failed.",
     "tls.refused": "Incoming connections whose TLS handshake failed.",
     "token.distrusted": "Dialled peers that did not prove to know the token (DX-07).",

@@ -15,7 +15,7 @@ from domicile import Settings
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import Carry
-from domicile.entity.carry.transfer import TOTAL, WAIT_S, CarryTransfer
+from domicile.entity.carry.transfer import LOOK_S, TOTAL, WAIT_S, CarryTransfer
 from domicile.ports.meter import NoMeter
 
 
@@ -124,12 +124,58 @@ def test_without_a_next_home_nothing_is_kept_or_waited_for(entry: Entry) -> None
     assert here.restore(SHARD, key("a"), FIELDS, cart())
 
 
-def test_a_node_whose_record_is_not_known_is_sent_nothing() -> None:
-    desk = Desk(protocol=0)
+def test_a_release_waits_a_moment_for_the_record_of_the_next_home() -> None:
+    """What the leader tells may be faster than the watch that shows a node that has just joined."""
+    desk, told = Desk(protocol=0), list[str]()
     here = carrier(desk)
     here.stopped(SHARD, key("a"), FIELDS, cart())
-    assert not here.release(SHARD, 7, MOVING, lambda: None, here.timer_book())
-    assert desk.sent == []
+    timers = here.timer_book()
+    timers.keep(key("a"), "ring", 3.0, b"x")
+    assert here.release(SHARD, 7, MOVING, lambda: told.append("released"), timers)
+    assert here.handing_over(SHARD)
+    desk.advance(WAIT_S / 2)
+    assert (desk.sent, told) == ([], [])
+    desk.protocol = 1
+    desk.advance(LOOK_S)
+    [(to, sent)] = desk.sent
+    assert (to, len(sent.entities), len(sent.timers)) == (B, 1, 1)
+    here.on_taken(sent.id)
+    assert told == ["released"]
+    assert desk.counts == {"carry.sent": 1, "timer.sent": 1}
+
+
+def test_a_next_home_whose_record_does_not_come_is_sent_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    desk, told = Desk(protocol=0), list[str]()
+    here = carrier(desk)
+    here.stopped(SHARD, key("a"), FIELDS, cart())
+    timers = here.timer_book()
+    timers.keep(key("a"), "ring", 3.0, b"x")
+    assert here.release(SHARD, 7, MOVING, lambda: told.append("released"), timers)
+    for _ in range(100):
+        desk.advance(WAIT_S / 50)
+    assert (desk.sent, told) == ([], ["released"])
+    assert not here.handing_over(SHARD)
+    assert desk.counts == {"carry.dropped": 1, "timer.lost": 1}
+    assert "does not know its next home" in caplog.text
+
+
+@pytest.mark.parametrize("end", ["another epoch", "closed"])
+def test_a_home_that_is_over_waits_for_no_record(end: str) -> None:
+    desk, told = Desk(protocol=0), list[str]()
+    here = carrier(desk)
+    timers = here.timer_book()
+    timers.keep(key("a"), "ring", 3.0, b"x")
+    assert here.release(SHARD, 7, MOVING, lambda: told.append("released"), timers)
+    if end == "closed":
+        here.close()
+    else:
+        here.opened(SHARD, 8, here.timer_book())
+    desk.protocol = 1
+    desk.advance(2 * WAIT_S)
+    assert (desk.sent, told) == ([], [])
+    assert not here.handing_over(SHARD)
 
 
 def test_what_arrives_is_set_once_and_carried_on_if_it_is_not() -> None:
@@ -330,6 +376,27 @@ def test_a_shard_that_comes_back_in_the_next_epoch_has_everything_once(confirmed
     assert len(timers) == len(other) == 0
     assert desk_b.counts == {}, "nothing is lost"
     assert "timer.lost" not in desk_a.counts
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_timers_that_went_to_a_node_that_never_became_the_home_may_be_lost(
+    confirmed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was killed after it confirmed them, so it counts nothing itself. They are told once."""
+    desk = Desk()
+    here = carrier(desk)
+    timers = here.timer_book()
+    timers.keep(key("x"), "ring", 4.0, b"")
+    here.release(SHARD, 7, MOVING, lambda: None, timers)
+    if confirmed:
+        here.on_taken(desk.sent[0][1].id)
+    else:
+        desk.advance(WAIT_S)
+    for _ in range(2):
+        here.see(SHARD, Entry(C, 8, "serving", NOBODY, 4))
+    assert desk.counts["timer.unconfirmed"] == 1
+    assert caplog.text.count("1 timers of shard default/3 may be lost") == 1
+    assert ("another node became its home" in caplog.text) == confirmed
 
 
 @pytest.mark.parametrize("end", ["elsewhere", "expired", "closed"])

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from domicile.core.ids import EntityKey, Incarnation, ShardKey
+from domicile.core.ids import NOBODY, EntityKey, Incarnation, ShardKey
 from domicile.core.state.shardmap import Entry
 from domicile.core.wire import Carried, CarriedTimer, Carry
 from domicile.entity.carry.budget import Budget
@@ -167,6 +167,9 @@ class _Batch:
     until: float
     pile: Pile
     timers: TimerBook
+    to: Incarnation = NOBODY
+    """Of a copy: the node that the parts were sent to. Nobody once it is told that it has not
+    confirmed them."""
     ids: dict[int, None] = field(default_factory=dict[int, None])
 
 
@@ -238,9 +241,24 @@ class CarryShelf:
             batch = None
         if batch is None:
             pile = Pile(self._budget, self._most_bytes)
-            batch = _Batch(sender, epoch, now, pile, self._new_timers())
+            to = known.to if sender == self._me else NOBODY
+            batch = _Batch(sender, epoch, now, pile, self._new_timers(), to)
             self._batches[shard] = batch
         return batch
+
+    def strayed(self, shard: ShardKey, entry: Entry) -> int:
+        """How many timers, of which a copy is here, went to a node that did not become the home:
+        another one has the next epoch. If that node is dead, nobody else counts them."""
+        batch = self._batches.get(shard)
+        if batch is None or batch.to == NOBODY or entry.epoch != batch.epoch + 1:
+            return 0
+        return 0 if entry.owner in (self._me, batch.to) else len(batch.timers)
+
+    def unconfirmed(self, shard: ShardKey) -> None:
+        """It is told already that the next home did not confirm what was sent."""
+        batch = self._batches.get(shard)
+        if batch is not None:
+            batch.to = NOBODY
 
     def see(self, shard: ShardKey, entry: Entry) -> int:
         """A newer entry: drop what the next epoch here cannot use. How many entities had fields."""

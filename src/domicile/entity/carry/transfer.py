@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -32,6 +32,9 @@ log = logging.getLogger("domicile")
 
 WAIT_S = 1.0
 """Seconds for which a release may wait until the next home has everything."""
+
+LOOK_S = 0.05
+"""Seconds between two looks whether the record of the next home is known."""
 
 TOTAL = 16
 """I6: a node keeps at most this many times `carry_bytes` of fields, and as much of timers, for all
@@ -54,6 +57,16 @@ class Post(Protocol):
     def carry(self, to: Incarnation, carry: Carry) -> None:
         """Send a part."""
         ...
+
+
+class _Release(NamedTuple):
+    """What a home gives away, and until when it looks for the record of the next one."""
+
+    shard: ShardKey
+    epoch: int
+    then: Callable[[], None]
+    timers: TimerBook
+    until: float
 
 
 class CarryTransfer:
@@ -146,32 +159,51 @@ class CarryTransfer:
             self.lost(shard)
         # A home that was over before it opened passes on what came for it.
         self._unpack(shard, epoch, timers)
-        count = len(self._books.get(shard, ()))
-        if not count and not len(timers):
+        if not len(self._books.get(shard, ())) and not len(timers):
             return False
-        to = entry.to
-        if entry.state != "moving" or to in (NOBODY, self._me) or self._post.speaks(to) < PROTOCOL:
+        if entry.state != "moving" or entry.to in (NOBODY, self._me):
             self.lost(shard)
             self.timer_losses.clear(shard, timers, "its shard has no next home")
             return False
-        now = self._clock.now()
+        self._book(shard)
+        until = self._clock.now() + WAIT_S
+        self._send_to(entry, _Release(shard, epoch, then, timers, until))
+        return True
+
+    def _send_to(self, entry: Entry, release: _Release) -> None:
+        """Send everything, as soon as the record of the next home is known."""
+        shard, now, to = release.shard, self._clock.now(), entry.to
+        if self._post.speaks(to) < PROTOCOL:
+            if now >= release.until:
+                self.lost(shard)
+                why = "the old home does not know its next home"
+                self.timer_losses.clear(shard, release.timers, why)
+                self.timer_losses.tell(shard)
+                release.then()
+                return
+            # The leader's word may be faster than the watch of this node.
+            again = partial(self._send_to, entry, release)
+            look = self._clock.call_at(min(now + LOOK_S, release.until), again)
+            self._releases[shard] = (release.then, look)
+            return
         pending = [
             CarriedTimer(
                 *one.key, one.method, min(max(one.due_at - now, 0.0), MOST_LEFT_S), one.body
             )
-            for one in timers.empty()
+            for one in release.timers.empty()
         ]
-        parts = self._book(shard).hand_over(shard, epoch, self._next_id, pending)
+        book = self._book(shard)
+        count = len(book)
+        parts = book.hand_over(shard, release.epoch, self._next_id, pending)
         self._next_id += len(parts)
         timer = self._clock.call_at(now + WAIT_S, partial(self._give_up, shard))
-        self._releases[shard] = (then, timer)
+        self._releases[shard] = (release.then, timer)
         for part in parts:
             self._awaited[part.id] = shard
             self._shelf.put(self._me, part, entry, now)
             self._post.carry(to, part)
         self._count("carry.sent", count)
         self._count("timer.sent", len(pending))
-        return True
 
     def handing_over(self, shard: ShardKey) -> bool:
         """Whether the release of a shard waits for its next home."""
@@ -210,6 +242,9 @@ class CarryTransfer:
     def see(self, shard: ShardKey, entry: Entry) -> None:
         """A newer entry of any shard, after its host saw it."""
         if len(self._shelf):
+            self._may_be_lost(
+                shard, self._shelf.strayed(shard, entry), "another node became its home"
+            )
             self._drop(self._shelf.see(shard, entry))
             self.timer_losses.tell(shard)
 
@@ -261,11 +296,13 @@ class CarryTransfer:
     def _unconfirmed(self, shard: ShardKey, book: CarryBook) -> None:
         timers = book.unconfirmed_timers
         if timers:
+            self._may_be_lost(shard, timers, "the next home did not confirm them")
+            self._shelf.unconfirmed(shard)
+
+    def _may_be_lost(self, shard: ShardKey, timers: int, why: str) -> None:
+        if timers:
             self._meter.count("timer.unconfirmed", timers)
-            log.warning(
-                "%d timers of shard %s/%d may be lost: the next home did not confirm them",
-                timers, *shard,
-            )  # fmt: skip
+            log.warning("%d timers of shard %s/%d may be lost: %s", timers, *shard, why)
 
     def _drop(self, entities: int) -> None:
         self._count("carry.dropped", entities)
