@@ -16,6 +16,7 @@ from domicile.core.ids import EntityKey, ShardKey
 from domicile.core.state.keys import TRIAL, clearance_key
 from domicile.core.state.shardmap import Entry
 from domicile.core.state.txn import Put
+from domicile.incarnation.gauges import gauges_of
 from domicile.testing import Sim, SimulationError
 from domicile.testing.sim.simulated import run_simulation
 
@@ -144,6 +145,14 @@ async def load(sim: Sim, keys: list[str] = KEYS) -> AsyncGenerator[None]:
             group.create_task(caller(number * 19))
         yield
         over.set()
+
+
+def losing_owners(sim: Sim) -> float:
+    """The gauge of shards that lose owners, as the test's client reports it."""
+    life = sim.client_life
+    assert life is not None
+    (family,) = [one for one in gauges_of(life) if one.name == "domicile_shards_losing_owners"]
+    return family.samples[0].value
 
 
 def neighbours(sim: Sim, id: str, count: int) -> list[str]:
@@ -387,11 +396,12 @@ def test_an_entity_that_serves_well_until_a_deadly_message_comes_is_put_away(
     async def body(sim: Sim, mines: Mines) -> None:
         shard = sim.shard(Desk, "mine").shard
         near = neighbours(sim, "mine", beside)
-        mines.live["bad mine"] = None
+        mines.live["bad mine"], told = None, list[float]()
 
         async def until_put_away() -> int:
             before = mines.killed
             while not put_away(sim):
+                told.append(losing_owners(sim))
                 await sim.advance(0.5)
                 with suppress(DomicileError):
                     await sim.ref(Desk, "mine").options(timeout_s=5).ask(Desk.take, "bad")
@@ -404,6 +414,7 @@ def test_an_entity_that_serves_well_until_a_deadly_message_comes_is_put_away(
                 for id in ("mine", "mine", "mine", *near)
             ]
             deaths = await until_put_away()
+            assert told[0] == 0 < max(told)
             assert deaths == 6 or (beside and deaths <= 8)
             for one in asking[3:]:
                 one.cancel()
@@ -420,7 +431,11 @@ def test_an_entity_that_serves_well_until_a_deadly_message_comes_is_put_away(
         await ask_until_answered(sim, "mine")
         await sim.advance(SETTINGS.poison_window_s + 5.0)
         assert sim.entry(ShardKey("default", shard)).suspicion == Entry().suspicion
-        said = [one for one in caplog.records if "quarantined" in one.getMessage()]
+        blind = [one.getMessage() for one in caplog.records if "can be blamed" in one.getMessage()]
+        assert len(blind) >= 3, "the third, fourth and fifth death"
+        assert "lost 3 owners in a row, each within 60 s" in blind[0]
+        assert "domicile status" in blind[0]
+        said = [one for one in caplog.records if "is quarantined:" in one.getMessage()]
         assert "desk 'mine'" in said[0].getMessage()
         assert said[0].levelname == "WARNING"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from random import Random
 from typing import Any
 
@@ -24,11 +25,12 @@ from domicile.core.coordinator.events import (
     ClusterEffect,
     ClusterEvent,
     CoordinatorEvent,
+    OwnersLost,
     StrategyAnswered,
     Tell,
 )
 from domicile.core.coordinator.machine import Coordinator
-from domicile.core.ids import Incarnation
+from domicile.core.ids import Incarnation, ShardKey
 from domicile.core.lease.lease import Lease
 from domicile.core.placement.suspicion import pause_s
 from domicile.core.wire import Ping, Probe, Told, ToOwner
@@ -97,6 +99,8 @@ class Leadership(MachineDriver[ClusterEvent, ClusterEffect]):
                 self._tell(effect)
             case Announce():
                 announce(effect)
+            case OwnersLost(shards):
+                warn_of_lost_owners(shards, self._settings.poison_window_s)
             case AskProbe(voter, node):
                 self._send(voter, Probe(node))
             case AskStrategy():
@@ -176,3 +180,16 @@ def announce(news: Announce) -> None:
         log.info("shard %s: what was quarantined is served again, on trial", shard, extra=tags)
     else:
         log.info("shard %s: its quarantines are over and forgotten", shard, extra=tags)
+
+
+def warn_of_lost_owners(shards: Sequence[tuple[ShardKey, int]], window_s: float) -> None:
+    """Say in the log which shards lose owner after owner, while no entity can be blamed yet."""
+    shard, deaths = max(shards, key=itemgetter(1))
+    where = f"{shard.role}/{shard.shard}"
+    several = f"{len(shards)} shards, for example " if len(shards) > 1 else ""
+    log.warning(
+        "%sshard %s lost %d owners in a row, each within %g s of the one before, and no entity "
+        "can be blamed for it yet. All its runs are on trial. See the logs of the nodes that "
+        "died; to see such shards, run: domicile status",
+        several, where, deaths, window_s, extra={"shard": where},
+    )  # fmt: skip

@@ -11,6 +11,7 @@ from collections import Counter
 from math import inf
 
 from domicile.core.handoff.tables import Phase
+from domicile.core.placement.suspicion import loses_owners
 from domicile.incarnation.incarnation import RunningIncarnation
 from domicile.observe.exposition import MetricFamily, Sample, gauge, gauges
 
@@ -33,9 +34,11 @@ def gauges_of(life: RunningIncarnation) -> list[MetricFamily]:
         for (role, phase), count in sorted(phases.items())
     ]
     away = {"shards": 0, "entities": 0}
+    losing = 0
     for _, entry in members.map:
         away["shards"] += entry.state == "quarantined"
         away["entities"] += len(entry.barred)
+        losing += loses_owners(entry)
     found = [
         MetricFamily(
             "domicile_turns_total", "counter", "Handlers begun.", (Sample(runtime.observer.turns),)
@@ -45,6 +48,11 @@ def gauges_of(life: RunningIncarnation) -> list[MetricFamily]:
         gauge("domicile_leading", "1 while this process coordinates.", life.control.leading),
         MetricFamily("domicile_shards", "gauge", "Shards at this node by phase.", shards),
         gauges("domicile_quarantined", "Shards and entities put away (DX-20).", "what", away),
+        gauge(
+            "domicile_shards_losing_owners",
+            "Shards that lost three owners in a row or more, with no entity to blame (DX-24).",
+            losing,
+        ),
         gauges("domicile_residents", "Entities in memory.", "role", residents),
         gauges("domicile_mailbox_messages", "Messages that wait for a turn.", "role", messages),
         gauge("domicile_held_messages", "Messages sent here whose shard has no home yet.", held),

@@ -21,6 +21,7 @@ from domicile.ops.status import (
     ClusterStatus,
     EntityPlace,
     NodeSeen,
+    OwnersLostSeen,
     QuarantineSeen,
     TypeGapSeen,
 )
@@ -28,6 +29,9 @@ from domicile.ops.stuck_seen import StuckSeen
 
 WIDE = 160
 """Columns without a terminal: lines of a file or pipe are not folded."""
+
+MOST_LOSING = 8
+"""I6: shards that lose owners and are named in text. JSON has all."""
 
 GAP = 2
 """Columns between two cells of a table."""
@@ -99,6 +103,8 @@ def status_view(status: ClusterStatus) -> RenderableType:
         parts.append(Text(f"wishes   {wished}"))
     if status.quarantined:
         parts.append(_quarantined(status.quarantined))
+    if status.losing_owners:
+        parts.append(_losing_owners(status.losing_owners))
     parts += [_type_gap(gap) for gap in status.type_gaps]
     if status.stuck:
         parts.append(stuck_view(status.stuck, status.more_stuck))
@@ -134,6 +140,18 @@ def _quarantined(quarantined: Sequence[QuarantineSeen]) -> RenderableType:
         )
         lines.append(line)
     return Group(*lines)
+
+
+def _losing_owners(losing: Sequence[OwnersLostSeen]) -> RenderableType:
+    """The shards that lose owner after owner, the worst first."""
+    worst = sorted(losing, key=lambda one: (-one.deaths, one.role, one.shard))[:MOST_LOSING]
+    named = ", ".join(f"{one.role}/{one.shard} ({one.deaths})" for one in worst)
+    more = f" and {len(losing) - len(worst)} more" if len(losing) > len(worst) else ""
+    text = Text("losing owners  ", style="bold red", overflow="fold")
+    return text.append(
+        f"{named}{more}: these died in a row, and no entity can be blamed yet; see their logs",
+        style="not bold red",
+    )
 
 
 def _audit(record: AuditRecord) -> str:

@@ -14,7 +14,7 @@ from domicile.backends.registry import Backend, shown_url, store_backend
 from domicile.backends.wiring import WholeStore, open_whole_store
 from domicile.core.hashing import NAMED, shard_of
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.placement.suspicion import pause_s
+from domicile.core.placement.suspicion import loses_owners, pause_s
 from domicile.core.state.agreement import type_gaps
 from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.records import ConfigRecord, NodeRecord
@@ -110,6 +110,15 @@ class QuarantineSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnersLostSeen:
+    """A shard that lost three owners in a row or more, while no entity can be blamed (DX-24)."""
+
+    role: str
+    shard: int
+    deaths: int
+
+
+@dataclass(frozen=True, slots=True)
 class TypeGapSeen:
     """An entity type that some nodes of its role lack (DX-26).
 
@@ -139,6 +148,7 @@ class ClusterStatus:
     wishes: list[WishSeen] = field(default_factory=list[WishSeen])
     drains: list[str] = field(default_factory=list[str])
     quarantined: list[QuarantineSeen] = field(default_factory=list[QuarantineSeen])
+    losing_owners: list[OwnersLostSeen] = field(default_factory=list[OwnersLostSeen])
     type_gaps: list[TypeGapSeen] = field(default_factory=list[TypeGapSeen])
     stuck: list[StuckSeen] = field(default_factory=list[StuckSeen])
     more_stuck: int = 0
@@ -291,6 +301,11 @@ def summed_up(
         wishes=[WishSeen(shard.role, shard.shard, node) for shard, node in members.wishes.items()],
         drains=list(members.drains),
         quarantined=_quarantined(members),
+        losing_owners=[
+            OwnersLostSeen(*shard, entry.deaths)
+            for shard, entry in sorted(members.map)
+            if loses_owners(entry)
+        ],
         type_gaps=_type_gaps(members, living),
         stuck=[
             seen for one, record in late.items() for seen in stuck_seen(members, one, record, now_s)

@@ -157,6 +157,20 @@ def test_what_operators_did_and_what_is_poisoned_is_shown(tmp_path: Path) -> Non
     assert "last command  2026-01-02T03:04:05.678Z eva@desk, free: x (stuck)" in text
 
 
+@pytest.mark.scenario("DX-24", partial=True)
+def test_shards_that_lose_owners_with_nobody_to_blame_are_shown(tmp_path: Path) -> None:
+    shards = [structs.replace(serving(A), deaths=deaths) for deaths in (0, 2, 3, *[4] * 9)]
+    tried = structs.replace(serving(A), deaths=4, tries=1)
+    stored = Stored(nodes=[node(A)], leader=node(A), shards={"default": [*shards, tried]})
+    url = stored.write(tmp_path / "s.db")
+    seen = json.loads(domicile("status", url, "--json").stdout)["losing_owners"]
+    assert seen[0] == {"role": "default", "shard": 2, "deaths": 3}
+    assert [one["shard"] for one in seen] == list(range(2, 12))
+    flat = " ".join(domicile("status", url).stdout.split())
+    assert "losing owners default/3 (4), default/4 (4)," in flat
+    assert "default/10 (4) and 2 more: these died in a row" in flat
+
+
 @pytest.mark.parametrize("others", [("counter",), ("counter", "annex")])
 def test_types_that_some_nodes_of_a_role_lack_are_shown(
     tmp_path: Path, others: tuple[str, ...]

@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from domicile.core.coordinator.events import Announce, Commit
+from domicile.core.coordinator.events import Announce, Commit, OwnersLost
 from domicile.core.ids import NOBODY, Incarnation, ShardKey
 from domicile.core.placement.model import Decision, Move, Own, Quarantine, receives
+from domicile.core.placement.suspicion import loses_owners
 from domicile.core.state.cluster_view import ClusterView
 from domicile.core.state.keys import (
     REWOUND_KEY,
@@ -69,7 +70,7 @@ class Draft:
     writes: tuple[Write, ...]
     entries: tuple[Entry, ...]
     tells: tuple[tuple[Incarnation, ShardKey, Entry], ...]
-    news: tuple[Announce, ...] = ()
+    news: tuple[Announce | OwnersLost, ...] = ()
 
 
 def draft(
@@ -95,7 +96,8 @@ def draft(
     deletes: dict[Write, None] = {}
     entries = list(view.entries(block))
     tells: dict[tuple[Incarnation, ShardKey], int] = {}
-    news: list[Announce] = []
+    news: list[Announce | OwnersLost] = []
+    lost: list[tuple[ShardKey, int]] = []
     for decision in decisions:
         index = decision.shard.shard % BLOCK_SIZE
         old = entries[index]
@@ -112,8 +114,12 @@ def draft(
         tells[new.owner, decision.shard] = index
         if old.tries != new.tries or old.barred != new.barred:
             news.append(Announce(decision.shard, old, new))
+        elif new.deaths > old.deaths and loses_owners(new):
+            lost.append((decision.shard, new.deaths))
         if old.owner not in (NOBODY, new.owner):
             tells[old.owner, decision.shard] = index
+    if lost:
+        news.append(OwnersLost(tuple(lost)))
     value = encode_block(Block(txn, tuple(entries)))
     # I3: two decisions may concern one shard; only the entry after both is stored.
     told = tuple([(to, shard, entries[index]) for (to, shard), index in tells.items()])

@@ -144,6 +144,14 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnersLost:
+    """Tell operators of shards that lost one more owner in a row, with no entity to blame yet."""
+
+    shards: tuple[tuple[ShardKey, int], ...]
+    """Each with the number of owners that it lost."""
+
+
+@dataclass(frozen=True, slots=True)
 class AskProbe:
     """Ask a member whether it reaches a node. `ProbeAnswered` may follow, or nothing."""
 
@@ -168,7 +176,7 @@ class Resign:
 DriverEffect = Commit | ReadBack | Arm | Resign
 """What a driver carries out for any machine."""
 
-ClusterEffect = Tell | Announce | AskProbe | AskStrategy
+ClusterEffect = Tell | Announce | OwnersLost | AskProbe | AskStrategy
 """The effects that only a coordinator has."""
 
 CoordinatorEffect = DriverEffect | ClusterEffect

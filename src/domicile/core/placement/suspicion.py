@@ -88,6 +88,12 @@ def rests_between_runs(entry: Entry, entity: EntityKey, poison_deaths: int) -> b
     return not (entry.tries and entry.suspects) or entity in entry.suspects
 
 
+def loses_owners(entry: Entry) -> bool:
+    """Whether a shard lost more owners in a row than one expects of unrelated crashes, and nothing
+    of it was put away: perhaps nobody can be blamed, and operators have to look."""
+    return entry.deaths > RECURRENT and not entry.tries and entry.state != "quarantined"
+
+
 def pause_s(tries: int) -> float:
     """Seconds that a shard or an entity stays away when it was put away for the n-th time."""
     return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * (1 << min(max(0, tries - 1), 16)))

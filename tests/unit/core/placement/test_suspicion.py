@@ -17,6 +17,7 @@ from domicile.core.placement.suspicion import (
     blames_needed,
     faded,
     judge,
+    loses_owners,
     on_the_brink,
     pause_s,
     rests_between_runs,
@@ -265,6 +266,12 @@ def test_what_is_tried_again_is_put_away_at_the_next_blame_but_nothing_else_is()
     assert not brink(again, OTHER)
     assert verdict(suspect(*again), alone()) == Suspicion(4, 0, 3, (MINE,))
     assert verdict(suspect(*again), new(OTHER)) == Suspicion(4, 2, 2, suspects=(OTHER,))
+
+
+def test_a_shard_that_loses_owners_is_told_of_until_something_is_put_away() -> None:
+    assert [loses_owners(suspect(deaths)) for deaths in range(5)] == [False] * 3 + [True] * 2
+    assert not loses_owners(suspect(4, 0, 1, (MINE,)))
+    assert not loses_owners(replace(suspect(3), state="quarantined"))
 
 
 def test_deaths_of_long_ago_do_not_count() -> None:
