@@ -120,7 +120,7 @@ def test_the_page_says_of_each_mutant_what_the_patch_says() -> None:
     told = dict(re.findall(r"^\| `([\w-]+)` \| [^|]+ \| (\w+) \|", section, re.MULTILINE))
     assert told == {patch.stem: head(patch)["profile"] for patch in PATCHES}
     told = dict(
-        re.findall(r"^\| `([\w-]+)` \| [^|]+ \| `([\w./:\[\]]+)` \|", section, re.MULTILINE)
+        re.findall(r"^\| `([\w-]+)` \| [^|]+ \| `([\w./:\[\]-]+)` \|", section, re.MULTILINE)
     )
     assert told == {patch.stem: run.head_of(patch).suite for patch in SUITES}
 

@@ -176,7 +176,7 @@ def test_an_object_that_was_made_anew_is_not_forgotten_with_the_old_one() -> Non
         await asyncio.sleep(5)
         for number in range(rings.objects):
             rings.server.remove("websites", f"site-{number}", GROUP)
-            rings.add(number, child=False)
+            await rings.add(number, child=False)
         await asyncio.sleep(5)
         # Half of the ranges are given away, those of old objects among them.
         rings.instance("b", by_range=True)

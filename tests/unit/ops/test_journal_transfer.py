@@ -217,7 +217,8 @@ def test_what_is_no_whole_export_leaves_nothing(
     assert domicile("import", "e.jsonl", "--journal", to).exit_code == 0
 
 
-def test_keys_that_are_too_old_stay_behind(filled: Callable[[str], str], tmp_path: Path) -> None:
+def test_imported_keys_count_as_new(filled: Callable[[str], str], tmp_path: Path) -> None:
+    """Days of one journal mean nothing in another: a key is kept too long rather than too short."""
     lines = exported(filled("sqlite"), tmp_path / "e.jsonl")
     rows = [json.loads(line) for line in lines[:-1]]
     for row in rows:
@@ -233,7 +234,7 @@ def test_keys_that_are_too_old_stay_behind(filled: Callable[[str], str], tmp_pat
         async def looking(to: str = to) -> None:
             journal = opened(to, "lines")
             found = await journal.inbox([(ALICE, "k1"), (ALICE, "k2"), (EVE, "only")])
-            assert found == [None, StoredReply(b"yes"), StoredReply(b"")]
+            assert found == [StoredReply(b"later"), StoredReply(b"yes"), StoredReply(b"")]
             claim = Claim(ZERO, 0, 9, B)
             await journal.claim([claim])
             again = JournalWrite(ZERO, ALICE, 3, (b"4",), (("k2", b"twice"),))
