@@ -75,8 +75,8 @@ class EntityLog(ABC):
     """Whether what it stores replaces what it stored before."""
 
     __slots__ = (
-        "_beside", "_block", "_cell", "_claim", "_deletes", "_early", "_erases", "_failed",
-        "_forgets", "_fresh", "_hooks", "_hooks_line", "_is_erasing", "_is_remembered", "_key",
+        "_beside", "_block", "_cell", "_claim", "_deletes", "_early", "_erases", "_erasures",
+        "_failed", "_forgets", "_fresh", "_hooks", "_hooks_line", "_is_remembered", "_key",
         "_key_sent", "_keys", "_line", "_newest", "_open", "_reading", "_room", "_sends", "_sure",
         "_writer", "number", "seq", "state", "vault",
     )  # fmt: skip
@@ -101,8 +101,8 @@ class EntityLog(ABC):
         """Whether the turn that runs deletes what the entity has stored."""
         self._erases = False
         """Whether the next write erases what may repeat the entity's forgettable values."""
-        self._is_erasing = False
-        """Whether such a write is on its way."""
+        self._erasures = 0
+        """How many such writes are on their way."""
         self._forgets = False
         """Whether it has the entity forgotten: it is not started again by itself."""
         self._is_remembered = False
@@ -202,7 +202,9 @@ class EntityLog(ABC):
             or self._failed is not None
             or key in self._fresh
             or key in self._early
+            or self._erasures
         ):
+            # Behind an erasure the journal may lack keys that are on their way.
             return
         if len(self._early) >= EARLY_KEYS:
             # The oldest: its message may have gone elsewhere. If not, it asks for itself.
@@ -421,7 +423,7 @@ class EntityLog(ABC):
             # What handlers still hold of it is erased, too.
             vault.is_erased = True
             self.vault = self._new_vault()
-        self._erases = self._is_erasing = True
+        self._erases = True
         self.state = UNREAD
         self._send(None)
         # From now on it is what the journal says. A reading waits for the commit.
@@ -452,7 +454,7 @@ class EntityLog(ABC):
                 self._fresh.pop(key, None)
         if sent.write.erase:
             # What was looked up before may be a reply that is erased.
-            self._is_erasing = False
+            self._erasures -= 1
             self._early.clear()
         if not isinstance(sent.outcome, Written):
             self._fail(sent)
@@ -493,7 +495,7 @@ class EntityLog(ABC):
         """Send what is staged, with the key of the turn that runs."""
         if self._deletes and self.vault is not None and not self._erases:
             # A deletion erases. Its own reply is of now: it comes in a write behind the erasure.
-            self._erases = self._is_erasing = True
+            self._erases = True
             if self._key and reply is not None:
                 self._send(None)
         assert self._claim is not None, "a shard is claimed before anything is staged"
@@ -501,6 +503,7 @@ class EntityLog(ABC):
         if self._erases:
             # Replies on their way are erased with the others: only the journal is asked from now.
             self._fresh.clear()
+            self._erasures += 1
         inbox: tuple[tuple[str, bytes | None], ...] = ()
         replies: tuple[tuple[str, bytes], ...] = ()
         if key:
@@ -635,7 +638,7 @@ class EntityLog(ABC):
         elif self._keys is not None and key not in self._keys:
             return None
         await self.claim()
-        if self._is_erasing:
+        if self._erasures:
             # What the journal still holds must not be repeated.
             await self._writer.settled(cell.key)
         stored = await self._looked_up(key)

@@ -264,6 +264,28 @@ async def test_a_reply_that_is_on_its_way_to_the_journal_is_not_given_after_a_de
 
 
 @simulated(entities=[User], nodes=1, seeds=2, settings=FEW)
+async def test_a_key_between_two_deletions_on_their_way_is_not_used_twice(sim: Sim) -> None:
+    user = sim.ref(User, "ada").options(timeout_s=20)
+    await user.ask(User.show)
+    shard = sim.shard(User, "ada")
+    sim.hold_row(shard, 1.0)
+    await sim.advance(0.1)
+    earlier = asyncio.create_task(user.ask(User.close))
+    await sim.advance(0.05)
+    first = asyncio.create_task(user.options(key="k").ask(User.register, SECRET))
+    await sim.advance(0.05)
+    later = asyncio.create_task(user.ask(User.close))
+    await sim.advance(0.05)
+    sim.hold_row(shard, 1.0)
+    assert await earlier == "closed"
+    again = asyncio.create_task(user.options(key="k").ask(User.register, SECRET))
+    assert await first == f"welcome {SECRET}"
+    assert await later == "closed"
+    with pytest.raises(HandlerFailed, match="its reply was erased"):
+        await again
+
+
+@simulated(entities=[User], nodes=1, seeds=2, settings=FEW)
 async def test_a_reply_that_was_looked_up_before_the_erasure_is_not_given_after_it(
     sim: Sim,
 ) -> None:
