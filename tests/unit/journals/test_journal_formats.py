@@ -370,6 +370,20 @@ def test_a_schema_of_format_1_is_brought_up_to_date() -> None:
     asyncio.run(scenario())
 
 
+async def made_old(cluster: str) -> tuple[asyncpg.Connection[asyncpg.Record], int]:
+    """A schema that this version has made, as format 2 had it; a session, and its day."""
+    raw = await asyncpg.connect(
+        shared_server().url, server_settings={"search_path": f"{cluster}_journal"}
+    )
+    today = await raw.fetchval(TODAY)
+    for day in range(today, today + DAYS_AHEAD + 1):
+        await raw.execute(f"ALTER TABLE {day_partition(day)} RENAME TO inbox_{day:06}")
+    await raw.execute("ALTER TABLE meta DROP counted_s, DROP since")
+    await raw.execute("ALTER FUNCTION store_batch RENAME TO write_batch")
+    await raw.execute("UPDATE meta SET format = 2")
+    return raw, today
+
+
 def test_a_schema_of_format_2_keeps_its_keys() -> None:
     shared_server()
 
@@ -377,20 +391,39 @@ def test_a_schema_of_format_2_keeps_its_keys() -> None:
         journal = connected("second")
         await journal.claim([OLD])
         await journal.write(batch(1, OLD, JournalWrite(SHARD, ENTITY, 0, (), (("k", b"r"),))))
-        raw = await asyncpg.connect(
-            shared_server().url, server_settings={"search_path": "second_journal"}
-        )
-        today = await raw.fetchval(TODAY)
-        for day in range(today, today + DAYS_AHEAD + 1):
-            await raw.execute(f"ALTER TABLE {day_partition(day)} RENAME TO inbox_{day:06}")
-        await raw.execute("ALTER TABLE meta DROP counted_s, DROP since")
-        await raw.execute("ALTER FUNCTION store_batch RENAME TO write_batch")
-        await raw.execute("UPDATE meta SET format = 2")
+        raw, today = await made_old("second")
         again = connected("second")
         late = batch(2, OLD, JournalWrite(SHARD, ENTITY, 0, (), (("k", None),)))
         assert await again.write(late) == [WriteRefused("key", 1)]
         assert await again.inbox([(ENTITY, "k")]) == [StoredReply(b"r")]
         assert await raw.fetchval(TODAY) == today + 1, "behind the newest day that has a key"
+        for one in (again, journal):
+            await one.close()
+        await raw.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_key_that_commits_while_a_schema_is_brought_up_to_date_is_kept() -> None:
+    """A process of format 2 writes the first key of its day meanwhile."""
+    shared_server()
+
+    async def scenario() -> None:
+        journal = connected("meanwhile")
+        await journal.claim([OLD])
+        raw, today = await made_old("meanwhile")
+        writing = raw.transaction()
+        await writing.start()
+        await raw.execute(
+            "INSERT INTO inbox (entity, key, day, reply) VALUES ($1, 'k', $2, $3)",
+            entity_number(ENTITY), today, b"r",
+        )  # fmt: skip
+        again = connected("meanwhile")
+        opening = asyncio.create_task(again.history())
+        await asyncio.wait((opening,), timeout=1.0)
+        await writing.commit()
+        await opening
+        assert await again.inbox([(ENTITY, "k")]) == [StoredReply(b"r")]
         for one in (again, journal):
             await one.close()
         await raw.close()

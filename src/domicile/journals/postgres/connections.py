@@ -258,6 +258,8 @@ class Connections:
 
     async def _begin_count(self, connection: Connection) -> None:
         """From format 2, whose days were those of the server: count days from here on."""
+        # What an older process is writing commits first: a table that looks empty may get a key.
+        await connection.execute("LOCK TABLE inbox IN ACCESS EXCLUSIVE MODE")
         known: list[int] = []
         for name in await _partitions(connection):
             if await connection.fetchval(f"SELECT EXISTS (SELECT 1 FROM {name})"):
