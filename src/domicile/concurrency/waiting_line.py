@@ -8,6 +8,7 @@ line, one that comes meanwhile and need not wait would overtake it.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable
 from typing import TypeVar
 
@@ -26,7 +27,8 @@ class WaitingLine:
     __slots__ = ("_places",)
 
     def __init__(self) -> None:
-        self._places: dict[object, None] = {}
+        self._places: OrderedDict[object, None] = OrderedDict()
+        """Not a plain dict: that one looks at all that were taken off before it finds the first."""
 
     def __len__(self) -> int:
         return len(self._places)
