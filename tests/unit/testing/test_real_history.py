@@ -70,6 +70,18 @@ def test_no_record_went_while_the_server_of_the_store_stood_still() -> None:
     assert told(1.99, {2: 1.995}) == before_it, "checkers shall see that"
 
 
+def test_a_late_view_after_a_standstill_dates_no_record_by_a_node_that_woke_later() -> None:
+    log = [
+        QueuedCommit(1, 1.0, "node-0", [], [b"one/a"], False),
+        QueuedCommit(2, 2.2, "", [], [b"one/" + NODES + b"x"], True, guessed=True),
+        QueuedCommit(3, 2.2, "node-1", [], [b"one/d"], False),
+    ]
+    deeds = [Event(4.5, "open", {"inc": "y"}), Event(5.5, "fenced", {"inc": "x"})]
+    history = merge(log, deeds, Counter(), "one", 9.0, {2: 5.6}, [(2.0, 4.0)])
+    told = [event.kind for event in history.events]
+    assert told == ["commit", "expire", "commit", "open", "fenced"]
+
+
 # what a pause may leave: one deed, begun before it
 
 
