@@ -105,7 +105,8 @@ class KubeLeaseHolder:
         self._version = ""
         self._unproven = False  # an earlier holder may act, though no Lease says so
         self._acts_from = -inf
-        self._going_on: dict[str, None] = {}
+        # Two controllers may say the same, of objects of one name. Bounded by their number.
+        self._going_on: list[str] = []
         self._watchdog: _Watchdog | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
@@ -203,11 +204,11 @@ class KubeLeaseHolder:
 
     def work_goes_on(self, what: str) -> None:
         """Note work that nobody can stop: then the Lease is not given back, it has to run out."""
-        self._going_on[what] = None
+        self._going_on.append(what)
 
     def work_ended(self, what: str) -> None:
-        """It has ended all the same."""
-        self._going_on.pop(what, None)
+        """It has ended all the same: what was noted once in these words."""
+        self._going_on.remove(what)
 
     async def leave(self) -> None:
         """Give the Lease back, after all work has ended. Objects move to others at once."""

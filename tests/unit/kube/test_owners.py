@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from domicile.errors import ConfigError
 from domicile.kube.member import Ring, RingMember
 from domicile.kube.owner_calls import OwnerCalls
 from domicile.kubeapi.client import KubeClient
-from domicile.kubeapi.kinds import CONFIG_MAPS
+from domicile.kubeapi.kinds import CONFIG_MAPS, LEASES
 from domicile.kubeapi.objects import OwnerReference
 from domicile.testing.kube import FakeApiServer
 from domicile.testing.sim.clock import SimClock
@@ -107,6 +108,61 @@ def run(
             for task in work:
                 task.cancel()
             await asyncio.wait(work)
+
+    try:
+        world.run(main(), loop)
+        assert not world.errors
+    finally:
+        world.close()
+
+
+@pytest.mark.scenario("KR-08", partial=True)
+def test_calls_for_objects_of_one_name_keep_the_lease_each() -> None:
+    """What an object controls often has its name: one call that ends says nothing of the other."""
+    world = World(1)
+    server = FakeApiServer(random=world.stream("server"))
+    server.serve(GROUP, "websites", "Website")
+    server.serve(GROUP, "pages", "Page")
+    resources = [{"group": GROUP, "resource": one} for one in ("websites", "pages")]
+    ring = {"metadata": {"name": "websites"}, "spec": {"resources": resources}}
+    server.put("controllerrings", ring, "sharding.timebertt.dev")
+    put(server, "websites", "home", "a")
+    put(server, "pages", "home", "a")
+    loop = world.process("test")
+    begun: list[str] = []
+    over = asyncio.Event()
+
+    async def obedient(_: KubeClient, one: Any) -> None:
+        begun.append("website")
+        await asyncio.Event().wait()
+
+    async def stubborn(_: KubeClient, one: Any) -> None:
+        begun.append("page")
+        while not over.is_set():
+            with suppress(asyncio.CancelledError):
+                await over.wait()
+
+    async def main() -> None:
+        client = KubeClient(server.exchange("a"), random=world.stream("client"))
+        member = RING.member(
+            client, instance="a", namespace="default", clock=SimClock(world, loop),
+            random=world.stream("member"),
+        )  # fmt: skip
+        async with member:
+            work = [
+                asyncio.ensure_future(member.run(obedient, GROUP, "websites")),
+                asyncio.ensure_future(member.run(stubborn, GROUP, "pages")),
+            ]
+            while len(begun) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            for task in work:
+                task.cancel()
+            await asyncio.wait(work)
+        assert not over.is_set()
+        (lease,) = server.objects("leases", LEASES.group)
+        assert lease["spec"]["holderIdentity"] == "a", "given back while a call is at work"
+        over.set()
+        await asyncio.sleep(1)
 
     try:
         world.run(main(), loop)
