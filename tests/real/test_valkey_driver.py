@@ -25,6 +25,7 @@ from domicile.failover.drivers.valkey import (
     ValkeyKind,
     count_writes,
 )
+from domicile.failover.drivers.valkey.driver import FOLLOWER
 from domicile.failover.drivers.valkey.gate import FENCED_START
 from domicile.failover.drivers.valkey.kind import PROVED
 from domicile.failover.guard.kernel_timer import NoTimer
@@ -69,6 +70,58 @@ class TestValkeyDriver(ReplicaDriverContract):
 class TestValkeyDriverOnRedis(ReplicaDriverContract):
     def open(self) -> AbstractAsyncContextManager[ValkeyServers]:
         return opened("redis")
+
+
+@on_each
+def test_followers_come_back_after_their_user_was_removed(name: str) -> None:
+    """By `ACL LOAD`; and a server that was promoted before there was such a user has none."""
+
+    async def scenario(servers: ValkeyServers) -> None:
+        first, second = servers.driver(0), servers.driver(1)
+        await first.stand()
+        await first.promote(1)
+        await servers.unlock(0, 1)
+        await second.stand()
+        await second.follow(servers.address(0), 0)
+        await (await servers.session(0)).execute_command("ACL", "DELUSER", FOLLOWER)
+        assert await servers.write(0, "late")
+        async with asyncio.timeout(20.0):
+            while not await servers.has(1, "late"):
+                # Its agent looks several times a second.
+                assert (await first.look()).open_epoch == 1
+                await asyncio.sleep(0.1)
+
+    run(name, scenario)
+
+
+@on_each
+def test_a_restart_ends_the_user_of_followers_that_an_acl_file_kept(name: str) -> None:
+    """Or a replica whose agent stands still copies what its old primary came back with (F10)."""
+
+    async def scenario(servers: ValkeyServers) -> None:
+        first, second = servers.driver(0), servers.driver(1)
+        await first.stand()
+        await first.promote(1)
+        await servers.unlock(0, 1)
+        await second.stand()
+        await second.follow(servers.address(0), 0)
+        assert await servers.write(0, "kept")
+        async with asyncio.timeout(20.0):
+            while not await servers.has(1, "kept"):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        users = await (await servers.session(0)).execute_command("ACL", "LIST")
+        (kept,) = [one for one in users if one.split()[1] == FOLLOWER.encode()]
+        await servers.crash(0)
+        await servers.start(0)
+        # As if `ACL SAVE` had written it: the server starts with it.
+        await (await servers.session(0)).execute_command("ACL", "SETUSER", *kept.split()[1:])
+        await first.stand()
+        await first.save(0)
+        # Longer than a replica waits before it asks again.
+        await asyncio.sleep(3.0)
+        assert await servers.has(1, "kept")
+
+    run(name, scenario)
 
 
 @on_each

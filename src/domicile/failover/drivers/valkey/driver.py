@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,6 +27,8 @@ from domicile.failover.drivers.valkey.server import (
     encode_command,
     read_opened,
 )
+
+log = logging.getLogger("domicile")
 
 POLL_S = 0.05
 
@@ -50,6 +53,8 @@ class ValkeyDriver:
         self._probe = PauseProbe(self._server)
         self._folder = folder
         self._prepared = ""
+        self._users = asyncio.Lock()
+        """Held by whoever changes the user of followers, or decides that it must be there."""
 
     # the port
 
@@ -64,7 +69,10 @@ class ValkeyDriver:
             refuses = info["role"] != "master" or await self._holds_back(info)
         except (OSError, TimeoutError):
             return ServerFacts(up=False, why="it does not answer")
-        return self._facts(info, refuses=refuses)
+        facts = self._facts(info, refuses=refuses)
+        if facts.open_epoch > 0:
+            await self._admit_again()
+        return facts
 
     async def stand(self) -> None:
         """As `ReplicaDriver.stand`. What a replica has received is applied, or counts as not."""
@@ -110,11 +118,12 @@ class ValkeyDriver:
             if found["role"] != "master":
                 raise ConnectionError(f"{address} is a replica: nobody can follow it yet")
             goal = _offset(found)
-            # Who follows feeds nobody: not those either that followed it before.
-            await self._ask("ACL", "DELUSER", FOLLOWER)
-            await self._ask("CONFIG", "SET", "masteruser", FOLLOWER)
-            await self._ask("CONFIG", "SET", "masterauth", self._follower_password(found))
-            await self._ask("REPLICAOF", host, port)
+            async with self._users:
+                # Who follows feeds nobody: not those either that followed it before.
+                await self._ask("ACL", "DELUSER", FOLLOWER)
+                await self._ask("CONFIG", "SET", "masteruser", FOLLOWER)
+                await self._ask("CONFIG", "SET", "masterauth", self._follower_password(found))
+                await self._ask("REPLICAOF", host, port)
             # A replica refuses writes by itself; those that were held back learn it now.
             await self._ask("CLIENT", "UNPAUSE")
             while True:
@@ -139,9 +148,9 @@ class ValkeyDriver:
             ("PUBLISH", "domicile:epoch", str(epoch)),
             ("CLIENT", "PAUSE", FOR_EVER_MS, "WRITE"),
         )
-        await self._ask("ACL", "DELUSER", FOLLOWER)
-        password = self._follower_password(await self._server.info())
-        await self._ask("ACL", "SETUSER", FOLLOWER, "on", f">{password}", *FOLLOWER_MAY)
+        async with self._users:
+            await self._ask("ACL", "DELUSER", FOLLOWER)
+            await self._admit(await self._server.info())
 
     async def close(self) -> None:
         """As `ReplicaDriver.close`."""
@@ -152,6 +161,25 @@ class ValkeyDriver:
 
     async def _ask(self, *words: Any) -> Any:
         return await self._server.ask(*words)
+
+    async def _admit(self, info: Mapping[str, Any]) -> None:
+        password = self._follower_password(info)
+        await self._ask(
+            "ACL", "SETUSER", FOLLOWER, "on", "resetpass", f">{password}", *FOLLOWER_MAY
+        )
+
+    async def _admit_again(self) -> None:
+        """An open primary's followers log in, also after `ACL LOAD` has removed their user, and at
+        a server that was promoted before there was one."""
+        try:
+            async with self._users:
+                found = await self._ask("ACL", "USERS")
+                if FOLLOWER.encode() not in found:
+                    info = await self._server.info()
+                    if info["role"] == "master":
+                        await self._admit(info)
+        except (OSError, TimeoutError) as error:
+            log.debug("whether followers may log in is not known: %s", error)
 
     async def _refuse(self) -> None:
         """Hold clients' writes back. A killed session of the gate's may still try to open (F2)."""
@@ -168,6 +196,9 @@ class ValkeyDriver:
         if self._prepared != run:
             await self._ask("CONFIG", "SET", "replica-read-only", "yes")
             await self._ask("CONFIG", "SET", "repl-backlog-ttl", "0")
+            if (await self._server.info())["role"] != "master":
+                # A file may have kept it, with the password of an earlier run: see above.
+                await self._ask("ACL", "DELUSER", FOLLOWER)
             self._prepared = run
 
     def _follower_password(self, primary: Mapping[str, Any]) -> str:
