@@ -9,6 +9,7 @@ import asyncio
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -316,3 +317,23 @@ def test_a_place_that_can_never_serve_is_refused(
     with pytest.raises(ConfigError, match=said) as caught:
         checked(replace(place, **change))  # type: ignore[arg-type]
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root starts a server as another user")
+def test_root_that_may_not_see_the_servers_processes_is_refused(tmp_path: Path) -> None:
+    """As in a container: the server could be started, and neither loaded anew nor closed."""
+    shutil.chown(tmp_path, "nobody", "nogroup")
+    program = (
+        "import asyncio\n"
+        "from pathlib import Path\n"
+        "from domicile.failover.database_kinds import ServerPlace\n"
+        "from domicile.failover.drivers.postgres import PostgresKind\n"
+        f"home = Path({str(tmp_path)!r})\n"
+        "place = ServerPlace(url='postgresql://u@127.0.0.1:1/db', folder=home, data=home / 'd')\n"
+        "asyncio.run(PostgresKind().check(place, 'async'))\n"
+    )
+    less = ["setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace"]
+    ended = subprocess.run(
+        [*less, sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert "CAP_SYS_PTRACE" in ended.stderr, ended

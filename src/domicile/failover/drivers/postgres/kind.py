@@ -23,6 +23,7 @@ from domicile.failover.drivers.postgres.driver import PostgresDriver
 from domicile.failover.drivers.postgres.gate import PostgresGate
 from domicile.failover.drivers.postgres.local_server import LocalServer, ServerRefused
 from domicile.failover.drivers.postgres.process import PostgresProcess
+from domicile.failover.drivers.postgres.server_family import may_see_others
 
 PROVED = (15, 18)
 """The major versions on which the contract of drivers runs."""
@@ -96,7 +97,12 @@ class PostgresKind:
 
 
 def _check_places(server: LocalServer, mode: Mode) -> None:
-    server.owner()
+    if server.owner() is not None and not may_see_others():
+        raise ConfigError(
+            "this process is root and may not see the processes of other users, so it could not "
+            "close the server: run agent and guard as the owner of the data, or give them "
+            "CAP_SYS_PTRACE (docker run --cap-add SYS_PTRACE)"
+        )
     if os.path.ismount(server.data):
         raise ConfigError(
             f"{server.data} is a mount point, so a copy can't take its place by renaming: put the "

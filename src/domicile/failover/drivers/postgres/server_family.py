@@ -20,6 +20,9 @@ from pathlib import Path
 SHARED = "/SYSV"
 """The memory that all processes of a server share, as their maps show it."""
 
+CAP_SYS_PTRACE = 19
+"""Its number in the kernel."""
+
 POLL_S = 0.02
 
 
@@ -58,6 +61,17 @@ def left_behind(data: Path, postmaster: int) -> list[int]:
         or _parent(one) == postmaster
         or (_parent(one) not in found and one != named_postmaster(data))
     ]
+
+
+def may_see_others() -> bool:
+    """Whether this process may see where processes of other users stand. Being root is not enough:
+    containers take the right for that (CAP_SYS_PTRACE) away."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return False
+    line = next(line for line in status.splitlines() if line.startswith("CapEff:"))
+    return bool(int(line.split()[1], 16) >> CAP_SYS_PTRACE & 1)
 
 
 def named_postmaster(data: Path) -> int:
