@@ -76,6 +76,23 @@ def test_the_server_that_is_opened_is_the_guards_child() -> None:
 
 
 @needs(NEWEST)
+def test_closing_a_server_ends_no_server_that_was_started_meanwhile() -> None:
+    """F2: a guard starts it anew once its main process is gone. Closing must end all the same."""
+
+    async def scenario(servers: PostgresServers) -> None:
+        server, pid = servers.local[0], servers.processes[0].pid
+        async with asyncio.timeout(10):
+            await server.end_all()  # what is left of one that ended before
+        assert pid is not None
+        assert server.postmaster() == pid == servers.processes[0].pid
+        async with asyncio.timeout(10):
+            await server.end_all(pid)
+        assert server.postmaster() != pid
+
+    run_on(NEWEST, scenario)
+
+
+@needs(NEWEST)
 def test_roles_whose_commits_do_not_wait_are_told() -> None:
     async def scenario(servers: PostgresServers) -> None:
         await servers.driver(0).stand()

@@ -42,7 +42,7 @@ from domicile.failover.drivers.postgres.config_files import (
     unquoted_value,
 )
 from domicile.failover.drivers.postgres.server_family import (
-    family,
+    left_behind,
     lives,
     named_postmaster,
     send,
@@ -457,15 +457,16 @@ class LocalServer:
             with suppress(TimeoutError):
                 async with asyncio.timeout(IMMEDIATE_S):
                     await _gone(begun)
-        await self.end_all()
+        await self.end_all(pid or 0)
 
-    async def end_all(self) -> None:
-        """Kill what is left of the server, and return when nothing is.
+    async def end_all(self, postmaster: int = 0) -> None:
+        """Kill this main process and what is left of the server, and return when nothing is.
 
         Stopped processes heed nothing else. And sessions outlive a postmaster that was killed: a
-        busy one would go on, commit and answer.
+        busy one would go on, commit and answer. A server that was started meanwhile is left alone:
+        it is fenced, and closing would not end if starting went on beside it.
         """
-        while found := family(self.data):
+        while found := left_behind(self.data, postmaster):
             for one in found:
                 send(one, signal.SIGKILL)
             await asyncio.sleep(POLL_S)
@@ -477,7 +478,7 @@ class LocalServer:
             begun = [pid, *children(pid)]
             send(pid, signal.SIGINT)
             await _gone(begun)
-        await self.end_all()
+        await self.end_all(pid or 0)
 
     async def take_back(self, session: Session) -> None:
         """Undo what `ALTER SYSTEM` has said of the names that gate and driver change."""
