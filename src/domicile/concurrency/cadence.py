@@ -1,7 +1,7 @@
 """Calls that come at equal intervals, however long each of them takes.
 
-Whoever sleeps the whole interval after each call is late by the duration of the calls, more so on a
-busy machine. A clock's time is an argument, so this decides without waiting.
+A loop that sleeps the whole interval after each call is late by the duration of the calls, more so
+on a busy machine. A clock's time is an argument, so this decides without waiting.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ class RingMember(KubeLeaseHolder):
 
     async def has_owner(self, owner: OwnerReference, namespace: str) -> bool:
         """Whether the owner of an object in a namespace is this instance's own, and not asked for.
-        One that is gone for good is nobody's, so that what it controlled can be cleared up.
+        An owner that no longer exists belongs to nobody, so what it controlled can be cleared up.
 
         Raises `ConfigError` for an owner that the ring does not share out.
         """

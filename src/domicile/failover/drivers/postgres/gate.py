@@ -173,5 +173,5 @@ class _Now(msgspec.Struct, frozen=True):
     run: str
     gate: GateState
     names: str
-    """The `synchronous_standby_names` that holds, whoever set it."""
+    """The `synchronous_standby_names` in force, also if `ALTER SYSTEM` has set it."""
     commit: str

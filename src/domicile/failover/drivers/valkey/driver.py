@@ -2,9 +2,9 @@
 
 A replica of these servers follows an *address*, and takes a copy of whatever it finds there. So a
 primary has a user for its followers, with a password that belongs to this run and history of it. A
-follower gets that password when it is told to follow. Whoever answers at the address later, a
-server that came back without data or one that follows another primary now, refuses the follower,
-which then keeps what it has (F10).
+follower gets that password when it is told to follow. Another server may answer at
+the address later: one that came back without data, or that follows another primary now. It refuses
+the follower, which then keeps what it has (F10).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ValkeyDriver:
         self._folder = folder
         self._prepared = ""
         self._users = asyncio.Lock()
-        """Held by whoever changes the user of followers, or decides that it must be there."""
+        """Held by a call that changes the user of followers, or decides that it must be there."""
 
     # the port
 
