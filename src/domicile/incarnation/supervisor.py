@@ -236,4 +236,6 @@ def _why(error: BaseException) -> str:
 
 async def _raised(error: Exception) -> NoReturn:
     """What the caller of a message that can't be sent awaits."""
+    # A caller that repeats at once must not keep the loop from joining again.
+    await asyncio.sleep(0)
     raise error

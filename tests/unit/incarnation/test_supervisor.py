@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from domicile import ConfigError, Entity, Node, Settings, handler
+from domicile import ConfigError, Entity, Node, Settings, connect, handler
 from domicile.control.elected import Elected
 from domicile.core.ids import Incarnation
 from domicile.entity.runtime import Runtime
-from domicile.errors import MaybeExecuted, Unavailable
+from domicile.errors import MaybeExecuted, Overloaded, Unavailable
 from domicile.incarnation.incarnation import RunningIncarnation
 from domicile.incarnation.store_tasks import StoreTasks
 from domicile.incarnation.supervisor import MOST_FAILED
@@ -32,6 +32,32 @@ async def another_life(node: Node, first: RunningIncarnation) -> None:
     async with asyncio.timeout(20):
         while node.life in (None, first):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+
+
+class Steady(Entity, name="steady"):
+    @handler
+    async def see(self) -> int:
+        return 1
+
+
+def test_a_caller_that_repeats_at_once_does_not_keep_its_node_from_rejoining() -> None:
+    async def main() -> None:
+        async with Node("memory://eager", entities=[Steady], settings=SETTINGS) as node:
+            ref, refused = node.ref(Steady, "s"), 0
+            assert await ref.ask(Steady.see) == 1
+            assert node.life is not None
+            node.life.member.fence("test")
+            while refused < 1_000_000:
+                try:
+                    await ref.ask(Steady.see)
+                except (Unavailable, MaybeExecuted):
+                    refused += 1
+                else:
+                    if refused:
+                        break
+            assert 0 < refused < 1_000_000
+
+    asyncio.run(main())
 
 
 def test_a_rejoin_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,5 +330,28 @@ def test_a_fence_that_fails_halfway_ends_the_life_all_the_same(
             assert not Patient.waiting
             with pytest.raises(MaybeExecuted):
                 await asked
+
+    asyncio.run(main())
+
+
+def test_a_caller_that_repeats_at_once_does_not_keep_a_full_queue_from_getting_empty() -> None:
+    settings = Settings(shards=1, settle_s=0.05, window=8, buffer=8)
+
+    async def main() -> None:
+        store = "memory://eager-tells"
+        async with (
+            Node(store, entities=[Steady], settings=settings),
+            connect(store, settings=settings) as client,
+        ):
+            ref, refused = client.ref(Steady, "s"), 0
+            assert await ref.ask(Steady.see) == 1
+            for _ in range(100):
+                while refused < 1_000_000:
+                    try:
+                        await ref.tell(Steady.see)
+                        break
+                    except Overloaded:
+                        refused += 1
+            assert 0 < refused < 1_000_000
 
     asyncio.run(main())

@@ -62,6 +62,7 @@ from domicile.errors import (
     DomicileError,
     MaybeExecuted,
     NotExecuted,
+    Overloaded,
     Unavailable,
 )
 from domicile.ports.clock import Timer
@@ -150,6 +151,10 @@ class OutgoingCalls:
             now, route = self._address(call, turn)
         except NoNodeUp:
             now, route, timeout_s = await self._address_later(call, turn, timeout_s)
+        except Unavailable:
+            # A caller that repeats at once must not keep the loop from joining again.
+            await asyncio.sleep(0)
+            raise
         chain: tuple[CallingTurn, ...] = ()
         if turn is not None and turn.active:
             timeout_s = time_left_s(turn, timeout_s)
@@ -170,7 +175,12 @@ class OutgoingCalls:
                 return outcome
         if pending is None:
             awaited: asyncio.Future[bytes] = self._loop.create_future()
-            pending = self._submit(call, route, home, chain, now, timeout_s, awaited)
+            try:
+                pending = self._submit(call, route, home, chain, now, timeout_s, awaited)
+            except Overloaded:
+                # Nor from sending what fills the queue.
+                await asyncio.sleep(0)
+                raise
         book = self._waits.add(pending, timeout_s)
         self._asks += 1
         future = pending.future
@@ -196,7 +206,15 @@ class OutgoingCalls:
             now, route = self._address(call, turn)
         except NoNodeUp:
             now, route, timeout_s = await self._address_later(call, turn, timeout_s)
-        self._submit(call, route, route.sender.clear(), (), now, timeout_s, None)
+        except Unavailable:
+            # A caller that repeats at once must not keep the loop from joining again.
+            await asyncio.sleep(0)
+            raise
+        try:
+            self._submit(call, route, route.sender.clear(), (), now, timeout_s, None)
+        except Overloaded:
+            await asyncio.sleep(0)
+            raise
 
     async def _address_later(
         self, call: Call, turn: Turn | None, timeout_s: float
@@ -217,7 +235,9 @@ class OutgoingCalls:
         line = arrivals.line
         if len(line) >= self._limits.buffer:
             self._runtime.meter.count("message.overloaded")
-            raise too_many_wait(call, len(line))
+            refusal = too_many_wait(call, len(line))
+            await asyncio.sleep(0)
+            raise refusal
         self._asks += 1
         try:
             async with asyncio.timeout(timeout_s):
