@@ -16,6 +16,7 @@ the next guard sees a fence from the other thread, even if the loop was blocked 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,13 +29,15 @@ from domicile.core.lease.keeper import Renewal
 from domicile.core.lease.lease import FOREVER_S, Lease, LeaseState
 from domicile.core.state.cluster_view import ViewChange
 from domicile.core.state.txn import Changes, Item, Listing
-from domicile.errors import StoreRewound
+from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.membership.record_kinds import R, RecordKind
 from domicile.membership.store_calls import MemberStoreCalls
 from domicile.ports.clock import Clock, Timer
 from domicile.ports.meter import Meter
 from domicile.ports.store import Kept, Store
 from domicile.settings import Settings
+
+log = logging.getLogger("domicile")
 
 
 class MemberEvents(Protocol):
@@ -96,6 +99,8 @@ class LeaseHolder(Generic[R]):
         self._calls = MemberStoreCalls(store, settings.op_timeout_s, random, self._over)
         self._deadline: Timer | None = None
         self._told = False
+        self._silent = False
+        """Whether the log says that the store does not answer renewals."""
         self._lock = threading.Lock()
         self._home = threading.get_ident()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -160,6 +165,9 @@ class LeaseHolder(Generic[R]):
             ttl=ttl_s,
             margin=self._settings.margin_s,
         )
+        if self._silent:
+            self._silent = False
+            log.info("the store answers again: lease %s is renewed", self.lease_id)
         self._events.on_renewed()
 
     def _watch_deadline(self) -> None:
@@ -189,6 +197,15 @@ class LeaseHolder(Generic[R]):
         if counts:
             self._renewed(sent_at, ttl_s)
         return Renewal.ACKNOWLEDGED
+
+    def unanswered(self, error: StoreUnavailable) -> None:
+        """A renewal had no answer. The log says so once for each time that the store is away."""
+        if self._silent:
+            return
+        self._silent = True
+        left_s = self.lease.valid_until - self._clock.now()
+        ends = "" if self._endless else f", which ends in {left_s:.1f} s"
+        log.warning("the store does not renew lease %s%s: %s", self.lease_id, ends, error)
 
     def stands(self, record: R, revision: int) -> None:
         """The own record was stored."""

@@ -321,7 +321,8 @@ class Member(LeaseHolder[R]):
         floor = self._own_revision
         try:
             kept = await self._calls.bounded(self._keep())
-        except StoreUnavailable:
+        except StoreUnavailable as error:
+            self.unanswered(error)
             return Renewal.UNANSWERED
         except StoreRewound as error:
             self.went_back(error)

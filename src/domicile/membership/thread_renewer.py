@@ -152,8 +152,9 @@ class ThreadRenewer(Generic[R]):
         _, floor = self._standing.own()
         try:
             kept = self._answer(self._store.keep(self._lease, self._key))
-        except StoreUnavailable:
+        except StoreUnavailable as error:
             self._standing.tally("lease.unacknowledged")
+            self._standing.unanswered(error)
             return Renewal.UNANSWERED
         except StoreRewound as error:
             self._standing.went_back(error)

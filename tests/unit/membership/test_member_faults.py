@@ -87,6 +87,40 @@ def test_a_renewal_that_is_not_acknowledged_counts_for_nothing(lab: Lab, node: P
     lab.run(main())
 
 
+def test_the_log_says_once_that_the_store_is_away_and_that_it_is_back(
+    lab: Lab, node: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else it says that a lease ended, and nobody knows why."""
+    asked: list[float] = []
+
+    async def unanswered(lease: str) -> float | None:
+        asked.append(lab.world.now)
+        raise StoreUnavailable("its disk is full")
+
+    async def main() -> None:
+        node.start()
+        for _ in range(2):
+            node.store.on_renew = unanswered
+            while len(asked) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            asked.clear()
+            node.store.on_renew = None
+            known = len(lab.renewals(node))
+            while len(lab.renewals(node)) == known:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert node.member.guard()
+
+    with caplog.at_level("INFO", "domicile"):
+        lab.run(main())
+    told = [one.message for one in caplog.records if "the store" in one.message]
+    assert len(told) == 4
+    lease = node.member.lease_id
+    for away, back in (told[:2], told[2:]):
+        assert away.startswith(f"the store does not renew lease {lease}, which ends in ")
+        assert away.endswith(" s: its disk is full")
+        assert back == f"the store answers again: lease {lease} is renewed"
+
+
 def test_a_renewal_counts_only_with_the_own_record_read_after_it(lab: Lab, node: Process) -> None:
     """L1: a lease alone proves nothing: an evicted node's is renewed, too."""
     order: list[str] = []
