@@ -9,7 +9,7 @@
 Each run is kept in a JSON file at once, and the same command goes on where it ended. The cells:
 
 - **objects-N**: memory and processor time of a sharder with so many objects. When it starts, up to
-  3,333 of them have no instance, and as many name one that is gone. When all are at their
+  3,333 of them have no instance, and as many name one that has left. When all are at their
   instances, it walks over them once more, for 50 new ones.
 - **webhook**: the time that a create takes with the webhook and without it, in turns.
 - **moves**: 3,000 objects of two instances; a third one joins and, when all is balanced, is
@@ -137,6 +137,7 @@ async def objects(bench: RingBench, stack: AsyncExitStack, cell: Cell) -> Measur
         labels[number], labels[number + 1] = "", GONE
     await asyncio.to_thread(bench.fill, names, labels)
     await _idle_instances(bench, stack)
+    await bench.left(GONE)
     sharder = SharderProcess(bench.server)
     stack.callback(sharder.stop)
 

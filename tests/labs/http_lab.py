@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+PIECE_BYTES = 1 << 16
 
 
 class HttpServer:
@@ -15,13 +16,27 @@ class HttpServer:
     def __init__(self) -> None:
         self.received = b""
         self.url = ""
+        self.answers: list[bytes] = []
+        """What is said to the next requests, before `ANSWER` is. An empty one ends the
+        connection."""
+        self.connections = 0
+        self.sent_bytes = 0
+        """Of the answers, as far as they were taken off our hands."""
+        self.writers: list[asyncio.StreamWriter] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.writers.append(writer)
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 self.received += head
-                writer.write(ANSWER)
-                await writer.drain()
+                answer = self.answers.pop(0) if self.answers else ANSWER
+                if not answer:
+                    break
+                for first in range(0, len(answer), PIECE_BYTES):
+                    writer.write(answer[first : first + PIECE_BYTES])
+                    await writer.drain()
+                    self.sent_bytes = first + PIECE_BYTES
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:

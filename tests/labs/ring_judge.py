@@ -6,7 +6,7 @@ object and the Leases were at each moment. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,8 @@ class Verdict:
     let_go: int = 0
     moved: int = 0
     assigned: int = 0
+    handed: int = 0
+    """Objects that an instance let go of, for which the webhook named another one at once."""
     takes: int = 0
     children: int = 0
     """Objects that others control, made by instances."""
@@ -47,6 +49,8 @@ def judge_audit(
     verdict, names = Verdict(), frozenset(instances)
     entries = list(entries)
     lost = _lost(entries)
+    writes = sorted(_writes(entries, controlled), key=_order)
+    writes = sorted([*_placed(writes, lost), *writes], key=_order)
     owners: dict[str, str] = {}
     versions: dict[str, str] = {}
     labels: dict[str, dict[str, str]] = {}
@@ -54,7 +58,7 @@ def judge_audit(
 
     def instance_of(owner: str) -> str | None:
         """Where an owner is now; None if a write of unknown outcome may have moved it."""
-        if (owner, versions.get(owner, "")) in lost:
+        if int(versions.get(owner, "0")) in lost.get(owner, {}):
             return None
         return labels.get(owner, {}).get(SHARD, "")
 
@@ -72,6 +76,7 @@ def judge_audit(
                 verdict.wrong.append(f"{shown}: {owner} belonged to {at or 'nobody'}")
             if now != former:
                 verdict.let_go += 1
+                verdict.handed += now != ""
                 if DRAIN not in before:
                     verdict.wrong.append(f"{shown}: let go without being asked")
         elif now != former:
@@ -86,7 +91,7 @@ def judge_audit(
         elif DRAIN in after and DRAIN not in before:
             verdict.drains += 1
 
-    for version, entry in sorted(_writes(entries, controlled), key=lambda one: one[0]):
+    for version, entry in writes:
         made: Entry = entry["responseObject"]
         name, user = made["metadata"]["name"], entry["user"]["username"]
         if entry["objectRef"]["resource"] == "leases":
@@ -118,14 +123,6 @@ def judge_audit(
                 if SHARD in after and at is not None and after[SHARD] != at:
                     verdict.apart.append(f"{name} at {after[SHARD]}, {owner} at {at or 'nobody'}")
             continue
-        between = lost.get((name, last))
-        if between is not None and _version_named(entry) not in ("", last):
-            # Its answer was lost, but it was carried out: this write names a later version.
-            given = _changed(before, between)
-            given.setdefault(SHARD, after.get(SHARD, ""))  # by the webhook, at once
-            # Where the owner was at that moment is not known.
-            judged(between["user"]["username"], before, given, f"{name} after {last}", "")
-            before = given
         # A write that changed nothing makes no version: when it came is not known.
         judged(user, before, after, f"{name} at {version}", "" if str(version) == last else owner)
     at_last = {name: found.get(SHARD, "") for name, found in labels.items()}
@@ -136,14 +133,67 @@ def judge_audit(
     return verdict
 
 
-def _lost(entries: Iterable[Entry]) -> dict[tuple[str, str], Entry]:
-    """Writes of which nobody knows the outcome, by the object and the version that they named."""
-    return {
-        (entry["objectRef"]["name"], _version_named(entry)): entry
-        for entry in entries
-        if entry["verb"] == "patch" and entry["responseStatus"]["code"] >= 500
-        and entry["objectRef"].get("resource") in ("websites", "configmaps")
-    }  # fmt: skip
+_Lost = dict[str, dict[int, list[Entry]]]
+"""Writes of which nobody knows the outcome, by the object and the version that they named."""
+
+
+def _lost(entries: Iterable[Entry]) -> _Lost:
+    found: _Lost = {}
+    for entry in entries:
+        about = entry.get("objectRef", {})
+        if entry["verb"] != "patch" or about.get("resource") not in ("websites", "configmaps"):
+            continue
+        if entry["responseStatus"]["code"] >= 500 and (named := _version_named(entry)):
+            found.setdefault(about["name"], {}).setdefault(int(named), []).append(entry)
+    return found
+
+
+def _placed(writes: Iterable[tuple[int, Entry]], lost: _Lost) -> Iterable[tuple[int, Entry]]:
+    """Those of the lost writes that were carried out, as if they had been answered: the next write
+    of the object names the version that they made. They are lost no longer."""
+    latest: dict[str, tuple[int, Mapping[str, Any]]] = {}
+    writes = [one for one in writes if one[1]["objectRef"]["resource"] != "leases"]
+    # A write that changed nothing is answered with the version that there was.
+    known = {
+        (entry["responseObject"]["metadata"]["name"], version)
+        for version, entry in writes
+        if _version_named(entry) != str(version)
+    }
+    for version, entry in writes:
+        made: Mapping[str, Any] = entry["responseObject"]["metadata"]
+        since, was = latest.get(made["name"], (0, {}))
+        latest[made["name"]] = version, made
+        named = int(_version_named(entry) or 0)
+        candidates = lost.get(made["name"], {})
+        if not was or named <= since or since not in candidates or (made["name"], named) in known:
+            continue
+        # One that names a version which nobody is known to have made follows another lost one.
+        chain = [one for one in sorted(candidates) if since <= one < named]
+        for at, until in zip(chain, [*chain[1:], named], strict=True):
+            found = candidates.pop(at)
+            one = found[-1] if until < named else _explaining(found, was, made)
+            given = _changed(was.get("labels") or {}, one)
+            if SHARD in (made.get("labels") or {}):
+                given.setdefault(SHARD, made["labels"][SHARD])  # by the webhook, at once
+            was = {**was, "labels": given, "resourceVersion": str(until)}
+            yield until, {**one, "responseObject": {"metadata": was}}
+
+
+def _explaining(found: Sequence[Entry], was: Mapping[str, Any], made: Mapping[str, Any]) -> Entry:
+    """Of several that name one version only one was carried out: one after which the object was at
+    the instance that the next write saw."""
+
+    def at(entry: Entry) -> str:
+        return _changed(was.get("labels") or {}, entry).get(SHARD, "")
+
+    seen = (made.get("labels") or {}).get(SHARD, "")
+    return next((one for one in found if at(one) in ("", seen)), found[-1])
+
+
+def _order(write: tuple[int, Entry]) -> tuple[int, bool]:
+    """By the versions that they made; one that changed nothing follows that which made it."""
+    version, entry = write
+    return version, _version_named(entry) == str(version)
 
 
 def _version_named(entry: Entry) -> str:

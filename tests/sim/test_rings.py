@@ -73,6 +73,26 @@ def test_instances_come_and_leave(seed: int) -> None:
     Rings(seed).run(come_and_leave)
 
 
+@pytest.mark.parametrize(("kubernetes", "narrow"), [("1.29", False), ("1.30", True)])
+def test_a_webhook_has_conditions_where_the_server_knows_them(
+    kubernetes: str, narrow: bool
+) -> None:
+    """A server that does not know them refuses the whole webhook."""
+
+    async def body(rings: Rings) -> None:
+        rings.server.kubernetes = kubernetes
+        rings.sharder("sharder-1")
+        await rings.until(lambda: rings.started(0))
+        (one,) = rings.server.objects(
+            "mutatingwebhookconfigurations", "admissionregistration.k8s.io"
+        )
+        (hook,) = one["webhooks"]
+        assert ("matchConditions" in hook) is narrow
+        assert hook["objectSelector"]["matchExpressions"][0]["operator"] == "DoesNotExist"
+
+    Rings(0).run(body)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.scenario("KR-07", partial=True)
 def test_a_killed_instance_loses_its_lease_before_its_objects(seed: int) -> None:

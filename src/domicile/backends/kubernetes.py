@@ -1,6 +1,6 @@
 """`kubernetes://namespace`: a store for clusters that have nothing but a Kubernetes API server.
 
-The registry calls it. It needs httpx2 and more, which the extra `domicile[kubernetes]` installs;
+The registry calls it. It needs h11 and more, which the extra `domicile[kubernetes]` installs;
 nothing here imports them before a store is opened.
 """
 
@@ -17,7 +17,7 @@ class KubernetesBackend(Backend):
 
     scheme = "kubernetes"
     stores = "kubernetes://namespace (nodes with a Kubernetes API server)"
-    needs = ("httpx2", "yaml")
+    needs = ("h11", "yaml")
     install = "domicile[kubernetes]"
 
     def check_url(self, url: str) -> None:

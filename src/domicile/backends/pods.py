@@ -24,9 +24,9 @@ OPTIONS = ("labels", "locks", "kubeconfig", "context")
 
 def pod_health(url: str, options: OpenOptions) -> Health:
     """`kubernetes://[NAMESPACE][?labels=…&locks=…&kubeconfig=…&context=…]`."""
-    if find_spec("httpx2") is None:
+    if find_spec("h11") is None:
         raise ConfigError(
-            f"health {url!r} needs httpx2, not installed here: pip install 'domicile[kubernetes]'"
+            f"health {url!r} needs h11, not installed here: pip install 'domicile[kubernetes]'"
         )
     # Imported late: HTTP is an extra, and its import takes time.
     from domicile.kube.pod_health import PodHealth, own_pod

@@ -5,7 +5,7 @@ Counted by `sharding`, read by a scraper through `families`. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from domicile.kube.leases import InstanceState
@@ -43,12 +43,16 @@ class ShownInstance:
     state: InstanceState
 
 
+ShownRing = tuple[ControllerRing, Sequence[ShownInstance]]
+"""A ring and its instances."""
+
+
 class RingMetrics:
     """Counters and gauges of all rings of one process."""
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[Labels, int]] = {name: {} for name in HELP}
-        self._rings: dict[str, tuple[ControllerRing, Sequence[ShownInstance]]] = {}
+        self._rings: dict[str, Callable[[], ShownRing]] = {}
 
     def count(self, name: str, labels: Labels) -> None:
         """Count one more of something in `HELP`."""
@@ -59,9 +63,9 @@ class RingMetrics:
         """A counter, whatever its labels."""
         return sum(self._counts[name].values())
 
-    def show(self, ring: ControllerRing, instances: Sequence[ShownInstance]) -> None:
-        """A ring and its instances as they are now."""
-        self._rings[ring.metadata.name] = ring, instances
+    def show(self, ring: str, now: Callable[[], ShownRing]) -> None:
+        """Have a ring shown; `now` tells a scraper what it is when it asks."""
+        self._rings[ring] = now
 
     def forget(self, ring: str) -> None:
         """A ring is gone: its gauges go, its counters stay."""
@@ -81,7 +85,8 @@ class RingMetrics:
         info: list[Sample] = []
         state: list[Sample] = []
         numbers: dict[str, list[Sample]] = {name: [] for name in OF_RING}
-        for name, (ring, instances) in sorted(self._rings.items()):
+        for name, now in sorted(self._rings.items()):
+            ring, instances = now()
             of_ring = (("controllerring", name), ("uid", ring.metadata.uid))
             values = (
                 ring.metadata.generation,

@@ -445,6 +445,9 @@ class SharderMachine:
                 return tuple(self._found(event, now))
             case OwnerRead():
                 return tuple(self._owner_read(event))
+            case Relabelled():
+                self._relabelled(event)
+                return ()
             case LeadingChanged(acting):
                 self._lead(acting, now)
             case RingSeen(ring):
@@ -486,8 +489,6 @@ class SharderMachine:
                 self._full_at = min(self._full_at, now + NAMESPACES_S)
             case LeaseTaken():
                 self._took(event, now)
-            case Relabelled():
-                self._relabelled(event, now)
             case WalkEnded():
                 effects += self._walked(event, now)
             case TimePassed():
@@ -784,7 +785,7 @@ class SharderMachine:
         if not draining:
             yield relabel(MoveReason.DRAIN, None, True)
 
-    def _relabelled(self, event: Relabelled, now: float) -> None:
+    def _relabelled(self, event: Relabelled) -> None:
         round = self._round
         if round is None or round.number != event.walk:
             return

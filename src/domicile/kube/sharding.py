@@ -31,7 +31,7 @@ from domicile.kube.conventions import (
     webhook_name,
 )
 from domicile.kube.holding import KubeLeaseHolder
-from domicile.kube.ring_metrics import RingMetrics, ShownInstance
+from domicile.kube.ring_metrics import RingMetrics, ShownInstance, ShownRing
 from domicile.kube.ring_reports import RingReports
 from domicile.kube.sharder import (
     TAKEN_DURATION_S,
@@ -66,7 +66,7 @@ from domicile.kube.sharder import (
     WalkEnded,
 )
 from domicile.kubeapi.client import KubeClient
-from domicile.kubeapi.errors import KubeConflict, KubeError, KubeNotFound
+from domicile.kubeapi.errors import KubeConflict, KubeError, KubeNotFound, KubeRefused
 from domicile.kubeapi.follow import ObjectChanged, ObjectRemoved, ObjectsListed, follow
 from domicile.kubeapi.kinds import LEASES, NAMESPACES, RINGS, WEBHOOKS, ApiKind
 from domicile.kubeapi.objects import (
@@ -90,6 +90,9 @@ CHANGES_AT_A_TIME = 16
 
 OWNER_READ_S = 1.0
 """How long the webhook may wait for the owner of an object. The API server waits for 5 s."""
+
+CONDITIONS_SINCE = (1, 30)
+"""The version of Kubernetes in which webhooks have `matchConditions` for good."""
 
 WATCH_S = 60
 """A watch of Leases is made anew so often: a silent dead connection costs no more."""
@@ -130,10 +133,12 @@ class RingSharder:
         self._walk: asyncio.Task[None] | None = None
         self._reports = RingReports(self.machine, clock)
         self._rings_made = 0
+        self._has_conditions = False
         self._unread = ""  # why the walk did not get to know an owner
 
     async def run(self) -> None:
         """Follow the ring's Leases and act on them until cancelled."""
+        self._metrics.show(self.name, self._shown)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -167,7 +172,6 @@ class RingSharder:
         if self.machine.rings_made != self._rings_made:
             self._rings_made = self.machine.rings_made
             self._metrics.count("ring_calculations", (("controllerring", self.name),))
-        self._show()
 
     # Following.
 
@@ -539,6 +543,7 @@ class RingSharder:
         if client is None or self._client_config is None:
             return True
         try:
+            self._has_conditions = await self._know_conditions(client)
             await client.apply(WEBHOOKS, self.webhook_configuration(), manager=LEADER, force=True)
         except Fenced:
             return True
@@ -547,6 +552,16 @@ class RingSharder:
             return False
         self._reports.say("webhook", "")
         return True
+
+    async def _know_conditions(self, client: KubeClient) -> bool:
+        """Whether the API server knows `matchConditions`. An older one refuses what it does not
+        know."""
+        if self._has_conditions:
+            return True
+        try:
+            return await client.version() >= CONDITIONS_SINCE
+        except KubeRefused:
+            return False
 
     def webhook_configuration(self) -> dict[str, Any]:
         """The ring's MutatingWebhookConfiguration (KR-05, KR-06)."""
@@ -570,7 +585,8 @@ class RingSharder:
             "uid": ring.metadata.uid,
             "controller": True,
         }
-        hook = {
+        label = shard_label(self.name)
+        hook: dict[str, Any] = {
             "name": "sharder.sharding.timebertt.dev",
             "admissionReviewVersions": ["v1"],
             "sideEffects": "None",
@@ -581,20 +597,23 @@ class RingSharder:
             "clientConfig": dict(self._client_config(WEBHOOK_PATH + self.name)),
             "rules": rules,
             "namespaceSelector": _selector_fields(self._selector()),
-            "objectSelector": {
-                "matchExpressions": [{"key": shard_label(self.name), "operator": "DoesNotExist"}]
-            },
+            "objectSelector": {"matchExpressions": [{"key": label, "operator": "DoesNotExist"}]},
         }
+        if self._has_conditions:
+            # The selector asks about the object before the change, too: each object that a walk
+            # assigns would be reviewed.
+            without = f"!has(object.metadata.labels) || !('{label}' in object.metadata.labels)"
+            hook["matchConditions"] = [{"name": "no-instance", "expression": without}]
         name = webhook_name(self.name)
         return {"metadata": {"name": name, "ownerReferences": [owner]}, "webhooks": [hook]}
 
-    def _show(self) -> None:
+    def _shown(self) -> ShownRing:
         now = self._clock.now()
         instances = [
             ShownInstance(name, self._where.get(name, ""), lease.uid, lease.state(now))
             for name, lease in sorted(self.machine.leases.items())
         ]
-        self._metrics.show(self.machine.ring, instances)
+        return self.machine.ring, instances
 
 
 class Sharder:

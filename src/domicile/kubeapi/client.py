@@ -68,6 +68,11 @@ class _ListOf(msgspec.Struct, Generic[K], rename="camel"):
     metadata: dict[str, Any] = {}
 
 
+class _Version(msgspec.Struct):
+    major: str = ""
+    minor: str = ""  # some providers write "36+"
+
+
 class _Notice(msgspec.Struct):
     type: str
     object: msgspec.Raw
@@ -208,6 +213,16 @@ class KubeClient:
             raise KubeUnavailable(
                 f"watch {kind.shown} at {self.server} broke off: {error or 'out of time'}"
             ) from error
+
+    async def version(self) -> tuple[int, int]:
+        """The version of the server, as (1, 36)."""
+        body = await self._call(ApiRequest("GET", "/version"), "get", "/version", "")
+        try:
+            told = msgspec.json.decode(body, type=_Version)
+        except msgspec.DecodeError as error:
+            raise KubeError(f"{self.server} answered no version: {error}") from error
+        major, minor = ("".join(filter(str.isdigit, part)) for part in (told.major, told.minor))
+        return int(major or 0), int(minor or 0)
 
     async def discover(self, group: str, plural: str) -> ApiKind[PartialObject]:
         """How the server serves a resource: its preferred version, its kind, its scope."""

@@ -114,6 +114,9 @@ def of_pod(
     )
 
 
+NAMED = "set KUBECONFIG, or give --kubeconfig; in the URL of a store it is ?kubeconfig=FILE"
+"""How a kubeconfig is named."""
+
 _Entries = dict[str, list[tuple[dict[str, Any], Path]]]
 
 
@@ -124,7 +127,7 @@ def of_kubeconfig(paths: Sequence[Path], context: str | None = None) -> Credenti
     loaded = [(path, found) for path in paths if (found := _loaded(path, paths)) is not None]
     if not loaded:
         shown = ", ".join(map(str, paths))
-        raise ConfigError(f"none of {shown} is there; set KUBECONFIG or give --kubeconfig")
+        raise ConfigError(f"none of {shown} is there; {NAMED}")
     for path, config in loaded:
         current = current or str(config.get("current-context") or "")
         for many, known in entries.items():
@@ -180,8 +183,7 @@ def _loaded(path: Path, paths: Sequence[Path]) -> dict[str, Any] | None:
         if len(paths) > 1 and isinstance(error, FileNotFoundError):
             return None
         raise ConfigError(
-            f"no API server is known: {path} can't be read ({error.strerror}); set KUBECONFIG or "
-            "give --kubeconfig"
+            f"no API server is known: {path} can't be read ({error.strerror}); {NAMED}"
         ) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is no YAML: {error}") from error

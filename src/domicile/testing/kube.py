@@ -131,6 +131,9 @@ class FakeApiServer:
     without that ignores it. One with it says so, but not of custom resources."""
     answers_nothing: bool = False
     """Whether something between answers every request: a 404 that is no object of the API."""
+    kubernetes: str = "1.29"
+    """The version that it says. It knows no CEL, so it is older than the `matchConditions` of
+    webhooks."""
     webhook_calls: int = 0
     open_watches: int = 0
     requests: list[tuple[str, ApiRequest]] = field(default_factory=list[tuple[str, ApiRequest]])
@@ -234,6 +237,9 @@ class FakeApiServer:
 
     async def _route(self, client: str, request: ApiRequest) -> FakeAnswer:
         parts = request.path.strip("/").split("/")
+        if parts == ["version"]:
+            major, _, minor = self.kubernetes.partition(".")
+            return FakeAnswer(200, _body({"major": major, "minor": minor}))
         if parts[0] == "api":
             group, rest = "", parts[2:]
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from ring_judge import DRAIN, SHARD, judge_audit, judge_sharders
 
 
@@ -68,7 +69,7 @@ def test_a_write_whose_answer_was_lost_may_have_happened() -> None:
     unasked = site(0, "b", {"shard": None}, named=1, code=504)
     acts = site(4, "g", {"shard": "g"}, named=3)
     assert judge_audit([made, unasked, acts], "bg").wrong == [
-        "x after 1, by b: let go without being asked"
+        "x at 3, by b: let go without being asked"
     ]
 
 
@@ -118,3 +119,71 @@ def test_what_an_object_controls_is_judged_by_where_that_object_is() -> None:
     # Perhaps the owner was let go of: nobody got the answer.
     lost = site(0, "a", {"shard": None, "drain": None}, named=5, code=504)
     assert judged(*begun, made, asked, lost, moved, child(9, "b", "b")) == ([], [])
+
+
+def test_a_move_whose_answer_was_lost_is_judged_by_the_version_that_it_made() -> None:
+    """The sharder is killed while it moves what an object controls. The next write tells when the
+    move came: after the owner's, or before it."""
+    begun = (held(1, "a"), held(2, "b"), site(3, "admin", {"shard": "a"}, named=0))
+    made = child(4, "a", "a", verb="create")
+    asked = site(5, "sharder-1", {"shard": "a", "drain": "true"}, named=3)
+    moved = child(0, "sharder-1", "b")
+    moved["responseStatus"] = {"code": 504}
+    moved["requestObject"] = {
+        "metadata": {"resourceVersion": "4", "labels": {SHARD: "b", DRAIN: None}}
+    }
+    moved["responseObject"] = {"message": "context canceled"}
+
+    def acts(named: int) -> dict[str, Any]:
+        found = child(12, "b", "b")
+        found["requestObject"] = {"metadata": {"resourceVersion": str(named)}}
+        return found
+
+    let_go = site(8, "a", {"shard": "b"}, named=5)
+    assert judged(*begun, made, asked, let_go, moved, acts(9)) == ([], [])
+    assert judged(*begun, made, asked, let_go, moved, acts(7))[0] == [
+        "x-1 at 7, by sharder-1: taken from a, which held its Lease"
+    ]
+
+
+def unanswered(version: int, user: str, changed: dict[str, str | None]) -> dict[str, Any]:
+    """A patch of `x-1` that names a version, and that nobody got an answer to."""
+    found = child(0, user, "")
+    found["responseStatus"] = {"code": 504}
+    found["requestObject"] = {"metadata": {"resourceVersion": str(version), "labels": changed}}
+    found["responseObject"] = {"message": "context canceled"}
+    return found
+
+
+@pytest.mark.parametrize("of_the_first", [4, 7])
+def test_of_several_lost_writes_those_count_that_explain_the_next_one(of_the_first: int) -> None:
+    """An instance is killed while it writes, and the sharder while it moves. If the instance wrote,
+    the sharder's patch names what it made; else both name the same version."""
+    begun = (held(1, "b"), site(3, "admin", {"shard": "a"}, named=0))
+    made = child(4, "a", "a", verb="create")
+    wrote = unanswered(4, "a", {})
+    moved = unanswered(of_the_first, "sharder-1", {SHARD: "b", DRAIN: None})
+    acts = child(12, "b", "b")
+    acts["requestObject"] = {"metadata": {"resourceVersion": "9"}}
+    site_moved = site(6, "sharder-1", {"shard": "b"}, named=3)
+    for entries in ((moved, wrote), (wrote, moved)):
+        assert judged(*begun, made, *entries, site_moved, acts) == ([], [])
+    # One that cannot have moved it explains nothing.
+    assert judged(*begun, made, wrote, site_moved, acts)[0] == [
+        "x-1 at 12, by b: it belonged to a",
+        "x-1 at 12, by b: let go without being asked",
+    ]
+
+
+def test_a_version_that_is_known_to_be_made_otherwise_was_not_made_by_a_lost_write() -> None:
+    """The answer to a patch that changes nothing may be logged before that to the last change."""
+    begun = (held(1, "a"), site(3, "admin", {"shard": "a"}, named=0))
+    lost = site(0, "a", {}, named=3, code=504)
+    moved = site(6, "sharder-1", {"shard": "b"}, named=3)
+    taken = {**held(5, "a"), "user": {"username": "sharder-1"}}
+    taken["responseObject"]["spec"] = {"holderIdentity": "shardlease-controller"}
+    nothing = site(6, "b", {"shard": "b"}, named=6)
+    for entries in ((nothing, moved), (moved, nothing)):
+        assert judge_audit([*begun, lost, taken, *entries], "ab").wrong == []
+    # Without the sharder's move, the instance writes to an object of another one.
+    assert judge_audit([*begun, lost, taken, nothing], "ab").wrong

@@ -177,6 +177,17 @@ def test_metadata_is_streamed() -> None:
     in_virtual_time(body)
 
 
+@pytest.mark.parametrize(
+    ("said", "version"), [("1.36", (1, 36)), ("1.27+", (1, 27)), ("two", (0, 0))]
+)
+def test_the_version_of_the_server(said: str, version: tuple[int, int]) -> None:
+    async def body(server: FakeApiServer, client: KubeClient) -> None:
+        server.kubernetes = said
+        assert await client.version() == version
+
+    in_virtual_time(body)
+
+
 def test_a_missing_rule_is_named() -> None:
     error = refusal_of(
         403, "Forbidden", "no", "list", LEASES.shown, "", "the service account of this pod"

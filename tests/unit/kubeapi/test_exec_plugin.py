@@ -8,6 +8,7 @@ import os
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,9 +87,9 @@ def test_a_program_gives_a_token_which_is_kept_until_it_ends(tmp_path: Path) -> 
         "spec": {"interactive": False, "cluster": {"server": "http://127.0.0.1:1"}},
     }  # fmt: skip
     assert "first" not in repr(found) + repr(found.plugin)
-    # Refused by the server: asked again. One that ends soon is not kept.
+    # Refused by the server: asked again.
     assert found.plugin is not None
-    plugin.prints(token="second", ends_in_s=11)
+    plugin.prints(token="second", ends_in_s=60)
     found.plugin.forget()
     assert found.bearer() == "second"
     plugin.prints(token="third")
@@ -181,14 +182,20 @@ def test_a_program_gives_a_certificate_and_then_another_one(tmp_path: Path) -> N
 
     async def body() -> None:
         exchange = HttpExchange(found)
+        # Stands for a connection on which the first one was shown.
+        idle, ended = exchange._idle, list[str]()  # pyright: ignore[reportPrivateUsage]
+        idle.append(SimpleNamespace(abort=lambda: ended.append("ended")))  # type: ignore[arg-type]
         try:
             for number in range(2):
+                assert len(ended) == 0
                 printed(number)
                 if number:
                     assert found.plugin is not None
                     found.plugin.forget()
                 assert await exchange._token() == ""  # pyright: ignore[reportPrivateUsage]
                 assert exchange._shown == made[number].certificate  # pyright: ignore[reportPrivateUsage]
+            assert ended
+            assert not idle
         finally:
             await exchange.close()
 

@@ -1,44 +1,97 @@
-"""The exchange over HTTP: what is asked directly before a request is sent."""
+"""The exchange over HTTP: connections that are kept, answers that break off, what is asked directly
+before a request is sent."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
+from typing import Any
 
 import pytest
-from http_lab import served
+import uvloop
+from http_lab import HttpServer, served
 
-from domicile.errors import Fenced
+from domicile.errors import ConfigError, Fenced
+from domicile.kubeapi import http_exchange
 from domicile.kubeapi.credentials import Credentials
-from domicile.kubeapi.exchange import ApiRequest, BrokenExchange
-from domicile.kubeapi.http_exchange import HttpExchange
+from domicile.kubeapi.exchange import ApiAnswer, ApiRequest, BrokenExchange
+from domicile.kubeapi.http_exchange import MAX_WAITING_BYTES, HttpExchange
+
+LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [
+    asyncio.new_event_loop,
+    uvloop.new_event_loop,  # kopf takes it where it is installed
+]
+chosen = LOOPS[0]
 
 
-def test_a_request_is_checked_after_its_connection_is_there() -> None:
+@pytest.fixture(autouse=True, params=LOOPS, ids=["asyncio", "uvloop"])
+def loop(request: pytest.FixtureRequest) -> None:
+    """Each test runs on either loop."""
+    global chosen
+    chosen = request.param
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=chosen) as runner:
+        runner.run(scenario)
+
+
+def on_a_server(body: Callable[[HttpServer, HttpExchange], Awaitable[None]]) -> None:
+    """Run a test beside a server, with an exchange to it."""
+
     async def scenario() -> None:
         async with served() as server:
             exchange = HttpExchange(Credentials(server.url))
-            asked: list[str] = []
-            check = partial(asked.append, "before")
-            async with exchange.open(ApiRequest("GET", "/first", before_sending=check)) as answer:
-                assert answer.status == 200
-            assert asked == ["before"]
+            try:
+                await body(server, exchange)
+            finally:
+                await exchange.close()
 
-            def refuse() -> None:
-                raise Fenced("the Lease is over")
+    run(scenario())
 
-            # On the connection that is there, and on one that has to be made.
-            for _ in range(2):
-                with pytest.raises(Fenced, match="the Lease is over"):
-                    async with exchange.open(ApiRequest("POST", "/late", before_sending=refuse)):
-                        raise AssertionError("it was sent")
-            async with exchange.open(ApiRequest("POST", "/last")) as answer:
-                assert answer.status == 200
-            await exchange.close()
-            assert b"/late" not in server.received
-            assert server.received.count(b"HTTP/1.1\r\n") == 2
 
-    asyncio.run(scenario())
+async def asked(exchange: HttpExchange, path: str, method: str = "GET") -> tuple[int, bytes]:
+    async with exchange.open(ApiRequest(method, path)) as answer:
+        return answer.status, await whole(answer)
+
+
+async def until_none_is_left(exchange: HttpExchange) -> None:
+    async with asyncio.timeout(30):
+        while exchange._open:  # pyright: ignore[reportPrivateUsage] # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def whole(answer: ApiAnswer) -> bytes:
+    return b"".join([piece async for piece in answer.chunks()])
+
+
+def test_a_request_is_checked_after_its_connection_is_there() -> None:
+    async def body(server: HttpServer, exchange: HttpExchange) -> None:
+        asked_before: list[str] = []
+        check = partial(asked_before.append, "before")
+        async with exchange.open(ApiRequest("GET", "/first", before_sending=check)) as answer:
+            assert answer.status == 200
+        assert asked_before == ["before"]
+
+        def refuse() -> None:
+            raise Fenced("the Lease is over")
+
+        # On the connection that is there, and on one that has to be made.
+        for _ in range(2):
+            with pytest.raises(Fenced, match="the Lease is over"):
+                async with exchange.open(ApiRequest("POST", "/late", before_sending=refuse)):
+                    raise AssertionError("it was sent")
+            for writer in server.writers:
+                writer.close()
+            await until_none_is_left(exchange)
+        assert await asked(exchange, "/last", "POST") == (200, b"{}")
+        assert b"/late" not in server.received
+        assert server.received.count(b" HTTP/1.1\r\n") == 2
+
+    on_a_server(body)
 
 
 def test_without_a_connection_nothing_is_asked() -> None:
@@ -50,9 +103,218 @@ def test_without_a_connection_nothing_is_asked() -> None:
         def check() -> None:
             raise AssertionError("there is no connection yet")
 
-        with pytest.raises(BrokenExchange, match="no connection"):
+        with pytest.raises(BrokenExchange, match="no connection") as broken:
             async with exchange.open(ApiRequest("POST", "/", before_sending=check)):
                 pass
+        assert not broken.value.sent
         await exchange.close()
 
-    asyncio.run(scenario())
+    run(scenario())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems answer otherwise when full")
+def test_the_next_address_of_a_name_is_tried_while_there_is_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_exchange, "CONNECT_S", 4.0)
+
+    async def body(server: HttpServer, exchange: HttpExchange) -> None:
+        loop = asyncio.get_running_loop()
+        full = socket.socket()
+        full.bind(("127.0.0.2", exchange._port))  # pyright: ignore[reportPrivateUsage]
+        full.listen(0)
+        clients = [socket.socket() for _ in range(4)]
+        for one in clients:
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+
+        async def resolved(_: object) -> list[str]:
+            return ["127.0.0.2", "127.0.0.1"]
+
+        monkeypatch.setattr(exchange, "_addresses", resolved)
+        try:
+            began = loop.time()
+            assert await asked(exchange, "/") == (200, b"{}")
+            assert loop.time() - began >= 1.9
+        finally:
+            for one in (*clients, full):
+                one.close()
+
+    on_a_server(body)
+
+
+def test_a_connection_is_kept_for_the_next_request() -> None:
+    async def body(server: HttpServer, exchange: HttpExchange) -> None:
+        for _ in range(3):
+            assert await asked(exchange, "/again") == (200, b"{}")
+        async with exchange.open(ApiRequest("GET", "/unread")) as answer:
+            assert answer.status == 200
+        assert server.connections == 1
+        await asyncio.gather(*(asked(exchange, f"/{number}") for number in range(5)))
+        assert server.connections <= 6
+        # What a server sends of its own accord is no answer to the next request.
+        made = server.connections
+        for writer in server.writers:
+            writer.write(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n")
+        await until_none_is_left(exchange)
+        assert await asked(exchange, "/next") == (200, b"{}")
+        assert server.connections == made + 1
+
+    on_a_server(body)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}", b"{}"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}rest", b"{}"),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}", b"{}"),
+    ],
+)
+def test_a_connection_that_is_over_is_not_used_again(answer: bytes, said: bytes) -> None:
+    async def body(server: HttpServer, exchange: HttpExchange) -> None:
+        server.answers.append(answer)
+        assert await asked(exchange, "/first") == (200, said)
+        assert await asked(exchange, "/second") == (200, b"{}")
+        assert server.connections == 2
+
+    on_a_server(body)
+
+
+def test_a_connection_that_was_idle_for_long_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_exchange, "KEEP_S", 0.0)
+
+    async def body(server: HttpServer, exchange: HttpExchange) -> None:
+        for number in range(1, 4):
+            await asked(exchange, "/")
+            assert server.connections == number
+
+    on_a_server(body)
+
+
+def test_a_chunked_answer_and_one_after_other_news() -> None:
+    async def body(server: HttpServer, exchange: HttpExchange) -> None:
+        server.answers.append(
+            b"HTTP/1.1 103 Early Hints\r\n\r\n"
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nRetry-After: 7\r\n\r\n"
+            b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+        )
+        async with exchange.open(ApiRequest("GET", "/watch")) as answer:
+            assert answer.headers["retry-after"] == "7"
+            assert await whole(answer) == b"onetwo"
+        await asked(exchange, "/")
+        assert server.connections == 1
+
+    on_a_server(body)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"", "closed the connection"),
+        (b"HTTP/1.1 200 OK\r\nContent-", "closed the connection"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", "closed the connection"),
+        (b"nonsense\r\n\r\n", "no HTTP"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * (1 << 17), "no HTTP"),
+    ],
+)
+def test_an_answer_that_breaks_off_may_belong_to_what_was_done(answer: bytes, why: str) -> None:
+    async def body(server: HttpServer, exchange: HttpExchange) -> None:
+        server.answers += [answer, b""]
+        if answer:
+            # The connection ends after it.
+            asyncio.get_running_loop().call_later(0.05, ends_all, server)
+        with pytest.raises(BrokenExchange, match=why) as broken:
+            await asked(exchange, "/", "POST")
+        assert broken.value.sent
+
+    def ends_all(server: HttpServer) -> None:
+        for writer in server.writers:
+            writer.close()
+
+    on_a_server(body)
+
+
+def test_a_server_waits_while_an_answer_is_not_read() -> None:
+    size = 64 << 20
+
+    async def body(server: HttpServer, exchange: HttpExchange) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size
+        server.answers.append(head + bytes(size))
+        async with exchange.open(ApiRequest("GET", "/list")) as answer:
+            pieces = answer.chunks()
+            read = len(await anext(pieces))
+            before = -1
+            while server.sent_bytes != before:
+                # It stands still: what lies between us is full.
+                before = server.sent_bytes
+                await asyncio.sleep(0.2)
+            assert before < size / 2
+            connection = next(iter(exchange._open))  # pyright: ignore[reportPrivateUsage]
+            assert connection._waiting_bytes < 4 * MAX_WAITING_BYTES  # pyright: ignore[reportPrivateUsage]
+            async for piece in pieces:
+                read += len(piece)
+            assert read == size
+        assert await asked(exchange, "/next") == (200, b"{}")
+        assert server.connections == 1
+
+    on_a_server(body)
+
+
+def test_a_request_that_is_given_up_takes_its_connection_along() -> None:
+    async def body(server: HttpServer, exchange: HttpExchange) -> None:
+        server.answers.append(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nslow")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await asked(exchange, "/slow")
+        assert await asked(exchange, "/next") == (200, b"{}")
+        assert server.connections == 2
+        assert len(exchange._open) == 1  # pyright: ignore[reportPrivateUsage]
+        reading = asyncio.ensure_future(asked(exchange, "/slow"))
+        server.answers.append(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nslow")
+        while b"/slow" not in server.received.rpartition(b"/next")[2]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await exchange.close()
+        with pytest.raises(BrokenExchange) as broken:
+            await reading
+        assert broken.value.sent
+        with pytest.raises(RuntimeError, match="was closed"):
+            await asked(exchange, "/late")
+
+    on_a_server(body)
+
+
+def test_an_address_may_have_a_path_and_a_query_has_signs() -> None:
+    async def scenario() -> None:
+        async with served() as server:
+            exchange = HttpExchange(Credentials(f"{server.url}/k8s/clusters/one", token="t"))
+            query = {"labelSelector": "a/b=c d,!e", "resourceVersion": "0"}
+            async with exchange.open(ApiRequest("GET", "/api/v1/pods", query)) as answer:
+                assert answer.status == 200
+            await exchange.close()
+            head = server.received.decode().split("\r\n")
+            assert head[0] == (
+                "GET /k8s/clusters/one/api/v1/pods?labelSelector=a%2Fb%3Dc%20d%2C%21e"
+                "&resourceVersion=0 HTTP/1.1"
+            )
+            assert f"Host: {server.url.removeprefix('http://')}" in head
+            assert "Authorization: Bearer t" in head
+            assert not [line for line in head if line.startswith("Content-Length")]
+
+    run(scenario())
+
+
+def test_a_token_that_is_no_header_is_never_shown() -> None:
+    async def scenario() -> None:
+        async with served() as server:
+            exchange = HttpExchange(Credentials(server.url, token="s3cret\nvalue"))
+            with pytest.raises(ConfigError, match="look at the token") as told:
+                await asked(exchange, "/")
+            await exchange.close()
+            assert "s3cret" not in str(told.value)
+            assert told.value.__cause__ is None
+            assert not server.received
+
+    run(scenario())
