@@ -78,7 +78,8 @@ test-real: setup ## tests of real processes, sockets, threads and files
 	$(PYTEST) $(REAL_WORKERS) --dist worksteal tests/real $(ARGS)
 
 test-stores: setup ## what depends on the store, on every server of a store, in all variants
-	DOMICILE_TEST_STORES=all $(PYTEST) 0 tests/real/test_real_stores.py tests/unit/stores $(ARGS)
+	DOMICILE_TEST_STORES=all $(PYTEST) 0 tests/real/test_real_stores.py \
+		tests/real/test_resumed_too_late.py tests/unit/stores $(ARGS)
 
 test-kube: setup ## controller rings on a real kube-apiserver, built once (8 CPU minutes)
 	@# 3: there is neither the server nor a Go to build it. The tests are skipped, and say why.

@@ -25,6 +25,7 @@ from domicile.testing.groups.checkers import (
     check_contents,
     check_kept,
     check_one_primary,
+    check_promotions,
     check_receipts,
     states,
     stored_receipts,
@@ -287,9 +288,138 @@ async def _sessions_outlive(group: SimGroup, state: GroupState, random: Random) 
         await asyncio.sleep(2.0)
 
 
+async def _comes_back_into_an_election(group: SimGroup, state: GroupState, random: Random) -> None:
+    """The primary's agent begins anew just as others, who saw its record go, elect (F1, F4).
+
+    They stand still meanwhile, and so does what the new agent hears of the store afterwards.
+    """
+    primary, one, other = _cast(group, state, random)
+    if primary.database.frozen or not primary.database.up:
+        return
+    group.kill_agent(primary, AWAY_S)
+    await asyncio.sleep(1.2)
+    for machine in (one, other):
+        group.freeze_agent(machine, 2.6)
+    end = group.world.now + 2.3
+    while (  # noqa: ASYNC110
+        primary.name in await group.members() and group.world.now < end
+    ):
+        await asyncio.sleep(0.003)
+    primary.start_agent()
+    while not primary.database.open_epoch and group.world.now < end + 0.5:  # noqa: ASYNC110
+        await asyncio.sleep(0.003)
+    group.late_news(primary, 2.0, 3.0)
+    group.insist(primary, 3.0)
+    await asyncio.sleep(2.0)
+
+
+async def _registers_late(group: SimGroup, state: GroupState, random: Random) -> None:
+    """The primary's agent begins anew and reads the state long before it is registered (F1)."""
+    primary, _, _ = _cast(group, state, random)
+    if primary.database.frozen or not primary.database.up:
+        return
+    group.kill_agent(primary, AWAY_S)
+    await asyncio.sleep(random.uniform(1.0, 2.5))
+    group.slow_store(primary, random.choice((300.0, 600.0)), 7.0)
+    primary.start_agent()
+    epoch = state.epoch
+    await _until(group, lambda now: now.phase is GroupPhase.SERVING and now.epoch > epoch)
+    group.insist(primary, 4.0)
+    await asyncio.sleep(4.0)
+
+
+async def _stops_before_it_opens(group: SimGroup, state: GroupState, random: Random) -> None:
+    """The new primary's agent stands still while it has its server opened (F2)."""
+    _, to, _ = _cast(group, state, random)
+    epoch = state.epoch
+    if not await group.switch_over(to.name):
+        return
+    after = await _until(group, lambda now: now.phase is GroupPhase.SERVING and now.epoch > epoch)
+    if after is None:
+        return
+    await asyncio.sleep(random.choice((0.0, 0.001, 0.002, 0.004)))
+    primary, _, _ = _cast(group, after, random)
+    group.freeze_agent(primary, 5.0)
+    await asyncio.sleep(4.99)
+    group.insist(primary, 0.1)
+    await asyncio.sleep(0.1)
+
+
+async def _forced_past_an_epoch(group: SimGroup, state: GroupState, random: Random) -> None:
+    """A replica that has nothing of the last epoch becomes primary by a person's word (F8, F9)."""
+    primary, to, lagging = _cast(group, state, random)
+    if group.config.sync:
+        return
+    group.partition(lagging, primary, 2 * AWAY_S)
+    group.partition(lagging, to, 2 * AWAY_S)
+    group.burst(primary, 20)
+    await asyncio.sleep(0.3)
+    epoch = state.epoch
+    if not await group.switch_over(to.name):
+        return
+    if await _until(group, lambda now: now.phase is GroupPhase.SERVING and now.epoch > epoch):
+        group.lose_machine(to, 2 * AWAY_S)
+        group.lose_machine(primary, AWAY_S)
+        end = group.world.now + AWAY_S
+        while group.world.now < end:
+            await group.force()
+            now, _ = await group.state()
+            if now is not None and now.phase is GroupPhase.SERVING and now.epoch > epoch + 1:
+                break
+            await asyncio.sleep(0.3)
+    primary.database.start()
+    primary.start_agent()
+    await asyncio.sleep(2.0)
+
+
+async def _falls_once_promoted(group: SimGroup, state: GroupState, random: Random) -> None:
+    """The candidate is promoted, and its agent is gone before it can say so (F9)."""
+    primary, _, _ = _cast(group, state, random)
+    group.kill_agent(primary, random.choice((3.5, AWAY_S)))
+    after = await _until(group, lambda now: now.phase is GroupPhase.CHOSEN)
+    if after is None:
+        return
+    chosen = next(one for one in group.machines if one.name == after.candidate_server)
+    group.slow_store(chosen, 300.0, 2.0)
+    promoted, end = len(group.record.promoted), group.world.now + 2.0
+    while len(group.record.promoted) == promoted and group.world.now < end:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    group.kill_agent(chosen, random.choice((1.0, AWAY_S)))
+    await asyncio.sleep(4.0)
+
+
+async def _chosen_and_crashed(group: SimGroup, state: GroupState, random: Random) -> None:
+    """The candidate's server restarts with less than it was chosen for (F9)."""
+    primary, _, _ = _cast(group, state, random)
+    group.kill_agent(primary, AWAY_S)
+    after = await _until(group, lambda now: now.phase is GroupPhase.CHOSEN)
+    if after is not None:
+        chosen = next(one for one in group.machines if one.name == after.candidate_server)
+        group.crash_server(chosen, 0.01, random.choice((2, 10)))
+        await asyncio.sleep(1.0)
+
+
+async def _hears_nothing_while_it_switches(
+    group: SimGroup, state: GroupState, random: Random
+) -> None:
+    """The primary hands over, and never hears that it did: its deadline comes (F11)."""
+    primary, to, _ = _cast(group, state, random)
+    group.slow_store(primary, 300.0, 1.5)
+    if not await group.switch_over(to.name):
+        return
+    epoch = state.epoch
+    after = await _until(group, lambda now: now.phase is not GroupPhase.SWITCHING)
+    if after is not None and after.epoch > epoch:
+        group.cut_store(primary, 4.0)
+        group.insist(primary, 3.0)
+        await asyncio.sleep(3.0)
+
+
 PLOTS: tuple[Plot, ...] = (
     _two_fall, _two_fall, _set_shrinks, _set_grows, _switch_to_a_laggard, _server_blinks,
     _wakes_among_electors, _left_alone_with_its_data, _cut_short_while_it_saves, _sessions_outlive,
+    _comes_back_into_an_election, _registers_late, _stops_before_it_opens, _forced_past_an_epoch,
+    _falls_once_promoted, _chosen_and_crashed, _hears_nothing_while_it_switches,
 )  # fmt: skip
 
 
@@ -326,12 +456,12 @@ async def _faults(group: SimGroup, random: Random, until: float) -> None:
         for _ in range(random.choice((1, 1, 2))):
             pool = random.choice((group.machines, primary, candidate)) or group.machines
             dice = random.random()
-            if dice < 0.15 and state is not None and state.phase is GroupPhase.SERVING:
+            if dice < 0.2 and state is not None and state.phase is GroupPhase.SERVING:
                 await random.choice(PLOTS)(group, state, random)
                 break
-            if dice < 0.3:
+            if dice < 0.35:
                 await group.switch_over(random.choice(group.machines).name)
-            elif dice < 0.35 and primary and not primary[0].database.frozen:
+            elif dice < 0.4 and primary and not primary[0].database.frozen:
                 waking.append(loop.create_task(group.wake_in_election(primary[0])))
             else:
                 random.choice(STRIKES)(group, random.choice(pool), random)
@@ -379,6 +509,7 @@ async def _live(group: SimGroup, random: Random, result: GroupResult) -> None:
         ),
         *check_contents(logs, now),
         *check_receipts(group.record),
+        *check_promotions(group.history, group.record),
     ):
         result.violations.append(str(violation))
     kept = {entry.write: None for entry in log}
@@ -387,8 +518,12 @@ async def _live(group: SimGroup, random: Random, result: GroupResult) -> None:
 
 def run_group_seed(seed: int) -> GroupResult:
     """Run and judge one seed."""
-    logging.getLogger("domicile").setLevel(logging.CRITICAL)
-    config = GroupConfig("sim", mode="async" if seed % 2 else "sync")
+    log = logging.getLogger("domicile")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    # A deadline that comes while a switchover still goes on, and one that hardly ever comes.
+    switch_s = 1.5 if seed // 8 % 2 else 10.0
+    config = GroupConfig("sim", mode="async" if seed % 2 else "sync", switch_s=switch_s)
     # Each kind of servers, and with each way to have them guarded, as far as there are such.
     cascades = seed % 2 == 0 or seed % 4 == 3
     group = SimGroup(seed, config, cascades=cascades, attached=seed % 8 == 1)
@@ -409,6 +544,7 @@ def run_group_seed(seed: int) -> GroupResult:
         result.writes = len(group.record.acknowledged)
         result.epochs = max((state["epoch"] for _, state in states(group.history)), default=0)
         group.world.close()
+        log.setLevel(level)
         if collecting:
             gc.enable()
         gc.collect()

@@ -11,9 +11,9 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 
 from domicile import config
@@ -202,6 +202,42 @@ class SyncGroup:
         finally:
             with suppress(Unavailable):
                 self._asked(found.aclose)
+
+    @contextmanager
+    def followed(self, told: Callable[[Primary], None]) -> Generator[Callable[[], None]]:
+        """Each new primary is told by the client's thread, for as long as the block lasts.
+
+        `told` must not block. What the block is given raises why there is no more news, if there
+        is none. For helpers; programs use `primaries`.
+        """
+        group = self._client.grouped(self.name)
+
+        async def follow() -> None:
+            async for found in group.primaries():
+                told(found)
+
+        async def begin() -> asyncio.Task[None]:
+            return asyncio.create_task(follow(), name="domicile-primary-course")
+
+        following = self._asked(begin)
+
+        async def end() -> None:
+            following.cancel()
+            await asyncio.wait([following])
+            if not following.cancelled():
+                following.exception()
+
+        def check() -> None:
+            if following.cancelled():
+                raise Unavailable("this client was closed; call connect_sync() again")
+            if following.done():
+                following.result()
+
+        try:
+            yield check
+        finally:
+            with suppress(Unavailable):
+                self._asked(end)
 
     def _asked(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         try:

@@ -26,7 +26,7 @@ def copy_of(example: Path, place: Path) -> Path:
 def test_there_are_examples() -> None:
     assert [path.name for path in EXAMPLES] == [
         "01-counter", "02-event-sourced-cart", "03-postgres-ledger",
-        "04-three-hosts", "05-follow-the-primary",
+        "04-three-hosts", "05-follow-the-primary", "06-replica-driver",
     ]  # fmt: skip
 
 

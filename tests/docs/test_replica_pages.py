@@ -1,4 +1,4 @@
-"""The page about running a replica group: its file is read, and its table is whole."""
+"""The pages about running a replica group: their files are read, and the table is whole."""
 
 from __future__ import annotations
 
@@ -25,18 +25,22 @@ KINDS = ("postgresql", "valkey")
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 PAGE = PAGES / "run-a-replica-group.md"
+POSTGRES = PAGES / "replica-group-of-postgresql.md"
 CLIENTS = PAGES / "find-the-primary.md"
 
 
-def test_the_file_on_the_page_is_accepted(tmp_path: Path) -> None:
-    text = PAGE.read_text()
-    found = re.search(r"```text\n(store = .*?)```", text, re.DOTALL)
+@pytest.mark.parametrize(
+    ("page", "id", "kind"),
+    [(PAGE, "orders-1", "valkey"), (POSTGRES, "bills-1", "postgresql")],
+)
+def test_the_file_on_the_page_is_accepted(page: Path, id: str, kind: str, tmp_path: Path) -> None:
+    found = re.search(r"```text\n(store = .*?)```", page.read_text(), re.DOTALL)
     assert found is not None
-    file = tmp_path / "orders-1.toml"
+    file = tmp_path / f"{id}.toml"
     file.write_text(found[1])
     settings = replica_settings(file, {})
-    assert settings.id == "orders-1"
-    assert settings.kind().name == "valkey"
+    assert settings.id == id
+    assert settings.kind().name == kind
 
 
 def test_the_table_has_every_setting_and_its_default() -> None:

@@ -25,6 +25,7 @@ from typing import NamedTuple, Self
 BLOCK = re.compile(r"^```console\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)
 NODE = re.compile(r"[\w.-]+-(?P<pid>\d+)-[0-9a-f]{4}\b")
 VARYING = (
+    (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"), "<when>"),
     (re.compile(r"\d\d:\d\d:\d\d\.\d{3}"), "<time>"),
     (NODE, "<node>"),
     (re.compile(r"127\.0\.0\.\d:\d+"), "<address>"),
@@ -206,8 +207,13 @@ class Session:
 
 
 def _telling(lines: Iterable[str]) -> list[str]:
-    """Lines that say something. Only some shells say that a program was killed."""
-    return [line for line in lines if plain(line) and line != "Killed"]
+    """Lines that say something. Only some shells say that a program was killed, and only a command
+    that takes long says what it waits for."""
+    return [
+        line
+        for line in lines
+        if plain(line) and line != "Killed" and not line.startswith("waiting: ")
+    ]
 
 
 def _in_order(lines: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 import pytest
+from lines_lab import whole_lines
 
 from domicile.backends import Backend, OpenOptions, register
 from domicile.backends.registry import journal_backend
@@ -71,7 +72,7 @@ class Faults:
 
     def felt(self) -> set[str]:
         """Calls that failed since the last `want`."""
-        lines = [line.split() for line in self._felt.read_text(encoding="utf-8").splitlines()]
+        lines = [line.split() for line in whole_lines(self._felt)]
         return {call for number, call in lines if int(number) == self._number}
 
 

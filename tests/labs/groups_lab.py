@@ -102,6 +102,16 @@ def values(
     return found
 
 
+def named(name: str, epoch: int, *ports: int) -> Values:
+    """The state names one of some servers, which listen at these ports."""
+    members = [
+        server(f"s{n}", role="primary" if f"s{n}" == name else "replica", follows=name,
+               address=f"127.0.0.1:{port}")
+        for n, port in enumerate(ports, start=1)
+    ]  # fmt: skip
+    return values(serving(name, epoch), *members)
+
+
 def records(found: Values, group: str = "orders") -> GroupRecords:
     known = GroupRecords(group)
     items = tuple(Item(key, value, 1, 1) for key, value in sorted(found.items()))

@@ -20,6 +20,7 @@ from random import Random
 from typing import Any, TypeVar
 
 import pytest
+from lines_lab import whole_lines
 
 from domicile import (
     Client,
@@ -70,7 +71,7 @@ def enter(id: str, sender: str, number: int) -> None:
 def seen(ledger: Path) -> dict[tuple[str, str], list[int]]:
     """What every entity saw of every sender, in order."""
     found: dict[tuple[str, str], list[int]] = {}
-    for line in ledger.read_text(encoding="utf-8").splitlines():
+    for line in whole_lines(ledger):
         id, sender, number = line.split("\t")
         found.setdefault((id, sender), []).append(int(number))
     return found

@@ -30,12 +30,19 @@ HERE = "127.0.0.1"
 
 CONNECT_S = 5.0
 
+MEBIBYTE = 1 << 20
+
 PAGE = 8192
 """Bytes of a page of PostgreSQL's log; each begins with a header."""
 
 WITHOUT_END = "DO $$ BEGIN INSERT INTO public.kept VALUES ('w8000000'); LOOP END LOOP; END $$"
 
 BUSY = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND backend_xid IS NOT NULL"
+
+FED_BY = """
+    SELECT pg_is_in_recovery() AS replica,
+           (SELECT sender_port FROM pg_stat_wal_receiver WHERE status = 'streaming') AS port
+"""
 
 KEY = re.compile(rb"w[0-9]{7}")
 
@@ -88,6 +95,18 @@ class Database(Protocol):
         """The keys that a server has."""
         ...
 
+    async def rows(self, port: int, host: str = HERE) -> list[str]:
+        """All that clients have written into a server, in an order of its own: to compare two."""
+        ...
+
+    async def fill(self, port: int, size: int) -> None:
+        """Write about so many bytes that are no keys into a primary, so that a copy takes long."""
+        ...
+
+    async def fed_by(self, port: int, host: str = HERE) -> int:
+        """By the server's own word: the port from which it is fed; 0: it is a primary; else -1."""
+        ...
+
     async def hold_back(self, port: int, follower: int, name: str) -> list[int]:
         """Let the primary feed one follower no longer: ports of both, and the follower's name.
 
@@ -113,7 +132,9 @@ class ValkeySession:
 
     @property
     def over(self) -> bool:
-        return self._reader.at_eof()
+        # After a reset there is an error, and no end.
+        lost = self._reader.exception() is not None or self._writer.is_closing()
+        return lost or self._reader.at_eof()
 
     async def write(self, key: str) -> bool:
         return await self._ask("SET", key, "1") == b"+OK"
@@ -176,6 +197,20 @@ class Valkey:
 
     async def keys(self, port: int, host: str = HERE) -> set[str]:
         return set((await command(port, "KEYS", "w*", host=host)).split())
+
+    async def rows(self, port: int, host: str = HERE) -> list[str]:
+        return sorted((await command(port, "KEYS", "*", host=host)).split())
+
+    async def fill(self, port: int, size: int) -> None:
+        for number in range(size // MEBIBYTE):
+            await command(port, "SET", f"large{number}", os.urandom(MEBIBYTE // 2).hex())
+
+    async def fed_by(self, port: int, host: str = HERE) -> int:
+        said = (await command(port, "INFO", "replication", host=host)).splitlines()
+        info = dict(line.split(":", 1) for line in said if ":" in line)
+        if info["role"] == "master":
+            return 0
+        return int(info["master_port"]) if info["master_link_status"] == "up" else -1
 
     async def hold_back(self, port: int, follower: int, name: str) -> list[int]:
         # There is no such user, so its link does not come back.
@@ -281,7 +316,7 @@ class Postgres:
                 )
                 own = home / "data" / "postgresql.conf"
                 text = own.read_text().replace("fsync = off", "fsync = on")
-                text = text.replace("max_connections = 40", "max_connections = 200")
+                text = text.replace("max_connections = 40", "max_connections = 300")
                 own.write_text(text.replace("'127.0.0.1'", "'*'"))
                 rules = home / "data" / "pg_hba.conf"
                 rules.write_text(
@@ -317,13 +352,30 @@ class Postgres:
         return PostgresSession(connection)
 
     async def keys(self, port: int, host: str = HERE) -> set[str]:
+        return set(await self.rows(port, host))
+
+    async def rows(self, port: int, host: str = HERE) -> list[str]:
+        rows = await self._asked(port, host, "SELECT value FROM public.kept ORDER BY value")
+        return [row["value"] for row in rows]
+
+    async def fill(self, port: int, size: int) -> None:
+        # Its own files are many already.
+        return
+
+    async def fed_by(self, port: int, host: str = HERE) -> int:
+        [row] = await self._asked(port, host, FED_BY)
+        if not row["replica"]:
+            return 0
+        return int(row["port"] or -1)
+
+    async def _asked(self, port: int, host: str, words: str) -> Sequence[Any]:
         async with asyncio.timeout(60.0):
             connection = await asyncpg.connect(
                 host=host, port=port, user="domicile", database="postgres", ssl=False
             )
-            rows = await connection.fetch("SELECT value FROM public.kept")
+            rows: Sequence[Any] = await connection.fetch(words)
             connection.terminate()
-        return {row["value"] for row in rows}
+        return rows
 
     async def hold_back(self, port: int, follower: int, name: str) -> list[int]:
         connection = await asyncpg.connect(

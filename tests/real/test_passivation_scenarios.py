@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from lines_lab import whole_lines
 from real_lab import LEDGER, balanced, enter, judge, nothing_lost, open_ledger, run
 
 from domicile import Entity, Settings, handler
@@ -27,7 +28,7 @@ def note(id: str, what: str, number: int = 0) -> None:
 
 
 def read(ledger: Path) -> list[tuple[str, str, int]]:
-    lines = (line.split("\t") for line in ledger.read_text(encoding="utf-8").splitlines())
+    lines = (line.split("\t") for line in whole_lines(ledger))
     return [(id, what, int(number)) for id, what, number in lines]
 
 

@@ -75,6 +75,9 @@ class Child:
     async def running(self) -> bool:
         return self.lives
 
+    async def stranger(self) -> str:
+        return ""
+
     def outlives(self, pid: int) -> str:
         return "" if pid == OWN else f"it is process {pid}"
 
@@ -187,6 +190,56 @@ def test_a_server_that_is_not_its_child_is_not_opened() -> None:
             assert one.gate.open_epoch == 3
 
     asyncio.run(scenario())
+
+
+def test_the_same_failure_to_start_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Each try has a log of its own, and comes some seconds after the one before."""
+    tries: list[int] = []
+
+    async def scenario() -> None:
+        async with guarded() as one:
+            await one.until(lambda: told() == ["the server is started"])
+            start = one.child.start
+
+            async def fail() -> None:
+                tries.append(len(tries))
+                raise ConnectionError(f"no such option\n    at {len(tries)}")
+
+            one.child.start = fail  # type: ignore[method-assign]
+            one.child.lives = False
+            await one.until(lambda: len(tries) == 3)
+            one.child.start = start  # type: ignore[method-assign]
+            await one.until(lambda: one.child.lives)
+            await one.until(lambda: "the server is started" in told()[2:])
+
+    def told() -> list[str]:
+        return [one.message for one in caplog.records if "start" in one.message]
+
+    with caplog.at_level("INFO", "domicile"):
+        asyncio.run(scenario())
+    assert told() == [
+        "the server is started",
+        "the server does not start, which is tried again: no such option\n    at 1",
+        "the server is started",
+    ]
+
+
+def test_another_quorum_of_an_open_server_is_no_opening(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with guarded() as one:
+            agent, until = await one.agent(), one.clock.now() + LONG_S
+            for members in ((), ("s2",)):
+                await agent.open(3, "run", until, WriteQuorum("s1", members, 1))
+            await agent.shut()
+            await agent.open(3, "run", until, None)
+
+    with caplog.at_level("INFO", "domicile"):
+        asyncio.run(scenario())
+    told = [
+        one.message for one in caplog.records if "writes in" in one.message or "wait" in one.message
+    ]
+    opened = "the server accepts writes in epoch 3"
+    assert told == [opened, "commits wait for s1 + any 1 of (s2)", opened]
 
 
 def test_a_server_whose_agent_is_gone_is_closed() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lines_lab import whole_lines
 from real_lab import LEDGER, balanced, enter, judge, open_ledger, run
 from room_lab import cell_of, move
 
@@ -649,7 +650,7 @@ def test_a_timer_of_a_process_waits_moves_along_or_is_counted_as_lost(
     ledger = open_ledger(monkeypatch, tmp_path)
 
     def done() -> list[str]:
-        lines = ledger.read_text(encoding="utf-8").splitlines()
+        lines = whole_lines(ledger)
         return [" ".join(line.split("\t")[1:3]) for line in lines]
 
     async def scenario() -> None:
@@ -688,7 +689,7 @@ def test_timers_of_a_stopped_process_fire_once_at_the_others(
     ids = [(kind, f"{kind.__name__}{number}") for kind in BELLS for number in range(6)]
 
     def rings() -> list[str]:
-        return [line.split("\t")[0] for line in ledger.read_text(encoding="utf-8").splitlines()]
+        return [line.split("\t")[0] for line in whole_lines(ledger)]
 
     async def scenario() -> None:
         async with Processes(BELLS, nodes=2, settings=SETTINGS) as cluster:

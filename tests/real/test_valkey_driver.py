@@ -31,6 +31,8 @@ from domicile.failover.drivers.valkey.kind import PROVED
 from domicile.failover.guard.kernel_timer import NoTimer
 from domicile.failover.guard.line import GuardLine
 from domicile.failover.guard.server_guard import ServerGuard
+from domicile.failover.replica_settings import ReplicaSettings
+from domicile.failover.serve import serve_guard
 from domicile.membership.clock import SystemClock
 from domicile.testing.suites.replica_driver import ReplicaDriverContract
 
@@ -120,6 +122,35 @@ def test_a_restart_ends_the_user_of_followers_that_an_acl_file_kept(name: str) -
         # Longer than a replica waits before it asks again.
         await asyncio.sleep(3.0)
         assert await servers.has(1, "kept")
+
+    run(name, scenario)
+
+
+@on_each
+def test_nobody_takes_over_the_history_of_a_server_that_saves_what_is_lost(name: str) -> None:
+    """F10: a replica whose agent is away would seem to have nothing of the group's histories."""
+
+    async def scenario(servers: ValkeyServers) -> None:
+        first, second = servers.driver(0), servers.driver(1)
+        await first.stand()
+        await first.promote(1)
+        await servers.unlock(0, 1)
+        await second.stand()
+        await second.follow(servers.address(0), 0)
+        known = (await second.look()).native
+        assert await servers.write(0, "extra")
+        await first.drain()
+        await first.dismiss()
+        await first.stand()
+        await first.save(0)
+        assert (await first.look()).native != known
+        session = await servers.session(0)
+        async with asyncio.timeout(60.0):
+            # It has asked again, and got nothing.
+            while not (await session.info("stats"))["acl_access_denied_auth"]:
+                assert (await second.look()).native == known
+                await asyncio.sleep(0.02)
+        assert (await second.look()).native == known
 
     run(name, scenario)
 
@@ -316,6 +347,31 @@ def test_proved_versions_are_taken_without_a_warning(name: str, tmp_path: Path) 
     run(name, scenario)
 
 
+@on_each
+def test_a_password_that_is_wrong_or_missing_is_a_wrong_setting(name: str, tmp_path: Path) -> None:
+    """Else the guard, which can't close such a server, kills it again and again."""
+
+    async def scenario(servers: ValkeyServers) -> None:
+        session = await servers.session(0)
+        await session.execute_command("CONFIG", "SET", "requirepass", "secret")
+
+        def place(login: str) -> ServerPlace:
+            url = f"redis://{login}{servers.address(0)}"
+            return ServerPlace(url=url, folder=tmp_path, command=("a server",))
+
+        for login, says in (
+            ("", "'default' with no password: there is no password_file"),
+            (":wrong@", "'default' with the password"),
+            ("nobody:secret@", "'nobody' with the password"),
+        ):
+            with pytest.raises(ConfigError, match=says) as raised:
+                await ValkeyKind().check(place(login), "async")
+            assert "wrong" not in str(raised.value).replace("WRONGPASS", "")
+        assert len(await ValkeyKind().check(place(":secret@"), "async")) <= 1
+
+    run(name, scenario)
+
+
 @needs_redis
 def test_a_server_that_may_not_show_whether_it_holds_writes_back_is_refused(
     tmp_path: Path,
@@ -506,6 +562,37 @@ def test_a_server_that_is_not_the_guards_child_is_not_opened(name: str) -> None:
                 with pytest.raises(ConnectionError, match=f"process {theirs} .*{os.getpid()}"):
                     await one.opened()
                 assert not await others.write(0, "refused")
+
+    asyncio.run(scenario())
+
+
+@on_each
+@pytest.mark.parametrize("secret", ["", "secret"])
+def test_somebody_elses_server_at_the_address_is_not_touched(
+    name: str, secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guard closes its server first: this one has clients who know nothing of a group."""
+    monkeypatch.setattr("domicile.failover.serve.STRANGER_S", 0.1)
+
+    async def scenario() -> None:
+        async with opened(name) as others:
+            await others.driver(0).stand()
+            await others.driver(0).promote(1)
+            await others.unlock(0, 1)
+            session = await others.session(0)
+            pid = (await session.info("server"))["process_id"]
+            if secret:
+                await session.execute_command("CONFIG", "SET", "requirepass", secret)
+            settings = ReplicaSettings(
+                store=f"sqlite:///{tmp_path}/s.db", group="g", driver=name, id="s1",
+                url=f"redis://{others.address(0)}", state=tmp_path / "state",
+                command=(str(program(name)),),
+            )  # fmt: skip
+            says = "a server that refuses the password" if secret else f"process {pid}"
+            with pytest.raises(ConfigError, match=f"s1: {says} answers at {others.address(0)}"):
+                async with asyncio.timeout(60.0):
+                    await serve_guard(settings, asyncio.Event())
+            assert await others.write_in(session, "kept")
 
     asyncio.run(scenario())
 

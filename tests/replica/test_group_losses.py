@@ -11,8 +11,19 @@ import os
 import signal
 
 import pytest
-from replica_databases import DATABASES, command, each_database
-from replica_lab import PATIENCE_S, FollowingClient, Machine, ReplicaGroup, StoreName, play
+from replica_databases import MEBIBYTE, command, each_database
+from replica_lab import (
+    CROWD,
+    PATIENCE_S,
+    Crowd,
+    FollowingClient,
+    FollowingThread,
+    Machine,
+    ReplicaGroup,
+    StoreName,
+    play,
+)
+from replica_scenarios import Losses, all_have_the_same
 
 from domicile.failover.records import GroupPhase
 
@@ -39,62 +50,52 @@ async def lag(group: ReplicaGroup, primary: Machine, writes: int) -> int:
     return found
 
 
-@pytest.mark.scenario("FO-19")
-@pytest.mark.scenario("FO-14", partial=True)
+@pytest.mark.scenario("FO-14", "FO-19")
 @pytest.mark.parametrize(
-    ("kind", "store"), [("valkey", "sqlite"), ("valkey", "etcd"), ("postgresql", "etcd")]
+    ("kind", "mode"), [("valkey", "async"), ("postgresql", "async"), ("postgresql", "sync")]
 )
-def test_asynchronous_failovers_in_a_row_lose_what_their_receipts_say(
-    kind: str, store: StoreName
+@each_store
+def test_failovers_in_a_row_lose_nothing_or_what_their_receipts_say(
+    kind: str, mode: str, store: StoreName
 ) -> None:
-    """Each time the replicas lag, and the primary's agent stands still."""
+    """Each time the replicas lag. Asynchronous: the primary's agent stands still, so that what it
+    has is told. Synchronous: every other time all of its machine is killed."""
 
     async def scenario(group: ReplicaGroup) -> None:
-        lost: set[str] = set()
-        losses = 0
-        known: set[str] = set()
-        for _ in range(TIMES):
+        losses = Losses(group)
+        for number in range(TIMES):
             state = await group.whole()
             old = group.machine(state.primary_server)
             await group.writer.goes_on(old.name, 10)
-            losses += bool(await lag(group, old, 10))
-            await group.freeze(old, "agent")
-            state = await group.serves(state.epoch + 1)
-            assert state.primary_server != old.name
             assert old.to_server is not None
+            if mode == "async":
+                await lag(group, old, 10)
+            else:
+                await old.to_server.hold()
+            if mode == "async" or number % 2:
+                await group.freeze(old, "agent")
+            else:
+                await group.kill(old)
+            state = await group.serves(state.epoch + 1)
+            assert state.primary_server != old.name or mode == "sync"
             await old.to_server.release()
             old.thaw()
+            if old.run is None:
+                group.start(old)
             state = await group.whole(state.epoch)
-            # What an independent writer misses now is what the receipt of this epoch says.
-            acked = {one.key for one in group.writer.acked}
-            keys = await group.machine(state.primary_server).keys()
-            receipts = [one for one in await group.receipts() if one.saved not in known]
-            known |= {one.saved for one in receipts}
-            assert [one.server for one in receipts] == [old.name]
-            missing = acked - keys - lost
-            saved = group.database.saved(receipts[0])
-            assert missing
-            assert missing <= saved
-            # It may also hold writes that the server had, and whose answers were lost.
-            unknown = {key for key, at in group.writer.open.items() if at == old.name} & saved
-            assert len(missing) <= receipts[0].writes <= len(missing | unknown - keys)
-            lost |= missing
-        assert losses == TIMES
-        state = await group.whole()
-        group.writer.goes.clear()
-        state = await group.whole()
-        # No divergence: all have the same.
-        wanted = await group.machine(state.primary_server).keys()
-        for one in group.others(state.primary_server):
-
-            async def same(one: Machine = one) -> bool:
-                return await one.keys() == wanted
-
-            await group.until(same, f"{one.name} has what the primary has")
-        assert {one.key for one in group.writer.acked} - wanted == lost
+            if mode == "async":
+                # What an independent writer misses now is what the receipt of this epoch says.
+                assert await losses.count(state.primary_server, old)
+            else:
+                assert not await group.writer.missing(group.machine(state.primary_server))
+        assert len({one.epoch for one in group.serving}) > TIMES
+        kept = await all_have_the_same(group)
+        assert {one.key for one in group.writer.acked} - kept == losses.lost
+        if mode == "sync":
+            assert not losses.lost
 
     # On a busy machine a guard needs more time to close its server before the kernel ends both.
-    play(scenario, kind=kind, store=store, between=True, more="ttl_s = 6")
+    play(scenario, kind=kind, store=store, between=True, more=f'ttl_s = 6\nmode = "{mode}"')
 
 
 @pytest.mark.scenario("FO-19", partial=True)
@@ -169,60 +170,34 @@ def test_a_replica_whose_agent_missed_a_switchover_has_lost_nothing(
     play(scenario, kind=kind, store=store, more="ttl_s = 6")
 
 
-@pytest.mark.scenario("FO-14", partial=True)
-@pytest.mark.parametrize(("kind", "store"), [("postgresql", "sqlite"), ("postgresql", "etcd")])
-def test_synchronous_failovers_in_a_row_lose_nothing(kind: str, store: StoreName) -> None:
-    """Each time the replicas lag; the primary's agent stands still, or its server is killed."""
-
-    async def scenario(group: ReplicaGroup) -> None:
-        for number in range(TIMES):
-            state = await group.whole()
-            old = group.machine(state.primary_server)
-            await group.writer.goes_on(old.name, 10)
-            assert old.to_server is not None
-            await old.to_server.hold()
-            if number % 2:
-                await group.freeze(old, "agent")
-            else:
-                await group.kill(old)
-            state = await group.serves(state.epoch + 1)
-            await old.to_server.release()
-            old.thaw()
-            if old.run is None:
-                group.start(old)
-            state = await group.whole(state.epoch)
-            assert not await group.writer.missing(group.machine(state.primary_server))
-        group.writer.goes.clear()
-        state = await group.whole()
-        for one in group.machines:
-
-            async def whole(one: Machine = one) -> bool:
-                return not await group.writer.missing(one)
-
-            await group.until(whole, f"{one.name} has all that was acknowledged")
-
-    play(scenario, kind=kind, store=store, between=True, more='mode = "sync"')
-
-
-@pytest.mark.scenario("FO-15", partial=True)
-@each_database((*DATABASES, "redis"))
+@pytest.mark.scenario("FO-15")
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [("valkey", "async"), ("redis", "async"), ("postgresql", "async"), ("postgresql", "sync")],
+)
 @each_store
-def test_planned_switchovers_fail_no_write_of_a_client_that_follows(
-    kind: str, store: StoreName
+def test_planned_switchovers_under_load_lose_nothing(
+    kind: str, mode: str, store: StoreName
 ) -> None:
-    """Two programs write through the product's helpers, and repeat nothing themselves."""
+    """A hundred clients write to the primary, and a hundred have a transaction open. Programs
+    write through the product's helpers, repeat nothing themselves, and have no write fail."""
 
     async def scenario(group: ReplicaGroup) -> None:
-        clients = [FollowingClient(group, number) for number in range(2)]
+        clients = [*(FollowingClient(group, n) for n in range(2)), FollowingThread(group, 2)]
         writing = [asyncio.create_task(client.run()) for client in clients]
+        committed: set[str] = set()
         try:
-            for _ in range(5):
+            for number in range(5):
                 state = await group.whole()
+                old = group.machine(state.primary_server)
                 for client in clients:
                     await client.goes_on(20)
-                said = await group.domicile("switchover", "orders")
-                assert said.returncode == 0, said.stderr
-                state = await group.serves(state.epoch + 1)
+                async with Crowd(group, old, first=number * CROWD) as crowd:
+                    said = await group.domicile("switchover", "orders")
+                    assert said.returncode == 0, said.stderr
+                    state = await group.serves(state.epoch + 1)
+                    committed |= set(await crowd.committed())
+                assert state.primary_server != old.name
                 for client in clients:
                     await client.goes_on(20)
         finally:
@@ -236,20 +211,107 @@ def test_planned_switchovers_fail_no_write_of_a_client_that_follows(
             if not task.cancelled():
                 task.result()
             print(f"{len(client.acked)} writes, the longest took {client.longest_s:.2f} s")
+        print(f"{len(group.writer.acked)} other writes")
         assert [one for client in clients for one in client.failed] == []
-        state = await group.whole()
-        keys = await group.machine(state.primary_server).keys()
+        kept = await all_have_the_same(group)
         for client in clients:
-            assert not set(client.acked) - keys
-        assert not await group.writer.missing(group.machine(state.primary_server))
+            assert not set(client.acked) - kept
+        assert not {one.key for one in group.writer.acked} - kept
+        assert not committed - kept
         # PostgreSQL writes something into its log also by itself.
         assert not any(one.writes for one in await group.receipts())
 
     # A failover by a lease that ends on a busy machine is no planned switchover.
-    play(scenario, kind=kind, store=store, more="ttl_s = 20")
+    play(scenario, kind=kind, store=store, more=f'ttl_s = 20\nmode = "{mode}"')
 
 
-@pytest.mark.scenario("FO-02", "FO-13", "FO-18", partial=True)
+@pytest.mark.scenario("FO-02")
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("valkey", "async"), ("postgresql", "async"), ("postgresql", "sync")]
+)
+@each_store
+def test_a_new_server_is_no_member_before_all_of_the_copy_has_arrived(
+    kind: str, mode: str, store: StoreName
+) -> None:
+    """A half of the copy arrives, from the first primary and then from the next one."""
+
+    async def scenario(group: ReplicaGroup) -> None:
+        first, second, new = group.machines
+        state = await group.serves(1)
+        if state.primary_server != first.name:
+            said = await group.domicile("switchover", "orders", "--to", first.name)
+            assert said.returncode == 0, said.stderr
+            state = await group.whole(state.epoch + 1, of=2)
+        await group.database.fill(first.port, 8 * MEBIBYTE)
+        await group.writer.goes_on(first.name, 50)
+        for one in (first, second):
+            assert one.to_server is not None
+            await one.to_server.only(MEBIBYTE)
+        group.start(new)
+
+        async def begun() -> bool:
+            assert first.to_server is not None
+            known = new.name in {one.server for one in await group.members()}
+            return known and first.to_server.keeps_back
+
+        await group.until(begun, "a part of the copy has arrived, and no more comes")
+
+        async def outside() -> None:
+            """It is not a member: neither to be chosen nor in any write quorum, ever."""
+            [record] = [one for one in await group.members() if one.server == new.name]
+            now = await group.state()
+            assert now is not None
+            assert not record.fit or record.position.epoch < now.epoch, record
+            assert not any(
+                new.name in quorum.members
+                for one in await group.history()
+                for quorum in one.state.quorums
+            )
+
+        await outside()
+        await group.writer.goes_on(first.name, 50)
+        await outside()
+        said = await group.domicile("switchover", "orders", "--to", new.name)
+        assert said.returncode != 0
+        state = await group.serves(state.epoch, by=first.name)
+
+        # The primary is lost meanwhile. The new server is not chosen, and gets no further.
+        await group.freeze(first, "agent")
+        state = await group.serves(state.epoch + 1, by=second.name)
+        await outside()
+
+        # All of it arrives: from the moment at which it counts it has all that was acknowledged.
+        kept = {one.key for one in group.writer.acked} & await second.keys()
+        first.thaw()
+        for one in (first, second):
+            assert one.to_server is not None
+            await one.to_server.all()
+
+        async def counts() -> bool:
+            found = await group.state()
+            assert found is not None
+            if mode == "sync":
+                return any(new.name in one.members for one in found.quorums)
+            return any(
+                one.server == new.name and one.fit and one.position.epoch == found.epoch
+                for one in await group.members()
+            )
+
+        await group.until(counts, "it is a member")
+        assert not kept - await new.keys()
+        await group.whole(state.epoch)
+        said = await group.domicile("switchover", "orders", "--to", new.name)
+        assert said.returncode == 0, said.stderr
+        state = await group.serves(state.epoch + 1, by=new.name)
+        await group.writer.goes_on(new.name, 20)
+
+    play(
+        scenario, 3, kind=kind, store=store, between=True, started=2,
+        more=f'ttl_s = 6\nmode = "{mode}"',
+    )  # fmt: skip
+
+
+@pytest.mark.scenario("FO-02", "FO-13", partial=True)
 @pytest.mark.parametrize(
     ("kind", "mode"), [("valkey", "async"), ("postgresql", "async"), ("postgresql", "sync")]
 )

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from http import HTTPStatus
 from random import Random
 
+import msgspec
 import pytest
 
 from domicile.failover.agent import Agent
 from domicile.failover.answers import agent_pages
+from domicile.failover.chains import ORIGIN
 from domicile.failover.records import GroupConfig
 from domicile.observe.http import Page
 from domicile.observe.metrics import Metrics
@@ -70,6 +72,31 @@ def test_at_most_one_agent_says_that_its_server_is_the_primary(seed: int) -> Non
         group.world.close()
     assert len(told) > 1
     assert sum(told.values()) > 1_000
+
+
+def test_a_replica_that_still_catches_up_is_not_one_for_reads() -> None:
+    """FO-02: it follows the primary already, and what it answers is of an earlier epoch."""
+    group = SimGroup(1, GroupConfig("sim"))
+    told: list[Page] = []
+
+    async def main() -> None:
+        group.start()
+        async with asyncio.timeout(30.0):
+            while len(answers(group.machines, "/replica")) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        (name, _) = answers(group.machines, "/replica")
+        machine = next(one for one in group.machines if one.name == name)
+        assert machine.agent is not None
+        members, me = machine.agent.machine.members, machine.agent.machine.me
+        members[me] = msgspec.structs.replace(members[me], chain=ORIGIN, offset=0)
+        told.append(pages_of(machine)["/replica"]())
+
+    try:
+        group.world.run(main(), group.world.process("test"))
+    finally:
+        group.world.close()
+    assert told[0].status is HTTPStatus.SERVICE_UNAVAILABLE
+    assert told[0].body.startswith("it still catches up with s")
 
 
 def test_an_agent_that_has_not_joined_says_so() -> None:

@@ -33,12 +33,20 @@ from domicile.testing.groups.checkers import (
     check_contents,
     check_kept,
     check_one_primary,
+    check_promotions,
     check_receipts,
     states,
     stored_receipts,
 )
 from domicile.testing.groups.group import GroupMachineHost, SimGroup
-from domicile.testing.groups.servers import Accepted, GroupLog, LogEntry, SimNoteBook, saved_at
+from domicile.testing.groups.servers import (
+    Accepted,
+    GroupLog,
+    LogEntry,
+    Promotion,
+    SimNoteBook,
+    saved_at,
+)
 
 SYNC, ASYNC = GroupConfig("sim", mode="sync"), GroupConfig("sim")
 
@@ -82,6 +90,7 @@ def play(
         logs = {name: database.log for name, database in group.databases.items()}
         found.extend(check_contents(logs, group.world.now))
         found.extend(check_receipts(group.record))
+        found.extend(check_promotions(group.history, group.record))
 
     try:
         group.world.run(main(), group.world.process("test"))
@@ -291,6 +300,31 @@ def test_a_replica_knows_what_it_has_of_an_epoch_that_is_over(cascades: bool) ->
         await asyncio.sleep(12.0)
 
     group = play(scenario, ASYNC, cascades=cascades)
+    assert group.record.given_up == []
+
+
+def test_a_replica_knows_what_it_has_of_an_epoch_that_was_never_served() -> None:
+    """F10: it followed without its agent when its primary was promoted again and fell."""
+
+    async def scenario(group: SimGroup) -> None:
+        old = await primary(group)
+        one, other = others(group, old)
+        group.kill_agent(other, 2.2)
+        group.partition(old, one, 3.0)
+        await asyncio.sleep(0.2)
+        group.crash_server(old, 0.02, 0)
+        async with asyncio.timeout(20.0):
+            while len(group.record.promoted) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.0005)
+        promoted = group.record.promoted[-1]
+        assert (promoted.server, promoted.epoch) == (old.name, 2)
+        group.kill_agent(old, 0.5)
+        state = await next_epoch(group, 3)
+        assert [one.epoch for one in state.chain] == [0, 1, 2, 3]
+        assert not [one for _, one in states(group.history) if one.get("served") == 2]
+        await asyncio.sleep(10.0)
+
+    group = play(scenario, ASYNC, cascades=True)
     assert group.record.given_up == []
 
 
@@ -685,6 +719,34 @@ def test_lost_and_unreceipted_writes_are_seen() -> None:
     for wrong in ({}, {saved_at(6.0, "s1"): 2}, {saved_at(6.0, "s2"): 1}):
         told = check_kept(record, log, wrong, sync=False, at=9.0)
         assert [one.message[19:20] for one in told] == ["2", "3"]
+
+
+def test_promotions_of_others_of_less_and_once_more_are_seen() -> None:
+    group = SimGroup(1, SYNC)
+
+    async def main() -> None:
+        state = b'{"phase":"chosen","epoch":2,"candidate_server":"s1","chosen":["s1",1,50]}'
+        group.history.event(
+            "commit", by="x", revision=1, puts=[(b"group/g/state", state, None)], deletes=[]
+        )
+
+    group.world.run(main(), group.world.process("test"))
+    group.world.close()
+    at = group.world.now
+
+    def told(*promoted: Promotion) -> list[str]:
+        record = GroupLog(promoted=[*promoted])
+        return [one.message for one in check_promotions(group.history, record)]
+
+    assert told(Promotion(at, "s1", 2, 50)) == []
+    (other,) = told(Promotion(at, "s2", 2, 50))
+    assert "for which s1 was chosen" in other
+    (nobody,) = told(Promotion(at, "s1", 3, 50))
+    assert "for which nobody was chosen" in nobody
+    (less,) = told(Promotion(at, "s1", 2, 49))
+    assert "with 49 entries, and was chosen for 50" in less
+    (again,) = told(Promotion(at, "s1", 2, 50), Promotion(at, "s1", 2, 51))
+    assert "and s1 was before" in again
 
 
 def test_one_history_with_two_contents_is_seen() -> None:

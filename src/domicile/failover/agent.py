@@ -212,7 +212,7 @@ class Agent:
         self._wanted = asyncio.Event()
         self._look_now = asyncio.Event()
         self._said = ""
-        self._remembered = self._elected = 0
+        self._remembered = self._elected = self._unserved = 0
         self._drained = 0
         """The epoch for which writes are held back; 0: for none."""
         self._record: ServerRecord | None = None
@@ -330,7 +330,11 @@ class Agent:
             async with asyncio.timeout(self._settings.stop_budget_s):
                 await self._guard.shut()
         except (OSError, TimeoutError) as error:
-            log.warning("group %s: the guard did not confirm: %s", self.group, error)
+            log.warning(
+                "group %s: the guard did not say that the server is closed, which it does at the "
+                "lease's end: %s",
+                self.group, str(error) or type(error).__name__,
+            )  # fmt: skip
             return False
         return True
 
@@ -436,6 +440,7 @@ class Agent:
         state = self.machine.state
         if state is None:
             return
+        self._remember_unserved(state)
         own = state.orchestrator == self.incarnation
         if state.phase is GroupPhase.ELECTING and own and state.epoch != self._elected:
             self._elected = state.epoch
@@ -449,16 +454,37 @@ class Agent:
             self._meter.event(
                 "promoted", inc=self.incarnation, server=state.primary_server, epoch=state.served
             )
-            self._spawn(self._write_past(state))
+            self._spawn(self._write_past(self._past(state.chain, state.native, state.why)))
 
-    async def _write_past(self, state: GroupState) -> None:
-        key = past_key(self.group, state.served)
-        past = PastPrimary(
-            epoch=state.served, server=state.primary_server, why=state.why,
-            at=self._clock.wall().isoformat(timespec="seconds"), begin=state.chain[-1].begin,
-            by=self._notes.server, chain=state.chain, native=state.native,
+    def _remember_unserved(self, state: GroupState) -> None:
+        """The own server was promoted for an epoch that is over, and that was never served.
+
+        A replica without its agent may have gone along. Its agent learns by this what that was
+        (F10).
+        """
+        notes, seen = self._notes, self.machine.seen
+        if seen is None or not seen.up or not notes.whole or notes.origin != state.origin:
+            return
+        epoch, chain = notes.chain[-1].epoch, own_chain(notes.chain, seen.offset)
+        over = state.served < epoch < state.epoch and epoch != self._unserved
+        # Cut short, a promotion has left no id of its history in the notes.
+        of_it = seen.native == notes.native if notes.native else seen.native != notes.was
+        if over and of_it and chain == notes.chain and not notes.saving:
+            self._unserved = epoch
+            why = "it was promoted, and never served"
+            self._spawn(self._write_past(self._past(chain, seen.native, why)))
+
+    def _past(self, chain: Chain, native: str, why: str) -> PastPrimary:
+        """The own server, which began the last history of this chain."""
+        return PastPrimary(
+            epoch=chain[-1].epoch, server=self._notes.server, why=why,
+            at=self._clock.wall().isoformat(timespec="seconds"), begin=chain[-1].begin,
+            by=self._notes.server, chain=chain, native=native,
         )  # fmt: skip
-        last = state.served - KEPT_EPOCHS
+
+    async def _write_past(self, past: PastPrimary) -> None:
+        key = past_key(self.group, past.epoch)
+        last = past.epoch - KEPT_EPOCHS
         old = [
             Delete(past_key(self.group, epoch))
             for epoch in range(max(1, last - SKIPPED_EPOCHS), last + 1)
@@ -570,6 +596,7 @@ class Agent:
             why=why,
             in_use=facts.in_use,
             acknowledged={names.get(at, at): to for at, to in facts.acknowledged.items()},
+            resyncs=facts.resyncs,
             done=done,
         )
 
@@ -597,7 +624,10 @@ class Agent:
                 self._meter.count("server.unanswered")
                 what = str(error) or type(error).__name__
                 if what != said:
-                    log.info("group %s: %s is repeated: %s", self.group, want.wish.name, what)
+                    log.info(
+                        "group %s: the server is to %s, which is tried again: %s",
+                        self.group, want.wish.value, what,
+                    )  # fmt: skip
                 said = what
                 await asyncio.sleep(RETRY_S)
             else:

@@ -16,8 +16,8 @@ from domicile.failover.agent import Agent
 from domicile.failover.choice import foreign, loss_ahead
 from domicile.failover.following import GroupFollower
 from domicile.failover.records import GroupPhase, ServerRecord
-from domicile.failover.view import GroupRecords, LagClock, group_view
-from domicile.observe.exposition import CONTENT_TYPE, MetricFamily, gauge, gauges
+from domicile.failover.view import GroupRecords, GroupView, LagClock, caught_up, group_view
+from domicile.observe.exposition import CONTENT_TYPE, MetricFamily, Sample, gauge, gauges
 from domicile.observe.http import Page, Pages
 from domicile.observe.metrics import Metrics
 
@@ -114,8 +114,19 @@ def group_gauges(
                lags),
         gauges("domicile_group_lag_seconds", "The same as a time, once it was observed.", "server",
                behind),
+        _resyncs(view),
     ]  # fmt: skip
     return found + _loss_gauges(records, clock, now)
+
+
+def _resyncs(view: GroupView) -> MetricFamily:
+    samples = [
+        Sample(count, (("server", one.server), ("way", way)))
+        for one in view.servers
+        for way, count in (one.resyncs or {}).items()
+    ]
+    text = "How often servers came to follow again, by what that took."
+    return MetricFamily("domicile_group_resyncs_total", "counter", text, samples)
 
 
 def _loss_gauges(records: GroupRecords, clock: LagClock, now: float) -> list[MetricFamily]:
@@ -217,6 +228,8 @@ def _not_replica(agent: Agent, now: float) -> str:
         return f"it is not fit: {seen.why}"
     if seen.follows != state.primary_server:
         return f"it does not follow {state.primary_server}"
+    if own is not None and not caught_up(own, state):
+        return f"it still catches up with {state.primary_server}"
     return ""
 
 

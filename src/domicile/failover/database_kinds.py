@@ -70,8 +70,12 @@ class DatabaseKind(Protocol):
         ...
 
 
+PARTS = ("name", "modes", "options", "check", "driver", "gate", "process")
+"""What every kind has."""
+
+
 def database_kind(name: str) -> DatabaseKind:
-    """The kind of this name. `ConfigError` names those that exist."""
+    """The kind of this name. `ConfigError` names those that exist, or why it can't be loaded."""
     others = {each.name: each for each in entry_points(group=GROUP)}
     if name in BUILT_IN:
         found = EntryPoint(name, BUILT_IN[name], GROUP)
@@ -82,8 +86,24 @@ def database_kind(name: str) -> DatabaseKind:
         near = get_close_matches(name, known, 1)
         raise ConfigError(
             f"there is no database kind {name!r}"
-            + (f"; did you mean {near[0]!r}?" if near else "")
+            + (f"; did you mean {near[0]!r}?" if near else ".")
             + f" Known: {', '.join(known)}"
         )
-    kind = cast("type[DatabaseKind]", found.load())
-    return kind()
+    try:
+        kind = cast("type[DatabaseKind]", found.load())
+        made = kind()
+    except ConfigError:
+        raise
+    except Exception as error:
+        origin = "" if found.dist is None else f" (package {found.dist.name})"
+        raise ConfigError(
+            f"the database kind {name!r} can't be loaded from {found.value}{origin}: "
+            f"{type(error).__name__}: {error}; repair or uninstall that package"
+        ) from error
+    missing = [part for part in PARTS if not hasattr(made, part)]
+    if missing:
+        raise ConfigError(
+            f"the database kind {name!r} of {found.value} can't be used: it has no "
+            f"{', '.join(missing)}; see domicile.failover.database_kinds.DatabaseKind"
+        )
+    return made

@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from domicile.failover.chains import ORIGIN, Chain
-from domicile.failover.records import WriteQuorum
+from domicile.failover.records import Resyncs, WriteQuorum
 from domicile.failover.sync_set import InUse
 
 
@@ -43,6 +43,8 @@ class ServerFacts:
     in_use: InUse | None = None
     acknowledged: Mapping[str, int] = field(default_factory=lambda: dict[str, int]())
     """What each follower has confirmed, by its address."""
+    resyncs: Resyncs | None = None
+    """How often servers came to follow again, as far as this server knows; None: not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,8 @@ class ReplicaDriver(Protocol):
     async def save(self, kept: int) -> SavedLoss:
         """Save what the server has beyond this offset (F10).
 
-        The server may show another id of its history from then on; its data stays.
+        The server may show another id of its history from then on; its data stays. Servers that
+        still follow it must not take that over.
         """
         ...
 
@@ -157,6 +160,11 @@ class ServerProcess(Protocol):
 
     async def running(self) -> bool:
         """Whether the process lives."""
+        ...
+
+    async def stranger(self) -> str:
+        """What answers at the server's address and was not started by this guard; empty if nothing
+        does. A guard that closed it would close somebody else's server."""
         ...
 
     def outlives(self, pid: int) -> str:

@@ -336,11 +336,11 @@ async def _ended(running: asyncio.Future[None]) -> None:
 
 
 def _no_primary(follower: GroupFollower, waited_s: float) -> Unavailable:
-    records, waited = follower.records, f"within {waited_s:g} s"
+    records = follower.records
     if follower.problem:
         return Unavailable(
             f"the primary of group {records.group!r} is not known: the store did not answer "
-            f"{waited}: {follower.problem}. Retry is safe"
+            f"within {waited_s:g} s: {follower.problem}. Retry is safe"
         )
     if not records.known:
         return Unavailable(
@@ -349,7 +349,8 @@ def _no_primary(follower: GroupFollower, waited_s: float) -> Unavailable:
         )
     view = group_view(records)
     step = f"; next: {view.next_step}" if view.next_step else ""
+    since = f"had no primary within {waited_s:g} s" if waited_s else "has no primary now"
     return Unavailable(
-        f"group {records.group!r} had no primary {waited}: it is {view.phase} {view.epoch}"
+        f"group {records.group!r} {since}: it is {view.phase} {view.epoch}"
         + (f", and waits: {view.waits}{step}" if view.waits else "")
     )

@@ -39,6 +39,7 @@ from domicile.failover.records import (
     GroupConfig,
     GroupPhase,
     GroupState,
+    Resyncs,
     ServerRecord,
     WriteQuorum,
     as_position,
@@ -92,6 +93,7 @@ class ServerSeen:
     """The write quorum that it waits for."""
     acknowledged: Mapping[str, int] = field(default_factory=lambda: dict[str, int]())
     """Up to where each replica has confirmed that it has the data."""
+    resyncs: Resyncs | None = None
     done: int = 0
     """The number of the last wish that was fully carried out; nothing is under way (F6)."""
 
@@ -473,7 +475,8 @@ class GroupMachine:
         return GroupEvent.DECIDED, self._decided(state, choice)
 
     def _decided(self, state: GroupState, choice: Choice) -> GroupState:
-        why = f"{state.why}; loses: {choice.loss}" if choice.loss else state.why
+        accepted = f"; a person accepted the loss: {choice.loss}" if choice.loss else ""
+        why = f"{state.why}{accepted}"
         return msgspec.structs.replace(
             state, phase=GroupPhase.CHOSEN, candidate=choice.incarnation,
             candidate_server=choice.server, chosen=ranked(choice.server, choice.position),
@@ -518,12 +521,25 @@ class GroupMachine:
         return ""
 
     def _inherited(self, state: GroupState) -> tuple[WriteQuorum, ...]:
-        """F12: the quorums of the epochs before stay listed, and the own one is added."""
+        """F12: the quorums of the epochs before stay listed, and the own one is added.
+
+        FO-02: that one is of servers that have an entry of the last served epoch. With too few of
+        them, those of the quorum before stay: writes then wait until enough servers follow.
+        """
         assert self.config is not None
         if not self.config.sync:
             return ()
-        others = [one.server for one in self.members.values() if one.server != self.server]
-        members = tuple(sorted(dict.fromkeys(others)))
+        others = [one for one in self.members.values() if one.server != self.server]
+        names = [
+            one.server
+            for one in others
+            if one.origin == state.origin and one.position.epoch >= state.served
+        ]
+        if len(dict.fromkeys(names)) < self.config.sync_count:
+            before = [name for one in state.quorums[-1:] for name in (one.primary, *one.members)]
+            names += [name for name in before if name != self.server]
+        # A group that begins has no member yet that has anything.
+        members = tuple(sorted(dict.fromkeys(names or [one.server for one in others])))
         own = WriteQuorum(self.server, members, self.config.sync_count)
         return tuple(dict.fromkeys((*state.quorums, own)))
 
@@ -611,7 +627,7 @@ class GroupMachine:
             role=_role(seen), follows=seen.follows if seen.up else "", origin=seen.origin,
             chain=own_chain(seen.chain, seen.offset), offset=seen.offset,
             fit=seen.up and seen.fit, why=seen.why if seen.up else "it does not run",
-            final=self._final(seen),
+            final=self._final(seen), resyncs=seen.resyncs,
         )  # fmt: skip
         if record == self._published:
             return []

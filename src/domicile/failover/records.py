@@ -94,6 +94,24 @@ class GroupConfig(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.mode == "sync"
 
 
+class Resyncs(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How often servers came to follow a primary again, by what that took.
+
+    Each database counts on the side that knows: Valkey and Redis at the primary, for all its
+    followers and since that server was started; PostgreSQL at the follower, since its state folder
+    was made.
+    """
+
+    full: int = 0
+    """Everything was copied."""
+    partial: int = 0
+    """What was missing, and nothing else, was copied."""
+    rewound: int = 0
+    """What the primary does not have was taken back, and then only what was missing was copied."""
+    refused: int = 0
+    """What was missing was asked for, and the primary did not have it any more."""
+
+
 class ServerRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One server of a group as its agent sees it, under the agent's lease."""
 
@@ -120,6 +138,8 @@ class ServerRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     """Why it is not fit."""
     final: int = 0
     """The epoch for whose election this position is final: the server follows nobody (F6)."""
+    resyncs: Resyncs | None = None
+    """None: its driver does not count them, or the server does not answer."""
     seen: str = ""
     """When the agent last looked, as a wall time for people. Nothing is decided by it."""
     format: int = FORMAT

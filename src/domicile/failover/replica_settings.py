@@ -8,6 +8,7 @@ value of a wrong type or form is a `ConfigError`: it names the setting, the valu
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import shlex
 import tomllib
@@ -24,6 +25,8 @@ from domicile.failover.records import MAX_SERVERS, GroupConfig
 from domicile.observe.http import split_address
 from domicile.settings import Settings
 from domicile.stores.namespace import check_cluster
+
+log = logging.getLogger("domicile")
 
 PREFIX = "DOMICILE_REPLICA_"
 IN_SERVER = "SERVER_"
@@ -173,8 +176,8 @@ class ReplicaSettings:
         kind = database_kind(self.driver)
         if self.mode not in kind.modes:
             raise ConfigError(
-                f"mode = {self.mode!r} is not one of {', '.join(kind.modes)}, which the kind "
-                f"{self.driver!r} has"
+                f"mode = {self.mode!r} can't be: a group of {self.driver} has "
+                f"{' or '.join(map(repr, kind.modes))} only"
             )
         return kind
 
@@ -260,8 +263,16 @@ def _from_toml(file: Path) -> dict[str, Any]:
     for names, known, table in ((whole, top, ""), (inner, [*SERVER, *more], "[server] ")):
         for name in names:
             if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
+                # A table may be meant by a table only.
+                meant = ["server"] if isinstance(names[name], dict) else known
+                close = difflib.get_close_matches(name, meant, n=1)
                 hint = f"; did you mean {close[0]!r}?" if close else ""
+                if (
+                    not close
+                    and not table
+                    and name in (*SERVER, *kind_options(whole.get("driver")))
+                ):
+                    hint = ": it belongs into the table [server]"
                 raise ConfigError(f"settings file {file} has an unknown name {table}{name!r}{hint}")
     values = {**whole, **{name: value for name, value in inner.items() if name in SERVER}}
     if special:
@@ -281,6 +292,7 @@ def _from_environment(
     source: Mapping[str, str], driver: object, options: Mapping[str, str]
 ) -> dict[str, Any]:
     values: dict[str, Any] = {}
+    _tell_unknown(source, source.get(f"{PREFIX}DRIVER", driver))
     known = {f"{PREFIX}{IN_SERVER}{name.upper()}" for name in SERVER}
     more = [name for name in source if name.startswith(PREFIX + IN_SERVER) and name not in known]
     special = {
@@ -309,6 +321,18 @@ def _from_environment(
                 number = "a number" if kind is float else "a whole number"
                 raise ConfigError(f"{variable}={text!r} is not {number}") from error
     return values
+
+
+def _tell_unknown(source: Mapping[str, str], driver: object) -> None:
+    """Variables that look like settings and are none: one of them may be misspelt."""
+    top = [one.name for one in fields(ReplicaSettings) if one.name not in (*SERVER, "options")]
+    inner = [f"{IN_SERVER}{name}" for name in (*SERVER, *kind_options(driver))]
+    known = [f"{PREFIX}{name.upper()}" for name in (*top, *inner)]
+    for name in sorted(source):
+        if name.startswith(PREFIX) and name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            log.warning("%s is set in the environment, and nothing reads it%s", name, hint)
 
 
 def _shown(name: str) -> str:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -24,12 +24,17 @@ from domicile.core.state.txn import At, Delete
 from domicile.errors import ConfigError, StoreError
 from domicile.failover.agent import Agent
 from domicile.failover.answers import agent_pages
-from domicile.failover.driver import ReplicaDriver
+from domicile.failover.driver import ReplicaDriver, ServerProcess
 from domicile.failover.elsewhere import check_resolved
 from domicile.failover.guard.kernel_timer import NoTimer, kernel_timer
 from domicile.failover.guard.line import GuardLine
 from domicile.failover.guard.server_guard import ServerGuard
-from domicile.failover.records import ServerRecord, decode_group_record, server_key
+from domicile.failover.records import (
+    ServerRecord,
+    config_key,
+    decode_group_record,
+    server_key,
+)
 from domicile.failover.replica_settings import ReplicaSettings
 from domicile.failover.state_folder import NoteFile, StateFolder
 from domicile.membership.clock import SystemClock
@@ -45,6 +50,12 @@ AGAIN_S = 0.2
 """After an incarnation has ended, the next one begins so soon."""
 
 RETRY_S = 0.05
+
+SLOW_S = 1.0
+"""What takes longer is told."""
+
+STRANGER_S = 3.0
+"""So long another server at the own server's address may take to end, before a guard refuses."""
 
 TAKE_OVER_S = 1.0
 """So long an agent may take to put itself in its predecessor's place, before others elect."""
@@ -65,6 +76,8 @@ async def serve_guard(settings: ReplicaSettings, asked: asyncio.Event) -> None:
             settings.id,
         )
     with folder.held("guard"):
+        if process is not None:
+            await _nobody_else(settings, process)
         guard = ServerGuard(
             kind.gate(place, settings.mode),
             process,
@@ -74,6 +87,31 @@ async def serve_guard(settings: ReplicaSettings, asked: asyncio.Event) -> None:
             timer=NoTimer() if timer is None else timer,
         )
         await _until_asked(guard.run(), asked)
+
+
+@asynccontextmanager
+async def _told_if_slow(what: str, server: str) -> AsyncGenerator[None]:
+    """Say what takes longer than a moment."""
+    alarm = asyncio.get_running_loop().call_later(SLOW_S, log.info, what, server)
+    try:
+        yield
+    finally:
+        alarm.cancel()
+
+
+async def _nobody_else(settings: ReplicaSettings, process: ServerProcess) -> None:
+    """`ConfigError` if another server answers where this one shall: it must not be touched.
+
+    One whose guard has just been killed may need a moment to end.
+    """
+    until = asyncio.get_running_loop().time() + STRANGER_S
+    while who := await process.stranger():
+        if asyncio.get_running_loop().time() >= until:
+            raise ConfigError(
+                f"{settings.id}: {who}, and Domicile is to start the server there. Stop it, and "
+                "the unit of the distribution that starts it; or correct server.url"
+            )
+        await asyncio.sleep(RETRY_S)
 
 
 async def _until_asked(work: Coroutine[Any, Any, None], asked: asyncio.Event) -> None:
@@ -108,7 +146,9 @@ async def serve_agent(
     await check_resolved(settings.store, settings.server_ports())
     with folder.held("agent"):
         notes = folder.notes(settings.id)
-        for warning in await kind.check(place, settings.mode):
+        async with _told_if_slow("%s: the settings of the server are looked at", settings.id):
+            warnings = await kind.check(place, settings.mode)
+        for warning in warnings:
             log.warning("%s: %s", settings.id, warning)
         driver, present = kind.driver(place, settings.mode), _Present()
         async with AsyncExitStack() as stack:
@@ -192,29 +232,45 @@ async def _incarnation(
     reading = asyncio.create_task(line.keep_reading(), name="guard's answers")
     server = notes.load().server
     present.agent = agent
-    log.info("%s: incarnation %s joins group %s", server, agent.incarnation, settings.group)
+    log.info("%s: incarnation %s begins in group %s", server, agent.incarnation, settings.group)
     living = asyncio.create_task(agent.run(), name="agent")
+    calls = StoreCalls(store, lease.op_timeout_s)
     clearing = asyncio.create_task(
-        _end_predecessors(
-            agent, server, notes.load().folder, store, StoreCalls(store, lease.op_timeout_s)
-        ),
-        name="earlier agents",
+        _end_predecessors(agent, server, notes.load().folder, store, calls), name="earlier agents"
     )
+    telling = asyncio.create_task(_tell_whether_it_answers(settings, calls), name="store")
     try:
         await asyncio.wait((reading, living), return_when=asyncio.FIRST_COMPLETED)
         if not living.done():
             log.warning("%s: the guard is gone, so this incarnation is over", server)
     finally:
         present.agent = None
-        living.cancel()
-        clearing.cancel()
-        await asyncio.wait((living, clearing))
+        for task in (living, clearing, telling):
+            task.cancel()
+        await asyncio.wait((living, clearing, telling))
         # Last: while it ends, the agent has the guard close the server.
         reading.cancel()
         await asyncio.wait((reading,))
     if not living.cancelled():
         living.result()
         log.warning("%s: this incarnation is over: %s", server, agent.reason or "fenced")
+
+
+async def _tell_whether_it_answers(settings: ReplicaSettings, calls: StoreCalls) -> None:
+    """An incarnation that begins waits for its store: the log says so, and when that is over."""
+    said = ""
+    while True:
+        try:
+            await calls.bounded(calls.store.get(config_key(settings.group)))
+        except StoreError as error:
+            if not said:
+                log.warning("%s: the store is waited for: %s", settings.id, error)
+            said = str(error)
+            await asyncio.sleep(AGAIN_S)
+        else:
+            if said:
+                log.info("%s: the store answers", settings.id)
+            return
 
 
 async def _end_predecessors(

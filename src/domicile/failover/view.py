@@ -145,8 +145,16 @@ def announced(records: GroupRecords) -> ServerRecord | None:
     return found if found is not None and found.address else None
 
 
+def caught_up(record: ServerRecord, state: GroupState) -> bool:
+    """Whether a server has had everything that the primary of the served epoch began with (FO-02).
+
+    It has an entry of that epoch then. One that still copies or waits for its copy has none.
+    """
+    return record.position.epoch >= state.served
+
+
 def followers(records: GroupRecords) -> list[ServerRecord]:
-    """The servers that follow the announced primary, and are fit; by server id."""
+    """The servers that follow the announced primary, have caught up and are fit; by server id."""
     primary, state = announced(records), records.state
     if primary is None or state is None:
         return []
@@ -156,6 +164,7 @@ def followers(records: GroupRecords) -> list[ServerRecord]:
             for one in records.members.values()
             if one.role == "replica"
             and one.follows == primary.server
+            and caught_up(one, state)
             and one.fit
             and one.address
             and not foreign(one, state)
@@ -191,12 +200,19 @@ class ServerView:
     """The most seconds that the agent's lease may have left; None: no agent is registered."""
     seen: str
     """When its agent last wrote what it saw, by the clock of its machine."""
+    resyncs: dict[str, int] | None = None
+    """How often servers came to follow again, by what that took; None: not known."""
     incarnation: str
 
     @property
     def position(self) -> str:
         """The epoch of the last entry, and the offset."""
         return f"{self.epoch}:{self.offset}"
+
+    @property
+    def seen_up(self) -> bool:
+        """Whether its agent sees it run, and so knows its position."""
+        return bool(self.incarnation) and self.state != "down"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,8 +231,12 @@ class GroupView:
     primary: str | None
     """The server id of the announced primary."""
     address: str | None
+    since: str
+    """When the present primary became one, as an agent saw it; empty if that is not known."""
+    began_by: str
+    """Why that change of primary began."""
     why: str
-    """Why the last change of primary began."""
+    """The same, or what has come of a later change that was given up."""
     waits: str
     """What the group waits for; empty: for nothing."""
     next_step: str
@@ -230,6 +250,8 @@ class GroupView:
     quorums: tuple[str, ...]
     servers: tuple[ServerView, ...]
     unreadable: tuple[str, ...]
+    moved: str = ""
+    """Why agents refuse this store: the group was copied; empty if they do not. From its reader."""
 
 
 def group_view(records: GroupRecords) -> GroupView:
@@ -238,6 +260,7 @@ def group_view(records: GroupRecords) -> GroupView:
     found = announced(records)
     waits, next_step, forcible = _waiting(records)
     loss, lost = _loss(records)
+    begin = _begin(records)
     phase = GroupPhase.VACANT if state is None else state.phase
     return GroupView(
         group=records.group,
@@ -250,6 +273,8 @@ def group_view(records: GroupRecords) -> GroupView:
         served=found is not None and found.role == "primary",
         primary=None if found is None else found.server,
         address=None if found is None else found.address,
+        since="" if begin is None else begin.at,
+        began_by="" if begin is None else begin.why,
         why="" if state is None else state.why,
         waits=waits,
         next_step=next_step,
@@ -262,6 +287,14 @@ def group_view(records: GroupRecords) -> GroupView:
             f"{key.decode(errors='replace')}: {why}" for key, why in records.unreadable.items()
         ),
     )
+
+
+def _begin(records: GroupRecords) -> PastPrimary | None:
+    """The record of the epoch that is served."""
+    state = records.state
+    if state is None or state.phase not in (GroupPhase.SERVING, GroupPhase.SWITCHING):
+        return None
+    return next((one for one in records.past.values() if one.epoch == state.served), None)
 
 
 # the servers
@@ -305,6 +338,7 @@ def _server(records: GroupRecords, record: ServerRecord) -> ServerView:
         epoch=record.position.epoch, offset=record.offset, lag=lag,
         would_lose=None if role == "primary" or not chosen or lag is None else 0 if sync else lag,
         ttl_s=record.ttl_s or None, seen=record.seen, incarnation=record.incarnation,
+        resyncs=None if record.resyncs is None else msgspec.structs.asdict(record.resyncs),
     )  # fmt: skip
 
 
@@ -341,6 +375,8 @@ def _doing(records: GroupRecords, record: ServerRecord, role: str) -> tuple[str,
         return "is promoted", "", True
     if record.role == "replica":
         right = state is not None and record.follows == state.primary_server
+        if right and state is not None and not caught_up(record, state):
+            return f"catches up with {record.follows}", "", True
         return f"follows {record.follows}", "", right
     return "follows nobody", "", phase is GroupPhase.CHOSEN
 
@@ -425,7 +461,7 @@ def _serving(
             return f"{waits}, and the group is paused: no election begins", resume, False
         return f"{waits}; an election begins", "", False
     if primary.role == "primary":
-        return _too_few(records, config)
+        return _too_few(records, state, config)
     waits = f"{server} refuses writes" + (f": {primary.why}" if primary.why else "")
     if config.paused:
         step = f"start {server}, or {resume}"
@@ -433,12 +469,27 @@ def _serving(
     return waits, "", False
 
 
-def _too_few(records: GroupRecords, config: GroupConfig) -> tuple[str, str, bool]:
-    """In synchronous mode: whether the group has as many servers as its configuration wants."""
-    others = len(dict.fromkeys(one.server for one in records.members.values())) - 1
-    if not config.sync or others >= config.sync_count:
+def _too_few(
+    records: GroupRecords, state: GroupState, config: GroupConfig
+) -> tuple[str, str, bool]:
+    """In synchronous mode: whether commits wait for replicas that the group has not."""
+    if not config.sync:
         return "", "", False
-    waits = f"sync_count is {config.sync_count}, and {others} servers are there beside the primary"
+    ready = dict.fromkeys(
+        one.server
+        for one in records.members.values()
+        if one.role == "replica"
+        and one.follows == state.primary_server
+        and one.fit
+        and caught_up(one, state)
+    )
+    if len(ready) >= config.sync_count:
+        return "", "", False
+    others = len(dict.fromkeys(one.server for one in records.members.values())) - 1
+    waits = f"commits wait: sync_count is {config.sync_count}, and "
+    if others >= config.sync_count:
+        return f"{waits}{len(ready)} servers follow the primary yet", "", False
+    waits += f"{others} servers are there beside the primary"
     start = "start more servers: domicile replica run"
     if others < 1:
         return waits, start, False

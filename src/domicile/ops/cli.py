@@ -49,6 +49,8 @@ from domicile.ops.store.commands import add_store_commands
 from domicile.ops.stuck.commands import add_stuck_commands
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from domicile.ops.status import ClusterReader, ClusterStatus, EntityPlace
     from domicile.process import Process
 
@@ -214,34 +216,44 @@ def status(
     second to answer. Exits with 0 if every shard is served, 3 if not or if there is no cluster;
     with --watch, Ctrl-C ends it with the code of what it showed last.
     """
-    from domicile.ops.show import ViewPrinter, status_view
+    from domicile.ops.show import ViewPrinter, keep_showing, status_view
 
     url, name = which(store, app, cluster, "status")
     figures = None if store_only else figures_reader(url, name, app)
 
-    last: list[ClusterStatus] = []
+    served: list[bool] = []
 
-    async def look(reader: ClusterReader) -> ClusterStatus:
+    async def look(reader: ClusterReader) -> None:
+        async def seen() -> ClusterStatus:
+            found = await reader.status()
+            if figures is not None:
+                found = replace(found, nodes=await figures.add_to(found.nodes))
+            served[:] = [found.served]
+            return found
+
+        async def drawn() -> RenderableType:
+            return status_view(await seen())
+
+        def away() -> None:
+            served[:] = [False]
+
         with ViewPrinter(watch and not as_json) as shown:
-            while True:
-                seen = await reader.status()
-                if figures is not None:
-                    seen = replace(seen, nodes=await figures.add_to(seen.nodes))
-                last[:] = [seen]
-                if as_json:
-                    print_json(seen)
-                else:
-                    shown.show(status_view(seen))
+            while as_json:
+                print_json(await seen())
                 if not watch:
-                    return seen
+                    return
                 await asyncio.sleep(REFRESH_S)
+            if not watch:
+                shown.show(await drawn())
+                return
+            await keep_showing(drawn, shown, REFRESH_S, away)
 
     try:
         read(url, name, look)
     except KeyboardInterrupt:
-        if not last:
+        if not served:
             raise
-    if not last[-1].served:
+    if not served[-1]:
         raise typer.Exit(AWAY)
 
 

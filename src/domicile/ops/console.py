@@ -121,7 +121,9 @@ def which(
         return store or node.store, cluster or node.cluster
     store = store or os.environ.get("DOMICILE_STORE")
     if not store:
-        words = shlex.join(word for word in typed if word is not None)
+        command, *rest = [word for word in typed if word is not None]
+        # A command of a group, as `replica status`, is two words.
+        words = shlex.join((*command.split(), *rest))
         fail(
             f"say which store: domicile {words} sqlite:///path/to/file.db, or set DOMICILE_STORE, "
             "or --app module:name",

@@ -44,6 +44,9 @@ from domicile.failover.view import (
 from domicile.ops.operator_commits import AuditRecord, OperatorCommit, StoreSnapshot
 from domicile.ops.status import NoCluster
 
+LEVEL_S = 1.0
+"""Seconds that a server may be behind when a switchover to it begins: writes wait about so long."""
+
 MOST_REMOVED = 32
 """S7: receipts that one commit deletes."""
 
@@ -114,6 +117,23 @@ def _most_advanced(records: GroupRecords) -> str:
             f"replica status {records.group}"
         )
     return min(able, key=lambda one: (one.lag, one.server)).server
+
+
+def not_level(view: GroupView, to: str, behind_s: float | None) -> str:
+    """Why a switchover to a server would hold writes back for long; empty if it is level.
+
+    `behind_s`: seconds since the primary had no more than the server; None if that is not known.
+    Empty, too, if there can be no switchover to it: `switch_commit` says why.
+    """
+    found = [one for one in view.servers if one.server == to and one.incarnation]
+    if view.primary is None or not found:
+        return ""
+    server = found[-1]
+    if server.state != f"follows {view.primary}":
+        return f"{to}: {server.state}" + (f" ({server.why})" if server.why else "")
+    if server.lag and (behind_s is None or behind_s > LEVEL_S):
+        return f"{to} lacks {bytes_text(server.lag)} that {view.primary} has"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

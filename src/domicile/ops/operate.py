@@ -325,7 +325,7 @@ def unquarantine(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[ROLE/SHARD]... [STORE]",
+            metavar="ROLE/SHARD | STORE",
             show_default=False,
             help="The shards, as in default/7, and the store's URL; else that of --app, else "
             "DOMICILE_STORE.",

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
+import msgspec
 import typer
 
 from domicile.errors import ConfigError
@@ -34,6 +35,8 @@ from domicile.ops.replica_run import add_run
 from domicile.ops.replica_serving import add_serving_commands
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from domicile.failover.view import GroupRecords, GroupView, LagClock
     from domicile.ops.operator import Operator
     from domicile.ops.operator_commits import AuditRecord, OperatorCommit, StoreSnapshot
@@ -42,6 +45,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REFRESH_S = 1.0
+
+LOOK_S = 0.1
+"""How often `switchover` looks whether its server is level."""
+
+PROGRESS_S = 0.5
+"""What takes longer than this says what it waits for."""
+
+AGAIN_S = 2.0
+"""How often it says so, if that has changed."""
 
 AFTER_S = 5.0
 """How long `switchover` waits for its end, beyond the time that a group gives one."""
@@ -84,7 +96,7 @@ def add_replica_commands(app: typer.Typer) -> None:
 
 def show_groups(
     group: Annotated[
-        str | None, typer.Argument(metavar="[GROUP]", show_default=False, help="Else all groups.")
+        str | None, typer.Argument(metavar="GROUP", show_default=False, help="Else all groups.")
     ] = None,
     store: StoreOption = None,
     app: App = None,
@@ -99,39 +111,52 @@ def show_groups(
     showed last.
     """
     from domicile.failover.view import LagClock, group_view
-    from domicile.ops.show import ViewPrinter
+    from domicile.ops.show import ViewPrinter, keep_showing
     from domicile.ops.show_groups import groups_view
 
     if group is not None and "://" in group and store is None:
         group, store = None, group
     url, name = which(store, app, cluster, "replica status", group)
     clocks: dict[str, LagClock] = {}
-    last: list[list[GroupView]] = []
+    served: list[bool] = []
 
     async def look(store: Store) -> None:
         loop = asyncio.get_running_loop()
+
+        async def seen() -> list[GroupView]:
+            found: list[GroupView] = []
+            moved = await _moved(store)
+            for records in await _groups(store, group):
+                clock = clocks.setdefault(records.group, LagClock())
+                clock.note(records, loop.time())
+                view = _timed(group_view(records), clock, loop.time())
+                found.append(replace(view, moved=moved))
+            served[:] = [all(one.served for one in found)]
+            return found
+
+        async def drawn() -> RenderableType:
+            return groups_view(await seen())
+
+        def away() -> None:
+            served[:] = [False]
+
         with ViewPrinter(watch and not as_json) as shown:
-            while True:
-                seen: list[GroupView] = []
-                for records in await _groups(store, group):
-                    clock = clocks.setdefault(records.group, LagClock())
-                    clock.note(records, loop.time())
-                    seen.append(_timed(group_view(records), clock, loop.time()))
-                last[:] = [seen]
-                if as_json:
-                    print_json(seen)
-                else:
-                    shown.show(groups_view(seen))
+            while as_json:
+                print_json(await seen())
                 if not watch:
                     return
                 await asyncio.sleep(REFRESH_S)
+            if not watch:
+                shown.show(await drawn())
+                return
+            await keep_showing(drawn, shown, REFRESH_S, away)
 
     try:
         _read(url, name, look)
     except KeyboardInterrupt:
-        if not last:
+        if not served:
             raise
-    if not all(one.served for one in last[-1]):
+    if not served[-1]:
         raise typer.Exit(AWAY)
 
 
@@ -179,38 +204,50 @@ def switch_over(
             metavar="SERVER", show_default=False, help="Else the most advanced server that is fit."
         ),
     ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds to wait until the server is level, while writes go on."),
+    ] = 30.0,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Begin though it is behind: writes wait for it.")
+    ] = False,
     why: Why = "",
 ) -> None:
     """Make another server the primary, without losing a write.
 
-    Writes wait meanwhile. If the new primary does not get everything in time, the old one serves
-    on. Exits with 0 once the new one serves, 1 if it does not.
+    It begins once the server is level with the primary: within a second of it. Then writes wait
+    until the server has everything. If that takes too long, the old one serves on. Exits with 0
+    once the new one serves, 1 if it does not.
     """
     from domicile.ops.group_commits import group_records, switch_commit, switch_target
 
     url, name = which(store, app, cluster, "replica switchover", group)
 
-    async def work(operator: Operator) -> tuple[tuple[bytes, AuditRecord], GroupView, float]:
+    async def work(operator: Operator) -> tuple[str, GroupView, float]:
         loop = asyncio.get_running_loop()
         records = group_records(await operator.look(), group)
         target = switch_target(records, to)
         agreed = switch_commit(records, target).what
+        if not anyway:
+            await _level(operator, group, target, wait)
 
         def make(picture: StoreSnapshot) -> OperatorCommit:
             return switch_commit(group_records(picture, group), target)
 
         began = loop.time()
-        logged = await operator.do("replica switchover", make, agreed, why)
-        return logged, await _settled(operator, group), loop.time() - began
+        say_logged(*await operator.do("replica switchover", make, agreed, why))
+        return target, await _settled(operator, group), loop.time() - began
 
-    logged, view, took_s = run_operator(url, name, work)
-    say_logged(*logged)
-    wanted = logged[1].what.partition(" to ")[2].partition(",")[0]
+    wanted, view, took_s = run_operator(url, name, work)
     if view.primary == wanted:
         typer.echo(f"{wanted} is the primary of {group}, epoch {view.epoch}, after {took_s:.1f} s")
         return
     if view.primary is not None:
-        fail(f"{wanted} did not become primary, {view.primary} serves on: {view.why}", FAILED)
+        lacks = [one.lag for one in view.servers if one.server == wanted and one.lag]
+        behind = f", {wanted} lacks {lacks[0]:,} bytes" if lacks else ""
+        fail(
+            f"{wanted} did not become primary, {view.primary} serves on: {view.why}{behind}", FAILED
+        )
     fail(
         f"the switchover to {wanted} goes on: {view.waits}; see `domicile replica status {group}`",
         AWAY,
@@ -250,12 +287,11 @@ def force_failover(
     def make(picture: StoreSnapshot) -> OperatorCommit:
         return force_commit(group_records(picture, group)).commit
 
-    async def work(operator: Operator) -> tuple[tuple[bytes, AuditRecord], GroupView]:
-        logged = await operator.do("replica failover --force", make, agreed, why)
-        return logged, await _settled(operator, group)
+    async def work(operator: Operator) -> GroupView:
+        say_logged(*await operator.do("replica failover --force", make, agreed, why))
+        return await _settled(operator, group)
 
-    logged, view = run_operator(url, name, work)
-    say_logged(*logged)
+    view = run_operator(url, name, work)
     if view.primary is None:
         fail(f"the failover goes on: {view.waits}; see `domicile replica status {group}`", AWAY)
     typer.echo(f"{view.primary} is the primary of {group}, epoch {view.epoch}")
@@ -313,9 +349,10 @@ def configure_group(
     changes: Annotated[
         list[str],
         typer.Argument(
-            metavar="[STORE] NAME=VALUE...",
+            metavar="STORE | NAME=VALUE",
             show_default=False,
-            help="The store's URL; freeze_s, restart_s, switch_s or sync_count with its new value.",
+            help="freeze_s, restart_s, switch_s or sync_count with its new value, several at once; "
+            "before them the store's URL, unless DOMICILE_STORE has it.",
         ),
     ],
     app: App = None,
@@ -457,6 +494,19 @@ async def _groups(store: Store, group: str | None) -> list[GroupRecords]:
     return existing_groups(picture) if group is None else [group_records(picture, group)]
 
 
+async def _moved(store: Store) -> str:
+    """Why agents refuse this store; empty if they do not."""
+    from domicile.core.state.keys import MOVED_KEY
+    from domicile.core.state.records import MoveRecord, decode_record
+    from domicile.ops.status import moved_text
+
+    item = await store.get(MOVED_KEY)
+    try:
+        return "" if item is None else moved_text(decode_record(item.value, MoveRecord))
+    except msgspec.MsgspecError as error:
+        return f"to or from another store, by a mark that can't be read here: {error}"
+
+
 def _timed(view: GroupView, clock: LagClock, now: float) -> GroupView:
     """The same view with lags in seconds, as far as they were observed."""
     servers = tuple(
@@ -464,6 +514,49 @@ def _timed(view: GroupView, clock: LagClock, now: float) -> GroupView:
         for one in view.servers
     )
     return replace(view, servers=servers)
+
+
+class _Waiting:
+    """Says on standard error what a command waits for, once that takes longer than a moment."""
+
+    def __init__(self) -> None:
+        self._said, self._said_at = "", asyncio.get_running_loop().time() + PROGRESS_S - AGAIN_S
+
+    def told(self, what: str) -> None:
+        """It waits for this now."""
+        now = asyncio.get_running_loop().time()
+        if what != self._said and now >= self._said_at + AGAIN_S:
+            self._said, self._said_at = what, now
+            typer.echo(f"waiting: {what}", err=True)
+
+
+async def _level(operator: Operator, group: str, to: str, wait_s: float) -> None:
+    """Wait, before writes are held back, until a switchover holds them back for a moment only.
+
+    `LookupError` if the server is not level in time; nothing is changed then.
+    """
+    from domicile.failover.view import LagClock, group_view
+    from domicile.ops.group_commits import group_records, not_level
+
+    loop, clock, waiting = asyncio.get_running_loop(), LagClock(), _Waiting()
+    until = loop.time() + wait_s
+    while True:
+        records = group_records(await operator.look(), group)
+        clock.note(records, loop.time())
+        view = group_view(records)
+        offsets = [one.offset for one in view.servers if one.server == to and one.incarnation]
+        behind_s = clock.behind_s(offsets[-1], loop.time()) if offsets else None
+        why = not_level(view, to, behind_s)
+        if not why:
+            return
+        if loop.time() >= until:
+            switch_s = 0.0 if records.config is None else records.config.switch_s
+            raise LookupError(
+                f"{why}, after {wait_s:g} s; nothing was done. Choose another server, wait longer "
+                f"with --wait, or say --anyway: then writes wait for it, {switch_s:g} s at most"
+            )
+        waiting.told(why)
+        await asyncio.sleep(LOOK_S)
 
 
 async def _settled(operator: Operator, group: str) -> GroupView:
@@ -474,8 +567,9 @@ async def _settled(operator: Operator, group: str) -> GroupView:
     loop = asyncio.get_running_loop()
     records = group_records(await operator.look(), group)
     limit_s = AFTER_S + (0.0 if records.config is None else records.config.switch_s)
-    until = loop.time() + limit_s
+    until, waiting = loop.time() + limit_s, _Waiting()
     while (view := group_view(records)).primary is None and loop.time() < until:
+        waiting.told(view.waits)
         await asyncio.sleep(0.05)
         records = group_records(await operator.look(), group)
     return view

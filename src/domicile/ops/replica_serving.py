@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from domicile.errors import ConfigError, DomicileError
+from domicile.errors import ConfigError, DomicileError, StoreError
 from domicile.ops.console import (
     AWAY,
     FAILED,
@@ -34,7 +34,9 @@ from domicile.ops.console import (
 )
 
 if TYPE_CHECKING:
+    from domicile.failover.following import GroupFollower
     from domicile.failover.proxy import ProxyLimits
+    from domicile.ports.store import Store
 
 log = logging.getLogger("domicile")
 
@@ -173,27 +175,49 @@ async def _follow(
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
         signals = stack.enter_context(LeaveSignals())
-        work = [follower.run()]
+        work = [follower.run]
         if listen is not None:
             proxy = GroupProxy(follower, listen, limits=limits, meter=meter)
             await proxy.start()
             stack.push_async_callback(proxy.close)
             log.info("a proxy for group %s listens at %s", group, proxy.address)
-            work.append(proxy.run())
+            work.append(proxy.run)
         if http is not None:
             metrics = follower_metrics(follower, meter, clock.now)
             server = HttpServer(http, FollowerPages(follower, {"/metrics": metrics}))
             await server.start()
             stack.push_async_callback(server.close)
             log.info("answers for group %s at http://%s/primary", group, server.address)
-        tasks = [asyncio.ensure_future(one) for one in work]
+        # Only now, when nothing above has failed: they would never be awaited.
+        tasks = [asyncio.ensure_future(one()) for one in work]
         asked = asyncio.ensure_future(signals.asked.wait())
+        telling = asyncio.ensure_future(_tell_unknown(follower, store))
         try:
             await asyncio.wait([*tasks, asked], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for one in (*tasks, asked):
+            for one in (*tasks, asked, telling):
                 one.cancel()
-            await asyncio.wait([*tasks, asked])
+            await asyncio.wait([*tasks, asked, telling])
         for one in tasks:
             if not one.cancelled():
                 one.result()
+
+
+async def _tell_unknown(follower: GroupFollower, store: Store) -> None:
+    """Say that there is no such group, once the store has been read. It may be founded later."""
+    from domicile.failover.records import GROUPS
+    from domicile.failover.view import group_names
+
+    while follower.confirmed_at is None:
+        await follower.after(follower.version)
+    if follower.records.known:
+        return
+    try:
+        names = group_names((await store.list(GROUPS)).items)
+    except StoreError:
+        names = []
+    known = f"; groups there: {', '.join(names)}" if names else ""
+    log.warning(
+        "there is no group %r in this store and cluster%s. It is waited for",
+        follower.records.group, known,
+    )  # fmt: skip

@@ -5,8 +5,10 @@ Called by the commands of `ops`. It draws what `ops.status` computed and must re
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Self
 
@@ -16,10 +18,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from domicile.errors import StoreError
 from domicile.ops.operator_commits import AuditRecord
 from domicile.ops.status import (
     ClusterStatus,
     EntityPlace,
+    NoCluster,
     NodeSeen,
     OwnersLostSeen,
     QuarantineSeen,
@@ -87,12 +91,58 @@ class ViewPrinter:
             self._console.print(view)
 
 
+async def keep_showing(
+    look: Callable[[], Awaitable[RenderableType]],
+    shown: ViewPrinter,
+    every_s: float,
+    away: Callable[[], None],
+) -> None:
+    """Show what `look` sees, again and again.
+
+    While the store does not answer, what was seen last stays, with a line that says so: a watch is
+    for the time in which something fails. `away` is called then. The first look must succeed.
+    """
+    seen: RenderableType | None = None
+    seen_at, said = datetime.now(), ""
+    while True:
+        asking = asyncio.ensure_future(look())
+        try:
+            while not asking.done():
+                await asyncio.wait((asking,), timeout=every_s)
+                if not asking.done() and seen is not None:
+                    away()
+                    shown.show(_stale(seen, seen_at, said or "the store does not answer"))
+            try:
+                seen, seen_at, said = asking.result(), datetime.now(), ""
+                shown.show(seen)
+            except (StoreError, NoCluster) as error:
+                if seen is None:
+                    raise
+                said = str(error)
+                away()
+                shown.show(_stale(seen, seen_at, said))
+        finally:
+            asking.cancel()
+        await asyncio.sleep(every_s)
+
+
+def _stale(seen: RenderableType, at: datetime, why: str) -> RenderableType:
+    age = age_text((datetime.now() - at).total_seconds())
+    text = f"NOT CURRENT: all of this was so at {at:%H:%M:%S}, {age} ago: {why}"
+    return Group(seen, Text(""), Text(text, style="bold red", overflow="fold"))
+
+
 def status_view(status: ClusterStatus) -> RenderableType:
     """The whole status: a line, then the tables that are not empty."""
-    parts: list[RenderableType] = [_headline(status), _nodes(status), _roles(status)]
+    parts: list[RenderableType] = [_headline(status)]
+    if status.moved:
+        parts.append(Text(f"moved    {status.moved}", style="bold red", overflow="fold"))
+    if status.nodes or not status.moved:
+        parts.append(_nodes(status))
+    parts.append(_roles(status))
     if status.clients:
         ages = ", ".join(
-            f"{client.incarnation[:8]} ({client.status}, {age_text(client.age_s)})"
+            f"{client.incarnation[:8]} ({client.status}{_after_comma(client.age_s)})"
             for client in status.clients
         )
         parts.append(Text(f"clients  {ages}"))
@@ -224,6 +274,11 @@ def age_text(seconds: float | None) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 360_000 else f"{seconds / 86400:.0f} d"
 
 
+def _after_comma(seconds: float | None) -> str:
+    """An age at the end of a list, if it is known: only processes of one machine show theirs."""
+    return "" if seconds is None else f", {age_text(seconds)}"
+
+
 def count(number: int, one: str, many: str = "") -> str:
     """A number of things: `1 shard`, `2 shards`, `1,000 entities`."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
@@ -306,7 +361,7 @@ def _cell(node: NodeSeen, name: str) -> Text:
             "queued": _number(node.queued),
             "lag": "" if node.loop_lag_s is None else f"{node.loop_lag_s * 1000:,.0f} ms",
             "lease": "" if node.lease_left_s is None else f"{node.lease_left_s:.1f} s",
-            "age": age_text(node.age_s),
+            "age": "" if node.age_s is None else age_text(node.age_s),
             PART: _part(node),
         }[name]
     )

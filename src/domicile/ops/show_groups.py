@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -14,6 +15,9 @@ from domicile.ops.group_commits import GroupHistory, loss_text
 
 GAP = 2
 """Columns between two cells of a table."""
+
+LEAST_WHY = 24
+"""Columns that a reason gets at least, before other columns are left out."""
 
 _COLUMNS = ("server", "role", "state", "position", "lag", "would lose", "lease", "address")
 _MOST_USEFUL = ("server", "role", "state", "would lose", "lag", "lease", "position", "address")
@@ -35,6 +39,9 @@ def groups_view(groups: Sequence[GroupView]) -> RenderableType:
 def group_panel(view: GroupView) -> RenderableType:
     """One group: a line, the table of its servers, and what is to be said about it."""
     parts: list[RenderableType] = [_headline(view)]
+    if view.moved:
+        # Nothing else of it is true any more.
+        return Group(*parts, _line("moved", view.moved, "bold red"))
     if view.servers:
         parts.append(_ServerTable(view.servers))
     for one in view.servers:
@@ -49,8 +56,10 @@ def group_panel(view: GroupView) -> RenderableType:
         parts.append(_line("loss", view.loss, "" if view.loss_bytes == 0 else "yellow"))
     for number, quorum in enumerate(view.quorums):
         parts.append(_line("" if number else "quorum", quorum))
-    if view.why:
-        parts.append(_line("since", view.why))
+    if view.since:
+        parts.append(_line("since", f"{when(view.since)} UTC: {view.began_by}"))
+    if view.why and view.why != view.began_by:
+        parts.append(_line("last" if view.since else "why", view.why))
     return Group(*parts)
 
 
@@ -112,7 +121,8 @@ def _cell(one: ServerView, name: str) -> Text:
         {
             "server": one.server,
             "role": "" if one.role == "none" else one.role,
-            "position": f"{one.epoch}:{one.offset:,}" if one.incarnation else "",
+            # Of a server that is down its agent knows no position.
+            "position": f"{one.epoch}:{one.offset:,}" if one.seen_up else "",
             "lag": _lag(one),
             "would lose": "" if one.would_lose is None else "0",
             "lease": "" if one.ttl_s is None else f"≤ {one.ttl_s:g} s",
@@ -128,23 +138,47 @@ def _lag(one: ServerView) -> str:
     return f"{one.lag:,}{seconds}"
 
 
+def when(at: str) -> str:
+    """A stored wall time for people, without its offset: it is UTC."""
+    try:
+        return f"{datetime.fromisoformat(at).astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+    except ValueError:
+        return at
+
+
+class _EpochTable:
+    """The epochs of a group; where the terminal is narrow, without the offsets."""
+
+    def __init__(self, history: GroupHistory) -> None:
+        self._epochs = history.epochs
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows = [
+            (str(one.epoch), when(one.at), one.server,
+             "" if one.begin is None else f"{one.begin:,}")
+            for one in self._epochs
+        ]  # fmt: skip
+        names = ("epoch", "since (UTC)", "primary", "began at")
+        widths = [max(map(len, (name, *cells))) for name, *cells in zip(names, *rows, strict=True)]
+        shown = 4 if options.max_width - sum(widths) - GAP * len(names) >= LEAST_WHY else 3
+        table = Table(
+            box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="bold"
+        )
+        for name in names[:shown]:
+            justify = "right" if name in ("epoch", "began at") else "left"
+            table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        table.add_column("why", overflow="fold")
+        for row, one in zip(rows, self._epochs, strict=True):
+            why = Text(one.why)
+            for receipt in one.lost:
+                why.append(("\n" if why else "") + f"lost {loss_text(receipt)}", style="yellow")
+            table.add_row(*row[:shown], why)
+        yield table
+
+
 def history_view(history: GroupHistory) -> RenderableType:
     """The epochs of a group, then the operators' commands."""
-    table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="bold"
-    )
-    table.add_column("epoch", justify="right")
-    for name in ("since", "primary"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("began at", justify="right", no_wrap=True)
-    table.add_column("why", overflow="fold")
-    for one in history.epochs:
-        why = Text(one.why)
-        for receipt in one.lost:
-            why.append(("\n" if why else "") + f"lost {loss_text(receipt)}", style="yellow")
-        begin = "" if one.begin is None else f"{one.begin:,}"
-        table.add_row(str(one.epoch), one.at, one.server, begin, why)
-    parts: list[RenderableType] = [Text(history.group, style="bold"), table]
+    parts: list[RenderableType] = [Text(history.group, style="bold"), _EpochTable(history)]
     before = history.lost_before
     if before is not None:
         unknown = f", and {before.uncounted:,} that count no writes" if before.uncounted else ""

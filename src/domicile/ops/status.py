@@ -17,10 +17,11 @@ from domicile.core.ids import EntityKey, Incarnation, ShardKey
 from domicile.core.placement.suspicion import loses_owners, pause_s
 from domicile.core.state.agreement import type_gaps
 from domicile.core.state.cluster_view import ClusterView
-from domicile.core.state.records import ConfigRecord, NodeRecord
+from domicile.core.state.records import ConfigRecord, MoveRecord, NodeRecord
 from domicile.core.state.shardmap import Entry
 from domicile.core.state.txn import Item, Listing
 from domicile.errors import ConfigError, StoreError
+from domicile.failover.records import GROUPS
 from domicile.membership.clock import SystemClock
 from domicile.ops.operator_commits import AuditRecord, StoreSnapshot
 from domicile.ops.stuck_seen import StuckSeen, stuck_record, stuck_seen
@@ -154,6 +155,8 @@ class ClusterStatus:
     more_stuck: int = 0
     target: str | None = None
     audit: AuditRecord | None = None
+    moved: str = ""
+    """Why processes refuse this store: the cluster was copied; empty if they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +194,11 @@ class ClusterReader:
             raise NoCluster(str(error)) from error
         picture = StoreSnapshot(part(listing, self.url, self.cluster))
         if picture.members.config is None and not picture.members.nodes:
+            groups = bool(picture.under(GROUPS))
+            hint = "; it has replica groups: domicile replica status" if groups else ""
             raise NoCluster(
                 f"cluster {self.cluster!r} in {shown_url(self.url)} has no nodes yet and never had "
-                "any; start one with `domicile run`"
+                f"any{hint or '; start one with `domicile run`'}"
             )
         return picture
 
@@ -313,7 +318,17 @@ def summed_up(
         more_stuck=sum(record.more for record in late.values()),
         target=picture.target or None,
         audit=picture.last_audit(),
+        moved=moved_text(members.moved),
     )
+
+
+def moved_text(moved: MoveRecord | None) -> str:
+    """Why processes refuse a store whose cluster was copied; empty if it was not."""
+    if moved is None:
+        return ""
+    if moved.direction == "to":
+        return f"to {moved.store}: processes refuse this store"
+    return f"from {moved.store}, and not whole yet: processes refuse this store"
 
 
 def _shards(

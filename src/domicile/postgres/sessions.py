@@ -126,7 +126,9 @@ def explained(
                 "mode; name the server itself, or a pool in session mode"
             )
         case TimeoutError():
-            return away(f"{what} did not answer within {answer_s:.1f} s")
+            return away(
+                f"{what} did not answer within {answer_s:.1f} s; look at its load and the network"
+            )
         case ssl.SSLCertVerificationError():
             return ConfigError(
                 f"{what} shows a certificate that is not accepted: {error.verify_message}; name "
@@ -139,6 +141,9 @@ def explained(
                 "sslmode= in the URL"
             )
         case OSError() | asyncpg.InterfaceError():
-            return away(f"{what} can't be reached: {error}")
+            return away(
+                f"{what} can't be reached: {error}; see that the server runs and that this machine "
+                "may connect to it"
+            )
         case _:
             return away(f"{what} failed ({type(error).__name__}: {error})")

@@ -239,6 +239,33 @@ def test_the_quorums_of_the_epochs_before_stay_listed() -> None:
     assert lab.committed().quorums == (old, WriteQuorum("b", ("a", "c")))
 
 
+@pytest.mark.parametrize(
+    ("of_a", "of_c", "listed"),
+    [
+        # Both followed in the epoch before.
+        ({}, {}, ("a", "c")),
+        # One has not got all of its copy yet, or is of another group.
+        ({}, {"chain": ORIGIN}, ("a",)),
+        ({}, {"origin": ""}, ("a",)),
+        # The only other one has nothing: those of the quorum before stay, also one that is away.
+        (None, {"chain": ORIGIN}, ("a", "d")),
+    ],
+)
+def test_a_promotion_lists_those_that_followed_before(
+    of_a: dict[str, Any] | None, of_c: dict[str, Any], listed: tuple[str, ...]
+) -> None:
+    """FO-02."""
+    old = WriteQuorum("a", ("b", "d"))
+    state = msgspec.structs.replace(choose(10), quorums=(old,))
+    lab = Lab("b", state, GroupConfig("sim", mode="sync"))
+    if of_a is None:
+        lab.gone("a")
+    lab.change(server_key("g", "c", C), record("c", **of_c))
+    lab.look()
+    lab.look(chain=(*CHAIN, HistoryStart(2, 10)), offset=11, promoted=2)
+    assert lab.committed().quorums == (old, WriteQuorum("b", listed))
+
+
 def test_an_orchestrator_that_is_gone_is_replaced() -> None:
     electing = msgspec.structs.replace(SERVING, phase=GroupPhase.ELECTING, epoch=2, orchestrator=B)
     lab = Lab("c", electing)

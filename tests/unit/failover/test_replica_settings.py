@@ -11,6 +11,7 @@ import pytest
 
 from domicile.errors import ConfigError
 from domicile.failover import elsewhere
+from domicile.failover.database_kinds import database_kind
 from domicile.failover.elsewhere import check_resolved, server_port
 from domicile.failover.replica_settings import ReplicaSettings, replica_settings
 
@@ -137,6 +138,21 @@ def test_a_value_of_a_wrong_kind_is_named_with_what_to_write(
         ReplicaSettings(**{**WHOLE, name: value})
 
 
+def test_a_variable_that_is_no_setting_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    replica_settings(None, {"DOMICILE_REPLICA_TTLS": "5", "DOMICILE_REPLICA_TTL_S": "5"}, **WHOLE)
+    (told,) = [one.message for one in caplog.records]
+    assert told == (
+        "DOMICILE_REPLICA_TTLS is set in the environment, and nothing reads it; did you mean "
+        "DOMICILE_REPLICA_TTL_S?"
+    )
+
+
+def test_a_mode_that_a_kind_has_not_is_named_with_those_it_has() -> None:
+    settings = replica_settings(None, {}, **{**WHOLE, "mode": "sync"})
+    with pytest.raises(ConfigError, match="a group of valkey has 'async' only"):
+        settings.kind()
+
+
 def test_a_value_of_a_wrong_kind_in_a_file_is_named(tmp_path: Path) -> None:
     for line, why in (
         ('sync_count = "2"', "sync_count must be a whole number, it is '2'"),
@@ -235,6 +251,8 @@ def test_only_an_address_of_this_machine_is_its_own() -> None:
     [
         (FILE.replace("group", "grop"), "did you mean 'group'"),
         (FILE.replace("url", "ulr"), r"\[server\] 'ulr'; did you mean 'url'"),
+        (FILE.replace("[server]", "[serve]"), "unknown name 'serve'; did you mean 'server'"),
+        ('data = "/d"\n' + FILE, r"unknown name 'data': it belongs into the table \[server\]"),
         (FILE.replace('group = "orders"', ""), "must say group"),
         (FILE + 'binaries = "auto"\n', r"\[server\] 'binaries'"),
         (FILE.replace('["valkey-server", "valkey.conf"]', '"valkey-server"'), "list of texts"),
@@ -279,3 +297,30 @@ replication = "postgresql://replicator@127.0.0.1:5432"
         "binaries": "/b",
         "replication": "postgresql://replicator@127.0.0.1:5432",
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("raise OSError('no library')", "can't be loaded from .*OSError: no library"),
+        ("class Kind:\n    name = 'half'", "has no modes, options, check, driver, gate, process"),
+        (
+            "from domicile.errors import ConfigError\nraise ConfigError('pip install it')",
+            "^pip install it$",
+        ),
+    ],
+)
+def test_a_kind_of_another_package_that_does_not_work_is_told(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"kind_{abs(hash(text))}"
+    (tmp_path / f"{module}.py").write_text(text)
+    info = tmp_path / "half-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: half\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[domicile.failover]\nhalf = {module}:Kind\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=said):
+        database_kind("half")
+    with pytest.raises(ConfigError, match="did you mean 'half'"):
+        database_kind("hald")

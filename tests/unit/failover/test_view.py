@@ -104,6 +104,28 @@ def test_a_server_that_is_not_well_says_why(record: ServerRecord, state: str, wh
         assert view.loss == "no other server could become primary now"
 
 
+def test_a_replica_that_still_copies_does_not_count_as_a_follower() -> None:
+    """FO-02: it names its primary at once, and has nothing of it before its copy is whole."""
+    copying = server("s2", 900, chain=CHAIN[:2])
+    known = records(values(serving(), primary(), copying, server("s3")))
+    found = row(group_view(known), "s2")
+    assert (found.role, found.state, found.healthy) == ("replica", "catches up with s1", True)
+    assert [one.server for one in followers(known)] == ["s3"]
+    assert row(group_view(known), "s3").state == "follows s1"
+
+
+def test_commits_that_wait_for_a_copy_are_told() -> None:
+    """The primary accepts writes, and nobody who commits gets an answer."""
+    state = serving(quorums=(QUORUM,))
+    copying = server("s2", 900, chain=CHAIN[:2])
+    unfit = server("s3", fit=False, why="its data is being replaced")
+    view = group_view(records(values(state, primary(), copying, unfit, config=SYNC)))
+    assert (view.served, view.next_step) == (True, "")
+    assert view.waits == "commits wait: sync_count is 1, and 0 servers follow the primary yet"
+    view = group_view(records(values(state, primary(), copying, server("s3"), config=SYNC)))
+    assert view.waits == ""
+
+
 def test_a_primary_that_is_being_opened_is_announced_and_does_not_serve_yet() -> None:
     known = records(values(serving(), server("s1", role="fenced"), server("s2")))
     found, view = announced(known), group_view(known)

@@ -118,6 +118,10 @@ def test_wrong_usage_exits_with_2(
         ("free", "default/7"),
         ("unquarantine", "default/7"),
         ("reset-history",),
+        ("store", "reopen"),
+        ("replica", "status"),
+        ("replica", "status", "orders"),
+        ("replica", "remove", "orders", "s 3"),
     ],
 )
 def test_a_store_that_is_missing_is_asked_for_with_what_was_typed(

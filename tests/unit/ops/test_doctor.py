@@ -256,6 +256,16 @@ def test_a_redis_server_is_judged(
     assert seen == expected
 
 
+def test_a_redis_server_is_judged_before_anything_is_stored_there() -> None:
+    """That is when its settings can still be changed."""
+    nothing = ScriptAnswer("absent", "", 0, "", 0.0, 0.0, ())
+    info = {**GOOD, "aof_enabled": "0"}
+    said = {one.subject: one for one in server_findings(RedisFacts(info, "always"), nothing)}
+    assert said["persistence"].severity is Severity.ERROR
+    assert said["store"].said == "nothing is stored here yet"
+    assert "time" not in said
+
+
 POSTGRES = {
     "version": "17.2", "number": 170002, "standby": False, "read_only": False, "who": "app",
     "super": False, "may_create": False, "owner": "owner", "may_use": True, "forbidden": None,
@@ -319,7 +329,7 @@ def etcd_status(member: int, **more: Any) -> pb.StatusResponse:
 def etcd_findings(
     url: str = "etcd://a,b,c",
     members: int = 3,
-    alarms: Sequence[tuple[int, int]] = (),
+    alarms: Sequence[tuple[int, int]] | None = (),
     auth: bool | None = None,
     **more: Any,
 ) -> list[Finding]:
@@ -330,6 +340,11 @@ def etcd_findings(
     ]
     listed = [pb.Member(ID=number, name=f"m{number}") for number in range(1, members + 1)]
     return cluster_findings(EtcdSurvey(address, servers, listed, alarms, auth, 5))
+
+
+def test_alarms_that_nobody_told_are_not_called_none() -> None:
+    assert [one.said for one in etcd_findings() if one.subject == "alarms"] == ["none"]
+    assert [one for one in etcd_findings(alarms=None) if one.subject == "alarms"] == []
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from msgspec import structs
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from domicile.core.state.keys import AUDIT
+from domicile.core.state.keys import AUDIT, MOVED_KEY
+from domicile.core.state.records import MoveRecord, encode_record
 from domicile.core.state.txn import At, Committed, Put
 from domicile.failover.records import (
     GroupConfig,
@@ -26,6 +27,7 @@ from domicile.failover.records import (
     LossReceipt,
     LossSum,
     PastPrimary,
+    ServerRecord,
     WriteQuorum,
     config_key,
     decode_group_record,
@@ -34,14 +36,22 @@ from domicile.failover.records import (
     receipt_key,
     state_key,
 )
-from domicile.failover.view import group_view
+from domicile.failover.view import GroupView, group_view
 from domicile.ops.cli import app
-from domicile.ops.group_commits import switch_commit, switch_target
-from domicile.ops.show_groups import groups_view
+from domicile.ops.group_commits import (
+    GroupHistory,
+    PastEpoch,
+    not_level,
+    switch_commit,
+    switch_target,
+)
+from domicile.ops.show_groups import groups_view, history_view
 from domicile.stores.namespace import Namespace
 from domicile.stores.sqlite.store import SqliteStore
 
 WHOLE = values(serving(), primary(), server("s2", 1_900), server("s3", 1_950))
+LEVEL = values(serving(), primary(), server("s2"), server("s3", 1_950))
+COPYING = server("s2", 900, chain=CHAIN[:2])
 STUCK = values(
     electing(quorums=(WriteQuorum("s1", ("s2", "s3"), 1),)),
     server("s2", role="fenced", final=4),
@@ -150,6 +160,69 @@ def test_status_shows_a_group_in_one_table(tmp_path: Path) -> None:
     assert replica("status", url).stdout == result.stdout
 
 
+def test_a_group_that_has_left_a_store_says_where_it_is(tmp_path: Path) -> None:
+    """Else it looks like a group whose agents are all gone."""
+    mark = {MOVED_KEY: encode_record(MoveRecord("to", "etcd://a:2379", "x"))}
+    url = write(tmp_path / "s.db", {**values(serving()), **mark})
+    result = replica("status", "orders", url)
+    assert result.exit_code == 3
+    assert "moved   to etcd://a:2379: processes refuse this store" in result.stdout
+    assert "domicile replica run" not in result.stdout
+    (shown,) = json.loads(replica("status", "orders", url, "--json").stdout)
+    assert shown["moved"] == "to etcd://a:2379: processes refuse this store"
+
+
+def test_a_server_that_is_down_has_no_position(tmp_path: Path) -> None:
+    url = write(
+        tmp_path / "s.db", values(serving(), primary(), server("s2", 0, role="down", fit=False))
+    )
+    lines = [line.split() for line in replica("status", url).stdout.splitlines()]
+    assert ["s2", "down", "≤", "3", "s", "127.0.0.1:7002"] in lines
+
+
+def test_status_says_since_when_and_what_came_of_a_later_change(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    past = PastPrimary(epoch=3, server="s1", at="2026-01-02T03:04:05+00:00", why="the group begins")
+    found = values(serving(), primary(), server("s2"), past=[past])
+    url = write(path, found)
+    lines = replica("status", "orders", url).stdout.splitlines()
+    assert "since   2026-01-02 03:04:05 UTC: the group begins" in map(str.strip, lines)
+    assert not [line for line in lines if line.startswith("last")]
+    given_up = structs.replace(serving(), why="the switchover took too long")
+    write(path, values(given_up))
+    lines = replica("status", "orders", url).stdout.splitlines()
+    assert "since   2026-01-02 03:04:05 UTC: the group begins" in map(str.strip, lines)
+    assert "last    the switchover took too long" in map(str.strip, lines)
+    (shown,) = json.loads(replica("status", "orders", url, "--json").stdout)
+    assert (shown["since"], shown["began_by"]) == (past.at, past.why)
+
+
+@pytest.mark.parametrize(("columns", "offsets"), [(60, False), (80, True), (120, True)])
+def test_a_narrow_history_keeps_its_words_whole(columns: int, offsets: bool) -> None:
+    past = [
+        PastPrimary(
+            epoch=epoch, server=f"orders-{epoch}", at="2026-01-02T03:04:05+00:00",
+            why="an operator asked for orders-1",
+        )
+        for epoch in (1, 2, 3)
+    ]  # fmt: skip
+    history = GroupHistory(
+        "orders",
+        tuple(PastEpoch(one.epoch, one.server, one.at, one.why, 1_003_659_216) for one in past),
+        (),
+    )
+    console = Console(file=io.StringIO(), width=columns, highlight=False)
+    with console.capture() as captured:
+        console.print(history_view(history))
+    lines = [line.rstrip() for line in captured.get().splitlines()]
+    assert max(map(len, lines)) <= columns
+    words = " ".join(" ".join(lines).split())
+    assert "2026-01-02 03:04:05" in words
+    for word in ("an", "operator", "asked", "for", "orders-1"):
+        assert words.split().count(word) >= 3
+    assert ("1,003,659,216" in words) == offsets
+
+
 def test_status_as_json_is_for_tools(tmp_path: Path) -> None:
     url = write(tmp_path / "s.db", {**WHOLE, **values(serving("s2"), group="bills")})
     result = replica("status", url, "--json")
@@ -210,7 +283,7 @@ def test_a_group_without_a_primary_has_no_answer_for_scripts(tmp_path: Path) -> 
 
 def test_a_switchover_is_asked_for_and_awaited(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
-    url = write(path, WHOLE)
+    url = write(path, LEVEL)
     with Stand(path, _switching, serving("s2", 4)):
         result = replica("switchover", "orders", url, "--to", "s2", "--why", "new disks")
     assert result.exit_code == 0, result.output
@@ -236,10 +309,62 @@ def test_a_switchover_that_reverts_is_told(tmp_path: Path) -> None:
     url = write(path, WHOLE)
     reverted = structs.replace(serving(), why="the switchover took too long")
     with Stand(path, _switching, reverted):
-        result = replica("switchover", "orders", url)
+        result = replica("switchover", "orders", url, "--anyway")
     assert result.exit_code == 1
     # Without --to it is the most advanced one.
-    assert "s3 did not become primary, s1 serves on: the switchover took too long" in result.stderr
+    told = "s3 did not become primary, s1 serves on: the switchover took too long"
+    assert f"{told}, s3 lacks 50 bytes" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("one", "says"),
+    [
+        (server("s2", 1_900), "s2 lacks 100 bytes that s1 has, after 0 s; nothing was done"),
+        (COPYING, "s2: catches up with s1, after 0 s; nothing was done"),
+        (server("s2", role="fenced"), "s2: follows nobody, after 0 s; nothing was done"),
+    ],
+)
+def test_no_write_is_held_back_for_a_server_that_is_behind(
+    tmp_path: Path, one: ServerRecord, says: str
+) -> None:
+    path = tmp_path / "s.db"
+    url = write(path, values(serving(), primary(), one))
+    before = contents(path)
+    result = replica("switchover", "orders", url, "--to", "s2", "--wait", "0")
+    assert result.exit_code == 1
+    assert says in result.stderr
+    assert "or say --anyway: then writes wait for it, 10 s at most" in result.stderr
+    assert contents(path) == before
+    with Stand(path, _switching, serving("s2", 4)):
+        assert replica("switchover", "orders", url, "--to", "s2", "--anyway").exit_code == 0
+
+
+def test_a_switchover_begins_once_its_server_is_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.db"
+    url = write(path, values(serving(), primary(), COPYING))
+    monkeypatch.setattr("domicile.ops.replica.PROGRESS_S", 0.0)
+    looked: list[str] = []
+
+    def seen(view: GroupView, to: str, behind_s: float | None) -> str:
+        assert view.phase == "serving"
+        why = not_level(view, to, behind_s)
+        looked.append(why)
+        if len(looked) == 2:
+            # Its agent tells that the copy is whole.
+            level = values(None, server("s2"), config=None)
+            told = threading.Thread(target=write, args=(path, level))
+            told.start()
+            told.join()
+        return why
+
+    monkeypatch.setattr("domicile.ops.group_commits.not_level", seen)
+    with Stand(path, _switching, serving("s2", 4)):
+        result = replica("switchover", "orders", url, "--to", "s2")
+    assert result.exit_code == 0, result.output
+    assert looked == ["s2: catches up with s1", "s2: catches up with s1", ""]
+    assert result.stderr.startswith("waiting: s2: catches up with s1\nlogged as ")
 
 
 @pytest.mark.parametrize(
@@ -394,7 +519,8 @@ def test_fewer_servers_than_synchronous_replicas_are_told(tmp_path: Path) -> Non
     config = structs.replace(SYNCED, sync_count=2)
     url = write(tmp_path / "s.db", values(serving(), primary(), server("s2"), config=config))
     shown = " ".join(replica("status", "orders", url).stdout.split())
-    assert "sync_count is 2, and 1 servers are there beside the primary" in shown
+    told = "commits wait: sync_count is 2, and 1 servers are there beside the primary"
+    assert told in shown
     assert "domicile replica configure orders sync_count=1" in shown
 
 

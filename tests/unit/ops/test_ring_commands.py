@@ -138,7 +138,7 @@ def test_metrics_have_the_names_of_the_wire() -> None:
         ShownInstance("a", "default", "u2", InstanceState.READY),
         ShownInstance("b", "default", "u3", InstanceState.DEAD),
     ]
-    metrics.show(ring, instances)
+    metrics.show("sites", lambda: (ring, instances))
     text = write(metrics.families())
     of_ring_shown = '{controllerring="sites",uid="u1"}'
     of_a = 'namespace="default",shard="a",controllerring="sites"'

@@ -12,15 +12,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import groups_lab
 import pytest
 from cluster_lab import GONE, A, B, C, Stored, healthy, moving, node, poisoned, serving
+from groups_lab import primary, values, write
 from msgspec import structs
 from typer.testing import CliRunner, Result
 
 from domicile.core.hashing import shard_of
 from domicile.core.ids import EntityKey, Incarnation, ShardKey
-from domicile.core.state.keys import CONFIG_KEY, needs_key
-from domicile.core.state.records import ConfigRecord, TypeRecord, encode_record
+from domicile.core.state.keys import CONFIG_KEY, MOVED_KEY, needs_key
+from domicile.core.state.records import ConfigRecord, MoveRecord, TypeRecord, encode_record
 from domicile.core.state.shardmap import FREE
 from domicile.core.state.txn import Committed, Put
 from domicile.ops.cli import app
@@ -57,11 +59,35 @@ def test_a_healthy_cluster_is_told_as_such(tmp_path: Path) -> None:
     result = domicile("status", healthy().write(tmp_path / "s.db"))
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.stdout.splitlines()]
-    assert ["node-a", "127.0.0.1:7097", "up", "2", "age", "unknown", "coordinator"] in lines
-    assert ["node-b", "127.0.0.1:7098", "up", "2", "age", "unknown"] in lines
+    assert ["node-a", "127.0.0.1:7097", "up", "2", "coordinator"] in lines
+    assert ["node-b", "127.0.0.1:7098", "up", "2"] in lines
     assert ["default", "4", "4", "0", "0", "0"] in lines
     assert "every shard is served" in result.stdout
     assert "clients" not in result.stdout
+
+
+def test_a_store_that_a_cluster_has_left_says_where_it_is(tmp_path: Path) -> None:
+    """Else it looks like a cluster whose nodes are all gone."""
+    path = tmp_path / "s.db"
+    url = Stored(shards={"default": [serving(GONE)]}).write(path)
+    write(path, {MOVED_KEY: encode_record(MoveRecord("to", "etcd://a:2379", "x"))})
+    result = domicile("status", url)
+    assert result.exit_code == 3
+    assert "moved    to etcd://a:2379: processes refuse this store" in result.stdout
+    assert "start one with" not in result.stdout
+    assert json.loads(domicile("status", url, "--json").stdout)["moved"].startswith("to etcd://a")
+    write(path, {MOVED_KEY: encode_record(MoveRecord("from", "etcd://a:2379", "x"))})
+    assert "moved    from etcd://a:2379, and not whole yet" in domicile("status", url).stdout
+
+
+def test_a_store_of_replica_groups_alone_names_their_command(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    url = write(path, values(groups_lab.serving(), primary()))
+    result = domicile("status", url)
+    assert result.exit_code == 3
+    assert "has no nodes yet and never had any; it has replica groups: domicile replica status" in (
+        result.stderr
+    )
 
 
 def test_json_holds_everything_and_nothing_else_is_printed(tmp_path: Path) -> None:
@@ -148,7 +174,13 @@ def test_what_operators_did_and_what_is_poisoned_is_shown(tmp_path: Path) -> Non
     text = domicile("status", url).stdout
     flat = " ".join(text.split())
     lines = [line.split() for line in text.splitlines()]
-    assert ["node-b", "127.0.0.1:7098", "up", "1.9", "1", "age", "unknown"] in lines
+    assert [
+        "node-b",
+        "127.0.0.1:7098",
+        "up",
+        "1.9",
+        "1",
+    ] in lines
     assert ["default", "3", "2", "0", "0", "0", "1"] in lines
     assert "cart/c 1 (default/1): 4 owners died, tried again after 20 s" in flat
     assert "domicile unquarantine default/1" in flat
@@ -211,8 +243,8 @@ def test_managers_are_shown_as_such(tmp_path: Path) -> None:
     seen = json.loads(domicile("status", url, "--json").stdout)
     assert [one["manager"] for one in seen["nodes"]] == [False, True, True]
     lines = [line.split() for line in domicile("status", url).stdout.splitlines()]
-    assert ["node-b", "127.0.0.1:7098", "up", "age", "unknown", "manager,", "standby"] in lines
-    assert ["node-c", "127.0.0.1:7099", "up", "age", "unknown", "manager,", "coordinator"] in lines
+    assert ["node-b", "127.0.0.1:7098", "up", "manager,", "standby"] in lines
+    assert ["node-c", "127.0.0.1:7099", "up", "manager,", "coordinator"] in lines
 
 
 def test_a_manager_without_nodes_is_a_cluster_that_serves_nothing(tmp_path: Path) -> None:

@@ -292,7 +292,9 @@ def test_records_of_killed_processes_are_waited_for(tmp_path: Path) -> None:
                 source, stores.whole(1), "c", replace=False, wait_s=60.0, why="", told=told
             )
             assert (await copy.run()).keys == 2
-        assert said[0] == "waiting for the records of processes to end"
+        assert said[0].startswith(
+            f"waiting 60 s at most for node nodes/{A}: stop what runs; records of"
+        )
 
     asyncio.run(main())
 

@@ -70,6 +70,46 @@ def test_bytes_pass_and_a_cut_resets_what_is_open() -> None:
     run(scenario)
 
 
+def test_one_request_is_kept_back_and_others_pass() -> None:
+    async def scenario(proxy: ByteProxy, echo: Echo) -> None:
+        line, other = await dial(proxy), await dial(proxy)
+        assert await said(line, b"before\n") == b"before\n"
+        kept = await proxy.keep_back(b"this one")
+        # It comes in two pieces, and a server does nothing with half of it.
+        line[1].write(b"th")
+        await line[1].drain()
+        asked = asyncio.ensure_future(said(line, b"is one\nand the next\n"))
+        assert await said(other, b"another\n") == b"another\n"
+        await kept.here()
+        assert await said(other, b"more\n") == b"more\n"
+        assert echo.got == [b"before\n", b"another\n", b"more\n"]
+        assert not asked.done()
+        await kept.let_go()
+        assert await asked == b"this one\n"
+        assert await line[0].readline() == b"and the next\n"
+        assert await said(line, b"this one again\n") == b"this one again\n"
+
+    run(scenario)
+
+
+def test_a_request_that_is_never_let_go_ends_with_the_proxy() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            async with proxied() as (proxy, echo):
+                line = await dial(proxy)
+                assert await said(line, b"this\n") == b"this\n"
+                # What came before does not count.
+                kept = await proxy.keep_back(b"this")
+                assert await said(line, b"another\n") == b"another\n"
+                asked = asyncio.ensure_future(said(line, b"this\n"))
+                await kept.here()
+            with pytest.raises(ConnectionError):
+                await asked
+            assert echo.got == [b"this\n", b"another\n"]
+
+    asyncio.run(main())
+
+
 def test_a_lost_answer_is_of_a_request_that_arrived() -> None:
     async def scenario(proxy: ByteProxy, echo: Echo) -> None:
         line = await dial(proxy)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from inspect import signature
@@ -17,7 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from domicile.errors import ConfigError
-from domicile.failover.clients.primary_course import PrimaryCourse
+from domicile.failover.clients.primary_course import AGAIN_S, ALONE, REPEAT_S, PrimaryCourse
 from domicile.failover.following import Group
 
 try:
@@ -31,14 +30,6 @@ if TYPE_CHECKING:
     Connected = asyncpg.Connection[asyncpg.Record]
 
 log = logging.getLogger("domicile")
-
-REPEAT_S = 15.0
-"""How long a statement that did not run is repeated, unless `follow_asyncpg` is told."""
-
-AGAIN_S = 0.02
-
-ALONE = re.compile(r"\s*(insert|update|delete|merge|select|with|values|table)\b[^;]*;?\s*", re.I)
-"""One statement that is one transaction: refused, it did nothing. `CALL` and `DO` may commit."""
 
 ENDED = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 """What a connection raises that ends while it is made ready for its next user."""

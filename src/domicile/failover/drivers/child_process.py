@@ -12,6 +12,7 @@ stay down for a while, as during a repair, derives from this and lets `start` do
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import signal
@@ -22,6 +23,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+log = logging.getLogger("domicile")
+
 LAUNCHER = Path(__file__).with_name("die_with_parent.py")
 
 POLL_S = 0.01
@@ -29,8 +32,11 @@ POLL_S = 0.01
 MOST_LOG_BYTES = 16 << 20
 """I6: a larger log is put aside at the next start; one older log is kept."""
 
-TAIL_BYTES = 2_000
-"""How much of the log's end an error shows."""
+TAIL_BYTES, TAIL_LINES = 2_000, 8
+"""How much of the log's end an error shows, of what this start has written."""
+
+LONG_S = 5.0
+"""A start that takes longer says so."""
 
 
 class ChildProcess:
@@ -63,6 +69,9 @@ class ChildProcess:
         self._start_s, self._stop_s = start_s, stop_s
         self._orderly, self._immediate, self._immediate_s = orderly, immediate, immediate_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._program = self._command[0]
+        self._written = 0
+        """The size of the log when the process was started."""
 
     @property
     def pid(self) -> int | None:
@@ -76,20 +85,28 @@ class ChildProcess:
             self._process = self._spawn()
         process = self._process
         assert process is not None
+        loop = asyncio.get_running_loop()
+        long_at = loop.time() + LONG_S
         try:
             async with asyncio.timeout(self._start_s):
                 while process.poll() is None:
                     if await self._ready():
                         return
+                    if loop.time() > long_at:
+                        long_at = float("inf")
+                        log.info(
+                            "%s (pid %d) does not answer yet; its output is in %s",
+                            self._program, process.pid, self._log,
+                        )  # fmt: skip
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise ConnectionError(
-                f"{self._command[0]} (pid {process.pid}) runs and does not answer after "
+                f"{self._program} (pid {process.pid}) runs and does not answer after "
                 f"{self._start_s:g} s; its output is in {self._log}"
             ) from None
         raise ConnectionError(
-            f"{self._command[0]} ended at its start, {_how(process.returncode)}; the end of "
-            f"{self._log}: {self._tail()}"
+            f"{self._program} ended at its start, {_how(process.returncode)}. The end of "
+            f"{self._log}:{self._tail()}"
         )
 
     async def stop(self, *, immediate: bool) -> None:
@@ -112,6 +129,15 @@ class ChildProcess:
     async def running(self) -> bool:
         """As `ServerProcess.running`."""
         return self.pid is not None
+
+    async def stranger(self) -> str:
+        """As `ServerProcess.stranger`, for kinds that can tell."""
+        return ""
+
+    def started(self, pid: int) -> bool:
+        """Whether a process is this child or comes from it, as far as the platform tells."""
+        own = self.pid
+        return own is not None and (sys.platform != "linux" or descends(pid, own))
 
     def outlives(self, pid: int) -> str:
         """As `ServerProcess.outlives`."""
@@ -147,6 +173,7 @@ class ChildProcess:
             self._log.replace(self._log.with_name(f"{self._log.name}.old"))
         env = None if self._env is None else {**os.environ, **self._env}
         with self._log.open("ab") as out:
+            self._written = out.tell()
             return subprocess.Popen(
                 with_parent(self._command), cwd=self._cwd, env=env, stdin=subprocess.DEVNULL,
                 stdout=out, stderr=out, start_new_session=True,
@@ -157,8 +184,9 @@ class ChildProcess:
 
     def _tail(self) -> str:
         with self._log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return file.read().decode(errors="replace").strip() or "(empty)"
+            file.seek(max(self._written, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            text = file.read().decode(errors="replace").strip() or "(empty)"
+        return "".join(f"\n    {line}" for line in text.splitlines()[-TAIL_LINES:])
 
 
 def with_parent(command: Sequence[str]) -> tuple[str, ...]:
@@ -167,6 +195,18 @@ def with_parent(command: Sequence[str]) -> tuple[str, ...]:
         return tuple(command)
     assert threading.current_thread() is threading.main_thread(), "other threads end too early"
     return (sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid()), *command)
+
+
+def descends(pid: int, ancestor: int) -> bool:
+    """Whether a process is another one, or its child, or a child of that; Linux only."""
+    while pid > 1 and pid != ancestor:
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return False
+        # After the name in brackets, which may have any character: the state, and the parent.
+        pid = int(text.rpartition(")")[2].split()[1])
+    return pid == ancestor
 
 
 def _user(pid: int) -> tuple[str, ...]:

@@ -47,6 +47,9 @@ LOOK_S = 0.1
 LONGEST_PAUSE_S = 5.0
 """The longest pause between two tries to start a server that fails at once."""
 
+SAY_AGAIN_S = 60.0
+"""How often it is said that a server fails to start in the same way."""
+
 
 class ServerGuard:
     """One server's guard. `run` it until it is cancelled; then the server is closed and stopped."""
@@ -67,6 +70,8 @@ class ServerGuard:
         self._until = 0.0
         self._closed = False
         """Whether the server is known to refuse writes."""
+        self._said_open = 0
+        """The epoch of which the log says that the server accepts writes."""
         self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
         self._work: asyncio.Task[str] | None = None
@@ -179,7 +184,11 @@ class ServerGuard:
         # Armed before it is opened: what stops this process from here on must not leave it open.
         self._arm()
         await self._gate.unlock(order.epoch, order.run, order.quorum)
-        log.info("the server accepts writes in epoch %d", order.epoch)
+        if self._said_open != order.epoch:
+            log.info("the server accepts writes in epoch %d", order.epoch)
+        elif order.quorum is not None:
+            log.info("commits wait for %s", order.quorum)
+        self._said_open = order.epoch
 
     async def _close(self, patience_s: float) -> None:
         """Close the server, by force if need be. Returns when it is closed, never before."""
@@ -202,7 +211,7 @@ class ServerGuard:
             await asyncio.sleep(RETRY_S)
         if not self._closed:
             log.info("the server refuses writes")
-        self._closed = True
+        self._closed, self._said_open = True, 0
         self._timer.disarm()
 
     # the deadline
@@ -228,19 +237,21 @@ class ServerGuard:
     # the server's process
 
     async def _keep_running(self, process: ServerProcess) -> None:
-        pause_s, said = LOOK_S, False
+        pause_s, said, said_at = LOOK_S, "", 0.0
         while True:
             try:
-                down = not await process.running()
-                if down and not said:
-                    log.info("the server is started")
-                said = down
-                if down:
+                if not await process.running():
                     # Does nothing while the server must stay down, as during a repair.
                     await process.start()
-                pause_s = LOOK_S
+                    if await process.running():
+                        log.info("the server is started")
+                pause_s, said = LOOK_S, ""
             except (OSError, TimeoutError) as error:
-                log.error("the server does not start: %s", error)
+                # In its first line the same failure is the same; what follows is of its own log.
+                what, now = str(error).partition("\n")[0], self._clock.now()
+                if what != said or now >= said_at + SAY_AGAIN_S:
+                    log.error("the server does not start, which is tried again: %s", error)
+                    said, said_at = what, now
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             await asyncio.sleep(pause_s)
 

@@ -252,11 +252,15 @@ class ClusterCopy:
                 agents = any(parse_agent(item.key) is not None for item in items)
                 raise CopyRefused(
                     f"{len(there)} processes of cluster {self._cluster!r} are registered in {url}: "
-                    f"{', '.join(there[:5])}{', …' if len(there) > 5 else ''}. Stop them first; "
+                    f"{_named(there)}. Stop them first; "
                     "records of processes that were killed vanish with their leases, or by "
                     f"`domicile declare-dead`{'. Beware: ' + STOP_AGENTS if agents else ''}"
                 )
-            self._told("waiting for the records of processes to end", 0, len(there))
+            self._told(
+                f"waiting {self._wait_s:g} s at most for {_named(there)}: stop what runs; records "
+                "of processes that were killed end by themselves",
+                0, len(there),
+            )  # fmt: skip
             # A store whose time stands still ends no lease (S4).
             if store.tick_s:
                 await store.tick()
@@ -398,6 +402,10 @@ def processes(items: Iterable[Item]) -> list[str]:
             group, server = agent
             found.append(f"the agent of server {server!r} of group {group!r}")
     return found
+
+
+def _named(there: Sequence[str]) -> str:
+    return f"{', '.join(there[:5])}{', …' if len(there) > 5 else ''}"
 
 
 def _mark(items: Iterable[Item]) -> MoveRecord | None:

@@ -44,8 +44,8 @@ class EtcdSurvey(NamedTuple):
     servers: Sequence[EtcdMemberSaid]
     members: Sequence[pb.Member]
     """All members, by the list of one that answered; empty: none would tell."""
-    alarms: Sequence[tuple[int, int]]
-    """The member and the kind of each."""
+    alarms: Sequence[tuple[int, int]] | None
+    """The member and the kind of each; None: none would tell."""
     auth: bool | None
     """Whether etcd asks for a login; None: nobody logged in, so it is not known."""
     oldest: int
@@ -144,6 +144,8 @@ def _leader(said: Sequence[pb.StatusResponse]) -> list[Finding]:
 
 
 def _alarms(survey: EtcdSurvey) -> list[Finding]:
+    if survey.alarms is None:
+        return []
     found: list[Finding] = []
     for member, kind in survey.alarms:
         name = ALARMS.get(kind, str(kind))

@@ -26,7 +26,7 @@ async def asked_about(connections: EtcdConnections, data: bytes, end: bytes) -> 
     address = connections.address
     servers = [await _status(connections, endpoint) for endpoint in address.endpoints]
     members: list[pb.Member] = []
-    alarms: list[tuple[int, int]] = []
+    alarms: list[tuple[int, int]] | None = None
     oldest = 0
     for server in servers:
         if server.status is None or members:

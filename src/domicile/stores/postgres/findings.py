@@ -221,7 +221,7 @@ def _sessions(facts: FactsRow) -> list[Finding]:
 
 
 def _clock(facts: FactsRow, now: float) -> list[Finding]:
-    apart_s = facts["wall"] - now
+    apart_s = round(facts["wall"] - now, 1) + 0.0  # not -0.0
     said = f"the server's clock is {apart_s:+,.1f} s from this machine's"
     if abs(apart_s) <= CLOCKS_S:
         return [Finding(Severity.OK, "clock", said)]

@@ -22,10 +22,10 @@ CLOCKS_S = 1.0
 
 def server_findings(facts: RedisFacts, state: ScriptAnswer) -> list[Finding]:
     """Judge a server. `state` is the answer of the script's operation `state`."""
-    return [
-        *_server(facts), *_persistence(facts), *_memory(facts), *_time(state),
-        *_contents(facts, state),
-    ]  # fmt: skip
+    found = [*_server(facts), *_persistence(facts), *_memory(facts)]
+    if state.status == "absent":
+        return [*found, Finding(Severity.NOTE, "store", "nothing is stored here yet")]
+    return [*found, *_time(state), *_contents(facts, state)]
 
 
 def _server(facts: RedisFacts) -> list[Finding]:

@@ -31,7 +31,7 @@ from domicile.core.state.txn import (
     Write,
 )
 from domicile.errors import ConfigError, StoreError, StoreRewound, StoreUnavailable
-from domicile.ports.findings import Finding, Severity
+from domicile.ports.findings import Finding
 from domicile.ports.meter import Meter, NoMeter
 from domicile.stores.redis.calls import (
     KEPT_COMMITS,
@@ -164,8 +164,6 @@ class RedisStore:
     async def findings(self) -> Sequence[Finding]:
         """As `InspectableStore.findings`."""
         state = await self.state()
-        if state.status == "absent":
-            return [Finding(Severity.NOTE, "store", "nothing is stored here yet")]
         return server_findings(await self.server.look(), state)
 
     def watch(self, prefix: bytes, from_revision: int) -> AsyncIterator[Changes]:

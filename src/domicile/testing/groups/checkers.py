@@ -101,6 +101,29 @@ def check_kept(
     return findings.violations
 
 
+def check_promotions(history: History, record: GroupLog) -> list[Violation]:
+    """F9: who is promoted was chosen for that epoch, has what it was chosen for, and is so once."""
+    findings = Findings("F9")
+    seen: dict[int, str] = {}
+    for one in record.promoted:
+        chosen = [
+            state["chosen"]
+            for at, state in states(history)
+            if at <= one.at and state["phase"] == "chosen" and state["epoch"] == one.epoch
+        ]
+        what = f"{one.server} was promoted for epoch {one.epoch}"
+        if not chosen or chosen[-1][0] != one.server:
+            findings.add(one.at, f"{what}, for which {chosen[-1][0] if chosen else 'nobody'} was "
+                                 "chosen")  # fmt: skip
+        elif one.offset < chosen[-1][2]:
+            findings.add(one.at, f"{what} with {one.offset} entries, and was chosen for "
+                                 f"{chosen[-1][2]}")  # fmt: skip
+        if one.epoch in seen:
+            findings.add(one.at, f"{what}, and {seen[one.epoch]} was before")
+        seen[one.epoch] = one.server
+    return findings.violations
+
+
 def check_receipts(record: GroupLog) -> list[Violation]:
     """F10: a receipt tells of what is lost, and of nothing that the next primary has."""
     findings = Findings("F10")

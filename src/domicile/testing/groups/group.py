@@ -35,6 +35,9 @@ from domicile.testing.sim.servers import Servers
 GUARD_BACK_S = 0.3
 """How soon a guard that was killed is started again."""
 
+INSISTS_S = 0.002
+"""How often a client that insists sends a write."""
+
 AGAIN_S = 0.2
 """How soon an agent whose incarnation is over begins anew."""
 
@@ -274,6 +277,18 @@ class SimGroup:
         machine.faults.lost_request = 1.0
         self.after(seconds, partial(setattr, machine.faults, "lost_request", 0.0))
 
+    def slow_store(self, machine: GroupMachineHost, factor: float, seconds: float) -> None:
+        """What an agent asks of the store takes long, and so does what it is told (FO-18)."""
+        self.note(f"the store is {factor:.0f} times slower for {machine.name} for {seconds:.1f} s")
+        machine.faults.slow = factor
+        self.after(seconds, partial(setattr, machine.faults, "slow", 1.0))
+
+    def late_news(self, machine: GroupMachineHost, late_s: float, seconds: float) -> None:
+        """What an agent watches in the store arrives late; what it asks is answered at once."""
+        self.note(f"news of the store {late_s:.1f} s late at {machine.name} for {seconds:.1f} s")
+        machine.faults.watch_delay_s = (late_s, late_s)
+        self.after(seconds, partial(setattr, machine.faults, "watch_delay_s", (0.0, 0.0)))
+
     def outage(self, seconds: float) -> None:
         """Nobody reaches the store."""
         self.note(f"store away for {seconds:.1f} s")
@@ -358,6 +373,17 @@ class SimGroup:
             self.writes += 1
             if machine.database.answers:
                 machine.database.soon(partial(machine.database.write, self.writes, _unheard))
+
+    def insist(self, machine: GroupMachineHost, seconds: float) -> None:
+        """One client sends writes to one server again and again, whoever is primary."""
+        self.note(f"a client insists on {machine.name} for {seconds:.1f} s")
+        for number in range(int(seconds / INSISTS_S)):
+            self.after(number * INSISTS_S, partial(self._insist, machine.database))
+
+    def _insist(self, database: SimDatabase) -> None:
+        self.writes += 1
+        if database.answers:
+            database.soon(partial(database.write, self.writes, _unheard))
 
     async def keep_writing(self, name: str, until: float) -> None:
         """Write numbered entries to whatever accepts them; also on sessions that are old."""

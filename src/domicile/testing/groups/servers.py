@@ -83,6 +83,17 @@ class GroupLog:
         default_factory=lambda: list[tuple[float, str, tuple[int, ...]]]()
     )
     """Writes that a server saved as lost, although the primary that it then followed has them."""
+    promoted: list[Promotion] = field(default_factory=lambda: list[Promotion]())
+
+
+class Promotion(NamedTuple):
+    """A server began a history of its own, for the checkers."""
+
+    at: float
+    server: str
+    epoch: int
+    offset: int
+    """What it had just before."""
 
 
 def saved_at(at: float, server: str) -> str:
@@ -127,6 +138,8 @@ class SimDatabase:
         """What its followers show; empty: nobody made it primary, or it follows now."""
         self._shows = ""
         """The ticket of the primary that it was told to follow."""
+        self.dismissed = False
+        """Whether it can't be opened any more without a promotion."""
         self.orphans = False
         """Whether sessions live on although the server is gone: they write until they are ended."""
         self.open_epoch = 0
@@ -201,7 +214,9 @@ class SimDatabase:
     # what the driver and the guard do
 
     def open(self, epoch: int, quorum: WriteQuorum | None) -> None:
-        """Accept writes."""
+        """Accept writes, unless its epoch is over."""
+        if self.dismissed:
+            return
         self.open_epoch = epoch
         if quorum is None:
             self.in_use = None
@@ -225,18 +240,27 @@ class SimDatabase:
     def promote(self, epoch: int) -> None:
         """A new history, with a mark of its epoch as first entry."""
         self.stand()
+        self.dismissed = False
+        self._record.promoted.append(Promotion(self._world.now, self.name, epoch, len(self.log)))
         self.histories += 1
         self.history = f"{self.name}-{self.histories}"
         self.log.append(LogEntry(self.history, -epoch))
         self.ticket = f"{self.run}, {self.history}"
 
+    def dismiss(self) -> None:
+        """Its epoch is over. One that does not cascade is a replica of nobody then."""
+        self.stand()
+        if not self._cascades:
+            self.ticket, self.dismissed = "", True
+
     def save(self, kept: int) -> tuple[int, ...]:
         """The writes beyond an offset.
 
         A server that does not cascade becomes primary of itself, with a history of its own, before
-        it gives anything to anybody.
+        it gives anything to anybody. It admits no follower from then on.
         """
         if not self._cascades:
+            self.ticket = ""
             self.histories += 1
             self.history = f"{self.name}-{self.histories}"
         return tuple(entry.write for entry in self.log[kept:] if entry.write > 0)
@@ -331,24 +355,27 @@ class SimDatabase:
             self._record.crashed.append((self._world.now, self.name, gone))
         del self.log[kept:]
         open_epoch, in_use, waiting = self.open_epoch, self.in_use, list(self._waiting)
+        frozen = self.frozen
         self.stand()
         self.ticket = ""
         self.up = self.frozen = False
         self._late.clear()
         if orphans and open_epoch:
             self.open_epoch, self.in_use, self._waiting = open_epoch, in_use, waiting
-            self.orphans = True
+            # Sessions that stand still do so until they are woken.
+            self.orphans, self.frozen = True, frozen
 
     def start(self) -> None:
         """A new process, which comes up fenced (F3): whoever starts it ends what is left."""
         if not self.up:
             self.refuse()
-            self.up = True
+            self.up, self.frozen = True, False
+            self._late.clear()
             self.runs += 1
 
     def freeze(self) -> None:
         """SIGSTOP."""
-        self.frozen = self.up
+        self.frozen = self.answers
 
     def thaw(self, guard_s: float) -> None:
         """SIGCONT: what has arrived is done before any guard can run."""
@@ -428,8 +455,8 @@ class SimReplicaDriver:
         await self.call(self._database.refuse)
 
     async def dismiss(self) -> None:
-        """As `ReplicaDriver.dismiss`. Nothing waits here."""
-        await self.call(self._database.stand)
+        """As `ReplicaDriver.dismiss`."""
+        await self.call(self._database.dismiss)
 
     async def save(self, kept: int) -> SavedLoss:
         """As `ReplicaDriver.save`."""

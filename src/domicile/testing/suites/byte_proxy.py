@@ -17,6 +17,9 @@ from typing import Self
 from domicile.stores.loop_thread import LoopThread
 
 PIECE_BYTES = 65_536
+LONGEST_MARK = 256
+"""Bytes of a mark that is found though it comes in two pieces."""
+
 DIAL_S = 10.0
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER so that closing sends RST and not FIN."""
@@ -29,12 +32,50 @@ class _Passage:
     near: asyncio.StreamWriter
     far: asyncio.StreamWriter
     swallows: bool = False
+    kept: KeptRequest | None = None
+    last: bytes = b""
+    """The end of what the client has sent: a mark may come in two pieces."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
 
     def reset(self) -> None:
         """Break both halves, as a machine that is gone does. What is on the way is lost."""
         for end in (self.near, self.far):
             end.transport.abort()
+
+
+class KeptRequest:
+    """A request that a proxy keeps back, with all that its connection sends behind it."""
+
+    def __init__(self, having: bytes, thread: LoopThread) -> None:
+        self.having = having
+        """Bytes by which the request is known."""
+        self._thread = thread
+        self._here, self._goes, self._answered = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def here(self) -> None:
+        """Wait until the request is there. The server does not get it."""
+        await asyncio.wrap_future(self._thread.submit(self._here.wait))
+
+    async def let_go(self) -> None:
+        """Pass it on. Returns once the server has sent something on that connection."""
+
+        async def gone() -> None:
+            self._goes.set()
+            await self._answered.wait()
+
+        await asyncio.wrap_future(self._thread.submit(gone))
+
+    # in the thread of the proxy
+
+    async def stay(self) -> None:
+        """It is there: wait until it may go on."""
+        self._here.set()
+        await self._goes.wait()
+
+    def heard(self) -> None:
+        """The server has sent something on that connection."""
+        if self._goes.is_set():
+            self._answered.set()
 
 
 class ByteProxy:
@@ -53,6 +94,7 @@ class ByteProxy:
         self._open: asyncio.Event | None = None
         self._delay_s = 0.0
         self._loses: bytes | None = None
+        self._keeps: KeptRequest | None = None
         self._refuses = False
         self.port = 0
         """The port at which the proxy listens, of 127.0.0.1 if nothing else was said."""
@@ -127,6 +169,20 @@ class ByteProxy:
 
         await self._do(armed)
 
+    async def keep_back(self, having: bytes) -> KeptRequest:
+        """Keep back the next request that has these bytes, as a network that is slow for it alone.
+
+        Its connection sends nothing more until the request may go; the others go on, and answers
+        pass.
+        """
+        kept = KeptRequest(having, self._thread)
+
+        def armed() -> None:
+            self._keeps = kept
+
+        await self._do(armed)
+        return kept
+
     # in the thread of the proxy
 
     async def _do(self, change: object) -> None:
@@ -190,6 +246,7 @@ class ByteProxy:
                 if self._loses is not None and self._loses in data:
                     self._loses = None
                     passage.swallows = True
+                await self._stay(data, passage)
                 passage.far.write(data)
                 await passage.far.drain()
         await self._end(passage.far)
@@ -198,6 +255,8 @@ class ByteProxy:
         with suppress(OSError):
             while data := await reader.read(PIECE_BYTES):
                 await self._gate().wait()
+                if passage.kept is not None:
+                    passage.kept.heard()
                 if passage.swallows:
                     self.lost += 1
                     passage.reset()
@@ -205,6 +264,17 @@ class ByteProxy:
                 passage.near.write(data)
                 await passage.near.drain()
         await self._end(passage.near)
+
+    async def _stay(self, data: bytes, passage: _Passage) -> None:
+        kept, before = self._keeps, passage.last
+        passage.last = (before + data)[-LONGEST_MARK:]
+        if kept is None:
+            return
+        # Not all of it: a mark that was whole before does not count.
+        begun = before[len(before) - min(len(before), len(kept.having) - 1) :]
+        if kept.having in begun + data:
+            self._keeps, passage.kept = None, kept
+            await kept.stay()
 
     async def _end(self, writer: asyncio.StreamWriter) -> None:
         """The one end is closed: so is the other, once what was sent before has passed."""

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import pytest
 
 from domicile.failover.driver import ReplicaDriver
+from domicile.failover.records import Resyncs
 
 
 class ReplicaServers(Protocol):
@@ -251,6 +252,46 @@ class ReplicaDriverContract(ABC):
             assert await servers.has(0, "common")
             assert await servers.has(0, "next")
             assert not await servers.has(0, "lost-0")
+
+        self.run(scenario)
+
+    def test_what_it_took_to_follow_is_counted(self) -> None:
+        """One copy of everything, one of what was missing, and one return of an old primary."""
+
+        async def scenario(servers: ReplicaServers) -> None:
+            async def counted() -> Resyncs:
+                seen = [(await servers.driver(number).look()).resyncs for number in (0, 1)]
+                known = [one for one in seen if one is not None]
+                if not known:
+                    pytest.skip("this driver does not count how servers follow again")
+                return Resyncs(
+                    full=sum(one.full for one in known), partial=sum(one.partial for one in known),
+                    rewound=sum(one.rewound for one in known),
+                )  # fmt: skip
+
+            await self.pair(servers)
+            first, second = servers.driver(0), servers.driver(1)
+            assert await counted() == Resyncs(full=1)
+            kept = await self.level(servers)
+            await second.stand()
+            assert await servers.write(0, "missing")
+            await second.follow(servers.address(0), kept)
+            assert await counted() == Resyncs(full=1, partial=1)
+            # To follow as before takes nothing.
+            kept = await self.level(servers)
+            await second.follow(servers.address(0), kept)
+            assert await counted() == Resyncs(full=1, partial=1)
+
+            await second.stand()
+            assert await servers.write(0, "lost")
+            await first.stand()
+            await second.promote(2)
+            await servers.unlock(1, 2)
+            await first.save(kept)
+            assert await counted() == Resyncs(full=1, partial=1)
+            await first.follow(servers.address(1), kept)
+            now = await counted()
+            assert (now.full + now.rewound, now.partial) == (2, 1)
 
         self.run(scenario)
 

@@ -20,9 +20,10 @@ object without it. A store on a server needs `Settles` too: otherwise "is waitin
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import NoReturn, Protocol, TypeVar, runtime_checkable
 
 import pytest
@@ -929,24 +930,63 @@ class StoreContract(ABC):
 
         self.run(scenario)
 
-    def test_a_lost_hint_is_made_good_by_the_next_renewal(self) -> None:
+    @pytest.mark.parametrize("step_s", [3600.0, -3600.0])
+    def test_a_step_of_a_clients_wall_clock_ends_no_lease_and_keeps_none(
+        self, step_s: float
+    ) -> None:
+        """S4: a client counts nothing by a clock that can be stepped."""
+
+        async def scenario(stores: Stores) -> None:
+            store, other = stores.client("a"), stores.client("b")
+            ttl_s = await store.grant("l", self.ttl_s)
+            await put(store, b"k", b"", "l")
+            # What a client keeps of a renewal or a tick is of before the step.
+            assert await store.renew("l") == ttl_s
+            await ticked(store)
+            with stepped_wall(step_s):
+                await ticked(store)
+                assert await store.renew("l") == ttl_s
+                assert await other.renew("l") == ttl_s
+                assert await other.get(b"k") is not None
+                await stores.advance(ttl_s + 0.01 + self.slack_s)
+                assert await other.get(b"k") is None
+                assert await store.renew("l") is None
+
+        self.run(scenario)
+
+    @pytest.mark.parametrize("by", ["client", "thread side"])
+    def test_a_lost_hint_is_made_good_by_the_next_renewal(self, by: str) -> None:
+        """S10: by the very next, and not by what else a client may ask of its own accord."""
+
         async def scenario(stores: Stores) -> None:
             if not isinstance(stores, LosesHints):
                 without("lose_hints")
             store, other = stores.client("a"), stores.client("b")
             ttl_s = await store.grant("l", self.ttl_s)
-            start = (await store.list(b"")).revision
-            follower = Follower(store, start)
-            following = asyncio.create_task(follower.follow(3))
+            beside = thread_side(store, b"") if by == "thread side" else None
+
+            async def renew() -> float | None:
+                if beside is None:
+                    return await store.renew("l")
+                return (await asyncio.wrap_future(beside.keep("l", b"k"))).ttl_s
+
+            # What comes with a first renewal, as a connection, is there.
+            assert await renew() == ttl_s
+            count = 1 + 2 * self.races
+            follower = Follower(store, (await store.list(b"")).revision)
+            following = asyncio.create_task(follower.follow(count))
             expected = [await put(other, b"k", b"1")]
             await follower.has_seen(1)
             await settled(stores)
             await stores.lose_hints(store)
-            expected += [await put(other, b"k", b"%d" % n) for n in range(2)]
-            while not following.done():
-                assert await store.renew("l") == ttl_s
-                await asyncio.sleep(0.001)
-            assert follower.seen == expected
+            for _ in range(self.races):
+                expected += [await put(other, b"k", b"%d" % n) for n in range(2)]
+                # The store's time is new: no client has to make it advance.
+                await ticked(other)
+                assert await renew() == ttl_s
+                await settled(stores)
+                assert follower.seen == expected
+            await following
 
         self.run(scenario)
 
@@ -1051,6 +1091,22 @@ async def settled(stores: Stores) -> None:
         await stores.settled()
     else:
         await asyncio.sleep(0)
+
+
+async def ticked(store: Store) -> None:
+    """Let the time of a store advance that needs it, as a coordinator does."""
+    if isinstance(store, NeedsTicks) and store.tick_s:
+        await store.tick()
+
+
+@contextmanager
+def stepped_wall(by_s: float) -> Generator[None]:
+    """The wall clock of this process is stepped, as by an operator or NTP."""
+    seconds, nanoseconds = time.time, time.time_ns
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: seconds() + by_s)
+        patch.setattr(time, "time_ns", lambda: nanoseconds() + int(by_s * 1e9))
+        yield
 
 
 def without(verbs: str) -> NoReturn:

@@ -43,6 +43,7 @@ from domicile.failover.drivers.postgres.timelines import (
     lsn_of,
     segment_number,
 )
+from domicile.failover.records import Resyncs
 from domicile.failover.sync_set import InUse
 
 if TYPE_CHECKING:
@@ -104,6 +105,9 @@ class PostgresDriver(ReplicaDriver):
         self._eye: Session | None = None
         self._stood = ""
         """The run in which the server stands, shut and without a primary; empty: it may not."""
+        self._resyncs: Resyncs | None = None
+        self._streams_on = False
+        """Whether the server is to follow with nothing but what it is missing."""
 
     # the port
 
@@ -166,6 +170,9 @@ class PostgresDriver(ReplicaDriver):
         if not await self._streams_from(address):
             await self._approach(address, primary, kept)
         await self._caught_up(primary.goal)
+        if self._streams_on:
+            self._streams_on = False
+            self._count(partial=1)
         self._server.answers_again()
         self._server.write_rules(shut=False)
         self._server.reload()
@@ -242,7 +249,7 @@ class PostgresDriver(ReplicaDriver):
             up=True, run=run, open_epoch=open_epoch,
             follows=(row["follows"] or "") if recovering else "",
             offset=lsn_of(row["place"] or "0/0"), native=native, fit=not why, why=why,
-            in_use=in_use, acknowledged=acknowledged,
+            in_use=in_use, acknowledged=acknowledged, resyncs=self._counted(),
         )  # fmt: skip
 
     def _without_answer(self, error: Exception) -> ServerFacts:
@@ -412,6 +419,7 @@ class PostgresDriver(ReplicaDriver):
             how = Approach.COPY
         if how is Approach.COPY:
             await self._copy(address, primary)
+        self._streams_on = how is Approach.STREAM
         self._server.write_follow(FollowState(address=address))
         self._server.reload()
         await self._drop_slots()
@@ -436,6 +444,7 @@ class PostgresDriver(ReplicaDriver):
                 return False
             _put_back(server, kept)
             self._started(address)
+            self._count(rewound=1)
             return True
 
     async def _copy(self, address: str, primary: _Primary) -> None:
@@ -461,6 +470,7 @@ class PostgresDriver(ReplicaDriver):
             sync_folder(server.data.parent)
             _put_back(server, kept)
             self._started(address)
+            self._count(full=1)
         await self._clear_away()
 
     async def _clear_away(self) -> None:
@@ -477,6 +487,19 @@ class PostgresDriver(ReplicaDriver):
         self._server.fence_start()
         self._server.write_follow(FollowState(address=address))
         self._server.write("replacing", CATCHING_UP)
+
+    def _counted(self) -> Resyncs:
+        if self._resyncs is None:
+            self._resyncs = self._server.read_resyncs()
+        return self._resyncs
+
+    def _count(self, *, full: int = 0, rewound: int = 0, partial: int = 0) -> None:
+        before = self._counted()
+        self._resyncs = Resyncs(
+            full=before.full + full, partial=before.partial + partial,
+            rewound=before.rewound + rewound,
+        )  # fmt: skip
+        self._server.write_resyncs(self._resyncs)
 
     async def _drop_slots(self) -> None:
         """A replica holds no log for others; a slot that nobody uses would keep it for ever."""

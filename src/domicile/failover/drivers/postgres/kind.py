@@ -61,6 +61,8 @@ class PostgresKind:
             )
         server = LocalServer(place)
         _check_places(server, mode)
+        if why := server.without_settings():
+            raise ConfigError(why)
         said = await server.run("postgres", "--version")
         found = re.search(r"(\d+)(?:\.\d+)?", said)
         version = int(found[1]) if found else 0
@@ -97,6 +99,13 @@ class PostgresKind:
 
 
 def _check_places(server: LocalServer, mode: Mode) -> None:
+    above = server.data.parent
+    if not above.is_dir():
+        whose = "`install -d -o postgres`" if not os.geteuid() else "`mkdir`"
+        raise ConfigError(
+            f"there is no folder {above}, in which the data directory {server.data.name!r} and its "
+            f"copies are made: make it, as with {whose}, or correct server.data"
+        )
     if server.owner() is not None and not may_see_others():
         raise ConfigError(
             "this process is root and may not see the processes of other users, so it could not "
@@ -199,9 +208,11 @@ async def _check_login(server: LocalServer, mode: Mode) -> list[str]:
             weak = await session.fetch(WEAKER, list(WEAK_COMMITS))
     except ServerRefused as refused:
         if refused.forbidden:
+            given = "the password" if server.login.password else "server.password_file, not set,"
             raise ConfigError(
                 f"the server refuses the role {server.login.user!r} of its url: {refused}; look at "
-                "the password and at pg_hba.conf"
+                f"{given} and at pg_hba.conf. A role is made before the first start: "
+                "docs/how-to/replica-group-of-postgresql.md"
             ) from refused
         return []
     except (OSError, TimeoutError):

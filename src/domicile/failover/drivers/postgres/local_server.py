@@ -52,6 +52,7 @@ from domicile.failover.drivers.postgres.timelines import (
     lineage,
     newest_timeline,
 )
+from domicile.failover.records import Resyncs
 
 if sys.platform != "win32":
     import fcntl
@@ -88,6 +89,8 @@ OUR_SESSIONS = "domicile-"
 
 CATCHING_UP = "catching up\n"
 """In the note `replacing`: the server may run, and needs its primary's log before it answers."""
+
+RESYNCS = "resyncs.json"
 
 OPTIONS = ("binaries", "replication", "name")
 
@@ -317,6 +320,21 @@ class LocalServer:
                 return Path(word.partition("=")[2])
         return self.data / "postgresql.conf"
 
+    def without_settings(self) -> str:
+        """Why the operator's settings can't be read; empty if there is nothing to say.
+
+        The server would start without them, and let nobody in.
+        """
+        own = self.own_config()
+        if own.exists() or (own.parent == self.data and not self.has_data):
+            return ""
+        return (
+            f"there is no {own}, the server's own settings. If they lie elsewhere, as with Debian, "
+            'name the file in server.command, as in ["/usr/lib/postgresql/15/bin/postgres", '
+            f'"-D", "{self.data}", "-c", '
+            '"config_file=/etc/postgresql/15/main/postgresql.conf"]'
+        )
+
     def own_hba(self) -> Path:
         """The operator's file of rules: beside the data, or beside the file of settings."""
         for place in (self.own_config().parent, self.data):
@@ -339,6 +357,17 @@ class LocalServer:
         finally:
             new.unlink(missing_ok=True)
         sync_folder(self.files)
+
+    def read_resyncs(self) -> Resyncs:
+        """What was counted up to now, also by earlier agents."""
+        try:
+            return msgspec.json.decode((self.files / RESYNCS).read_bytes(), type=Resyncs)
+        except (OSError, msgspec.MsgspecError):
+            return Resyncs()
+
+    def write_resyncs(self, counted: Resyncs) -> None:
+        """Keep the counts."""
+        self.write(RESYNCS, msgspec.json.encode(counted).decode())
 
     def _own(self, path: Path) -> None:
         owner = self.owner()

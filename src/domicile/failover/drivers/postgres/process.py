@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -14,6 +15,10 @@ from domicile.failover.drivers.postgres.local_server import LocalServer, ServerR
 
 START_S = 60.0
 """How long a start may take before it counts as failed. It is waited for again after that."""
+
+
+STRANGER_S = 1.0
+"""How long it is tried to connect to a server that should not be there."""
 
 
 class PostgresProcess(ChildProcess):
@@ -44,6 +49,8 @@ class PostgresProcess(ChildProcess):
                         )
                     # Of a run before this one, or the server would not start beside them.
                     await server.end_all()
+                    if why := server.without_settings():
+                        raise OSError(why)
                     server.prepare()
                     server.start_fenced()
                     self._command = tuple(server.start_command())
@@ -79,7 +86,24 @@ class PostgresProcess(ChildProcess):
             self._watcher.communicate()
             self._watcher = None
 
+    async def stranger(self) -> str:
+        """As `ServerProcess.stranger`. A server of the same data is told when it is started."""
+        if self._server.postmaster() is not None:
+            return ""
+        login = self._server.login
+        try:
+            async with asyncio.timeout(STRANGER_S):
+                _, writer = await asyncio.open_connection(login.host, login.port)
+        except (OSError, TimeoutError):
+            return ""
+        writer.close()
+        return f"another server answers at {login.host}:{login.port} already"
+
     async def _answers(self) -> bool:
+        # Its own word: a server that can't have its port ends in a moment, and another one answers.
+        postmaster = self._server.postmaster()
+        if postmaster is None or not self.started(postmaster):
+            return False
         try:
             (await self._server.connect("guard")).terminate()
         except ServerRefused as refused:

@@ -23,10 +23,14 @@ from domicile.failover.drivers.valkey.server import (
     ANSWER_S,
     DEAD_ADDRESS,
     FOR_EVER_MS,
+    SelfSyncs,
     ValkeyServer,
     encode_command,
     read_opened,
+    read_self_syncs,
+    write_self_syncs,
 )
+from domicile.failover.records import Resyncs
 
 log = logging.getLogger("domicile")
 
@@ -53,6 +57,10 @@ class ValkeyDriver:
         self._probe = PauseProbe(self._server)
         self._folder = folder
         self._prepared = ""
+        self._self_syncs: SelfSyncs | None = None
+        self._syncs_itself = False
+        """Whether the server may count the driver as a follower just now."""
+        self._resyncs: Resyncs | None = None
         self._users = asyncio.Lock()
         """Held by a call that changes the user of followers, or decides that it must be there."""
 
@@ -60,6 +68,7 @@ class ValkeyDriver:
 
     async def look(self) -> ServerFacts:
         """As `ReplicaDriver.look`."""
+        own, unsure = self._known_self_syncs(), self._syncs_itself
         try:
             try:
                 info = await self._server.info()
@@ -69,6 +78,8 @@ class ValkeyDriver:
             refuses = info["role"] != "master" or await self._holds_back(info)
         except (OSError, TimeoutError):
             return ServerFacts(up=False, why="it does not answer")
+        if self._self_syncs is own and not (unsure or self._syncs_itself):
+            self._resyncs = _followers_syncs(info, own)
         facts = self._facts(info, refuses=refuses)
         if facts.open_epoch > 0:
             await self._admit_again()
@@ -98,11 +109,14 @@ class ValkeyDriver:
         replication_id, offset = str(info["master_replid"]), _offset(info)
         await self._ask("CLIENT", "PAUSE", FOR_EVER_MS, "WRITE")
         if info["role"] != "master":
-            # A replica without its primary feeds nobody, not even us.
-            await self._ask("REPLICAOF", "NO", "ONE")
+            # A replica without its primary feeds nobody, not even us. From here on it has another
+            # history, and who still follows it would take that over.
+            async with self._users:
+                await self._ask("ACL", "DELUSER", FOLLOWER)
+                await self._ask("REPLICAOF", "NO", "ONE")
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"lost-{replication_id[:8]}-{kept}-{offset}"
-        commands = await self._beyond(replication_id, kept, offset, path)
+        commands = await self._beyond(info, kept, offset, path)
         if commands is None:
             return SavedLoss(-1, str(path.with_suffix(".rdb")))
         await asyncio.to_thread(path.with_suffix(".resp").write_bytes, commands)
@@ -139,7 +153,7 @@ class ValkeyDriver:
         await self._prepare()
         info = await self._server.info()
         if not int(info["repl_backlog_active"]):
-            await self._begin_backlog()
+            await self._begin_backlog(str(info["run_id"]))
         # By way of a replica, which refuses writes, so that the pause may end for the mark.
         await self._ask("REPLICAOF", *DEAD_ADDRESS)
         await self._ask("CLIENT", "UNPAUSE")
@@ -234,10 +248,43 @@ class ValkeyDriver:
         return ServerFacts(
             up=True, run=run, open_epoch=open_epoch, follows=follows, offset=_offset(info),
             empty=not databases and not _offset(info), native=str(info["master_replid"]),
-            fit=not why, why=why, acknowledged=_followers(info),
+            fit=not why, why=why, acknowledged=_followers(info), resyncs=self._resyncs,
         )  # fmt: skip
 
+    def _known_self_syncs(self) -> SelfSyncs:
+        if self._self_syncs is None:
+            self._self_syncs = read_self_syncs(self._folder)
+        return self._self_syncs
+
     # as a replica of its own server
+
+    @asynccontextmanager
+    async def _follower_of_itself(
+        self, run: str, *words: str
+    ) -> AsyncGenerator[tuple[bytes, asyncio.StreamReader], None]:
+        """The server's answer to a follower that asks so, and what it sends then."""
+        self._syncs_itself = True
+        try:
+            async with self._raw() as (reader, writer):
+                writer.write(encode_command("PSYNC", *words))
+                async with asyncio.timeout(10 * ANSWER_S):
+                    answer = await _answer(reader)
+                await self._note_self_sync(run, answer, refusable=words[0] != "?")
+                yield answer, reader
+        finally:
+            self._syncs_itself = False
+
+    async def _note_self_sync(self, run: str, answer: bytes, *, refusable: bool) -> None:
+        """What the server has just counted."""
+        before = self._known_self_syncs()
+        if before.run != run:
+            before = SelfSyncs(run)
+        full = answer.startswith(b"+FULLRESYNC")
+        self._self_syncs = SelfSyncs(
+            run, before.full + full, before.partial + answer.startswith(b"+CONTINUE"),
+            before.refused + (full and refusable),
+        )  # fmt: skip
+        await asyncio.to_thread(write_self_syncs, self._folder, self._self_syncs)
 
     @asynccontextmanager
     async def _raw(self) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter], None]:
@@ -247,36 +294,46 @@ class ValkeyDriver:
         finally:
             writer.close()
 
-    async def _begin_backlog(self) -> None:
+    async def _begin_backlog(self, run: str) -> None:
         """A server counts its writes only once it has a backlog, which the first replica brings.
 
         It has never had a replica, so nobody minds that its replication id changes once more.
         """
         await self._ask("CLIENT", "PAUSE", FOR_EVER_MS, "WRITE")
         await self._ask("REPLICAOF", "NO", "ONE")
-        async with self._raw() as (reader, writer):
-            writer.write(encode_command("PSYNC", "?", "-1"))
-            async with asyncio.timeout(10 * ANSWER_S):
-                answer = await _answer(reader)
+        async with self._follower_of_itself(run, "?", "-1") as (answer, _):
             if not answer.startswith(b"+FULLRESYNC"):
                 raise ConnectionError(f"the server did not begin a backlog: {answer!r}")
 
     async def _beyond(
-        self, replication_id: str, kept: int, offset: int, path: Path
+        self, info: Mapping[str, Any], kept: int, offset: int, path: Path
     ) -> bytes | None:
         """The commands after `kept`; None if only the whole data set could be saved."""
-        async with self._raw() as (reader, writer):
-            writer.write(encode_command("PSYNC", replication_id, str(kept + 1)))
-            async with asyncio.timeout(10 * ANSWER_S):
-                answer = await _answer(reader)
-                if answer.startswith(b"+CONTINUE"):
-                    if offset - kept > MOST_LOST_BYTES:
-                        raise ConnectionError(f"{offset - kept} bytes would be lost: save them")
+        asked = (str(info["master_replid"]), str(kept + 1))
+        async with self._follower_of_itself(str(info["run_id"]), *asked) as (answer, reader):
+            if answer.startswith(b"+CONTINUE"):
+                if offset - kept > MOST_LOST_BYTES:
+                    raise ConnectionError(f"{offset - kept} bytes would be lost: save them")
+                async with asyncio.timeout(10 * ANSWER_S):
                     return await reader.readexactly(offset - kept)
             if not answer.startswith(b"+FULLRESYNC"):
                 raise ConnectionError(f"the server does not give what it has: {answer!r}")
             await _save_snapshot(reader, path.with_suffix(".rdb"))
             return None
+
+
+def _followers_syncs(info: Mapping[str, Any], own: SelfSyncs) -> Resyncs | None:
+    """As the server counts them, without those of the driver itself; None: it does not say."""
+    if own.run != str(info["run_id"]):
+        own = SelfSyncs()
+    try:
+        return Resyncs(
+            full=max(0, int(info["sync_full"]) - own.full),
+            partial=max(0, int(info["sync_partial_ok"]) - own.partial),
+            refused=max(0, int(info["sync_partial_err"]) - own.refused),
+        )
+    except KeyError:
+        return None
 
 
 async def _answer(reader: asyncio.StreamReader) -> bytes:

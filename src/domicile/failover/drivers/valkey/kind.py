@@ -13,7 +13,7 @@ from domicile.failover.drivers.child_process import ChildProcess
 from domicile.failover.drivers.valkey.driver import ValkeyDriver
 from domicile.failover.drivers.valkey.gate import ValkeyGate, fence_the_start, listens_at
 from domicile.failover.drivers.valkey.pause_probe import QUESTION
-from domicile.failover.drivers.valkey.server import DEAD_ADDRESS, ValkeyServer
+from domicile.failover.drivers.valkey.server import DEAD_ADDRESS, PasswordRefused, ValkeyServer
 
 PROVED = {"redis": "7.0", "valkey": "9.1"}
 """The versions on which the contract of drivers runs."""
@@ -55,8 +55,13 @@ class ValkeyKind:
             )
         server = ValkeyServer(place.url)
         try:
-            info = await listens_at(server)
-            if info is None:
+            try:
+                info = await server.info()
+            except PasswordRefused as error:
+                raise ConfigError(
+                    f"{error}: correct server.password_file, or the user in server.url"
+                ) from error
+            except (OSError, TimeoutError):
                 return ()
             name = str(info.get("server_name", "redis"))
             version = str(info.get(f"{name}_version", info.get("redis_version", "?")))
@@ -109,15 +114,38 @@ class ValkeyKind:
         """As `DatabaseKind.process`. The server starts as a replica of the dead address (F3)."""
         if not place.command:
             return None
-        server = ValkeyServer(place.url)
+        return ValkeyProcess(place)
 
-        async def ready() -> bool:
-            return await listens_at(server) is not None
 
-        return ChildProcess(
-            [*place.command, *STARTED], log=place.folder / "server.log",
-            ready=ready,
-        )  # fmt: skip
+class ValkeyProcess(ChildProcess):
+    """One server. It never takes another server at its address for its own."""
+
+    def __init__(self, place: ServerPlace) -> None:
+        self._server = ValkeyServer(place.url)
+        super().__init__(
+            [*place.command, *STARTED], log=place.folder / "server.log", ready=self._answers
+        )
+
+    async def start(self) -> None:
+        """As `ServerProcess.start`."""
+        if self.pid is None and (who := await self.stranger()):
+            raise ConnectionError(f"{who}: stop it, or give this server another address")
+        await super().start()
+
+    async def stranger(self) -> str:
+        """As `ServerProcess.stranger`."""
+        at = f"{self._server.host}:{self._server.port}"
+        try:
+            pid = int((await self._server.info())["process_id"])
+        except PasswordRefused:
+            return "" if self.pid else f"a server that refuses the password answers at {at} already"
+        except (OSError, TimeoutError):
+            return ""
+        return "" if self.started(pid) else f"process {pid} answers at {at} already"
+
+    async def _answers(self) -> bool:
+        info = await listens_at(self._server)
+        return info is not None and self.started(int(info["process_id"]))
 
 
 def fence_the_start_of(file: str) -> None:

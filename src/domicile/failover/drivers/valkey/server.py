@@ -20,8 +20,8 @@ try:
     from redis.asyncio import Redis
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
+    from redis.exceptions import AuthenticationError, RedisError
     from redis.exceptions import ConnectionError as ConnectionLost
-    from redis.exceptions import RedisError
 except ImportError as error:
     raise ConfigError(
         "a Valkey or Redis server needs the client library: pip install 'domicile[redis]'"
@@ -37,6 +37,10 @@ ANSWER_S = 1.0
 """A server that does not answer within this time counts as down."""
 
 OPENED_FILE = "opened.json"
+
+
+class PasswordRefused(ConnectionError):
+    """A server does not take the user or the password of its URL."""
 
 
 class OpenedNote(msgspec.Struct, frozen=True):
@@ -60,10 +64,42 @@ def read_opened(folder: Path) -> OpenedNote | None:
 
 def write_opened(folder: Path, note: OpenedNote) -> None:
     """Replace the note. It need not survive the machine: no run of the server does."""
-    folder.mkdir(parents=True, exist_ok=True)
-    new = folder / f"{OPENED_FILE}.new"
-    new.write_bytes(msgspec.json.encode(note))
-    new.replace(folder / OPENED_FILE)
+    _replace(folder / OPENED_FILE, msgspec.json.encode(note))
+
+
+SELF_SYNCS_FILE = "self-syncs.json"
+
+
+class SelfSyncs(msgspec.Struct, frozen=True):
+    """How often the driver itself was a follower in one run of the server, to read what it has.
+
+    The server counts these among those of its followers.
+    """
+
+    run: str = ""
+    full: int = 0
+    partial: int = 0
+    refused: int = 0
+
+
+def read_self_syncs(folder: Path) -> SelfSyncs:
+    """The note; an empty one if there is none."""
+    try:
+        return msgspec.json.decode((folder / SELF_SYNCS_FILE).read_bytes(), type=SelfSyncs)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return SelfSyncs()
+
+
+def write_self_syncs(folder: Path, note: SelfSyncs) -> None:
+    """Replace the note. It need not survive the machine: no run of the server does."""
+    _replace(folder / SELF_SYNCS_FILE, msgspec.json.encode(note))
+
+
+def _replace(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_name(f"{file.name}.new")
+    new.write_bytes(content)
+    new.replace(file)
 
 
 class ValkeyServer:
@@ -96,6 +132,12 @@ class ValkeyServer:
         try:
             async with asyncio.timeout(2 * ANSWER_S):
                 yield
+        except AuthenticationError as error:
+            given = "the password" if self.password else "no password: there is no password_file"
+            raise PasswordRefused(
+                f"the server at {self.host}:{self.port} refuses the user "
+                f"{self.user or 'default'!r} with {given} ({error})"
+            ) from error
         except RedisError as error:
             raise ConnectionError(f"{self.host}:{self.port}: {error}") from error
 
